@@ -1,0 +1,13 @@
+"""What a user can get wrong, one class each; every message ends with the remedy."""
+
+
+class TracefuseError(Exception):
+    """Base of every error that tracefuse raises on purpose."""
+
+
+class UnknownValue(TracefuseError):
+    """A name, glob or module path that matches no value of the trace."""
+
+
+class NotSupported(TracefuseError):
+    """Something that this version cannot do yet, said by name."""

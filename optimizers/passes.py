@@ -1,0 +1,103 @@
+"""The pipeline: passes applied in order, each leaving a `Step` that says what it did and why.
+
+    pass      = frozen dataclass: a `name`, options as fields, `run(trace, decide) -> Trace`; never edits what it is given
+    decision  = one choice of a pass about one value, with its reason
+    step      = one pass on one trace: before, after, seconds, decisions
+
+The order is fixed and is the order of the toggles: simplify, freeze, cat, remat, fuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.verify import verify
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a pass chose for `value` (a value's name): `action` in one or two words, `reason` in a sentence."""
+
+    value: str
+    action: str
+    reason: str
+    nbytes: int = 0
+
+
+Decide = Callable[[Decision], None]
+
+
+class Pass(Protocol):
+    """A function from traces to traces with a name and options. Implement it as a frozen dataclass."""
+
+    name: ClassVar[str]
+
+    def run(self, trace: Trace, decide: Decide) -> Trace: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """The record of one pass on one trace. `error` is set, and `after` is `before`, where the pass failed."""
+
+    name: str
+    before: Trace
+    after: Trace
+    seconds: float
+    decisions: tuple[Decision, ...]
+    error: str | None = None
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Names of the values that only `after` has, in its order."""
+        return _missing(self.after, self.before)
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """Names of the values that only `before` has, in its order."""
+        return _missing(self.before, self.after)
+
+
+def _missing(some: Trace, other: Trace) -> tuple[str, ...]:
+    names = {n.name for n in other.ops}
+    return tuple(n.name for n in some.ops if n.name not in names)
+
+
+def run_pipeline(
+    trace: Trace,
+    passes: Iterable[Pass],
+    *,
+    clock: Callable[[], float] = lambda: 0.0,
+    on_error: Literal["raise", "record"] = "raise",
+) -> tuple[Step, ...]:
+    """Apply `passes` in the order given and verify after each.
+
+    `clock` returns seconds; without it every step's `seconds` is 0. With `on_error="record"` a pass that raises becomes a
+    step with its message, and the next pass continues from the trace before it; with "raise" the error leaves.
+    """
+    steps: list[Step] = []
+    for one in passes:
+        steps.append(_run_step(one, trace, clock, on_error))
+        trace = steps[-1].after
+    return tuple(steps)
+
+
+def _run_step(one: Pass, trace: Trace, clock: Callable[[], float], on_error: str) -> Step:
+    decisions: list[Decision] = []
+    start = clock()
+    try:
+        after = one.run(trace, decisions.append)
+        verify(after)
+    except TracefuseError as error:
+        if on_error == "raise":
+            raise
+        return Step(one.name, trace, trace, clock() - start, tuple(decisions), str(error))
+    return Step(one.name, trace, after, clock() - start, tuple(decisions))
+
+
+def final(trace: Trace, steps: Sequence[Step]) -> Trace:
+    """The trace after the last step."""
+    return steps[-1].after if steps else trace

@@ -1,0 +1,350 @@
+"""The trace: one SSA program of ATen operators, forward first, then backward.
+
+    trace     = inputs, ops, outputs
+    input     = placeholder of the graph           + Input(kind, source, trainable)
+    op        = call_function of the graph         + meta: val, phase, origin
+    output    = argument of the graph's output     + Output(kind, of)
+
+The graph is a `torch.fx.Graph`, so that whoever has written an FX pass knows how to edit it. What FX leaves open is fixed
+here:
+
+* a value's id is its node's name; `Trace.copy` keeps names, and so must passes for values that they do not replace
+* `node.meta["val"]` is a `FakeTensor` (or a tuple of them); all values of a trace share one `FakeTensorMode`
+* `node.meta["phase"]` is "forward" or "backward"; a forward op never reads a backward value
+* `node.meta["custom"]["tracefuse"]` is the `Origin`: where in the user's program the op comes from
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+Phase = Literal["forward", "backward"]
+InputKind = Literal["input", "parameter", "buffer", "cotangent", "saved"]
+OutputKind = Literal["result", "gradient", "mutation", "saved"]
+
+SHORT_DTYPE = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
+    torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+
+aten = torch.ops.aten
+
+# These return a view although their schema does not say so.
+_UNDECLARED_VIEWS = {aten._unsafe_view.default}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A line of the user's program: `file`, 1-based `line`, enclosing `function`, and the line's own `text`."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an op comes from.
+
+    `module` is the dotted path of the innermost `nn.Module` ("h.0.attn", empty outside modules), `module_type` its class,
+    `source` the user's line, `autograd` the autograd node that ran the op ("MulBackward0", empty in the forward), `seq`
+    autograd's sequence number, equal for an op and its forward twin, and `rng` the index of the generator state that a
+    random op drew from when it was captured.
+    """
+
+    module: str = ""
+    module_type: str = ""
+    source: Source | None = None
+    autograd: str = ""
+    seq: int | None = None
+    rng: int | None = None
+
+
+NOWHERE = Origin()
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one placeholder is.
+
+    `name` is the placeholder's name, `source` what the user calls it ("h.0.attn.weight"; for a cotangent, the result it
+    belongs to), `trainable` whether a gradient was asked for.
+    """
+
+    name: str
+    kind: InputKind
+    source: str
+    trainable: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one output is: a `result` called `of`, the `gradient` of input `of`, or the new value of input `of` (`mutation`).
+
+    Half traces also have `saved` outputs: what the forward keeps for the backward.
+    """
+
+    kind: OutputKind
+    of: str
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A program with a signature. Treat it as immutable: edit a `copy()`.
+
+    `graph` is the program, `inputs` describes its placeholders in order, `outputs` its output arguments in order.
+    `name` is the function's name when the trace is printed.
+    """
+
+    graph: fx.Graph
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    name: str = "step"
+    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return [n for n in self.graph.nodes if n.op == "placeholder"]
+
+    @property
+    def ops(self) -> list[fx.Node]:
+        return [n for n in self.graph.nodes if n.op == "call_function"]
+
+    @property
+    def returned(self) -> tuple[fx.Node, ...]:
+        """The nodes that are returned, in the order of `outputs`."""
+        return tuple(self.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    @property
+    def code(self) -> str:
+        """The trace as Python that runs. See `tracefuse.optimizers.render`."""
+        from tracefuse.optimizers.render import render
+
+        return render(self)
+
+    def node(self, name: str) -> fx.Node:
+        """The node called `name`; raises `KeyError` if there is none."""
+        return {n.name: n for n in self.graph.nodes}[name]
+
+    def input_of(self, name: str) -> Input:
+        """The signature entry of the placeholder called `name`."""
+        return {i.name: i for i in self.inputs}[name]
+
+    def copy(self) -> Trace:
+        """A trace with a graph of its own. Names and metadata are kept; the `FakeTensor`s are shared."""
+        graph = fx.Graph()
+        returned = graph.graph_copy(self.graph, {})
+        graph.output(returned)
+        graph.output_node().meta.update(self.graph.output_node().meta)
+        return replace(self, graph=graph, _cache={})
+
+    def with_outputs(self, pairs: Sequence[tuple[Output, fx.Node]]) -> Trace:
+        """This trace (edited in place) returning only `pairs`. For passes, on their own copy."""
+        self.graph.output_node().args = (tuple(node for _, node in pairs),)
+        return replace(self, outputs=tuple(out for out, _ in pairs), _cache={})
+
+    def split(self) -> tuple[Trace, Trace]:
+        """(forward, backward), cut where the phases meet.
+
+        The forward returns its results, then what the backward reads of it (`saved`). The backward takes those, the inputs
+        that it reads itself, and the cotangents; it returns the gradients.
+        """
+        if "split" not in self._cache:
+            self._cache["split"] = _split(self)
+        return self._cache["split"]
+
+    def __str__(self) -> str:
+        return self.code
+
+
+# --- what a node is ---------------------------------------------------------------------------------------------------
+
+
+def phase(node: fx.Node) -> Phase:
+    return node.meta.get("phase", "forward")
+
+
+def origin(node: fx.Node) -> Origin:
+    return (node.meta.get("custom") or {}).get("tracefuse", NOWHERE)
+
+
+def set_origin(node: fx.Node, where: Origin) -> None:
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), "tracefuse": where}
+
+
+def val(node: fx.Node) -> Any:
+    """The node's `FakeTensor`, or tuple of them."""
+    return node.meta["val"]
+
+
+def tensors(node: fx.Node) -> tuple[FakeTensor, ...]:
+    """Every tensor that the node yields: one, or several for a multi-output op."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    return tuple(v for v in value if isinstance(v, torch.Tensor)) if isinstance(value, (tuple, list)) else ()
+
+
+def nbytes(node: fx.Node) -> int:
+    """Bytes of the node's elements, views and broadcasts counted in full."""
+    return sum(t.numel() * t.element_size() for t in tensors(node))
+
+
+def storage(node: fx.Node) -> int | None:
+    """An id shared by all values that alias the same memory; None for multi-output nodes."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def op_name(node: fx.Node) -> str:
+    """"aten.mul.Tensor", "getitem", or the kernel's name."""
+    if node.op != "call_function":
+        return node.op
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.target is operator.getitem
+
+
+def producer(node: fx.Node) -> fx.Node:
+    """The op that computes this value: the node itself, or the multi-output op behind a `getitem`."""
+    return producer(node.args[0]) if is_getitem(node) else node  # type: ignore[arg-type]
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node's memory belongs to its first argument: it costs no kernel and no bytes."""
+    if is_getitem(node):
+        return is_view(node.args[0])  # type: ignore[arg-type]
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    aliases = [a.alias_info for a in target._schema.arguments if a.alias_info is not None]
+    return target in _UNDECLARED_VIEWS or (bool(aliases) and not any(a.is_write for a in aliases))
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the op draws from a random generator: it may be saved, never drawn again."""
+    target = producer(node).target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_mutable(node: fx.Node) -> bool:
+    """Whether the op writes to one of its arguments. A functionalised trace has none."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def tensor_type(value: Any) -> str:
+    """`f32[2, 3]`; a tuple of those for several; the device only where it is not the usual one is left to the caller."""
+    if isinstance(value, torch.Tensor):
+        return f"{SHORT_DTYPE.get(value.dtype, str(value.dtype).removeprefix('torch.'))}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(tensor_type(v) for v in value)})"
+    return type(value).__name__
+
+
+def human_bytes(count: float) -> str:
+    """`512 B`, `1.5 KiB`, `640 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
+
+
+# --- editing ----------------------------------------------------------------------------------------------------------
+
+
+def fake_mode(graph: fx.Graph) -> FakeTensorMode:
+    """The one `FakeTensorMode` of a trace's values."""
+    for node in graph.nodes:
+        for tensor in tensors(node):
+            return tensor.fake_mode
+    return FakeTensorMode()
+
+
+def call(
+    like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any
+) -> fx.Node:
+    """Insert `target(*args, **kwargs)` where the graph's insertion point is, with the phase and origin of `like`.
+
+    The new value's type is computed from its arguments' fake tensors; whatever the operator raises on them is raised here.
+    """
+    graph = like.graph
+    node = graph.create_node("call_function", target, args, kwargs, name)
+    mode = fake_mode(graph)
+    fake_args, fake_kwargs = fx.node.map_arg((args, kwargs), val)
+    with mode, torch.no_grad():
+        node.meta["val"] = target(*fake_args, **fake_kwargs)
+    node.meta["phase"] = phase(like)
+    set_origin(node, replace(origin(like), rng=None))
+    return node
+
+
+def eliminate_dead_code(graph: fx.Graph) -> list[str]:
+    """Erase ops that nothing reads; random ops stay, so that those after them draw the same numbers. Returns the names."""
+    dead = []
+    for node in reversed(list(graph.nodes)):
+        pinned = (is_random(node) and not is_getitem(node)) or is_mutable(node)
+        if node.op == "call_function" and not node.users and not pinned:
+            dead.append(node.name)
+            graph.erase_node(node)
+    return dead[::-1]
+
+
+# --- splitting --------------------------------------------------------------------------------------------------------
+
+
+def _split(trace: Trace) -> tuple[Trace, Trace]:
+    backward_ops = [n for n in trace.ops if phase(n) == "backward"]
+    pairs = list(zip(trace.outputs, trace.returned, strict=True))
+    belongs_back = [out.kind == "gradient" or phase(node) == "backward" for out, node in pairs]
+    back_pairs = [p for p, b in zip(pairs, belongs_back, strict=True) if b]
+    front_pairs = [p for p, b in zip(pairs, belongs_back, strict=True) if not b]
+
+    read = {a for n in backward_ops for a in n.all_input_nodes} | {node for _, node in back_pairs}
+    saved = [n for n in trace.ops if n in read and phase(n) == "forward"]
+    kinds = {i.name: i for i in trace.inputs}
+    passed = [p for p in trace.placeholders if p in read and kinds[p.name].kind != "cotangent"]
+    cotangents = [p for p in trace.placeholders if kinds[p.name].kind == "cotangent"]
+
+    forward = _half(
+        "forward",
+        [(kinds[p.name], p) for p in trace.placeholders if kinds[p.name].kind != "cotangent"],
+        [n for n in trace.ops if phase(n) == "forward"],
+        [*front_pairs, *((Output("saved", n.name), n) for n in saved)],
+    )
+    backward = _half(
+        "backward",
+        [
+            *((Input(n.name, "saved", n.name), n) for n in saved),
+            *((kinds[p.name], p) for p in passed),
+            *((kinds[p.name], p) for p in cotangents),
+        ],
+        backward_ops,
+        back_pairs,
+    )
+    return forward, backward
+
+
+def _half(
+    name: str, inputs: list[tuple[Input, fx.Node]], ops: list[fx.Node], returned: list[tuple[Output, fx.Node]]
+) -> Trace:
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for entry, node in inputs:
+        new[node] = graph.placeholder(entry.name)
+        new[node].meta = dict(node.meta)
+    for node in ops:
+        new[node] = graph.node_copy(node, new.__getitem__)
+    graph.output(tuple(new[node] for _, node in returned))
+    return Trace(graph, tuple(e for e, _ in inputs), tuple(out for out, _ in returned), name)

@@ -1,0 +1,239 @@
+"""The programs that every law is tried on: one training cell each, small enough for a CPU, dropout on where it has any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tracefuse.demo import GPT, batch
+
+
+@dataclass
+class Program:
+    """`run()` is the cell: forward and backward, returning its results. `leaves` are the tensors whose `.grad` it fills."""
+
+    run: Callable[[], Tensor | tuple[Tensor, ...]]
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+
+    def fresh(self) -> Program:
+        for leaf in self.leaves.values():
+            leaf.grad = None
+        return self
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
+
+
+def of_module(model: nn.Module, *args: Tensor, **inputs: Tensor) -> Program:
+    def run() -> Tensor:
+        out = model(*args, **inputs)
+        loss = out if out.dim() == 0 else out.square().mean()
+        loss.backward()
+        return loss
+
+    leaves = dict(model.named_parameters())
+    leaves |= {f"arg{i}": a for i, a in enumerate(args) if a.requires_grad}
+    return Program(run, leaves)
+
+
+def gpt(dtype: torch.dtype, device: str = "cpu") -> Program:
+    torch.manual_seed(0)
+    model = GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.2).to(device, dtype)
+    return of_module(model, *batch(61, 2, 12, device))
+
+
+def llama(dtype: torch.dtype, device: str = "cpu") -> Program:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, attention_dropout=0.0, use_cache=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(device, dtype)
+    tokens = torch.randint(97, (2, 9), device=device)
+
+    def run() -> Tensor:
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        return loss
+
+    return Program(run, dict(model.named_parameters()))
+
+
+def rotate_half(t: Tensor) -> Tensor:
+    first, second = torch.chunk(t, 2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def apply_rope(t: Tensor, freqs: Tensor) -> Tensor:
+    rotary_dim = freqs.shape[-1]
+    t, t_pass = t[..., :rotary_dim], t[..., rotary_dim:]
+    cos, sin = torch.cos(freqs).to(t.dtype), torch.sin(freqs).to(t.dtype)
+    t = (t * cos) + (rotate_half(t) * sin)
+    return torch.cat((t, t_pass), dim=-1)
+
+
+def rope(dtype: torch.dtype, device: str = "cpu", rotary_dim: int = 8) -> Program:
+    torch.manual_seed(0)
+    t = torch.randn(6, 2, 3, 16, dtype=dtype, device=device, requires_grad=True)
+    freqs = torch.randn(6, 1, 1, rotary_dim, device=device, dtype=torch.promote_types(dtype, torch.float32))
+
+    def run() -> Tensor:
+        loss = apply_rope(t, freqs).square().sum()
+        loss.backward()
+        return loss
+
+    return Program(run, {"t": t})
+
+
+def rope_full(dtype: torch.dtype, device: str = "cpu") -> Program:
+    """The whole head is rotated, so that the concatenated remainder is empty."""
+    return rope(dtype, device, rotary_dim=16)
+
+
+def residual_chain(dtype: torch.dtype, device: str = "cpu", layers: int = 6) -> Program:
+    torch.manual_seed(0)
+    weight = (torch.randn(10, 10, dtype=dtype, device=device) / 16).requires_grad_()
+    x0 = torch.randn(10, 10, dtype=dtype, device=device, requires_grad=True)
+
+    def run() -> Tensor:
+        x = x0
+        for _ in range(layers):
+            after_attention = weight @ torch.tanh(x) + x
+            x = weight @ torch.tanh(after_attention) + after_attention
+        loss = x.square().mean()
+        loss.backward()
+        return loss
+
+    return Program(run, {"weight": weight, "x0": x0})
+
+
+def frozen_stack(dtype: torch.dtype, device: str = "cpu") -> Program:
+    torch.manual_seed(0)
+    sizes = (24, 40, 56, 40, 24)
+    model = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)))
+    model.to(device, dtype)
+    for index, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(index % 2 == 1)
+    return of_module(model, torch.randn(8, 24, dtype=dtype, device=device, requires_grad=True))
+
+
+def conv_batchnorm(dtype: torch.dtype, device: str = "cpu") -> Program:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3, stride=2), nn.GroupNorm(2, 4)
+    ).to(device, dtype)
+    return of_module(model, torch.randn(2, 3, 9, 8, dtype=dtype, device=device, requires_grad=True))
+
+
+class ClippedSquare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, limit):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        ctx.limit = limit
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        return (2 * x * grad).clamp(-ctx.limit, ctx.limit), None
+
+
+def custom_function(dtype: torch.dtype, device: str = "cpu") -> Program:
+    torch.manual_seed(0)
+    x = torch.randn(5, 7, dtype=dtype, device=device, requires_grad=True)
+    w = torch.randn(7, dtype=dtype, device=device, requires_grad=True)
+
+    def run() -> Tensor:
+        loss = (ClippedSquare.apply(x.sin(), 0.5) @ w).sum()
+        loss.backward()
+        return loss
+
+    return Program(run, {"x": x, "w": w})
+
+
+def autocast(dtype: torch.dtype, device: str = "cpu") -> Program:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 20), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(20), nn.Linear(20, 4))
+    model.to(device, dtype)
+    x = torch.randn(6, 12, dtype=dtype, device=device)
+
+    def run() -> Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        return loss
+
+    return Program(run, dict(model.named_parameters()))
+
+
+def data_dependent_branch(dtype: torch.dtype, device: str = "cpu") -> Program:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, dtype=dtype, device=device, requires_grad=True)
+
+    def run() -> Tensor:
+        y = x.exp()
+        if y.mean().item() > 1.0:
+            y = y.softmax(dim=-1)
+        else:
+            y = y.log()
+        loss = (y * x).sum()
+        loss.backward()
+        return loss
+
+    return Program(run, {"x": x})
+
+
+def two_backwards(dtype: torch.dtype, device: str = "cpu") -> Program:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.25), nn.Linear(8, 3)).to(device, dtype)
+    x, y = torch.randn(2, 7, 5, dtype=dtype, device=device).unbind()
+
+    def run() -> tuple[Tensor, Tensor]:
+        first = F.mse_loss(model(x), torch.ones(7, 3, dtype=dtype, device=device))
+        first.backward()
+        second = model(y).abs().mean()
+        second.backward()
+        return first, second
+
+    return Program(run, dict(model.named_parameters()))
+
+
+def qkv_backward(dtype: torch.dtype, device: str = "cpu") -> Program:
+    """Attention written by hand over one packed projection: its backward concatenates dq, dk and dv."""
+    torch.manual_seed(0)
+    heads, width = 2, 16
+    x = torch.randn(3, 5, width, dtype=dtype, device=device, requires_grad=True)
+    projection = nn.Linear(width, 3 * width).to(device, dtype)
+
+    def run() -> Tensor:
+        q, k, v = (
+            part.view(3, 5, heads, width // heads).transpose(1, 2) for part in projection(x).split(width, dim=-1)
+        )
+        scores = (q @ k.transpose(-2, -1)) / (width // heads) ** 0.5
+        out = (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(3, 5, width)
+        loss = out.square().mean()
+        loss.backward()
+        return loss
+
+    return Program(run, {"x": x, **dict(projection.named_parameters())})
+
+
+PROGRAMS: dict[str, Callable[..., Program]] = {
+    "gpt": gpt,
+    "llama": llama,
+    "rope": rope,
+    "rope_full": rope_full,
+    "residual_chain": residual_chain,
+    "frozen_stack": frozen_stack,
+    "conv_batchnorm": conv_batchnorm,
+    "custom_function": custom_function,
+    "autocast": autocast,
+    "data_dependent_branch": data_dependent_branch,
+    "two_backwards": two_backwards,
+    "qkv_backward": qkv_backward,
+}

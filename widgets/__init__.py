@@ -1,0 +1,1 @@
+"""What is shown: the magic, the view, its wire format and its static forms. Decides nothing about traces."""
