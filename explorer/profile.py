@@ -1,0 +1,89 @@
+"""One run under the profiler, apart from every timed run: which kernels ran, how often and for how long.
+
+The driver may drop kernel records when its buffers are full; launches are counted on the host and compared, so that a
+table that misses some says so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+
+from tracefuse.optimizers.errors import NotSupported
+from tracefuse.timing import aligned
+
+# Host calls that start one kernel each, as CUPTI names them. Seen on torch 2.11 to 2.15 with CUDA 12 and 13.
+_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")
+_NOT_KERNELS = ("Memcpy", "Memset")
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """All runs of one kernel (or kind of copy) in the profiled run."""
+
+    name: str
+    calls: int
+    total_us: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The kernels of one run, longest first; `launches` on the host against `records` from the GPU."""
+
+    device: str
+    kernels: tuple[KernelTime, ...]
+    launches: int
+    records: int
+
+    @property
+    def is_complete(self) -> bool:
+        return self.launches == self.records
+
+    @property
+    def total_us(self) -> float:
+        return sum(k.total_us for k in self.kernels)
+
+    def __str__(self) -> str:
+        rows = [(k.name[:80], str(k.calls), f"{k.total_us:.1f}") for k in self.kernels]
+        note = f"{self.launches} launches, {self.records} kernel records"
+        if not self.is_complete:
+            note += ": they differ, so the times are incomplete; profile a shorter run, or none inside a CUDA graph"
+        return "\n".join([f"profiled once, {self.device}; {note}", aligned([("kernel", "calls", "total µs"), *rows])])
+
+
+def profile(run: Callable[[], Any]) -> Profile:
+    """Profile `run()` after one unprofiled run of it. Raises `NotSupported` without a GPU."""
+    if not torch.cuda.is_available():
+        raise NotSupported("kernel profiles need a CUDA GPU: on the CPU use measure(), or torch.profiler for ATen ops")
+    run()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+        run()
+        torch.cuda.synchronize()
+    return summarise(profiler.events(), f"measured on {torch.cuda.get_device_name()}")
+
+
+def summarise(events: Iterable[Any], device: str) -> Profile:
+    """The profile that `events` (as `torch.profiler.profile.events()` gives them) add up to."""
+    calls: dict[str, int] = defaultdict(int)
+    total_us: dict[str, float] = defaultdict(float)
+    launches = 0
+    for event in events:
+        if _is_launch(event):
+            launches += 1
+        elif event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            calls[event.name] += 1
+            total_us[event.name] += event.time_range.elapsed_us()
+    kernels = (KernelTime(name, calls[name], total_us[name]) for name in calls)
+    records = sum(count for name, count in calls.items() if not name.startswith(_NOT_KERNELS))
+    return Profile(device, tuple(sorted(kernels, key=lambda k: -k.total_us)), launches, records)
+
+
+def _is_launch(event: Any) -> bool:
+    return event.device_type == DeviceType.CPU and event.name.startswith(_LAUNCHES)

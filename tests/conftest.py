@@ -1,0 +1,44 @@
+"""What every test gets: few threads, fixed seeds, and a reason where a GPU or a browser is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+# Several processes share the cores of a CI machine; set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str | None:
+    """The path of an installed Chromium. Playwright's own download is never used."""
+    return next((path for name in CHROMIUM_NAMES if (path := shutil.which(name))), None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing_gpu = pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none")
+    missing_browser = pytest.mark.skip(reason="needs Chromium: install it (apt-get install chromium)")
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(missing_gpu)
+        if item.get_closest_marker("browser"):
+            # One worker drives all browsers: two at once starve each other on two cores.
+            item.add_marker(pytest.mark.xdist_group("browser"))
+            if chromium() is None:
+                item.add_marker(missing_browser)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root of the repository."""
+    return Path(__file__).resolve().parents[1]

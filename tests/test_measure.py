@@ -1,0 +1,341 @@
+"""Measuring: interleaved, injected time, honest intervals, differences that cannot hide."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+
+from tracefuse.clocks import CpuClock, clock_of, device_label
+from tracefuse.measure import MeasureError, Program, copy_bandwidth, max_abs_difference, measure
+from tracefuse.optimizers.errors import NotSupported
+from tracefuse.profile import profile, summarise
+from tracefuse.timing import CONFIDENCE, MIN_ROUNDS, estimate
+
+
+@dataclass
+class FakeClock:
+    """Time passes only when a program says so."""
+
+    now_ms: float = 0.0
+    log: list[str] = field(default_factory=list)
+
+    def mark(self) -> float:
+        return self.now_ms
+
+    def between_ms(self, start: float, end: float) -> float:
+        return end - start
+
+    def wait(self) -> None:
+        self.log.append("wait")
+
+    def now_s(self) -> float:
+        return self.now_ms / 1e3
+
+    def program(self, name: str, forward_ms, backward_ms=None, value: float = 1.0) -> Program:
+        """A program whose phases take as long as the given functions say, or always as long as the given numbers."""
+
+        def spend(phase: str, duration) -> None:
+            self.log.append(f"{name} {phase}")
+            self.now_ms += duration() if callable(duration) else duration
+
+        def forward() -> tuple[tuple[Tensor, ...], str]:
+            spend("forward", forward_ms)
+            return (torch.tensor([value]),), name
+
+        def backward(state: tuple) -> tuple[Tensor, ...]:
+            assert state[1] == name
+            spend("backward", backward_ms)
+            return (torch.tensor([2 * value]),)
+
+        return Program(forward, None if backward_ms is None else backward)
+
+
+def test_phases_and_ratios() -> None:
+    clock = FakeClock()
+    programs = {"eager": clock.program("eager", 10, 20), "fused": clock.program("fused", 5, 4)}
+    timing = measure(programs, clock=clock)
+    assert [(r.label, r.program) for r in timing.rows] == [(p, "fused") for p in ("forward", "backward", "step")]
+    assert [r.baseline_ms.median for r in timing.rows] == [10, 20, 30]
+    assert [r.variant_ms.median for r in timing.rows] == [5, 4, 9]
+    assert [r.ratio.median for r in timing.rows] == pytest.approx([0.5, 0.2, 0.3])
+    assert timing.device.startswith("measured on CPU")
+    assert timing.program("fused").peak_nbytes is None
+
+
+def test_programs_take_turns_and_the_clock_waits_between_them() -> None:
+    clock = FakeClock()
+    programs = {"a": clock.program("a", 6, 6), "b": clock.program("b", 7, 7)}
+    timing = measure(programs, clock=clock)
+    turn = ["wait", "a forward", "a backward", "wait", "wait", "b forward", "b backward", "wait"]
+    assert clock.log[-len(turn) * timing.rounds :] == turn * timing.rounds
+
+
+def test_equal_samples_stop_at_the_first_count_that_has_an_interval() -> None:
+    clock = FakeClock()
+    timing = measure({"a": clock.program("a", 10)}, clock=clock)
+    assert (timing.rounds, timing.stopped) == (MIN_ROUNDS, "intervals are tight")
+
+
+def test_noise_is_measured_until_the_budget_is_used() -> None:
+    clock, noise = FakeClock(), random.Random(0)
+    timing = measure({"a": clock.program("a", lambda: noise.uniform(50, 150))}, clock=clock, budget_s=3)
+    assert timing.stopped == "budget of 3 s"
+    assert 15 <= timing.rounds <= 40
+    assert timing.baseline.times_ms["step"].low < 100 < timing.baseline.times_ms["step"].high
+
+
+def test_the_budget_is_not_passed_and_one_round_always_runs() -> None:
+    clock = FakeClock()
+    timing = measure({"a": clock.program("a", 4000)}, clock=clock, budget_s=10)
+    assert (timing.rounds, timing.stopped) == (2, "budget of 10 s")
+    assert measure({"a": clock.program("a", 4000)}, clock=clock, budget_s=1).rounds == 1
+
+
+def test_noise_ends_at_the_largest_number_of_rounds() -> None:
+    clock, noise = FakeClock(), random.Random(0)
+    timing = measure({"a": clock.program("a", lambda: noise.uniform(5, 15))}, clock=clock, budget_s=99, max_rounds=20)
+    assert (timing.rounds, timing.stopped) == (20, "20 rounds")
+
+
+def test_short_programs_are_replayed_back_to_back() -> None:
+    clock = FakeClock()
+    timing = measure({"a": clock.program("a", 0.5, 0.5), "b": clock.program("b", 3, 1)}, clock=clock)
+    assert timing.inner == 5
+    assert timing.program("b").times_ms["step"].median == pytest.approx(4)
+    sample = ["wait", *["b forward", "b backward"] * timing.inner, "wait"]
+    assert clock.log[-len(sample) :] == sample
+
+
+def test_drift_that_hits_all_programs_cancels_in_the_ratio() -> None:
+    clock = FakeClock()
+    drift = {"factor": 1.0}
+
+    def slow(ms: float):
+        def now() -> float:
+            drift["factor"] *= 1.01
+            return ms * drift["factor"]
+
+        return now
+
+    timing = measure({"a": clock.program("a", slow(10)), "b": clock.program("b", slow(20))}, clock=clock, max_rounds=50)
+    assert timing.program("a").times_ms["step"].relative_width > 0.01
+    assert timing.program("b").ratios["step"].relative_width < 1e-9
+    assert timing.program("b").ratios["step"].median == pytest.approx(2.02)
+
+
+def test_the_first_run_is_reported_apart() -> None:
+    clock, durations = FakeClock(), iter([900.0])
+    timing = measure({"a": clock.program("a", lambda: next(durations, 10.0))}, clock=clock)
+    assert timing.baseline.cold_ms == 900
+    assert timing.baseline.times_ms["step"].high == 10
+
+
+def test_progress_is_told_and_ends_at_one() -> None:
+    clock, told = FakeClock(), []
+    measure({"a": clock.program("a", 10)}, clock=clock, progress=lambda fraction, text: told.append((fraction, text)))
+    fractions = [fraction for fraction, _ in told]
+    assert fractions == sorted(fractions)
+    assert told[0] == (0.0, "first run of a")
+    assert told[-1] == (1.0, "measured")
+
+
+def test_differences_from_the_baseline_and_from_a_reference() -> None:
+    clock = FakeClock()
+    programs = {"a": clock.program("a", 10, 1), "b": clock.program("b", 10, 1, value=1.5)}
+    timing = measure(programs, clock=clock)
+    assert timing.program("a").difference is None
+    assert (timing.program("b").difference.results, timing.program("b").difference.gradients) == (0.5, 1.0)
+    exact = clock.program("exact", 1, 1, value=2.0)
+    timing = measure(programs, clock=clock, reference=exact)
+    assert [p.difference.results for p in timing.programs] == [1.0, 0.5]
+
+
+def test_programs_with_other_outputs_are_refused() -> None:
+    clock = FakeClock()
+    three = Program(lambda: ((torch.ones(3), torch.ones(3)),))
+    with pytest.raises(MeasureError, match="returns 2 values where the reference returns 1"):
+        measure({"a": clock.program("a", 1), "b": three}, clock=clock)
+    with pytest.raises(MeasureError, match="pass at least one program"):
+        measure({}, clock=clock)
+
+
+def test_what_a_program_raises_leaves_and_garbage_collection_is_on_again() -> None:
+    runs = iter(range(5))
+
+    def fails_in_a_round() -> tuple:
+        if next(runs) == 4:
+            raise ZeroDivisionError
+        return ((),)
+
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        measure({"a": Program(fails_in_a_round)})
+    assert gc.isenabled()
+
+
+nan, inf = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected", "delta"),
+    [
+        ([1.0, 2.0], [1.0, 2.5], 0.5),
+        ([nan, 1.0], [nan, 1.0], 0.0),
+        ([inf, -inf], [inf, -inf], 0.0),
+        ([inf], [-inf], inf),
+        ([], [], 0.0),
+    ],
+)
+def test_max_abs_difference(mine: list[float], expected: list[float], delta: float) -> None:
+    assert max_abs_difference("p", torch.tensor(mine), torch.tensor(expected, dtype=torch.float64)) == delta
+
+
+def test_a_nan_on_one_side_shows_as_nan() -> None:
+    assert math.isnan(max_abs_difference("p", torch.tensor([1.0, nan, 2.0]), torch.tensor([1.0, 1.0, 1.0])))
+
+
+def test_a_missing_gradient_is_no_small_difference() -> None:
+    assert max_abs_difference("p", None, None) == 0.0
+    with pytest.raises(MeasureError, match="p has None where the reference has"):
+        max_abs_difference("p", None, torch.ones(2))
+    with pytest.raises(MeasureError, match=r"\(1,\) where the reference has \(2,\)"):
+        max_abs_difference("p", torch.ones(1), torch.ones(2))
+
+
+def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
+    chance, trials, samples = random.Random(0), 2000, 15
+    covered = 0
+    for _ in range(trials):
+        interval = estimate([chance.expovariate(1.0) for _ in range(samples)])
+        covered += interval.low <= math.log(2) <= interval.high
+    assert interval.coverage >= CONFIDENCE
+    # Three standard errors of a proportion near 0.96 over 2000 trials.
+    assert covered / trials == pytest.approx(interval.coverage, abs=0.013)
+
+
+@pytest.mark.parametrize(("n", "coverage"), [(1, 0.0), (2, 0.5), (5, 0.9375), (6, 0.96875)])
+def test_few_samples_say_how_little_they_cover(n: int, coverage: float) -> None:
+    found = estimate(list(range(n)))
+    assert (found.low, found.high, found.coverage) == (0, n - 1, coverage)
+    assert (f"of {n})" in str(found)) == (n < MIN_ROUNDS)
+
+
+def test_no_samples_are_no_estimate() -> None:
+    with pytest.raises(ValueError, match="at least one round"):
+        estimate([])
+
+
+def test_a_timing_is_json_and_a_table() -> None:
+    clock = FakeClock()
+    programs = {"eager": clock.program("eager", 10, 20), "not a number": clock.program("n", 5, 4, value=nan)}
+    timing = measure(programs, clock=clock)
+    loaded = json.loads(json.dumps(timing.to_json(), allow_nan=False))
+    assert loaded["programs"][1]["difference"]["results"] == "nan"
+    assert loaded["programs"][0]["times_ms"]["step"]["median"] == 30
+    lines = str(timing).splitlines()
+    assert "measured on CPU" in lines[0]
+    assert "6 rounds of 1 replay, interleaved; stopped: intervals are tight" in lines[0]
+    assert len({line.index("[10, 10]") for line in lines if "[10, 10]" in line}) == 1
+    assert any(line.split()[:3] == ["eager", "forward", "10"] for line in lines)
+
+
+def test_real_time_on_the_cpu() -> None:
+    small, large = torch.ones(64, 64), torch.ones(512, 512)
+    programs = {"large": Program(lambda: ((large @ large,),)), "small": Program(lambda: ((small @ small,),))}
+    with pytest.raises(MeasureError):
+        measure(programs, budget_s=0.1)
+    alone = {name: measure({name: p}, budget_s=0.1).baseline.times_ms["step"].median for name, p in programs.items()}
+    assert 0 < alone["small"] < alone["large"]
+
+
+def test_copy_bandwidth_counts_reads_and_writes() -> None:
+    clock = FakeClock()
+    clock.mark = lambda: clock.__setattr__("now_ms", clock.now_ms + 10) or clock.now_ms
+    bandwidth = copy_bandwidth("cpu", nbytes=1 << 20, clock=clock)
+    assert bandwidth.bytes_per_s.median == pytest.approx(2 * (1 << 20) / 0.010)
+    assert "measured on CPU" in str(bandwidth)
+
+
+def test_clocks() -> None:
+    clock = clock_of("cpu")
+    assert isinstance(clock, CpuClock)
+    assert clock.between_ms(1.0, 1.5) == 500
+    assert device_label("cpu").startswith("measured on CPU (")
+    with pytest.raises(NotSupported, match="measure on cpu or cuda"):
+        clock_of("meta")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do without a GPU")
+def test_without_a_gpu_the_remedy_is_named() -> None:
+    with pytest.raises(NotSupported, match="device='cpu'"):
+        copy_bandwidth()
+    with pytest.raises(NotSupported, match=r"on the CPU use measure\(\)"):
+        profile(lambda: None)
+
+
+# --- the profiler -----------------------------------------------------------------------------------------------------
+
+
+def event(name: str, on: DeviceType, time_us: float = 0.0, is_user_annotation: bool = False) -> SimpleNamespace:
+    span = SimpleNamespace(elapsed_us=lambda: time_us)
+    return SimpleNamespace(name=name, device_type=on, time_range=span, is_user_annotation=is_user_annotation)
+
+
+EVENTS = [
+    event("aten::mm", DeviceType.CPU),
+    event("cudaLaunchKernel", DeviceType.CPU),
+    event("cuLaunchKernelEx", DeviceType.CPU),
+    event("cudaMemcpyAsync", DeviceType.CPU),
+    event("gemm", DeviceType.CUDA, 5.0),
+    event("gelu", DeviceType.CUDA, 2.0),
+    event("Memcpy DtoH (Device -> Pageable)", DeviceType.CUDA, 9.0),
+    event("ProfilerStep*", DeviceType.CUDA, 99.0, is_user_annotation=True),
+]
+
+
+def test_a_profile_adds_kernels_up_and_counts_launches() -> None:
+    found = summarise([*EVENTS, *EVENTS], "measured on a GPU")
+    assert [(k.name[:6], k.calls, k.total_us) for k in found.kernels] == [
+        ("Memcpy", 2, 18.0), ("gemm", 2, 10.0), ("gelu", 2, 4.0),
+    ]  # fmt: skip
+    assert (found.launches, found.records, found.is_complete) == (4, 4, True)
+    assert "they differ" not in str(found)
+
+
+def test_dropped_kernel_records_are_said() -> None:
+    found = summarise([e for e in EVENTS if e.name != "gelu"], "measured on a GPU")
+    assert (found.launches, found.records, found.is_complete) == (2, 1, False)
+    assert "they differ, so the times are incomplete" in str(found)
+
+
+@pytest.mark.gpu
+def test_a_real_profile_and_a_real_bandwidth() -> None:
+    x = torch.ones(1 << 20, device="cuda")
+    found = profile(lambda: [x.exp().sin() for _ in range(5)])
+    assert found.is_complete
+    assert sum(k.calls for k in found.kernels) == 10
+    assert copy_bandwidth(budget_s=0.5).bytes_per_s.median > 1e11
+
+
+@pytest.mark.gpu
+def test_peak_memory_and_times_on_the_gpu() -> None:
+    x = torch.ones(1 << 22, device="cuda", requires_grad=True)
+
+    def forward() -> tuple:
+        return ((x.exp().sum(),),)
+
+    timing = measure(
+        {"a": Program(forward, lambda state: torch.autograd.grad(state[0][0], x))}, device="cuda", budget_s=1
+    )
+    assert timing.baseline.peak_nbytes >= 2 * x.numel() * 4
+    assert timing.baseline.times_ms["backward"].median > 0
+    assert timing.device == f"measured on {torch.cuda.get_device_name()}"
