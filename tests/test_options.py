@@ -1,0 +1,144 @@
+"""One table of options, read alike by Python, the magic and the command line."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+from IPython.core.magic_arguments import parse_argstring
+
+from tracefuse.errors import OptionError
+from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.options import MAGIC_OPTIONS, OPTIONS, Config, add_arguments, magic_arguments, values
+
+
+def of_flags(*flags: str) -> Config:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser, OPTIONS)
+    return Config.of_arguments(parser.parse_args(flags))
+
+
+@magic_arguments((*OPTIONS, *MAGIC_OPTIONS))
+def tracefuse(line: str) -> argparse.Namespace:
+    """A magic."""
+    return parse_argstring(tracefuse, line)
+
+
+def test_the_table_covers_the_configuration() -> None:
+    assert {o.name: o.default for o in OPTIONS} == Config().__dict__
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ({"remat": 0}, "remat", 0.0),
+        ({"remat": True}, "remat", 0.5),
+        ({"remat": False}, "remat", None),
+        ({"remat": "off"}, "remat", None),
+        ({"remat": "0.25"}, "remat", 0.25),
+        ({"cat": None}, "cat", False),
+        ({"freeze": True}, "freeze", ()),
+        ({"freeze": False}, "freeze", None),
+        ({"freeze": None}, "freeze", None),
+        ({"freeze": "h.*"}, "freeze", ("h.*",)),
+        ({"freeze": ["h.*.mlp.*", "head"]}, "freeze", ("h.*.mlp.*", "head")),
+        ({"save": "h.0"}, "save", ("h.0",)),
+        ({"recompute": None}, "recompute", ()),
+    ],
+)
+def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, value: object) -> None:
+    config = Config.of(**given)
+    assert getattr(config, field) == value
+    assert type(getattr(config, field)) is type(value)
+    assert config == Config(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"remat": 2}, "from 0 to 1"),
+        ({"remat": -0.1}, "from 0 to 1"),
+        ({"remat": float("nan")}, "from 0 to 1"),
+        ({"remat": "much"}, "from 0 to 1"),
+        ({"cat": "yes"}, "pass cat=True or cat=False"),
+        ({"cat": 1}, "pass cat=True or cat=False"),
+        ({"freeze": 3}, "pass names or globs"),
+        ({"freeze": ["h", ""]}, "pass non-empty names"),
+        ({"freeze": ["h", 1]}, "pass non-empty names"),
+        ({"remta": 0}, "did you mean remat"),
+        ({"whatever": 0}, "choose from simplify, freeze, cat, remat, save, recompute, fuse"),
+    ],
+)
+def test_bad_options_name_the_remedy(given: dict, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Config.of(**given)
+    assert issubclass(OptionError, TracefuseError)
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ([], {}),
+        (["--no-simplify", "--no-cat", "--no-fuse"], {"simplify": False, "cat": False, "fuse": False}),
+        (["--remat", "0"], {"remat": 0}),
+        (["--remat", "off"], {"remat": None}),
+        (["--no-remat"], {"remat": None}),
+        (["--freeze", "a.*", "--freeze", "b"], {"freeze": ["a.*", "b"]}),
+        (["--no-freeze"], {"freeze": False}),
+        (["--save", "h.0", "--recompute", "h.1"], {"save": "h.0", "recompute": "h.1"}),
+    ],
+)
+def test_flags_and_magic_say_the_same_as_python(flags: list[str], options: dict) -> None:
+    assert of_flags(*flags) == Config.of(**options)
+    assert Config.of_arguments(tracefuse(" ".join(flags))) == Config.of(**options)
+
+
+def test_flags_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(OptionError, match="contradict"):
+        of_flags("--remat", "1", "--no-remat")
+
+
+def test_the_magic_has_options_of_its_own() -> None:
+    assert values(tracefuse("-o run --no-measure"), MAGIC_OPTIONS) == {"output": "run", "measure": False, "html": None}
+    assert values(tracefuse("--html page.html"), MAGIC_OPTIONS) == {
+        "output": None,
+        "measure": True,
+        "html": "page.html",
+    }
+    assert "--remat WEIGHT" in (tracefuse.__doc__ or "")
+
+
+def test_a_configuration_prints_as_the_call_that_makes_it() -> None:
+    class c:
+        optimize = staticmethod(Config.of)
+
+    assert Config().as_code() == "c.optimize()"
+    assert Config.of(remat=0).as_code() == "c.optimize(remat=0.0)"
+    choices = product((True, False), (None, (), ("h.*",)), (True, False), (None, 0.0, 0.5), ((), ("h.0",)))
+    for simplify, freeze, cat, remat, save in choices:
+        config = Config(simplify=simplify, freeze=freeze, cat=cat, remat=remat, save=save)
+        assert eval(config.as_code(), {"c": c}) == config
+
+
+def test_the_key_is_the_same_in_another_process() -> None:
+    program = "from tracefuse.options import Config; print(Config.of(freeze=['a', 'b'], remat=1).key)"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == Config.of(freeze=["a", "b"], remat=1).key
+    assert Config.of(freeze=["a", "b"]).key != Config.of(freeze=["b", "a"]).key
+    assert Config.of(freeze=None).key != Config.of(freeze=()).key
+
+
+def test_passes_are_in_pipeline_order() -> None:
+    assert [p.name for p in Config().passes()] == ["simplify", "freeze", "cat", "remat", "fuse"]
+    assert [p.name for p in Config.of(cat=False, remat=None).passes()] == ["simplify", "freeze", "fuse"]
+    assert Config.off().passes() == []
+
+
+def test_pass_options_reach_the_passes() -> None:
+    passes = {p.name: p for p in Config.of(freeze="h.*", remat=0, save="h.0", recompute="h.1").passes()}
+    assert passes["freeze"].patterns == ("h.*",)
+    assert passes["remat"].producer_input_weight == 0.0
+    assert (passes["remat"].save, passes["remat"].recompute) == (("h.0",), ("h.1",))
