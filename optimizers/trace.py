@@ -206,10 +206,14 @@ def storage(node: fx.Node) -> int | None:
 
 
 def op_name(node: fx.Node) -> str:
-    """"aten.mul.Tensor", "getitem", or the kernel's name."""
+    """ "aten.mul.Tensor", "getitem", or the kernel's name."""
     if node.op != "call_function":
         return node.op
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+    return (
+        str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload)
+        else getattr(node.target, "__name__", str(node.target))
+    )
 
 
 def is_getitem(node: fx.Node) -> bool:
@@ -272,9 +276,7 @@ def fake_mode(graph: fx.Graph) -> FakeTensorMode:
     return FakeTensorMode()
 
 
-def call(
-    like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any
-) -> fx.Node:
+def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
     """Insert `target(*args, **kwargs)` where the graph's insertion point is, with the phase and origin of `like`.
 
     The new value's type is computed from its arguments' fake tensors; whatever the operator raises on them is raised here.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
 from tracefuse.demo import GPT, batch
 
 
@@ -115,7 +117,7 @@ def residual_chain(dtype: torch.dtype, device: str = "cpu", layers: int = 6) -> 
 def frozen_stack(dtype: torch.dtype, device: str = "cpu") -> Program:
     torch.manual_seed(0)
     sizes = (24, 40, 56, 40, 24)
-    model = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)))
+    model = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(sizes)))
     model.to(device, dtype)
     for index, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(index % 2 == 1)

@@ -1,0 +1,168 @@
+"""From a functional graph to a `Trace`: names, cotangents, phases, forward before backward, outputs, no dead code."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from tracefuse.functional import Built
+from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code, is_getitem, op_name
+from tracefuse.record import Recording, Value
+
+aten = torch.ops.aten
+
+# What a gradient handed to `backward()` may come from and still be a cotangent: the caller's choice, not the program's.
+_SEEDS = {"ones_like", "zeros_like", "full_like", "ones", "zeros", "full", "scalar_tensor", "randn_like", "rand_like"}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who is who: (kind, name) of each external, the name of each result, the gradient of each external leaf."""
+
+    sources: dict[Value, tuple[str, str]]
+    results: dict[Value, str]
+    gradients: dict[Value, Value]
+
+
+Cotangents = dict[fx.Node, tuple[str, torch.Tensor]]
+_KINDS = ("input", "parameter", "buffer")
+
+
+def assemble(built: Built, recording: Recording, roles: Roles) -> tuple[Trace, list[int | torch.Tensor]]:
+    """The trace, and for each of its inputs the position of its external or, for a cotangent, the tensor itself."""
+    cotangents = _cut_cotangents(built, recording, roles)
+    _drop_accumulation(built, roles)
+    _mark_phases(built.graph, set(cotangents))
+    return _rebuild(built, roles, cotangents)
+
+
+def _cut_cotangents(built: Built, recording: Recording, roles: Roles) -> Cotangents:
+    """Placeholders for the gradients that backwards started from, with the result they belong to and their values."""
+    cotangents: Cotangents = {}
+    for root, given, tensor in recording.roots:
+        if given is None or tensor is None:
+            continue
+        node = built.nodes[given]
+        result = _result_name(built, roles, root)
+        if node.op == "placeholder":
+            cotangents[node] = (result, tensor)
+        elif op_name(node).split(".")[1] in _SEEDS and node.graph is built.graph and node not in cotangents:
+            with built.graph.inserting_before(next(iter(built.graph.nodes))):
+                seed = built.graph.placeholder(f"grad_{result}")
+            seed.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(seed)
+            cotangents[seed] = (result, tensor)
+    return cotangents
+
+
+def _drop_accumulation(built: Built, roles: Roles) -> None:
+    """Where a leaf had a `.grad` before, its gradient is what this program added to that, not the sum."""
+    for gradient in roles.gradients.values():
+        before = built.placeholders.get(gradient)
+        if before is None or len(before.users) != 1:
+            continue
+        (total,) = before.users
+        if total.target is not aten.add.Tensor or total.args[0] is not before or total.kwargs:
+            continue
+        added = total.args[1]
+        assert isinstance(added, fx.Node)
+        total.replace_all_uses_with(added)
+        after = built.mutated.pop(gradient, built.nodes[gradient])
+        built.nodes[gradient] = added if after is total else after
+        built.graph.erase_node(total)
+
+
+def _mark_phases(graph: fx.Graph, cotangents: set[fx.Node]) -> None:
+    """Backward is what autograd's engine ran, and whatever depends on it or on a cotangent."""
+    for node in graph.nodes:
+        recorded = (node.meta.get("custom") or {}).get("recorded")
+        in_engine = recorded is not None and recorded.in_engine
+        late = node in cotangents or in_engine or any(a.meta["phase"] == "backward" for a in node.all_input_nodes)
+        node.meta["phase"] = "backward" if late else "forward"
+
+
+def _rebuild(built: Built, roles: Roles, cotangents: Cotangents) -> tuple[Trace, list[int | torch.Tensor]]:
+    wanted = _outputs(built, roles)
+    built.graph.output(tuple(node for _, _, node in wanted))
+    eliminate_dead_code(built.graph)
+    graph, new, names = fx.Graph(), {}, _Names()
+    inputs, chosen, name_of = [], [], {}
+    externals = list(built.placeholders)
+    for value, node in sorted(built.placeholders.items(), key=lambda pair: _KINDS.index(roles.sources[pair[0]][0])):
+        if node not in cotangents and (node.users or value in built.mutated):
+            kind, source = roles.sources[value]
+            name_of[value] = name = names.fresh(source or "constant")
+            new[node] = graph.placeholder(name)
+            inputs.append(Input(name, kind, source or name, value in roles.gradients))  # type: ignore[arg-type]
+            chosen.append(externals.index(value))
+    for node, (result, tensor) in cotangents.items():
+        name = names.fresh(f"grad_{result}")
+        new[node] = graph.placeholder(name)
+        inputs.append(Input(name, "cotangent", result))
+        chosen.append(tensor)
+    for node, copy in new.items():
+        copy.meta = {"val": node.meta["val"], "phase": node.meta["phase"]}
+    _copy_ops(built, graph, new, _preferred_names(built, roles, name_of), names)
+    graph.output(tuple(new[node] for _, _, node in wanted))
+    outputs = tuple(Output(kind, name_of[of] if isinstance(of, Value) else of) for kind, of, _ in wanted)  # type: ignore[arg-type]
+    return Trace(graph, tuple(inputs), outputs), chosen
+
+
+def _outputs(built: Built, roles: Roles) -> list[tuple[str, Value | str, fx.Node]]:
+    """(kind, external or result's name, node) of every output."""
+    results = [("result", _result_name(built, roles, v), built.nodes[v]) for v in roles.results]
+    gradients = [("gradient", leaf, built.nodes[g]) for leaf, g in roles.gradients.items()]
+    return [*results, *gradients, *(("mutation", external, node) for external, node in built.mutated.items())]
+
+
+def _result_name(built: Built, roles: Roles, value: Value) -> str:
+    """The user's variable where it is known, else "loss" for a scalar."""
+    name = roles.results.get(value) or _hint(built.nodes[value])
+    return name or ("result" if value.shape else "loss")
+
+
+def _preferred_names(built: Built, roles: Roles, name_of: dict[Value, str]) -> dict[fx.Node, str]:
+    """Names worth more than the op's: the variable that the user assigned, and `grad_<input>` for gradients."""
+    hints = {n: hint for n in built.graph.nodes if (hint := _hint(n))}
+    results = {built.nodes[v]: _result_name(built, roles, v) for v in roles.results}
+    gradients = {built.nodes[g]: f"grad_{name_of[leaf]}" for leaf, g in roles.gradients.items() if leaf in name_of}
+    return hints | results | gradients
+
+
+def _copy_ops(built: Built, graph: fx.Graph, new: dict, preferred: dict[fx.Node, str], names: _Names) -> None:
+    for phase in ("forward", "backward"):
+        for node in built.graph.nodes:
+            if node.op != "call_function" or node.meta["phase"] != phase:
+                continue
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
+            plain = f"{args[0].name}_{args[1]}" if is_getitem(node) else re.sub(r"_\d+$", "", node.name)
+            name = names.fresh(preferred.get(node, plain.removeprefix("scaled_dot_product_")))
+            new[node] = graph.create_node("call_function", node.target, args, kwargs, name)
+            custom = {k: v for k, v in (node.meta.get("custom") or {}).items() if k == "tracefuse"}
+            new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": custom}
+
+
+def _hint(node: fx.Node) -> str | None:
+    """The variable that the user's line assigned to this very op's output."""
+    recorded = (node.meta.get("custom") or {}).get("recorded")
+    matches = recorded is not None and recorded.hint and node.target is recorded.func
+    return recorded.hint if matches else None
+
+
+class _Names:
+    """Python identifiers, each given out once: `x`, `x_1`, `x_2`."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {"torch": 1, "triton": 1, "aten": 1}
+
+    def fresh(self, wanted: str) -> str:
+        name = re.sub(r"\W+", "_", wanted).strip("_") or "value"
+        name = f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in dir(builtins) else name
+        count = self._next.get(name, 0)
+        self._next[name] = count + 1
+        return name if count == 0 else self.fresh(f"{name}_{count}")

@@ -1,0 +1,210 @@
+"""Capture: run a block or a function once under the recorder and keep what it did as a `Trace`.
+
+    with tracefuse.capture() as c:        c = tracefuse.capture(step, x, y)
+        loss = model(x, y)
+        loss.backward()
+
+The program runs once, exactly as it would without. The trace is built when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten_with_path
+
+from tracefuse.assemble import Roles, assemble
+from tracefuse.errors import CaptureError
+from tracefuse.functional import build_graph, functionalize, propagate
+from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.verify import verify
+from tracefuse.record import Guard, Recorder, Value
+
+
+class Capture:
+    """What one block or call did. Enter it as a context manager, or use `capture(fn, *args)`.
+
+    After it, `trace` is the joint program, `forward` and `backward` its halves, `example_inputs` the tensors it read, in
+    the order of `trace.inputs`, `rng_states` the generator states its random ops drew from, `guards` the Python values it
+    took from tensors, and `environment` the versions, the device and the flags it ran with.
+    """
+
+    def __init__(self) -> None:
+        self._recorder = Recorder()
+        self._roles: Roles | None = None
+        self.environment = environment()
+
+    def __enter__(self) -> Capture:
+        if self._roles is not None:
+            raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
+        self._recorder.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        self._recorder.__exit__(kind, *rest)
+        if kind is None:
+            frame = sys._getframe(1)
+            self._finish({**frame.f_globals, **frame.f_locals}, None)
+
+    def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
+        """Note who is who while the program's tensors are still there."""
+        self._roles = _roles(self._recorder, namespace, returned)
+
+    @functools.cached_property
+    def _built(self) -> tuple[Trace, tuple[torch.Tensor, ...], tuple[Guard, ...]]:
+        if self._roles is None:
+            raise CaptureError(
+                "nothing was captured: the block has not run to its end. Run it again without the error."
+            )
+        return _build(self._recorder, self._roles)
+
+    @property
+    def trace(self) -> Trace:
+        return self._built[0]
+
+    @property
+    def example_inputs(self) -> tuple[torch.Tensor, ...]:
+        return self._built[1]
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        return self._built[2]
+
+    @property
+    def rng_states(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self._recorder.recording.rng_states)
+
+    @property
+    def forward(self) -> Trace:
+        return self.trace.split()[0]
+
+    @property
+    def backward(self) -> Trace:
+        return self.trace.split()[1]
+
+
+def capture(fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Capture:
+    """Without arguments, a context manager that captures its block; with `fn`, the capture of `fn(*args, **kwargs)`.
+
+    Results are the tensors that `backward()` started from and what `fn` returns; a block without a backward yields the
+    tensors that it bound to names. Raises what the program raises, and `CaptureError` (when the trace is first asked for)
+    if there is nothing to show.
+    """
+    made = Capture()
+    if fn is None:
+        return made
+    with made._recorder:
+        returned = fn(*args, **kwargs)
+    made._finish(_namespace_of(fn, args, kwargs), returned)
+    return made
+
+
+def environment() -> dict[str, str]:
+    """Versions, device and flags that decide what a program runs."""
+    found = {"torch": torch.__version__, "python": platform.python_version(), "device": "CPU"}
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+        found["cuda"] = str(torch.version.cuda)
+        found["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)
+    return found
+
+
+def _namespace_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """The names that `fn` can see: globals it mentions, its closure, its arguments."""
+    function = inspect.unwrap(getattr(fn, "__func__", fn))
+    code = getattr(function, "__code__", None)
+    names: dict[str, Any] = {}
+    if code is not None:
+        names |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            names |= _cell_contents(name, cell)
+    try:
+        names |= inspect.signature(fn).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # builtins have no signature: their arguments stay nameless
+        names |= kwargs
+    return names
+
+
+def _cell_contents(name: str, cell: Any) -> dict[str, Any]:
+    try:
+        return {name: cell.cell_contents}
+    except ValueError:  # not assigned yet
+        return {}
+
+
+def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any) -> Roles:
+    """Inputs' names, results and gradients, by value."""
+    recording, value_of = recorder.recording, recorder.value_of
+    for thing in namespace.values():
+        if isinstance(thing, nn.Module):
+            recorder.modules.add_root(thing)
+    variables = {n: t for n, t in namespace.items() if isinstance(t, torch.Tensor) and not n.startswith("__")}
+    bound = {value: name.strip("_") for name, t in variables.items() if (value := value_of(t)) is not None}
+
+    sources: dict[Value, tuple[str, str]] = {}
+    for value, tensor in recording.externals.items():
+        default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
+        sources[value] = recorder.names.get(tensor, default)
+
+    results = {root: bound.get(root, "") for root, _, _ in recording.roots}
+    results |= _returned_values(returned, value_of, bound)
+    if not results:
+        results = {v: name for v, name in bound.items() if v not in recording.externals}
+    gradients, made_here = {}, {}
+    for leaf, name in _leaves(recorder, variables):
+        gradient = value_of(leaf.grad) if leaf.grad is not None else None
+        value = value_of(leaf)
+        if gradient is None or value is None:
+            continue
+        if value in recording.externals:
+            gradients[value] = gradient
+        else:
+            made_here[gradient] = f"{name}_grad"
+    return Roles(sources, results | made_here, gradients)
+
+
+def _returned_values(
+    returned: Any, value_of: Callable[[Any], Value | None], bound: Mapping[Value, str]
+) -> dict[Value, str]:
+    found = {}
+    for path, leaf in tree_flatten_with_path(returned)[0]:
+        value = value_of(leaf) if isinstance(leaf, torch.Tensor) else None
+        if value is not None:
+            label = "_".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", "")))) for k in path)
+            found[value] = bound.get(value, label if label and not label.isdigit() else "")
+    return found
+
+
+def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
+    """Every leaf that may have got a gradient: inputs of the program, and leaves that it made and bound to a name."""
+    inputs = [(t, "") for t in recorder.recording.externals.values()]
+    return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.is_leaf and t.requires_grad]
+
+
+def _build(recorder: Recorder, roles: Roles) -> tuple[Trace, tuple[torch.Tensor, ...], tuple[Guard, ...]]:
+    recording = recorder.recording
+    if not recording.calls:
+        raise CaptureError(
+            "nothing was captured: the program ran no PyTorch operator. Call the model inside the block."
+        )
+    if not roles.results and not roles.gradients:
+        raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
+    externals = list(recording.externals)
+    inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
+    seeds = [given for _, given, _ in recording.roots if given is not None]
+    kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
+    built = build_graph(recording, kept)
+    if built.needs_functionalize:
+        built = functionalize(built, inputs, externals, kept)
+    propagate(built.graph, inputs)
+    trace, chosen = assemble(built, recording, roles)
+    verify(trace)
+    examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
+    return trace, examples, tuple(built.guards)

@@ -1,0 +1,29 @@
+"""What a user can get wrong when running things, one class each; every message ends with the remedy."""
+
+from tracefuse.optimizers.errors import NotSupported, TracefuseError, UnknownValue
+
+__all__ = [
+    "CaptureError",
+    "ExportError",
+    "NotSupported",
+    "OptionError",
+    "ReplayError",
+    "TracefuseError",
+    "UnknownValue",
+]
+
+
+class CaptureError(TracefuseError):
+    """Nothing was recorded, or what was recorded is no program."""
+
+
+class ReplayError(TracefuseError):
+    """An op of a trace raised when it was run again."""
+
+
+class OptionError(TracefuseError):
+    """An option that does not exist, or a value that it cannot take."""
+
+
+class ExportError(TracefuseError):
+    """A trace that cannot be written as a Python file."""

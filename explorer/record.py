@@ -1,0 +1,323 @@
+"""The recorder: a dispatch mode over ordinary eager execution, autograd's own backward included.
+
+Every ATen op that runs while a `Recorder` is entered becomes a `Call` on `Value`s. The program runs exactly as it would
+without: real kernels, real autograd, any Python. Tensors are recognised by weak identity, so nothing is kept alive that
+eager would have freed, except what the program reads from outside (its inputs) and, where it overwrites an input, a copy
+of the input's first contents.
+
+Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15:
+`torch._C._current_autograd_node`, `torch._C._current_graph_task_id`, `torch.autograd._get_sequence_nr`,
+`torch.autograd._engine_run_backward`, `torch.utils.weak.WeakIdKeyDictionary`.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tracefuse.optimizers.trace import Origin, Source
+
+aten = torch.ops.aten
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = (__file__, os.path.join(os.path.dirname(__file__), "capture.py"))
+
+# These write their running statistics although their schema does not say so.
+BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
+
+
+class Value:
+    """One tensor that the program met: its layout when first seen, and the value whose memory it views (`base`)."""
+
+    __slots__ = ("base", "device", "dtype", "index", "offset", "requires_grad", "shape", "stride")
+
+    def __init__(self, index: int, tensor: torch.Tensor) -> None:
+        strided = tensor.layout == torch.strided
+        self.index = index
+        self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
+        self.stride = tuple(tensor.stride()) if strided else ()
+        self.offset = tensor.storage_offset() if strided else 0
+        self.requires_grad = tensor.requires_grad
+        self.base = self
+
+    def same_layout(self, other: Value) -> bool:
+        return (self.shape, self.stride, self.offset, self.dtype) == (
+            other.shape,
+            other.stride,
+            other.offset,
+            other.dtype,
+        )
+
+
+@dataclass(slots=True)
+class Call:
+    """One op that ran. Tensors in `args`, `kwargs` and `outs` are `Value`s. `in_engine`: autograd's engine ran it."""
+
+    func: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: Any
+    origin: Origin
+    in_engine: bool
+
+    def reads(self) -> list[Value]:
+        return [v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, Value)]
+
+    def out_values(self) -> list[Value]:
+        return [v for v in tree_flatten(self.outs)[0] if isinstance(v, Value)]
+
+    def writes(self) -> list[Value]:
+        """The values that the op overwrites."""
+        if self.func in BATCH_NORMS:
+            return [v for v in self.args[3:5] if isinstance(v, Value)] if self.args[5] else []
+        found = []
+        for argument, given in _bound(self.func, self.args, self.kwargs):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found += [v for v in tree_flatten(given)[0] if isinstance(v, Value)]
+        return found
+
+
+@dataclass(slots=True)
+class Guard:
+    """A Python value that the program took from a tensor (`.item()`, `bool(t)`); the trace holds for this value only."""
+
+    op: str
+    value: Any
+    source: Source | None
+
+
+@dataclass
+class Recording:
+    """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
+    overwrote, generator states of random ops, and the roots of every backward with the gradients given to them."""
+
+    calls: list[Call] = field(default_factory=list)
+    externals: dict[Value, torch.Tensor] = field(default_factory=dict)
+    snapshots: dict[Value, torch.Tensor] = field(default_factory=dict)
+    rng_states: list[torch.Tensor] = field(default_factory=list)
+    roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """Context manager that fills `recording`. `names` maps parameters and buffers to ("parameter", dotted path)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self.names: Any = WeakIdKeyDictionary()
+        self.modules = _ModuleStack(self.names)
+        self._ids: Any = WeakIdKeyDictionary()
+        self._count = 0
+        self._twins: dict[int, Origin] = {}
+        self._external_storage: dict[int, list[Value]] = {}
+
+    def __enter__(self) -> Recorder:
+        self._first_seq = torch.autograd._get_sequence_nr()
+        self.modules.attach()
+        self._engine = torch.autograd._engine_run_backward
+        torch.autograd._engine_run_backward = self._run_backward
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        torch.autograd._engine_run_backward = self._engine
+        self.modules.detach()
+
+    def value_of(self, tensor: torch.Tensor) -> Value | None:
+        """The value that this very tensor is, if the program met it."""
+        return self._ids.get(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        origin, in_engine = self._origin()
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            origin, kwargs_recorded = self._with_rng(origin, args, kwargs)
+        else:
+            kwargs_recorded = kwargs
+        call = Call(func, *tree_map_only(torch.Tensor, self._read, (args, kwargs_recorded)), None, origin, in_engine)
+        for value in call.writes():
+            self._snapshot(value)
+        out = func(*args, **kwargs)
+        call.outs = tree_map_only(torch.Tensor, self._made, out)
+        _link_views(call)
+        self.recording.calls.append(call)
+        return out
+
+    # --- values ---
+
+    def _new(self, tensor: torch.Tensor) -> Value:
+        value = self._ids[tensor] = Value(self._count, tensor)
+        self._count += 1
+        return value
+
+    def _read(self, tensor: torch.Tensor) -> Value:
+        value = self._ids.get(tensor)
+        if value is not None:
+            return value
+        value = self._new(tensor)
+        self.recording.externals[value] = tensor
+        if tensor.layout == torch.strided:
+            family = self._external_storage.setdefault(tensor.untyped_storage()._cdata, [])
+            value.base = family[0] if family else value
+            family.append(value)
+        return value
+
+    def _made(self, tensor: torch.Tensor) -> Value:
+        value = self._ids.get(tensor)
+        return value if value is not None else self._new(tensor)
+
+    def _snapshot(self, value: Value) -> None:
+        """Keep what the inputs behind `value`'s memory held before the program overwrites them."""
+        for other, tensor in self.recording.externals.items():
+            if other.base is value.base and other not in self.recording.snapshots:
+                self.recording.snapshots[other] = tensor.detach().clone()
+
+    # --- where an op comes from ---
+
+    def _origin(self) -> tuple[Origin, bool]:
+        node = torch._C._current_autograd_node()
+        in_engine = node is not None or torch._C._current_graph_task_id() != -1
+        if node is not None:
+            seq, name = node._sequence_nr(), node.name().rpartition("::")[2]
+            twin = self._twins.get(seq)
+            if twin is not None:
+                return Origin(twin.module, twin.module_type, twin.source, name, seq), True
+            return Origin(*self.modules.current(), _user_source(), name, seq), True
+        if in_engine:  # the engine adds up gradients between nodes
+            return Origin(autograd="accumulate"), True
+        seq = torch.autograd._get_sequence_nr() - 1
+        known = seq < self._first_seq or (seq in self._twins and torch.is_grad_enabled())
+        origin = Origin(*self.modules.current(), _user_source(), "", None if known else seq)
+        if not known:
+            self._twins.setdefault(seq, origin)
+        return origin, False
+
+    def _with_rng(self, origin: Origin, args: Any, kwargs: dict[str, Any]) -> tuple[Origin, dict[str, Any]]:
+        """Note the state of the generator that the op will draw from. A generator of the user's own is not part of the
+        trace: replaying sets the state on the default one, which draws the same numbers."""
+        generator = kwargs.get("generator")
+        if generator is None:
+            generator = default_generator(device_of(args, kwargs))
+        state = generator.get_state()
+        self.recording.rng_states.append(state)
+        recorded = {k: v for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
+        return _replace_rng(origin, len(self.recording.rng_states) - 1), recorded
+
+    # --- backward roots ---
+
+    def _run_backward(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients = args[0] if args else kwargs["grad_tensors"]
+        for output, gradient in zip(outputs, gradients, strict=True):
+            root = self._ids.get(output) if isinstance(output, torch.Tensor) else None
+            if root is not None:
+                given = None if gradient is None else self._read(gradient)
+                self.recording.roots.append((root, given, gradient))
+        return self._engine(outputs, *args, **kwargs)
+
+
+class _ModuleStack:
+    """The `nn.Module`s that are running, by global forward hooks."""
+
+    def __init__(self, names: Any) -> None:
+        self._stack: list[tuple[str, str]] = []
+        self._paths: Any = WeakIdKeyDictionary()
+        self._names = names
+        self._handles: list[Any] = []
+
+    def attach(self) -> None:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._stack.clear()
+
+    def current(self) -> tuple[str, str]:
+        """(dotted path, class name) of the innermost running module; ("", "") outside."""
+        return self._stack[-1] if self._stack else ("", "")
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if module not in self._paths:
+            self.add_root(module)
+        self._stack.append((self._paths[module], type(module).__name__))
+
+    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def add_root(self, root: nn.Module) -> None:
+        """Learn the dotted paths of `root`'s modules, parameters and buffers."""
+        for path, module in root.named_modules():
+            if module not in self._paths:
+                self._paths[module] = path
+        for path, parameter in root.named_parameters():
+            if parameter not in self._names:
+                self._names[parameter] = ("parameter", path)
+        for path, buffer in root.named_buffers():
+            if buffer not in self._names:
+                self._names[buffer] = ("buffer", path)
+
+
+def _bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """(schema argument, what was given for it), given ones only."""
+    for position, argument in enumerate(func._schema.arguments):
+        if position < len(args):
+            yield argument, args[position]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def _link_views(call: Call) -> None:
+    """Make the op's outputs views of the argument whose memory they share, by the op's schema."""
+    for argument, given in _bound(call.func, call.args, call.kwargs):
+        aliased = argument.alias_info is not None or call.func is aten._unsafe_view.default
+        if aliased and isinstance(given, Value):
+            for out in call.out_values():
+                if out is not given and out.base is out:
+                    out.base = given.base
+            return
+
+
+def device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+    return tensors[0].device if tensors else torch.get_default_device()
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        return torch.cuda.default_generators[index]
+    return torch.default_generator
+
+
+def _replace_rng(origin: Origin, index: int) -> Origin:
+    return Origin(origin.module, origin.module_type, origin.source, origin.autograd, origin.seq, index)
+
+
+def _user_source() -> Source | None:
+    """The innermost frame that belongs to neither torch nor tracefuse."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, *_OURS, "<frozen", "<string>")):
+            text = linecache.getline(file, frame.f_lineno).strip()
+            return Source(file, frame.f_lineno, frame.f_code.co_name, text)
+        frame = frame.f_back
+    return None

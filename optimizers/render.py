@@ -1,0 +1,141 @@
+"""A trace as Python that runs: comments may be deleted without changing what it does.
+
+    def forward(x, weight):
+        # x: f32[8, 64]  2 KiB
+        # h.0.mlp  model.py:31  return F.gelu(self.up(x))
+        t = torch.ops.aten.t.default(weight)                   # f32[64, 256]  view
+        mm = torch.ops.aten.mm.default(x, t)                   # f32[8, 256]  8 KiB
+        del t
+        return (mm,), ()
+
+Beside each value stand its type and its bytes, above each group of ops the module and the user's line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.errors import NotSupported
+from tracefuse.optimizers.trace import (
+    Input,
+    Origin,
+    Trace,
+    human_bytes,
+    is_getitem,
+    is_view,
+    nbytes,
+    op_name,
+    origin,
+    tensor_type,
+    tensors,
+    val,
+)
+
+INDENT = "    "
+COMMENT_COLUMN = 84
+
+
+def render(trace: Trace) -> str:
+    """The trace as the text of one function, taking its inputs and returning its outputs as a tuple, in their order."""
+    lines = [f"def {trace.name}({', '.join(i.name for i in trace.inputs)}):"]
+    lines += [f"{INDENT}# {_input_comment(i, p)}" for i, p in zip(trace.inputs, trace.placeholders, strict=True)]
+    return "\n".join([*lines, *(text for text, _ in body_lines(trace))]) + "\n"
+
+
+def body_lines(trace: Trace) -> Iterator[tuple[str, str | None]]:
+    """(line, name of the value that it defines or None), from the first op to the return."""
+    dying = last_uses(trace)
+    above: tuple[Any, ...] | None = None
+    for node in trace.ops:
+        header = _header(origin(node))
+        if header is not None and header != above:
+            yield "", None
+            yield f"{INDENT}# {'  '.join(header)}", None
+            above = header
+        yield INDENT + _with_comment(render_op(node), _value_comment(node)), node.name
+        if dying.get(node):
+            yield f"{INDENT}del {', '.join(dying[node])}", None
+    returned = ", ".join(n.name for n in trace.returned)
+    yield f"{INDENT}return ({returned}{',' if len(trace.returned) == 1 else ''})", None
+
+
+def render_op(node: fx.Node) -> str:
+    """`name = torch.ops.aten.mul.Tensor(a, b)` without comments."""
+    if is_getitem(node):
+        return f"{node.name} = {node.args[0]}[{node.args[1]}]"
+    shown = op_name(node)
+    target = f"torch.ops.{shown}" if isinstance(node.target, torch._ops.OpOverload) else shown
+    arguments = [literal(a) for a in node.args] + [f"{k}={literal(v)}" for k, v in node.kwargs.items()]
+    return f"{node.name} = {target}({', '.join(arguments)})"
+
+
+def literal(value: Any) -> str:
+    """`value` as Python source. Raises `NotSupported` for what has none."""
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(literal, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    if isinstance(value, torch.device):
+        return f"torch.device('{value}')"
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return repr(value)
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return str(value)
+    if isinstance(value, slice):
+        return f"slice({literal(value.start)}, {literal(value.stop)}, {literal(value.step)})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    raise NotSupported(
+        f"an op takes a {type(value).__name__}, which has no Python text. Capture the program without that op."
+    )
+
+
+def last_uses(trace: Trace) -> dict[fx.Node, list[str]]:
+    """For each op, the names that die with it: ops' values and saved inputs, never what is returned."""
+    returned = set(trace.returned)
+    saved = {i.name for i in trace.inputs if i.kind == "saved"}
+    last: dict[fx.Node, fx.Node] = {}
+    for node in trace.ops:
+        last[node] = node
+        last |= dict.fromkeys(node.all_input_nodes, node)
+    dying: dict[fx.Node, list[str]] = {}
+    for node, reader in last.items():
+        if node not in returned and (node.op == "call_function" or node.name in saved):
+            dying.setdefault(reader, []).append(node.name)
+    return dying
+
+
+def _header(where: Origin) -> tuple[str, ...] | None:
+    if where.source is None and not where.module and not where.autograd:
+        return None
+    source = where.source
+    place = f"{os.path.basename(source.file)}:{source.line}" if source else ""
+    return tuple(filter(None, (where.module, where.autograd, place, source.text if source else "")))
+
+
+def _input_comment(entry: Input, node: fx.Node) -> str:
+    kind = "trainable " * entry.trainable + entry.kind
+    called = f" {entry.source}" if entry.source != entry.name else ""
+    return f"{entry.name}: {_typed(node)}  {human_bytes(nbytes(node))}  {kind}{called}"
+
+
+def _value_comment(node: fx.Node) -> str:
+    return f"{_typed(node)}  {'view' if is_view(node) else human_bytes(nbytes(node))}"
+
+
+def _typed(node: fx.Node) -> str:
+    devices = {str(t.device) for t in tensors(node)} - {"cpu", "cuda:0"}
+    return " ".join([tensor_type(val(node)), *sorted(devices)])
+
+
+def _with_comment(text: str, comment: str) -> str:
+    return f"{text.ljust(COMMENT_COLUMN)}  # {comment}"

@@ -1,0 +1,96 @@
+"""The checker: what every trace must satisfy, tried after every pass.
+
+    names are unique identifiers and defined before use     every value has its FakeTensor, all of one FakeTensorMode
+    the signature matches placeholders and outputs           a forward op never reads a backward value
+    nothing writes to its arguments                          forward ops come before backward ops
+
+A failure shows the message, the op, the user's line and the ops around it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.optimizers.render import render_op
+from tracefuse.optimizers.trace import Trace, is_mutable, origin, phase, tensors
+
+CONTEXT_OPS = 5
+
+
+class VerifyError(TracefuseError):
+    """A trace that is no program: a defect of the pass that made it."""
+
+
+def verify(trace: Trace) -> None:
+    """Raise `VerifyError` unless `trace` keeps all the rules above."""
+    _check_signature(trace)
+    seen: set[fx.Node] = set()
+    names: set[str] = set()
+    modes: set[int] = set()
+    backward_began = False
+    for node in trace.graph.nodes:
+        problem = _problem(node, seen, names)
+        if problem is None and node.op == "call_function":
+            if backward_began and phase(node) == "forward":
+                problem = "a forward op stands after the backward has begun"
+            backward_began = backward_began or phase(node) == "backward"
+        modes |= {id(t.fake_mode) for t in tensors(node)}
+        if problem is None and len(modes) > 1:
+            problem = "its FakeTensor belongs to another FakeTensorMode than the values before it"
+        if problem is not None:
+            raise VerifyError(_report(trace, node, problem))
+        seen.add(node)
+        names.add(node.name)
+
+
+def _check_signature(trace: Trace) -> None:
+    placeholders = [p.name for p in trace.placeholders]
+    if placeholders != [i.name for i in trace.inputs]:
+        raise VerifyError(
+            f"the signature's inputs {[i.name for i in trace.inputs]} are not the placeholders {placeholders}"
+        )
+    if len(trace.returned) != len(trace.outputs):
+        raise VerifyError(f"the signature has {len(trace.outputs)} outputs, the graph returns {len(trace.returned)}")
+    for out, node in zip(trace.outputs, trace.returned, strict=True):
+        if not isinstance(node, fx.Node):
+            raise VerifyError(f"output {out.kind} {out.of!r} is {node!r}, not a value")
+        if out.kind in ("gradient", "mutation") and out.of not in placeholders and trace.name == "step":
+            raise VerifyError(f"output {out.kind} of {out.of!r}: there is no such input")
+
+
+def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
+    undefined = [a.name for a in node.all_input_nodes if a not in seen]
+    if undefined:
+        return f"reads {', '.join(undefined)} before it is defined"
+    if node.op == "output":
+        return None
+    if node.op not in ("placeholder", "call_function"):
+        return f"{node.op} is no op of a trace"
+    if not node.name.isidentifier() or node.name in names:
+        return f"the name {node.name!r} is no fresh identifier"
+    if "val" not in node.meta:
+        return "has no FakeTensor in meta['val']"
+    if is_mutable(node):
+        return "writes to its arguments: traces are functional"
+    late = [a.name for a in node.all_input_nodes if phase(a) == "backward"]
+    if late and phase(node) == "forward" and node.op == "call_function":
+        return f"is a forward op that reads the backward value {', '.join(late)}"
+    value = node.meta["val"]
+    if node.op == "placeholder" and not isinstance(value, torch.Tensor):
+        return f"is an input of type {type(value).__name__}, not a tensor"
+    return None
+
+
+def _report(trace: Trace, node: fx.Node, problem: str) -> str:
+    nodes = [n for n in trace.graph.nodes if n.op == "call_function" or n is node]
+    at = nodes.index(node)
+    source = origin(node).source
+    where = f"\n  from {source.file}:{source.line}: {source.text}" if source else ""
+    around = (f"{'>' if n is node else ' '} {_line(n)}" for n in nodes[max(0, at - CONTEXT_OPS) : at + CONTEXT_OPS + 1])
+    return f"{node.name}: {problem}{where}\n" + "\n".join(around)
+
+
+def _line(node: fx.Node) -> str:
+    return render_op(node) if node.op == "call_function" else f"{node.op} {node.name} {node.args}"
