@@ -1,0 +1,200 @@
+"""Replacing one value of a trace by another, without breaking what the rest of the program relies on.
+
+An equal value may still lie elsewhere: in other memory, in another order. What that touches is decided here, once, for all
+passes that rewrite:
+
+    outputs     two outputs never come to share memory, no output becomes a view of an input, none changes its strides
+    views       every op behind the value is re-typed with the new strides; an op that cannot take them refuses the rewrite
+    randomness  a random op fills its result in the order of its strides, so its operands keep theirs
+    phases      a forward op never reads a backward value, and the backward reads no forward value that would have to be saved
+                only because of the rewrite
+
+`replace_value` does it or says why not, in a sentence, and then nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.trace import (
+    call,
+    fake_mode,
+    human_bytes,
+    is_getitem,
+    is_random,
+    is_view,
+    phase,
+    tensor_type,
+    tensors,
+    val,
+)
+
+
+def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a consumer can tell apart but the numbers and the address: shape, strides, dtype, device."""
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+
+def layouts(value: Any) -> Any:
+    """The layout of a tensor; a tuple of layouts for a tuple of tensors (None stays None)."""
+    if isinstance(value, (tuple, list)):
+        return tuple(layouts(v) for v in value)
+    return layout(value) if isinstance(value, torch.Tensor) else value
+
+
+def storages(node: fx.Node) -> set[int]:
+    """Ids of the memory that the node's tensors lie in."""
+    return {t.untyped_storage()._cdata for t in tensors(node)}
+
+
+def saved_storages(graph: fx.Graph) -> set[int]:
+    """Ids of the memory of forward values, inputs included, that backward ops read."""
+    backward = [n for n in graph.nodes if n.op == "call_function" and phase(n) == "backward"]
+    read = {a for n in backward for a in n.all_input_nodes if phase(a) == "forward"}
+    return {s for n in read for s in storages(n)}
+
+
+def is_newly_saved(value: fx.Node) -> bool:
+    """Whether a backward op that starts to read `value` makes the forward keep memory that it does not keep yet."""
+    if value.op != "call_function" or phase(value) == "backward":
+        return False
+    return not storages(value) <= saved_storages(value.graph)
+
+
+def evaluate(graph: fx.Graph, target: Callable[..., Any], args: Any, kwargs: Any, known: dict[fx.Node, Any]) -> Any:
+    """What `target` yields on fake tensors; `known` overrides the values of nodes. Raises what the operator raises."""
+    real_args, real_kwargs = fx.node.map_arg((args, kwargs), lambda n: known[n] if n in known else val(n))
+    with fake_mode(graph), torch.no_grad():
+        return target(*real_args, **real_kwargs)
+
+
+# --- replacing --------------------------------------------------------------------------------------------------------
+
+
+def replace_value(old: fx.Node, new: fx.Node) -> str | None:
+    """Let everything that reads `old` read `new`. Returns None when done, else the reason, with nothing changed.
+
+    `old` stays in the graph, unread: dead code elimination takes it away.
+    """
+    if reason := _type_conflict(old, new) or _phase_conflict(old, new) or _alias_conflict(old, new):
+        return reason
+    retyped, reason = _retype(old, new)
+    if reason:
+        return reason
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    for node, value in retyped.items():
+        node.meta["val"] = value
+    return None
+
+
+def replace_by_call(old: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[fx.Node | None, str]:
+    """Replace `old` by a new op inserted before it: (the op, "") or (None, why not)."""
+    with old.graph.inserting_before(old):
+        new = call(old, target, *args, **kwargs)
+    reason = replace_value(old, new)
+    if reason is None:
+        return new, ""
+    old.graph.erase_node(new)
+    return None, reason
+
+
+def _type_conflict(old: fx.Node, new: fx.Node) -> str | None:
+    before, after = tensor_type(val(old)), tensor_type(val(new))
+    return None if before == after else f"its type would change from {before} to {after}"
+
+
+def _phase_conflict(old: fx.Node, new: fx.Node) -> str | None:
+    phases = {phase(user) for user in old.users if user.op == "call_function"}
+    if phase(new) == "backward":
+        return f"the forward would read the backward value {new.name}" if "forward" in phases else None
+    if "backward" not in phases or not is_newly_saved(new):
+        return None
+    freed, kept = _memory_nbytes(old) if phase(old) == "forward" else 0, _memory_nbytes(new)
+    return f"{new.name} would have to be saved for the backward, {human_bytes(kept)}" if kept > freed else None
+
+
+def _memory_nbytes(node: fx.Node) -> int:
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors(node)}.values())
+
+
+def _alias_conflict(old: fx.Node, new: fx.Node) -> str | None:
+    before, after = storages(old), storages(new)
+    if before == after:
+        return None
+    returned = old.graph.output_node().all_input_nodes
+    moved = [n for n in returned if storages(n) & before]
+    if not moved:
+        return None
+    for node in [n for n in old.graph.nodes if n.op == "placeholder"]:
+        if storages(node) & after:
+            return f"output {moved[0].name} would share memory with input {node.name}"
+    for node in returned:
+        if node not in moved and storages(node) & after:
+            return f"outputs {moved[0].name} and {node.name} would share memory"
+    return None
+
+
+def _retype(old: fx.Node, new: fx.Node) -> tuple[dict[fx.Node, Any], str | None]:
+    """The values behind `old` whose strides or memory change when it becomes `new`, or the reason why that cannot be."""
+    if layouts(val(old)) == layouts(val(new)) and storages(old) == storages(new):
+        return {}, None
+    known: dict[fx.Node, Any] = {old: val(new)}
+    returned = set(old.graph.output_node().all_input_nodes)
+    if reason := _restride_conflict(old, known, returned):
+        return {}, reason
+    for node in _after(old):
+        if node is new or not any(a in known for a in node.all_input_nodes):
+            continue
+        try:
+            value = evaluate(old.graph, node.target, node.args, node.kwargs, known)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            return {}, f"{node.name} cannot take other strides: {str(error).splitlines()[0]}"
+        if _moves(node) or layouts(value) != layouts(val(node)):
+            known[node] = value
+        if reason := _restride_conflict(node, known, returned):
+            return {}, reason
+    del known[old]
+    return known, None
+
+
+def _after(node: fx.Node) -> Iterator[fx.Node]:
+    node = node.next
+    while node.op == "call_function":
+        yield node
+        node = node.next
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether the node's memory is its operand's, so that it moves with it."""
+    return is_getitem(node) or is_view(node)
+
+
+def _restride_conflict(node: fx.Node, known: dict[fx.Node, Any], returned: set[fx.Node]) -> str | None:
+    if node not in known or layouts(known[node]) == layouts(val(node)):
+        return None
+    if node in returned:
+        return f"output {node.name} would change its strides"
+    for user in node.users:
+        if is_random(user):
+            return f"the random op {user.name} would fill other strides and so draw other numbers"
+    return None
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def once(decide: Decide) -> Decide:
+    """`decide`, but equal decisions of later sweeps are passed on only once."""
+    seen: set[Decision] = set()
+
+    def tell(decision: Decision) -> None:
+        if decision not in seen:
+            seen.add(decision)
+            decide(decision)
+
+    return tell

@@ -1,0 +1,293 @@
+"""Simplify: remove what computes nothing new.
+
+    rule                  before                              after
+    dead code             y = op(x), read by nobody           (random ops stay: those after them draw the same numbers)
+    view of itself        t(t(x)), detach(x), x[0:n]          x: a view with the strides and offset of a view it came from
+    copy of itself        clone(x), x * 1, cat([x]), -(-x)    x, where the strides are the same and no output starts to alias
+    view of a view        view(view(x, a), b)                 view(x, b); likewise permutations, expand, slice
+    cast of a cast        bf16(f32(x)) with x bf16            x: the inner cast loses nothing
+    empty operand         cat([x, e]) with e of no elements   cat([x])
+    common subexpression  the same op on the same operands    the first one, within one phase: never a value saved anew
+
+Rules run in program order over and over until a sweep changes nothing, so that one rule's result is the next one's operand.
+A rewrite that would change an output's memory or strides, or save more for the backward, is refused; the decision says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.axes import as_range, permutation
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.rewrite import is_newly_saved, layout, layouts, once, replace_by_call, replace_value
+from tracefuse.optimizers.trace import (
+    Trace,
+    aten,
+    eliminate_dead_code,
+    is_getitem,
+    is_mutable,
+    is_random,
+    is_view,
+    nbytes,
+    phase,
+    val,
+)
+
+
+@dataclass(frozen=True)
+class Same:
+    """The value equals `node`, for the `reason` given."""
+
+    node: fx.Node
+    reason: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """The value equals `target(*args, **kwargs)`, for the `reason` given."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    reason: str
+    kwargs: dict[str, Any] | None = None
+
+
+Rewrite = Same | Call
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+def is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one memory read the same elements in the same order."""
+    where = [(t.untyped_storage()._cdata, t.storage_offset(), layout(t), t.is_conj(), t.is_neg()) for t in (a, b)]
+    return where[0] == where[1]
+
+
+def ancestors(node: fx.Node) -> Iterator[fx.Node]:
+    """The tensors that `node` is a view of, nearest first."""
+    while is_view(node) and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+        if isinstance(val(node), torch.Tensor):
+            yield node
+
+
+def view_of_itself(node: fx.Node) -> Rewrite | None:
+    if not is_view(node) or not isinstance(val(node), torch.Tensor):
+        return None
+    same = [a for a in ancestors(node) if is_same_view(val(node), val(a))]
+    return Same(same[-1], f"reads the same elements as {same[-1].name}") if same else None
+
+
+RESHAPES = {aten.view.default, aten._unsafe_view.default}
+
+
+def view_of_view(node: fx.Node) -> Rewrite | None:
+    if node.target not in MERGES or not isinstance(node.args[0], fx.Node):
+        return None
+    return MERGES[node.target](node, node.args[0])
+
+
+def merge_reshapes(node: fx.Node, inner: fx.Node) -> Rewrite | None:
+    if inner.target not in RESHAPES:
+        return None
+    return Call(aten.view.default, (inner.args[0], list(val(node).shape)), f"a view of the view {inner.name}")
+
+
+def merge_permutations(node: fx.Node, inner: fx.Node) -> Rewrite | None:
+    first, second = permutation(inner), permutation(node)
+    if first is None or second is None:
+        return None
+    order = [first[axis] for axis in second]
+    return Call(aten.permute.default, (inner.args[0], order), f"a permutation of the permutation {inner.name}")
+
+
+def merge_expands(node: fx.Node, inner: fx.Node) -> Rewrite | None:
+    if inner.target is not aten.expand.default:
+        return None
+    return Call(aten.expand.default, (inner.args[0], list(val(node).shape)), f"expands {inner.name}, itself expanded")
+
+
+def merge_slices(node: fx.Node, inner: fx.Node) -> Rewrite | None:
+    outer_range, inner_range = as_range(node), as_range(inner)
+    if outer_range is None or inner_range is None or outer_range.axis != inner_range.axis or inner_range.squeezes:
+        return None
+    start = inner_range.start + outer_range.start
+    args = (inner_range.base, outer_range.axis, start, start + outer_range.length)
+    return Call(aten.slice.Tensor, args, f"a slice of the slice {inner.name}")
+
+
+MERGES: dict[Any, Callable[[fx.Node, fx.Node], Rewrite | None]] = {
+    aten.view.default: merge_reshapes,
+    aten._unsafe_view.default: merge_reshapes,
+    aten.t.default: merge_permutations,
+    aten.transpose.int: merge_permutations,
+    aten.permute.default: merge_permutations,
+    aten.expand.default: merge_expands,
+    aten.slice.Tensor: merge_slices,
+}
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+def _first_if_second_is(number: int) -> Callable[[fx.Node], Any]:
+    """`op(x, number)` is a copy of x. 0 is never added: -0.0 + 0 is 0.0."""
+    return lambda n: n.args[0] if len(n.args) == 2 and _is_number(n.args[1], number) and not n.kwargs else None
+
+
+def _is_number(arg: Any, number: int) -> bool:
+    return isinstance(arg, (int, float)) and not isinstance(arg, bool) and arg == number
+
+
+def _twice(node: fx.Node) -> Any:
+    inner = node.args[0]
+    return inner.args[0] if isinstance(inner, fx.Node) and inner.target is node.target else None
+
+
+# op -> the operand that it copies unchanged, or None
+COPIES: dict[Any, Callable[[fx.Node], Any]] = {
+    aten.clone.default: lambda n: n.args[0],
+    aten._to_copy.default: lambda n: n.args[0],
+    aten.cat.default: lambda n: n.args[0][0] if len(n.args[0]) == 1 else None,
+    aten.constant_pad_nd.default: lambda n: n.args[0] if not any(n.args[1]) else None,
+    aten.mul.Tensor: _first_if_second_is(1),
+    aten.mul.Scalar: _first_if_second_is(1),
+    aten.div.Tensor: _first_if_second_is(1),
+    aten.div.Scalar: _first_if_second_is(1),
+    aten.sub.Tensor: _first_if_second_is(0),
+    aten.pow.Tensor_Scalar: _first_if_second_is(1),
+    aten.neg.default: _twice,
+}
+
+
+def copy_of_itself(node: fx.Node) -> Rewrite | None:
+    source = COPIES[node.target](node) if node.target in COPIES else None
+    if not isinstance(source, fx.Node) or layout(val(source)) != layout(val(node)):
+        return None
+    return Same(source, f"copies {source.name}, strides and all")
+
+
+# --- casts ------------------------------------------------------------------------------------------------------------
+
+
+def is_exact_cast(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """Whether every `narrow` number is a `wide` number."""
+    if narrow == wide or narrow == torch.bool:
+        return True
+    if wide.is_floating_point and narrow.is_floating_point:
+        a, b = torch.finfo(narrow), torch.finfo(wide)
+        return b.eps <= a.eps and b.max >= a.max and b.tiny <= a.tiny
+    if narrow.is_floating_point or narrow.is_complex or wide.is_complex or wide == torch.bool:
+        return False
+    low, high = torch.iinfo(narrow).min, torch.iinfo(narrow).max
+    if wide.is_floating_point:
+        return high < 2 / torch.finfo(wide).eps
+    return torch.iinfo(wide).min <= low and high <= torch.iinfo(wide).max
+
+
+def is_dtype_cast(node: fx.Node) -> bool:
+    """Whether the op changes the dtype and neither the device nor the strides."""
+    if node.target is not aten._to_copy.default:
+        return False
+    before, after = val(node.args[0]), val(node)
+    return before.device == after.device and before.stride() == after.stride()
+
+
+def cast_of_cast(node: fx.Node) -> Rewrite | None:
+    inner = node.args[0] if node.args else None
+    if not isinstance(inner, fx.Node) or not is_dtype_cast(node) or not is_dtype_cast(inner):
+        return None
+    original = inner.args[0]
+    if not is_exact_cast(val(original).dtype, val(inner).dtype):
+        return None
+    if phase(node) != phase(inner) and is_newly_saved(original):
+        return None
+    reason = f"the cast {inner.name} before it is exact"
+    return Call(aten._to_copy.default, (original,), reason, dict(node.kwargs))
+
+
+def empty_operands(node: fx.Node) -> Rewrite | None:
+    if node.target is not aten.cat.default:
+        return None
+    kept = [n for n in node.args[0] if val(n).numel()]
+    if not 0 < len(kept) < len(node.args[0]):
+        return None
+    dropped = len(node.args[0]) - len(kept)
+    return Call(aten.cat.default, (kept, *node.args[1:]), f"{dropped} of its operands have no elements")
+
+
+RULES = (view_of_itself, copy_of_itself, empty_operands, cast_of_cast, view_of_view)
+
+
+# --- common subexpressions --------------------------------------------------------------------------------------------
+
+
+def expression(node: fx.Node) -> Hashable | None:
+    """A key equal for ops of one phase that yield the same; None for ops that are never merged."""
+    if is_random(node) or is_mutable(node):
+        return None
+    return phase(node), node.target, _frozen(node.args), _frozen(node.kwargs), layouts(val(node))
+
+
+def _frozen(arg: Any) -> Hashable:
+    if isinstance(arg, (list, tuple)):
+        return tuple(_frozen(a) for a in arg)
+    if isinstance(arg, dict):
+        return tuple((k, _frozen(v)) for k, v in sorted(arg.items()))
+    return arg if isinstance(arg, fx.Node) else (type(arg), arg)
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------------
+
+
+def _apply(node: fx.Node, rewrite: Rewrite, decide: Decide) -> bool:
+    if isinstance(rewrite, Same):
+        refusal = replace_value(node, rewrite.node)
+    else:
+        _, refusal = replace_by_call(node, rewrite.target, *rewrite.args, **(rewrite.kwargs or {}))
+    spared = 0 if is_view(node) or is_getitem(node) else nbytes(node)
+    if refusal:
+        decide(Decision(node.name, "kept", f"{rewrite.reason}, but {refusal}"))
+        return False
+    decide(Decision(node.name, "simplified", rewrite.reason, spared))
+    return True
+
+
+def _simplify_node(node: fx.Node, seen: dict[Hashable, fx.Node], decide: Decide) -> bool:
+    for rule in RULES:
+        rewrite = rule(node)
+        if rewrite is not None and _apply(node, rewrite, decide):
+            return True
+    key = expression(node)
+    first = node if key is None else seen.setdefault(key, node)
+    return first is not node and _apply(node, Same(first, f"computes the same as {first.name}"), decide)
+
+
+def _sweep(graph: fx.Graph, decide: Decide) -> bool:
+    seen: dict[Hashable, fx.Node] = {}
+    live = [n for n in graph.nodes if n.op == "call_function" and n.users]
+    rewritten = [n.name for n in live if _simplify_node(n, seen, decide)]
+    dead = eliminate_dead_code(graph)
+    for name in dead:
+        if name not in rewritten:
+            decide(Decision(name, "removed", "nothing reads it"))
+    return bool(rewritten or dead)
+
+
+@dataclass(frozen=True)
+class Simplify:
+    """Dead code, common subexpressions, views of views, copies, casts and empty operands: see the module's table."""
+
+    name: ClassVar[str] = "simplify"
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        new, tell = trace.copy(), once(decide)
+        while _sweep(new.graph, tell):
+            pass
+        return new
