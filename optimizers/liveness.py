@@ -1,0 +1,122 @@
+"""Static memory of a trace: which storages are alive when, and what the forward keeps for the backward.
+
+    storage     the memory that a value and all its views share; memory is counted per storage, never per value
+    lifetime    from the op that allocates a storage to the last op that reads any of its aliases
+    pinned      inputs live throughout (the caller holds them), returned values from their op to the end
+
+In a backward half the `saved` inputs are the exception: they are handed over, and die after their last reader.
+All numbers are bytes that the program needs, not what an allocator takes: no rounding, no workspace, no fragmentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.trace import Trace, phase, tensors
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A storage of `nbytes`, called like its first value; alive from op `start` to op `end`, both included, counted in
+    `trace.ops`. `aliases` are the names of all its values."""
+
+    name: str
+    nbytes: int
+    start: int
+    end: int
+    aliases: tuple[str, ...]
+    is_input: bool
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A storage that the forward keeps for the backward.
+
+    `name` is the first of its values that is read there, `readers` the backward ops that read any of its values (empty
+    if it is only returned as a gradient).
+    """
+
+    name: str
+    nbytes: int
+    readers: tuple[str, ...]
+
+
+def lifetimes(trace: Trace) -> list[Lifetime]:
+    """One per storage, in the order of allocation."""
+    ops = trace.ops
+    position = {node: index for index, node in enumerate(ops)}
+    returned = set(trace.returned)
+    handed_over = {entry.name for entry in trace.inputs if entry.kind == "saved"}
+    groups: dict[int, list[tuple[fx.Node, torch.Tensor]]] = {}
+    for node, tensor in _values(trace):
+        groups.setdefault(_key(tensor), []).append((node, tensor))
+    return [_lifetime(group, position, returned, handed_over) for group in groups.values()]
+
+
+def live_bytes(trace: Trace) -> list[int]:
+    """Bytes alive while each op of `trace.ops` runs: its operands and its result included, in that order."""
+    change = [0] * (len(trace.ops) + 1)
+    for life in lifetimes(trace):
+        change[life.start] += life.nbytes
+        change[life.end + 1] -= life.nbytes
+    return list(accumulate(change))[:-1]
+
+
+def peak_bytes(trace: Trace) -> int:
+    """The most bytes alive at any op; 0 for a trace without ops."""
+    return max(live_bytes(trace), default=0)
+
+
+def saved_values(trace: Trace) -> list[Saved]:
+    """What the forward of a joint trace keeps for its backward, one entry per storage, in the forward's order.
+
+    Inputs, parameters and their views are not among them: the caller holds those anyway.
+    """
+    theirs = {_key(t) for node in trace.placeholders for t in tensors(node)}
+    gradients = {node for out, node in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
+    found: dict[int, tuple[str, int, dict[str, None]]] = {}
+    for node in trace.ops:
+        readers = [u.name for u in node.users if u.op == "call_function" and phase(u) == "backward"]
+        if phase(node) == "backward" or not (readers or node in gradients):
+            continue
+        for tensor in tensors(node):
+            if _key(tensor) not in theirs:
+                entry = found.setdefault(_key(tensor), (node.name, tensor.untyped_storage().nbytes(), {}))
+                entry[2].update(dict.fromkeys(readers))
+    return [Saved(name, nbytes, tuple(readers)) for name, nbytes, readers in found.values()]
+
+
+def saved_bytes(trace: Trace) -> int:
+    """Bytes that the forward of a joint trace keeps for its backward: each storage once, inputs not counted."""
+    return sum(saved.nbytes for saved in saved_values(trace))
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _values(trace: Trace) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+    for node in trace.graph.nodes:
+        if node.op != "output":
+            yield from ((node, tensor) for tensor in tensors(node))
+
+
+def _lifetime(
+    group: list[tuple[fx.Node, torch.Tensor]],
+    position: dict[fx.Node, int],
+    returned: set[fx.Node],
+    handed_over: set[str],
+) -> Lifetime:
+    nodes = list(dict.fromkeys(node for node, _ in group))
+    is_input = nodes[0].op == "placeholder"
+    pinned = any(n in returned for n in nodes) or (is_input and nodes[0].name not in handed_over)
+    start = 0 if is_input else position[nodes[0]]
+    last_read = max((position[u] for n in nodes for u in (n, *n.users) if u in position), default=start)
+    end = len(position) - 1 if pinned else last_read
+    nbytes = group[0][1].untyped_storage().nbytes()
+    return Lifetime(nodes[0].name, nbytes, start, end, tuple(n.name for n in nodes), is_input)
