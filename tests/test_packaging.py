@@ -30,7 +30,7 @@ MACHINE = re.compile(rf"(?<![\w.])/({_FOLDERS})/|{_HOSTS}")
 
 def committed(root: Path) -> list[Path]:
     """The files of the repository: those git knows, and those it would take."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     return sorted(path for line in listed.splitlines() if (path := root / line).is_file())
 

@@ -1,0 +1,133 @@
+"""The command line: `tracefuse demo` drives one GPT training step through the whole path and says where the files are.
+
+This and `load_ipython_extension` are the two front doors: the only places outside `widgets` that open that room, and only
+when somebody knocks (`write_report` below).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from tracefuse.capture import Capture, capture
+from tracefuse.demo import GPT, batch
+from tracefuse.errors import NotSupported, OptionError
+from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.options import DEMO_OPTIONS, OPTIONS, Config, add_arguments, values
+from tracefuse.summary import modules_table, steps_table
+
+HEADS, VOCABULARY, BATCH, LENGTH = 4, 256, 4, 64
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 1 for an error that tracefuse explains, 2 for bad usage."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    try:
+        demo(arguments)
+    except TracefuseError as error:
+        print(f"tracefuse: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tracefuse", description="See, optimise, time and export training traces.")
+    parser.add_argument("--version", action="version", version=f"tracefuse {version('tracefuse')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    text = "capture a GPT's training step, optimise, time and export it"
+    command = commands.add_parser("demo", help=text, description=text)
+    add_arguments(command, DEMO_OPTIONS)
+    add_arguments(command.add_argument_group("passes"), OPTIONS)
+    return parser
+
+
+def demo(arguments: argparse.Namespace) -> None:
+    """Print both traces' summaries and the timing table; write the HTML report and the optimised program."""
+    chosen, config = values(arguments, DEMO_OPTIONS), Config.of_arguments(arguments)
+    device, out = _device(chosen["device"]), Path(chosen["out"])
+    say = Steps(total=5)
+
+    say.next(f"capturing a training step of a GPT ({chosen['layers']} layers, width {chosen['width']}) on {device}")
+    captured = capture_step(chosen["layers"], chosen["width"], device)
+    print(modules_table(captured.trace), end="\n\n", flush=True)
+
+    say.next(f"optimising: {config.as_code()}")
+    variant = captured.optimize(**config.__dict__)
+    print(steps_table(captured.trace, variant.steps), end="\n\n", flush=True)
+
+    say.next("measuring the captured trace beside the optimised one")
+    timing = variant.measure(budget_s=chosen["budget"], progress=say.progress)
+    print(timing, end="\n\n", flush=True)
+
+    say.next("writing the optimised program")
+    out.mkdir(parents=True, exist_ok=True)
+    program, report = out / "gpt_optimised.py", out / "report.html"
+    variant.export(program)
+    say.next("writing the report")
+    write_report(variant, report)
+    print(f"report   {report}   (open it in a browser; it needs no network)")
+    print(f"program  {program}   (run it with python: it checks and times itself)")
+
+
+def capture_step(layers: int, width: int, device: str) -> Capture:
+    """One training step of the embedded GPT with dropout on. Raises `OptionError` for sizes that make no model."""
+    if layers < 1 or width < HEADS or width % HEADS:
+        raise OptionError(f"no GPT has {layers} layers of width {width}: take at least 1 and a multiple of {HEADS}")
+    torch.manual_seed(0)
+    model = GPT(layers=layers, width=width, heads=HEADS, vocab=VOCABULARY, length=LENGTH).to(device)
+    tokens, targets = batch(VOCABULARY, BATCH, LENGTH, device)
+
+    def step() -> torch.Tensor:
+        loss = model(tokens, targets)
+        loss.backward()
+        return loss
+
+    return capture(step)
+
+
+def _device(name: str) -> str:
+    if name not in ("cpu", "cuda"):
+        raise OptionError(f"--device {name} is unknown: choose cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise NotSupported("torch sees no CUDA GPU on this machine: leave --device out to run on the CPU")
+    return name
+
+
+def write_report(variant: Any, path: Path) -> None:
+    """Write the self-contained HTML view of `variant`."""
+    from tracefuse.widgets.html import to_html
+
+    path.write_text(to_html(variant), encoding="utf-8")
+
+
+class Steps:
+    """`[2/5] optimising …` on `stream` (default: stderr, so that a pipe gets the tables only).
+
+    On a terminal, progress within a step is one line that rewrites itself; elsewhere it is not shown.
+    """
+
+    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+        self.total, self.count, self.stream = total, 0, stream or sys.stderr
+
+    def next(self, text: str) -> None:
+        self.count += 1
+        print(f"[{self.count}/{self.total}] {text}", file=self.stream, flush=True)
+
+    def progress(self, fraction: float, text: str) -> None:
+        if self.stream.isatty():
+            end = "\n" if fraction >= 1 else ""
+            print(f"\r      {fraction:4.0%} {text:<40.40}", end=end, file=self.stream, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

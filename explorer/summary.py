@@ -1,0 +1,99 @@
+"""A trace in a few numbers, and the tables that `tracefuse demo` prints. Pure: no clock, no device.
+
+ops     what the trace calls, views included, without the `getitem`s that take multi-output ops apart
+saved   bytes that the forward keeps for the backward, per storage; inputs and parameters are not counted
+peak    static peak of live bytes, inputs included: modelled from the trace, not measured
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
+from tracefuse.optimizers.passes import Step
+from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, op_name, origin, phase
+from tracefuse.timing import aligned
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One joint trace: ops by phase, generated kernels (calls, unique), bytes saved for the backward, static peak."""
+
+    forward_ops: int
+    backward_ops: int
+    kernel_calls: int
+    unique_kernels: int
+    saved_nbytes: int
+    peak_nbytes: int
+
+
+def summarise(trace: Trace) -> Summary:
+    """The numbers of one joint trace."""
+    ops = [n for n in trace.ops if not is_getitem(n)]
+    backward = sum(phase(n) == "backward" for n in ops)
+    kernels = [op_name(n) for n in ops if not isinstance(n.target, torch._ops.OpOverload)]
+    return Summary(
+        forward_ops=len(ops) - backward,
+        backward_ops=backward,
+        kernel_calls=len(kernels),
+        unique_kernels=len(set(kernels)),
+        saved_nbytes=saved_bytes(trace),
+        peak_nbytes=peak_bytes(trace),
+    )
+
+
+def steps_table(trace: Trace, steps: Sequence[Step]) -> str:
+    """The captured trace, then what each pass made of it: one line each, with the number of its decisions."""
+    rows = [("captured", *_cells(summarise(trace)), "")]
+    rows += [(f"+ {s.name}", *_cells(summarise(s.after)), s.error or f"{len(s.decisions)}") for s in steps]
+    head = ("", "forward ops", "backward ops", "Triton kernels", "saved for backward", "static peak", "decisions")
+    return aligned([head, *rows])
+
+
+def _cells(found: Summary) -> tuple[str, ...]:
+    kernels = f"{found.kernel_calls} ({found.unique_kernels} unique)" if found.kernel_calls else "0"
+    memory = human_bytes(found.saved_nbytes), human_bytes(found.peak_nbytes)
+    return str(found.forward_ops), str(found.backward_ops), kernels, *memory
+
+
+@dataclass
+class ModuleCounts:
+    """Ops and saved bytes of all modules at paths that differ only in their indices."""
+
+    paths: set[str]
+    forward_ops: int = 0
+    backward_ops: int = 0
+    saved_nbytes: int = 0
+
+
+def by_module(trace: Trace) -> dict[str, ModuleCounts]:
+    """Counts by module path with indices as `*` ("h.*.attn"), in the forward's order; "" is code outside modules."""
+    counts: dict[str, ModuleCounts] = defaultdict(lambda: ModuleCounts(set()))
+    nodes = {n.name: n for n in trace.graph.nodes}
+    for node in (n for n in trace.ops if not is_getitem(n)):
+        found = counts[folded(origin(node).module)]
+        found.paths.add(origin(node).module)
+        found.forward_ops += phase(node) == "forward"
+        found.backward_ops += phase(node) == "backward"
+    for saved in saved_values(trace):
+        counts[folded(origin(nodes[saved.name]).module)].saved_nbytes += saved.nbytes
+    return dict(counts)
+
+
+def folded(path: str) -> str:
+    """`h.3.attn` as `h.*.attn`: identical layers are one line."""
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
+
+
+def modules_table(trace: Trace) -> str:
+    """One line per module path; a star stands for the indices of as many modules as `modules` says."""
+    rows = [
+        (path or "(no module)", str(len(c.paths)), str(c.forward_ops), str(c.backward_ops), human_bytes(c.saved_nbytes))
+        for path, c in by_module(trace).items()
+    ]
+    return aligned([("module", "modules", "forward ops", "backward ops", "saved for backward"), *rows])
