@@ -1,7 +1,18 @@
 """See the forward and backward traces a notebook cell really ran, toggle optimisation passes, measure, export."""
 
+from typing import Any
+
 from tracefuse.capture import Capture, capture
 from tracefuse.errors import TracefuseError
+from tracefuse.options import Config
 from tracefuse.replay import replay
+from tracefuse.variant import Variant
 
-__all__ = ["Capture", "TracefuseError", "capture", "replay"]
+__all__ = ["Capture", "Config", "TracefuseError", "Variant", "capture", "replay"]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext tracefuse`: the magics and the view. The one place where this room reaches for the widgets."""
+    from tracefuse.widgets.magic import load_ipython_extension
+
+    load_ipython_extension(shell)

@@ -23,9 +23,13 @@ from torch.utils._pytree import tree_flatten_with_path
 from tracefuse.assemble import Roles, assemble
 from tracefuse.errors import CaptureError
 from tracefuse.functional import build_graph, functionalize, propagate
+from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace
 from tracefuse.optimizers.verify import verify
+from tracefuse.options import Config
 from tracefuse.record import Guard, Recorder, Value
+from tracefuse.replay import replay
+from tracefuse.variant import Variant
 
 
 class Capture:
@@ -39,6 +43,8 @@ class Capture:
     def __init__(self) -> None:
         self._recorder = Recorder()
         self._roles: Roles | None = None
+        self._variants: dict[Config, Variant] = {}
+        self.known_steps: dict[tuple[Pass, ...], Step] = {}
         self.environment = environment()
 
     def __enter__(self) -> Capture:
@@ -88,6 +94,23 @@ class Capture:
     @property
     def backward(self) -> Trace:
         return self.trace.split()[1]
+
+    def replay(self) -> tuple[torch.Tensor, ...]:
+        """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
+        return replay(self.trace, self.example_inputs, self.rng_states)
+
+    def variant(self, config: Config) -> Variant:
+        """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
+        if config not in self._variants:
+            self._variants[config] = Variant(self, config)
+        return self._variants[config]
+
+    def optimize(self, **options: Any) -> Variant:
+        """The variant with every pass on, changed by `options` (see `tracefuse.options.Config`).
+
+        Raises `OptionError` for a bad option and `PassError` where a pass cannot do what it was asked.
+        """
+        return self.variant(Config.of(**options)).check()
 
 
 def capture(fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Capture:

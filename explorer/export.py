@@ -1,0 +1,170 @@
+"""Export: a variant as one Python file that needs torch, triton and the standard library.
+
+kernels             Triton source, launcher and ATen reference of each, once
+forward, backward   the optimised halves
+captured_*          the halves as they were captured: what the file checks itself against
+Step, run           the autograd.Function and the callable around it
+example_inputs      tensors of the captured shapes, values of the captured range
+python FILE         checks results and gradients against the captured program and times both
+"""
+
+from __future__ import annotations
+
+import math
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracefuse.errors import ExportError
+from tracefuse.optimizers.render import INDENT, body_lines, literal, render
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, val
+from tracefuse.optimizers.triton import kernel_source
+
+if TYPE_CHECKING:
+    from tracefuse.variant import Variant
+
+_RUNTIME = (
+    (Path(__file__).parent / "exported_runtime.py").read_text().split("# --- copied into every exported file ---\n")[1]
+)
+
+
+def module_source(variant: Variant) -> str:
+    """The file's text. Raises `ExportError` for what is more than one differentiable step."""
+    forward, backward = variant.forward, variant.backward
+    captured_forward, captured_backward = variant.baseline.forward, variant.baseline.backward
+    _check_one_step(variant.trace)
+    sections = [
+        _header(variant),
+        *([_rule("kernels")] if variant.kernels else []),
+        *(kernel_source(kernel) for kernel in variant.kernels),
+        _rule("the optimised program"),
+        render(forward),
+        render_boxed(backward, "backward"),
+        _rule("the program as it was captured"),
+        render(captured_forward).replace("def forward(", "def captured_forward(", 1),
+        render_boxed(captured_backward, "captured_backward"),
+        _rule("its signature"),
+        _tables(variant, forward, backward, captured_backward),
+        _rule("running it"),
+        _RUNTIME,
+    ]
+    return "\n\n".join(s.strip("\n") for s in sections) + "\n"
+
+
+def render_boxed(trace: Trace, name: str) -> str:
+    """`trace` as a function that takes its inputs in one list and empties it, so that each can be freed after its last use."""
+    lines = [f"def {name}(boxed):"]
+    if trace.inputs:
+        lines.append(f"{INDENT}({', '.join(i.name for i in trace.inputs)},) = boxed")
+        lines.append(f"{INDENT}boxed.clear()")
+        kinds = zip(trace.inputs, trace.placeholders, strict=True)
+        lines += [f"{INDENT}# {i.name}: {tensor_type(val(p))}  {human_bytes(nbytes(p))}  {i.kind}" for i, p in kinds]
+    return "\n".join([*lines, *(text for text, _ in body_lines(trace))]) + "\n"
+
+
+def _header(variant: Variant) -> str:
+    environment = ", ".join(f"{k} {v}" for k, v in variant.capture.environment.items())
+    needs = "torch and triton" if variant.kernels else "torch"
+    lines = [
+        f'"""Forward and backward of a captured program, written by tracefuse {version("tracefuse")}. Needs only {needs}.',
+        "",
+        f"Captured with {environment}.",
+        f"Passes: {variant.config.as_code()}",
+        "",
+        "`python` this file to check it against the program as it was captured and to time both. Import it for `run`, a",
+        'differentiable function of the inputs listed in INPUTS, or for the bare `forward` and `backward`.\n"""',
+        "",
+        "import math",
+        "import statistics",
+        "import sys",
+        "import time",
+        "",
+        "import torch",
+    ]
+    if variant.kernels:
+        lines += ["import triton", "import triton.language as tl"]
+    return "\n".join(lines)
+
+
+def _rule(title: str) -> str:
+    return f"# --- {title} ".ljust(120, "-")
+
+
+def _check_one_step(trace: Trace) -> None:
+    forward, backward = trace.split()
+    results = [out.of for out in forward.outputs if out.kind == "result"]
+    late = [out.of for out in backward.outputs if out.kind in ("result", "mutation")]
+    if late:
+        raise ExportError(
+            f"{', '.join(late)} depends on gradients (an optimizer step, a second forward, or autograd.grad): a step is one "
+            "forward and one backward. Capture only those."
+        )
+    roots = [i.source for i in backward.inputs if i.kind == "cotangent"]
+    if len(set(roots)) != len(roots) or len(set(results)) != len(results):
+        raise ExportError("a result has two cotangents or two results share a name. Capture one backward per result.")
+
+
+def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward: Trace) -> str:
+    results = [out.of for out in forward.outputs if out.kind == "result"]
+    names = [i.name for i in forward.inputs]
+    mutations = {out.of: k for k, out in enumerate(forward.outputs) if out.kind == "mutation"}
+    captured = variant.baseline.forward
+    rows = [
+        f"    {_input_row(i.name, i.source, p)}," for i, p in zip(forward.inputs, forward.placeholders, strict=True)
+    ]
+    values = [f"    {_range_row(t)}," for t in variant.capture.example_inputs[: len(names)]]
+    cotangents = [i for i in backward.inputs if i.kind == "cotangent"]
+    seeds = variant.capture.example_inputs[len(names) :]
+    return "\n".join(
+        [
+            "# name, what the captured program called it, shape, stride, dtype",
+            "INPUTS = [",
+            *rows,
+            "]",
+            "# mean and standard deviation, or for integers the least and the greatest, of what was captured",
+            "RANGES = [",
+            *values,
+            "]",
+            f"RESULTS = {results!r}",
+            f"MUTATED = {mutations!r}  # input -> position of its new value in what forward returns",
+            f"CAPTURED_MUTATED = { {o.of: k for k, o in enumerate(captured.outputs) if o.kind == 'mutation'}!r}",
+            f"ROOTS = {[results.index(i.source) for i in cotangents]!r}  # the results that have a cotangent",
+            f"COTANGENTS = {[_layout(p) for p in backward.placeholders if p.name in {i.name for i in cotangents}]}",
+            f"SEEDS = {[float(t.flatten()[0]) if _is_constant(t) else None for t in seeds]!r}  # captured, None: not constant",
+            f"READ_AGAIN = {[names.index(i.name) for i in backward.inputs if i.name in names]!r}  # inputs of backward too",
+            f"CAPTURED_READ_AGAIN = {[names.index(i.name) for i in captured_backward.inputs if i.name in names]!r}",
+            f"GRADIENTS = {[names.index(out.of) for out in backward.outputs]!r}  # the inputs whose gradients are returned",
+            f"CAPTURED_GRADIENTS = {[names.index(out.of) for out in captured_backward.outputs]!r}",
+            f'DEVICE = "{_device(variant)}"',
+        ]
+    ).replace("'torch.", "torch.")
+
+
+def _input_row(name: str, source: str, placeholder: torch.fx.Node) -> str:
+    value = val(placeholder)
+    return f"({name!r}, {source!r}, {tuple(value.shape)!r}, {tuple(value.stride())!r}, {value.dtype})"
+
+
+def _layout(placeholder: torch.fx.Node) -> Any:
+    return tuple(val(placeholder).shape), tuple(val(placeholder).stride())
+
+
+def _range_row(tensor: torch.Tensor) -> str:
+    if tensor.numel() == 0:
+        return "(0, 1)"
+    if not tensor.is_floating_point():
+        return f"({int(tensor.min())}, {int(tensor.max())})"
+    wide = tensor.detach().double()
+    mean, deviation = float(wide.mean()), float(wide.std()) if tensor.numel() > 1 else 0.0
+    return f"({literal(mean)}, {literal(deviation)})" if math.isfinite(mean + deviation) else "(0.0, 1.0)"
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
+
+
+def _device(variant: Variant) -> str:
+    inputs = variant.capture.example_inputs
+    return next((t.device.type for t in inputs if t.device.type != "cpu"), "cpu")

@@ -1,0 +1,161 @@
+"""What every exported file ends with; its text below the mark is copied, never imported.
+
+The names in capitals, `forward`, `backward` and their captured twins are defined above it in an exported file.
+"""
+
+# ruff: noqa: F821
+import math
+import statistics
+import sys
+import time
+
+import torch
+
+# --- copied into every exported file ---
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def expect(tensor, name, shape, stride, dtype=None):
+    """`tensor` with the strides that the kernels were generated for; raises ValueError for another shape or dtype."""
+    if tuple(tensor.shape) != shape or dtype not in (None, tensor.dtype):
+        given = f"{tensor.dtype}{list(tensor.shape)}"
+        raise ValueError(f"{name} is {given}, this file is for {dtype or tensor.dtype}{list(shape)}: capture it again")
+    if tensor.stride() == stride or tensor.numel() <= 1:
+        return tensor
+    return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+class Step(torch.autograd.Function):
+    """The program as one differentiable operation: takes INPUTS, returns the tuple of RESULTS."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        laid_out = [expect(t, n, shape, stride, dtype) for t, (n, _, shape, stride, dtype) in zip(inputs, INPUTS)]
+        outputs = forward(*laid_out)
+        results, kept = outputs[: len(RESULTS)], list(outputs[len(RESULTS) + len(MUTATED) :])
+        for name, position in MUTATED.items():
+            inputs[[row[0] for row in INPUTS].index(name)].copy_(outputs[position])
+        # Results and inputs go through autograd, which breaks the cycles that they would make; the rest is freed early.
+        ctx.places = [next((i for i, r in enumerate(results) if r is t), None) for t in kept]
+        ctx.save_for_backward(*results, *(laid_out[i] for i in READ_AGAIN))
+        ctx.kept = [t if place is None else None for t, place in zip(kept, ctx.places)]
+        ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in ROOTS))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        if ctx.kept is None:
+            raise RuntimeError("backward has run and freed what it needs: call `run` again")
+        saved = ctx.saved_tensors
+        boxed = [t if place is None else saved[place] for t, place in zip(ctx.kept, ctx.places)]
+        ctx.kept = None
+        boxed += saved[len(RESULTS) :]
+        boxed += [expect(cotangents[i], RESULTS[i], *layout) for i, layout in zip(ROOTS, COTANGENTS)]
+        del saved
+        gradients = [None] * len(INPUTS)
+        for position, gradient in zip(GRADIENTS, backward(boxed)):
+            gradients[position] = gradient
+        return tuple(gradients)
+
+
+def run(*inputs):
+    """RESULTS of INPUTS (the tensor itself if there is one), differentiable in the inputs named by GRADIENTS."""
+    if len(inputs) != len(INPUTS):
+        raise ValueError(f"run takes {len(INPUTS)} inputs, got {len(inputs)}: {[row[0] for row in INPUTS]}")
+    results = Step.apply(*inputs)
+    return results[0] if len(results) == 1 else results
+
+
+def example_inputs(device=DEVICE, seed=0):
+    """Random tensors of the captured shapes, strides and ranges."""
+    generator = torch.Generator(device).manual_seed(seed)
+    made = []
+    for (_, _, shape, stride, dtype), (first, second) in zip(INPUTS, RANGES):
+        tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        if dtype.is_floating_point:
+            tensor.normal_(first, second, generator=generator)
+        elif tensor.numel() > 0:
+            tensor.random_(int(first), int(second) + 1, generator=generator)
+        made.append(tensor)
+    return made
+
+
+def example_cotangents(device=DEVICE, dtypes=None):
+    made = []
+    for (shape, stride), seed, dtype in zip(COTANGENTS, SEEDS, dtypes):
+        tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        made.append(tensor.normal_() if seed is None else tensor.fill_(seed))
+    return made
+
+
+def replay(forward, backward, inputs, read_again, mutated, seed=0):
+    """(results, gradients, seconds) of one forward and backward, random ops drawing from `seed`."""
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    outputs = forward(*inputs)
+    results, kept = outputs[: len(RESULTS)], outputs[len(RESULTS) + len(mutated) :]
+    cotangents = example_cotangents(inputs[0].device, [results[i].dtype for i in ROOTS])
+    del outputs
+    boxed = [*kept, *(inputs[i] for i in read_again), *cotangents]
+    del kept
+    gradients = backward(boxed)
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return results, gradients, time.perf_counter() - start
+
+
+def programs():
+    return {
+        "captured": (captured_forward, captured_backward, CAPTURED_READ_AGAIN, CAPTURED_MUTATED),
+        "optimised": (forward, backward, READ_AGAIN, MUTATED),
+    }
+
+
+@torch.no_grad()
+def check():
+    """Print the relative difference of every result and gradient to the captured program's; returns whether all are small."""
+    inputs = example_inputs()
+    outputs = {}
+    for name, (front, back, read_again, mutated) in programs().items():
+        results, gradients, _ = replay(front, back, inputs, read_again, mutated)
+        grads_of = CAPTURED_GRADIENTS if name == "captured" else GRADIENTS
+        labels = [*RESULTS, *(f"gradient of {INPUTS[i][1]}" for i in grads_of)]
+        outputs[name] = dict(zip(labels, [*results, *gradients]))
+    passed = True
+    for label, ours in outputs["optimised"].items():
+        reference = outputs["captured"][label].double()
+        difference = float((ours.double() - reference).norm() / reference.norm().clamp_min(1e-30))
+        tolerance = TOLERANCE.get(ours.dtype, 0.0)
+        good = math.isfinite(difference) and difference <= tolerance
+        good = good or float((ours.double() - reference).abs().max()) <= 1e-12
+        passed &= good
+        print(f"{'ok ' if good else 'BAD'}  {label:60s} relative difference {difference:.1e}, allowed {tolerance:.0e}")
+    return passed
+
+
+@torch.no_grad()
+def benchmark(rounds=20):
+    """Print the median time of one forward and backward of both programs, run in turn."""
+    inputs = example_inputs()
+    times = {name: [] for name in programs()}
+    for turn in range(rounds + 3):
+        for name, (front, back, read_again, mutated) in programs().items():
+            seconds = replay(front, back, inputs, read_again, mutated)[2]
+            if turn >= 3:
+                times[name].append(seconds * 1e3)
+    where = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+    for name, found in times.items():
+        spread = f"{min(found):.3f} to {max(found):.3f}"
+        print(f"{name:10s} {statistics.median(found):9.3f} ms forward + backward ({spread}), measured on {where}")
+
+
+def main():
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        sys.exit("this program was captured on a GPU: run it on a machine with CUDA")
+    passed = check()
+    benchmark()
+    sys.exit(0 if passed else "results or gradients differ from the captured program: do not use this file")
+
+
+if __name__ == "__main__":
+    main()

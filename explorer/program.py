@@ -1,0 +1,85 @@
+"""A variant that runs: the exported module, imported, around the captured inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracefuse import measure
+from tracefuse.compile import load
+from tracefuse.errors import OptionError
+from tracefuse.optimizers.trace import origin
+from tracefuse.record import default_generator
+
+if TYPE_CHECKING:
+    from tracefuse.variant import Variant
+
+
+class Program:
+    """A differentiable callable. Made by `Variant.compile`.
+
+    `program()` runs on the captured inputs, the live parameters among them, so that `program().backward()` fills their
+    `.grad`; inputs are replaced by position or by name: `program(tokens=more)`. Shapes and dtypes must be the captured
+    ones (ValueError otherwise). `module` is the imported file, `inputs` are the names in order.
+    """
+
+    def __init__(self, module: ModuleType, inputs: dict[str, torch.Tensor], random: torch.device | None) -> None:
+        self.module = module
+        self._inputs = inputs
+        self._random = random
+
+    @classmethod
+    def load(cls, variant: Variant) -> Program:
+        trace, examples = variant.trace, variant.capture.example_inputs
+        inputs = {i.name: t for i, t in zip(trace.inputs, examples, strict=True) if i.kind != "cotangent"}
+        draws = [n for n in trace.ops if origin(n).rng is not None]
+        device = draws[0].meta["val"] if draws else None
+        return cls(load(variant.source), inputs, _device_of(device))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(self._inputs)
+
+    def __call__(self, *tensors: torch.Tensor, **named: torch.Tensor) -> Any:
+        unknown = sorted(named.keys() - self._inputs.keys())
+        if unknown:
+            raise OptionError(f"there is no input {unknown[0]!r}: choose from {', '.join(self._inputs)}")
+        if len(tensors) > len(self._inputs):
+            raise OptionError(
+                f"the program has {len(self._inputs)} inputs, got {len(tensors)}: {', '.join(self._inputs)}"
+            )
+        given = {**self._inputs, **dict(zip(self._inputs, tensors, strict=False)), **named}
+        return self.module.run(*given.values())
+
+    def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> measure.Program:
+        """Forward and backward as closures for `measure`: on `inputs` (cotangents last), random ops from the captured state.
+
+        The state that `forward` returns is (results, what the backward reads, in a list that the backward empties).
+        """
+        module, count = self.module, len(self._inputs)
+        tensors, cotangents = [t.detach() for t in inputs[:count]], [t.detach() for t in inputs[count:]]
+        results, mutated = len(module.RESULTS), len(module.MUTATED)
+        again = [tensors[i] for i in module.READ_AGAIN]
+        generator = default_generator(self._random) if self._random is not None and rng_states else None
+
+        @torch.no_grad()
+        def forward() -> tuple[Any, list[torch.Tensor]]:
+            if generator is not None:
+                generator.set_state(rng_states[0])
+            outputs = module.forward(*tensors)
+            return outputs[:results], [*outputs[results + mutated :], *again, *cotangents]
+
+        @torch.no_grad()
+        def backward(state: tuple[Any, list[torch.Tensor]]) -> Sequence[torch.Tensor]:
+            return module.backward(state[1])
+
+        return measure.Program(forward, backward if module.GRADIENTS else None)
+
+
+def _device_of(value: Any) -> torch.device | None:
+    if isinstance(value, (tuple, list)):
+        value = next((v for v in value if isinstance(v, torch.Tensor)), None)
+    return value.device if value is not None else None

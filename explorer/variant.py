@@ -1,0 +1,138 @@
+"""A variant: one capture and one choice of passes, with everything that follows from the two.
+
+v = c.optimize(remat=0.5, freeze=["h.*.mlp.*"])
+v.forward.code, v.backward.code, v.kernels     the regenerated traces and the kernels in them
+step = v.compile(); step().backward()          the program that runs
+v.measure(); v.export("step.py")               beside the captured one; as a file of its own
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracefuse.errors import TracefuseError
+from tracefuse.optimizers.passes import Step, final, run_pipeline
+from tracefuse.optimizers.trace import Trace
+from tracefuse.options import Config
+
+if TYPE_CHECKING:
+    from tracefuse.capture import Capture
+    from tracefuse.optimizers.kernel import Kernel
+    from tracefuse.program import Program
+    from tracefuse.timing import Timing
+
+
+class PassError(TracefuseError):
+    """A pass that could not do what its options ask for."""
+
+
+class Variant:
+    """A capture under a `Config`. Made by `Capture.optimize` and `with_config`; computed when asked for, then kept."""
+
+    def __init__(self, capture: Capture, config: Config) -> None:
+        self.capture = capture
+        self.config = config
+        self.timing: Timing | None = None
+
+    def __repr__(self) -> str:
+        return f"<tracefuse.Variant {self.config.as_code()}: {len(self.trace.ops)} ops, {len(self.kernels)} kernels>"
+
+    @functools.cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
+        steps: list[Step] = []
+        trace = self.capture.trace
+        known = self.capture.known_steps
+        passes = tuple(self.config.passes())
+        for count, one in enumerate(passes, 1):
+            key = passes[:count]
+            if key not in known:
+                (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
+            steps.append(known[key])
+            trace = known[key].after
+        return tuple(steps)
+
+    def check(self) -> Variant:
+        """This variant, or `PassError` with the message of the first pass that failed."""
+        for step in self.steps:
+            if step.error is not None:
+                raise PassError(f"{step.name}: {step.error}")
+        return self
+
+    @property
+    def trace(self) -> Trace:
+        """The joint trace after the last pass."""
+        return final(self.capture.trace, self.steps)
+
+    @property
+    def forward(self) -> Trace:
+        return self.trace.split()[0]
+
+    @property
+    def backward(self) -> Trace:
+        return self.trace.split()[1]
+
+    @functools.cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels of the trace, each once, in the order of their first use."""
+        from tracefuse.optimizers.kernel import Kernel
+
+        return tuple(dict.fromkeys(n.target for n in self.trace.ops if isinstance(n.target, Kernel)))
+
+    @property
+    def baseline(self) -> Variant:
+        """The same capture without any pass: the trace as it ran."""
+        return self.capture.variant(Config.off())
+
+    def with_config(self, **changes: Any) -> Variant:
+        """The variant of the same capture with `changes` to the configuration; equal configurations share one."""
+        return self.capture.variant(self.config.changed(**changes))
+
+    @functools.cached_property
+    def source(self) -> str:
+        """The text of the exported file, which is also what `compile` runs and `measure` times."""
+        from tracefuse.export import module_source
+
+        return module_source(self)
+
+    def export(self, path: str | Path) -> Path:
+        """Write one Python file that needs only torch and triton; `python FILE` checks it and times it.
+
+        Returns the path. Raises `ExportError` for a program that is more than one differentiable step.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.source)
+        return path
+
+    @functools.cached_property
+    def _program(self) -> Program:
+        from tracefuse.program import Program
+
+        return Program.load(self)
+
+    def compile(self) -> Program:
+        """The variant as a differentiable callable. See `tracefuse.program.Program`."""
+        return self._program
+
+    def measure(self, progress: Callable[[float, str], None] | None = None, budget_s: float = 10.0) -> Timing:
+        """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds.
+
+        `progress` is called with the fraction done and what is being done. The result is kept as `timing`. Inputs are
+        those captured; results and gradients are compared with those of the captured program.
+        """
+        from tracefuse.measure import measure
+
+        inputs = self.capture.example_inputs
+        programs = {"captured": self.baseline.compile(), "optimised": self.compile()}
+        self.timing = measure(
+            {name: program.replays(inputs, self.capture.rng_states) for name, program in programs.items()},
+            device=inputs[0].device if inputs else "cpu",
+            budget_s=budget_s,
+            progress=progress,
+        )
+        return self.timing
