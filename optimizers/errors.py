@@ -11,3 +11,7 @@ class UnknownValue(TracefuseError):
 
 class NotSupported(TracefuseError):
     """Something that this version cannot do yet, said by name."""
+
+
+class PinConflict(TracefuseError):
+    """A value pinned to be both saved and recomputed, or one that cannot be recomputed at all."""

@@ -1,0 +1,129 @@
+"""What may cross from the forward to the backward: facts about forward values that a choice of cut is made from."""
+
+from __future__ import annotations
+
+import math
+
+from torch import fx
+
+from tracefuse.optimizers.cost import is_fusible, touched_bytes
+from tracefuse.optimizers.trace import (
+    Trace,
+    is_getitem,
+    is_mutable,
+    is_random,
+    is_view,
+    nbytes,
+    phase,
+    producer,
+    tensors,
+)
+
+
+class Forward:
+    """The forward of a joint trace. All facts are computed once.
+
+    `nodes`: its inputs and ops in order, `index` their positions; `read`: the nodes that the backward reads or returns
+    as gradients; `results`: those returned by the forward; `distance`: ops from a value to its first reader in the
+    backward (1: read there), views not counted, infinite where nothing behind it is read; `in_memory`: values that are
+    stored whether saved or not; `stale`: inputs that the forward overwrites, and their views.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        cotangents = {entry.name for entry in trace.inputs if entry.kind == "cotangent"}
+        self.inputs = [n for n in trace.placeholders if n.name not in cotangents]
+        self.nodes = self.inputs + [n for n in trace.ops if phase(n) == "forward"]
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        pairs = [(out, node) for out, node in zip(trace.outputs, trace.returned, strict=True) if node in self.index]
+        gradients = {node for out, node in pairs if out.kind == "gradient"}
+        self.results = {node for out, node in pairs if out.kind != "gradient"}
+        self.read = {n for n in self.nodes if n in gradients or any(self._in_backward(u) for u in n.users)}
+        self.stale = self._stale({out.of for out, _ in pairs if out.kind == "mutation"})
+        self.distance = self._distances()
+        self.in_memory = self._in_memory()
+
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """The readers in the forward."""
+        return [u for u in node.users if u in self.index]
+
+    def _in_backward(self, user: fx.Node) -> bool:
+        return user.op == "call_function" and user not in self.index
+
+    def _stale(self, overwritten: set[str]) -> set[fx.Node]:
+        stale = {n for n in self.inputs if n.name in overwritten}
+        for node in self.nodes:
+            if is_view(node) and base(node) in stale:
+                stale.add(node)
+        return stale
+
+    def _distances(self) -> dict[fx.Node, float]:
+        distance: dict[fx.Node, float] = {}
+        for node in reversed(self.nodes):
+            steps = (distance[u] + (0 if is_free(u) else 1) for u in self.readers(node))
+            distance[node] = 1 if node in self.read else min(steps, default=math.inf)
+        return distance
+
+    def _in_memory(self) -> set[fx.Node]:
+        """Values that are stored for another reason than the backward.
+
+        `level` counts the non-fusible ops before a value: a fusible reader at a higher level cannot run in the same kernel.
+        """
+        level: dict[fx.Node, int] = {}
+        for node in self.nodes:
+            sources = ((level[a], a.op == "call_function" and not is_fusible(a)) for a in node.all_input_nodes)
+            level[node] = max((above + ends for above, ends in sources), default=0)
+        latest: dict[fx.Node, float] = {}
+        for node in reversed(self.nodes):
+            seen = (latest[u] if is_free(u) else level[u] if is_fusible(u) else math.inf for u in self.readers(node))
+            latest[node] = math.inf if node in self.results else max(seen, default=0)
+        return {n for n in self.nodes if not is_fusible(n) or latest[n] > level[n]}
+
+
+def base(node: fx.Node) -> fx.Node:
+    """The value whose memory `node` is a view of; `node` itself if it is no view."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def is_free(node: fx.Node) -> bool:
+    """Whether the node is no kernel: a view, or one item of several outputs."""
+    return is_getitem(node) or is_view(node)
+
+
+def is_several(node: fx.Node) -> bool:
+    """Whether the node yields a tuple, whose items are what can be saved."""
+    return isinstance(node.meta["val"], (tuple, list))
+
+
+def stored_bytes(node: fx.Node) -> int:
+    """Bytes of the storages that the node's values keep alive."""
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors(node)}.values())
+
+
+def impossible(forward: Forward, node: fx.Node) -> str | None:
+    """Why the backward cannot compute `node` again, whatever it costs; None if it can."""
+    op = producer(node)
+    if op.op == "placeholder":
+        return "is an input: it is there anyway"
+    if is_random(op):
+        return "draws from a random generator, and drawn again it would be another value"
+    if is_mutable(op):
+        return "writes to its arguments"
+    overwritten = next((a for a in op.all_input_nodes if a in forward.stale), None)
+    if overwritten is not None:
+        return f"reads {overwritten.name}, which the forward overwrites"
+    return None
+
+
+def unwise(node: fx.Node, reduction_ratio: float) -> str | None:
+    """Why `node` is not recomputed unless asked to; None if it is fair game."""
+    op = producer(node)
+    if not is_fusible(op):
+        return "heavy"
+    if is_view(op) or not op.all_input_nodes:
+        return None
+    loaded = sum(touched_bytes(t) for a in op.all_input_nodes for t in tensors(a))
+    if nbytes(op) * reduction_ratio < loaded:
+        return f"only {nbytes(op)} of the {loaded} bytes that it reads"
+    return None

@@ -1,0 +1,273 @@
+"""remat: choose what the forward keeps for the backward, and recompute the rest there.
+
+What crosses from the forward to the backward is a cut of the trace, and the cheapest is a minimum cut. Every forward value
+becomes an edge whose capacity is the value's weight; an edge from the source leads to values that cannot be recomputed
+(inputs, random ops, heavy ops), one to the sink from values that the backward reads. The values whose edges are cut are
+saved, those behind the cut are recomputed.
+
+    weight = bytes of the storage
+           x distance_base ** (ops between the value and its first reader in the backward, at most distance_cap)
+           x producer_input_weight   if it is in memory anyway: a matmul (or the like) computes or reads it, a later region
+                                     reads it, or it is a result
+             unmaterialised_factor   else: saving it is a store that the fused kernel would not make
+
+    forward                              after Remat()
+    u = aten.addmm.default(b, x, w)      u = aten.addmm.default(b, x, w)             saved
+    g = aten.gelu.default(u)             g = aten.gelu.default(u)
+    y = aten.mm.default(g, w2)           y = aten.mm.default(g, w2)
+    backward                             g_again = aten.gelu.default(u)              recomputed, at its first reader
+    dw = aten.mm.default(dy_t, g)        dw = aten.mm.default(dy_t, g_again)
+
+Views are never cut: their base is, and the view is taken again. Of several minimum cuts it is the one nearest to the
+forward's start, so with `producer_input_weight=0` all that is in memory anyway is free and everything between two matmuls is
+recomputed: on a residual chain the sums too, each from all the matmuls before it.
+
+It does nothing to a trace without a backward. Applied to its own output it starts from the trace as it was before
+(`schedule.forget`), so it is idempotent, and the last application's options are those that count.
+
+Sources: the formula is that of torch's `min_cut_rematerialization_partition` (torch/_functorch/partitioners.py), the
+producer input weight that of Thunder's `find_cut` (lightning-thunder, thunder/core/rematerialization.py), its consequences
+at 0 are NVIDIA/Fuser issue 2916.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, bytes_moved, roofline_seconds
+from tracefuse.optimizers.crossing import Forward, base, impossible, is_free, is_several, stored_bytes, unwise
+from tracefuse.optimizers.mincut import Edge, min_cut
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.pins import Pin, resolve_pins
+from tracefuse.optimizers.schedule import forget, recompute
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes, is_getitem, is_view, op_name, producer
+
+
+@dataclass(frozen=True)
+class Remat:
+    """The pass. Factors are pure numbers, at least 0.
+
+    `producer_input_weight`: factor for values that are in memory anyway; 1 is torch's choice, 1/2 Thunder's, 0 makes
+    them free. `distance_base`, `distance_cap`: the farther a value from the backward, the more would be recomputed from
+    it, and the longer it would live; 1 switches that off. `unmaterialised_factor`: for values that a fused kernel would
+    not store. `reduction_ratio`: an op whose result is that many times smaller than what it reads is not run again.
+    `longest_chain`: the most ops recomputed one after another; None is no limit. `save`, `recompute`: globs over value
+    names and module paths ("gelu*", "h.0", "h.*.mlp") that force a cut, or forbid one; a module's pin holds for all
+    values in it that can be recomputed at all. `peaks`: whose roofline the reasons quote; they do not steer the choice.
+
+    Raises `UnknownValue` for a pin that matches nothing, `PinConflict` for pins that contradict each other or the value.
+    """
+
+    producer_input_weight: float = 0.5
+    distance_base: float = 1.1
+    unmaterialised_factor: float = 2.0
+    save: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    distance_cap: int = 100
+    reduction_ratio: float = 4.0
+    longest_chain: int | None = None
+    peaks: Peaks = H100_SXM_DATASHEET
+    name: ClassVar[str] = "remat"
+
+    def __post_init__(self) -> None:
+        for option in ("producer_input_weight", "unmaterialised_factor", "reduction_ratio", "distance_cap"):
+            if not 0 <= getattr(self, option) < math.inf:
+                raise ValueError(f"{option}={getattr(self, option)!r} is no factor; pass a number from 0 up")
+        if not 0 < self.distance_base < math.inf:
+            raise ValueError(f"distance_base={self.distance_base!r} is no base; pass a number above 0, 1 for no effect")
+        if self.longest_chain is not None and self.longest_chain < 1:
+            raise ValueError(f"longest_chain={self.longest_chain!r} forbids every recompute; pass 1 or more, or None")
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        new = forget(trace)
+        eliminate_dead_code(new.graph)
+        forward = Forward(new)
+        choice = choose(forward, self)
+        for decision in explain(forward, choice, self):
+            decide(decision)
+        recompute(new, choice.again)
+        eliminate_dead_code(new.graph)
+        return new
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the forward keeps (`kept`, no inputs) and what the backward computes itself (`again`, views included)."""
+
+    kept: frozenset[fx.Node]
+    again: frozenset[fx.Node]
+    pins: dict[fx.Node, Pin]
+    weights: dict[fx.Node, float]
+    banned: dict[fx.Node, str]
+
+
+def choose(forward: Forward, options: Remat) -> Choice:
+    """The cheapest cut under `options`; solved again, with more values banned, while chains are too long."""
+    pins = resolve_pins(forward, options.save, options.recompute)
+    banned = bans(forward, pins, options)
+    weights = {n: weigh(forward, n, pins.get(n), options) for n in forward.nodes}
+    while True:
+        kept, again = _solve(forward, weights, banned)
+        long = _chain_ends(forward, again, pins, options.longest_chain)
+        if not long:
+            return Choice(kept, again, pins, weights, banned)
+        banned |= dict.fromkeys(long, f"the end of a chain of {options.longest_chain} recomputed ops")
+
+
+def weigh(forward: Forward, node: fx.Node, pin: Pin | None, options: Remat) -> float:
+    """The weight of saving `node`, in bytes times factors; infinite for what is never saved, 0 for what is free."""
+    if node in forward.stale or node.op == "placeholder":
+        return 0.0
+    if is_view(node) or is_several(node):
+        return math.inf
+    if pin is not None:
+        return 0.0 if pin.action == "save" else math.inf
+    materialised = node in forward.in_memory
+    factor = options.producer_input_weight if materialised else options.unmaterialised_factor
+    return stored_bytes(node) * factor * options.distance_base ** min(forward.distance[node], options.distance_cap)
+
+
+def bans(forward: Forward, pins: dict[fx.Node, Pin], options: Remat) -> dict[fx.Node, str]:
+    """The values that are not recomputed, with the reason."""
+    asked = {producer(node) for node, pin in pins.items() if pin.action == "recompute"}
+    banned: dict[fx.Node, str] = {}
+    for node in forward.nodes:
+        if (pin := pins.get(node)) is not None and pin.action == "save":
+            banned[node] = f'pinned by save="{pin.glob}"'
+        elif is_getitem(node) and not is_view(node):
+            continue
+        elif (reason := impossible(forward, node)) or node in forward.stale:
+            banned[node] = reason or "views an input that the forward overwrites"
+        elif node not in asked and (reason := unwise(node, options.reduction_ratio)):
+            banned[node] = reason
+    return banned
+
+
+def _solve(
+    forward: Forward, weights: dict[fx.Node, float], banned: dict[fx.Node, str]
+) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+    """(kept, again): each value is an edge from node 2i to node 2i+1 of the network."""
+    count = len(forward.nodes)
+    source, sink = 2 * count, 2 * count + 1
+    edges: list[Edge] = []
+    for node, i in forward.index.items():
+        edges.append((2 * i, 2 * i + 1, weights[node]))
+        edges += [(2 * i + 1, 2 * forward.index[u], math.inf) for u in forward.readers(node)]
+        edges += [(source, 2 * i, math.inf)] if node in banned else []
+        edges += [(2 * i + 1, sink, math.inf)] if node in forward.read else []
+    cut = min_cut(edges, count * 2 + 2, source, sink, bound=_known_cut(forward, weights))
+    if cut is None:
+        raise AssertionError("a value that the backward reads can be neither saved nor recomputed; this is a defect")
+    on_edge = {n for n, i in forward.index.items() if 2 * i in cut.source_side and 2 * i + 1 not in cut.source_side}
+    return _demanded(forward, on_edge)
+
+
+def _known_cut(forward: Forward, weights: dict[fx.Node, float]) -> float:
+    """The weight of saving what the backward reads, as far as it can be saved, else what that is computed from."""
+    seen: set[fx.Node] = set()
+    stack = list(forward.read)
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack += node.all_input_nodes if weights[node] == math.inf else []
+    return math.fsum(weights[n] for n in seen if weights[n] < math.inf)
+
+
+def _demanded(forward: Forward, on_edge: set[fx.Node]) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+    """What the backward really needs: a cut edge of weight 0 may lie where nothing reads."""
+    kept: set[fx.Node] = set()
+    again: set[fx.Node] = set()
+    stack = list(forward.read)
+    while stack:
+        node = stack.pop()
+        if node.op == "placeholder" or node in kept or node in again:
+            continue
+        if node in on_edge:
+            kept.add(node)
+        else:
+            again.add(node)
+            stack += node.all_input_nodes
+    return frozenset(kept), frozenset(again)
+
+
+def _chain_ends(
+    forward: Forward, again: frozenset[fx.Node], pins: dict[fx.Node, Pin], longest: int | None
+) -> list[fx.Node]:
+    """The recomputed ops that come after `longest` others: they are to be saved instead. Pins are not overruled."""
+    if longest is None:
+        return []
+    asked = {producer(node) for node in pins}
+    depth: dict[fx.Node, int] = {}
+    for node in forward.nodes:
+        if node in again:
+            above = max((depth.get(a, 0) for a in node.all_input_nodes), default=0)
+            depth[node] = above + (0 if is_free(node) else 1)
+    ends = (n for n, d in depth.items() if d % (longest + 1) == 0)
+    return [n for n in ends if n not in asked and n.all_input_nodes and not is_free(n)]
+
+
+# --- the reasons ------------------------------------------------------------------------------------------------------
+
+
+def explain(forward: Forward, choice: Choice, options: Remat) -> list[Decision]:
+    """One decision for each value that is saved, and for each that the backward reads and recomputes."""
+    wanted = {base(n) for n in forward.read} | choice.kept
+    told: set[fx.Node] = set()
+    decisions = []
+    for node in forward.nodes:
+        if node in choice.kept:
+            decisions.append(Decision(node.name, "save", _why_kept(node, choice, options), stored_bytes(node)))
+        elif node in wanted and node in choice.again:
+            decisions.append(
+                Decision(node.name, "recompute", _why_again(node, choice, told, options), stored_bytes(node))
+            )
+    return decisions
+
+
+def _why_kept(node: fx.Node, choice: Choice, options: Remat) -> str:
+    ban = choice.banned.get(node) or choice.banned.get(producer(node))
+    if ban == "heavy":
+        seconds = roofline_seconds(producer(node), options.peaks)
+        ban = f"{op_name(producer(node))} would take {seconds * 1e6:.3g} us again ({_label(options)}); pin it to do so"
+    elif ban is None:
+        ban = f"weighs {human_bytes(choice.weights[node])}, less than the values that it could be recomputed from"
+    return ban
+
+
+def _why_again(node: fx.Node, choice: Choice, told: set[fx.Node], options: Remat) -> str:
+    """Each recomputed op is charged to the first value that needs it, so that the costs of all decisions add up."""
+    ops, sources = _behind(node, choice, told)
+    pin = choice.pins.get(node)
+    asked = f'pinned by recompute="{pin.glob}": ' if pin is not None else ""
+    seconds = sum(roofline_seconds(op, options.peaks) for op in ops)
+    moved = human_bytes(sum(map(bytes_moved, ops)))
+    names = ", ".join(s.name for s in sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
+    return f"{asked}{len(ops)} ops again from {names or 'nothing'}: {moved} moved, {seconds * 1e6:.3g} us ({_label(options)})"
+
+
+def _behind(node: fx.Node, choice: Choice, told: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """(recomputed ops behind `node` not yet told of, the values that they start from)."""
+    ops: list[fx.Node] = []
+    sources: dict[fx.Node, None] = {}
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current not in choice.again or (current in told and current is not node):
+            sources[current] = None
+        elif current not in told:
+            told.add(current)
+            ops += [] if is_free(current) else [current]
+            stack += current.all_input_nodes
+    return ops, list(sources)
+
+
+def _label(options: Remat) -> str:
+    return f"modelled, {options.peaks.source}"
