@@ -92,20 +92,34 @@ def replace_value(old: fx.Node, new: fx.Node) -> str | None:
     return None
 
 
-def replace_by_call(old: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[fx.Node | None, str]:
-    """Replace `old` by a new op inserted before it: (the op, "") or (None, why not)."""
-    with old.graph.inserting_before(old):
-        new = call(old, target, *args, **kwargs)
-    reason = replace_value(old, new)
-    if reason is None:
-        return new, ""
-    old.graph.erase_node(new)
-    return None, reason
+def replace_by(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
+    """Replace `old` by what `build` inserts before it. Returns None when done, else the reason, with nothing inserted.
+
+    An operator that cannot take its operands, such as a view of strides that have no such view, is a reason too.
+    """
+    before, graph = old.prev, old.graph
+    try:
+        with graph.inserting_before(old):
+            new = build()
+        reason = replace_value(old, new)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+    while reason is not None and old.prev is not before:
+        graph.erase_node(old.prev)
+    return reason
+
+
+def replace_by_call(old: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
+    """`replace_by` with one new op."""
+    return replace_by(old, lambda: call(old, target, *args, **kwargs))
 
 
 def _type_conflict(old: fx.Node, new: fx.Node) -> str | None:
     before, after = tensor_type(val(old)), tensor_type(val(new))
-    return None if before == after else f"its type would change from {before} to {after}"
+    if before != after:
+        return f"its type would change from {before} to {after}"
+    moved = [t.device for t in tensors(old)] != [t.device for t in tensors(new)]
+    return f"{new.name} lies on another device" if moved else None
 
 
 def _phase_conflict(old: fx.Node, new: fx.Node) -> str | None:

@@ -250,7 +250,7 @@ def _apply(node: fx.Node, rewrite: Rewrite, decide: Decide) -> bool:
     if isinstance(rewrite, Same):
         refusal = replace_value(node, rewrite.node)
     else:
-        _, refusal = replace_by_call(node, rewrite.target, *rewrite.args, **(rewrite.kwargs or {}))
+        refusal = replace_by_call(node, rewrite.target, *rewrite.args, **(rewrite.kwargs or {}))
     spared = 0 if is_view(node) or is_getitem(node) else nbytes(node)
     if refusal:
         decide(Decision(node.name, "kept", f"{rewrite.reason}, but {refusal}"))

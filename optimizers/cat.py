@@ -1,0 +1,159 @@
+"""Cat: concatenations, and the slices and zero padding around them, that move bytes for nothing.
+
+A value is seen as lying along an axis (`optimizers/axes.py`):
+
+    Range     y = x[a:b] along axis                     slice, a part of split, select
+    parts     y = cat([p, q, …]) along axis             p at [0, |p|), q at [|p|, |p| + |q|), …
+    Padded    y = 0 but for segments along axis         slice_backward, select_backward, constant_pad_nd, slice_scatter, …
+
+R1  a range of a concatenation is a range of the operand it falls into:
+
+        y = cat([p, q], d)[a:b]        |p| <= a             y = q[a - |p| : b - |p|]
+
+    If it falls into several, it is a cat of fewer. That writes its bytes anew: only where the big cat dies and less is
+    written in all.
+
+R2  a concatenation of consecutive ranges of one base, each sent through the same chain f, is f of the base:
+
+        y = cat([f(x[0:a]), f(x[a:n])], d)                  y = f(x)
+
+    f is views (view, permute, transpose, t, unsqueeze, squeeze) and elementwise ops with numbers. The slices' axis is
+    followed through f (`axes_after`): a permutation moves it; a reshape keeps it where the product of the sizes before it
+    is unchanged (through a merge as the outer factor only). It must arrive at d. Some of the operands may be such a run.
+
+R3  a sum of zero-padded values is one concatenation. The backward of chunk, slice and rotate_half adds k tensors that are
+    zero almost everywhere, each written in full:
+
+        y = pad(p, [0:a]) + g + pad(q, [a:n])               y = g + cat([p, q], d)
+        y = pad(p, [0:a]) + pad(q, [0:a]) + pad(r, [a:n])   y = cat([p + q, r], d)
+
+    Ranges are disjoint or the same; what overlaps in part is left alone. Gaps become explicit zeros. neg, casts and products
+    with a number commute with padding, so they are applied to the pieces. A floating-point sum may be added in another
+    order.
+
+A sweep tries R1 and R2 on every op, then R3 on every sum; sweeps go on until nothing changes, since the sum of two pieces
+may again be a sum of padded values. What was looked at and left alone is a decision with its reason. A trace in which
+nothing is concatenated or padded is returned as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from tracefuse.optimizers.axes import Range, as_range, cat_ranges, shape
+from tracefuse.optimizers.cat_runs import join_runs
+from tracefuse.optimizers.cat_sums import as_sum, join_padded
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.rewrite import is_newly_saved, once, replace_by, replace_by_call, replace_value
+from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, human_bytes, is_getitem, nbytes, phase
+
+Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
+
+
+# --- R1: ranges of a concatenation ------------------------------------------------------------------------------------
+
+
+def narrow_range(node: fx.Node, decide: Decide) -> bool:
+    """R1 on one op. Returns whether it was replaced."""
+    found = as_range(node)
+    if found is None or found.base.target is not aten.cat.default or not node.users:
+        return False
+    axis, _ = cat_ranges(found.base)
+    if axis != found.axis:
+        decide(Decision(node.name, "kept", f"{found.base.name} concatenates axis {axis}, this takes axis {found.axis}"))
+        return False
+    parts = parts_of(found)
+    refusal = _would_cost(node, found, parts) or _replace_by_parts(node, found, parts)
+    if refusal:
+        decide(Decision(node.name, "kept", f"a part of the cat {found.base.name}, but {refusal}"))
+        return False
+    names = ", ".join(operand.name for operand, _, _ in parts)
+    decide(Decision(node.name, "slice of cat", f"lies in {names} of {found.base.name}"))
+    return True
+
+
+def parts_of(found: Range) -> list[Part]:
+    """What of the operands of the cat `found.base` the range covers."""
+    _, operands = cat_ranges(found.base)
+    return [
+        (operand, max(found.start, start) - start, min(found.stop, stop) - start)
+        for operand, start, stop in operands
+        if start < found.stop and found.start < stop
+    ]
+
+
+def _would_cost(node: fx.Node, found: Range, parts: list[Part]) -> str | None:
+    """Why replacing the range by its parts would write or keep more memory than it saves; None if it would not."""
+    if not parts:
+        return "it has no elements"
+    survivors = _survivors(found.base, found.axis)
+    late = phase(node) == "backward" and any(is_newly_saved(operand) for operand, _, _ in parts)
+    if survivors and late:
+        return f"the forward would have to keep its operands as well: {survivors[0].name} still reads it"
+    if len(parts) == 1:
+        return None
+    if survivors:
+        return f"it spans {len(parts)} operands and {survivors[0].name} still reads the whole"
+    written = sum(nbytes(n) for n in _range_users(found.base) if len(parts_of(as_range(n))) > 1)  # type: ignore[arg-type]
+    if written >= nbytes(found.base):
+        return f"the smaller cats would write {human_bytes(written)}, this one {human_bytes(nbytes(found.base))}"
+    return None
+
+
+def _range_users(cat: fx.Node) -> list[fx.Node]:
+    """The readers of `cat`; a split stands for its parts."""
+    users = [part for user in cat.users for part in (user.users if any(map(is_getitem, user.users)) else [user])]
+    return [user for user in users if user.users or user.op == "output"]
+
+
+def _survivors(cat: fx.Node, axis: int) -> list[fx.Node]:
+    """Readers that need the concatenation itself, being no range along its axis."""
+    ranges = {user: as_range(user) if user.op == "call_function" else None for user in _range_users(cat)}
+    return [user for user, found in ranges.items() if found is None or found.base is not cat or found.axis != axis]
+
+
+def _replace_by_parts(node: fx.Node, found: Range, parts: list[Part]) -> str | None:
+    operand, start, stop = parts[0]
+    if found.squeezes:
+        return replace_by_call(node, aten.select.int, operand, found.axis, start)
+    if len(parts) == 1 and stop - start == shape(operand)[found.axis]:
+        return replace_value(node, operand)
+    return replace_by(node, lambda: _build_parts(node, found.axis, parts))
+
+
+def _build_parts(node: fx.Node, axis: int, parts: list[Part]) -> fx.Node:
+    pieces = []
+    for operand, start, stop in parts:
+        whole = stop - start == shape(operand)[axis]
+        pieces.append(operand if whole else call(node, aten.slice.Tensor, operand, axis, start, stop))
+    return pieces[0] if len(pieces) == 1 else call(node, aten.cat.default, pieces, axis)
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------------
+
+
+def _sweep(graph: fx.Graph, decide: Decide) -> bool:
+    changed = False
+    for node in [n for n in graph.nodes if n.op == "call_function" and n.users]:
+        changed |= narrow_range(node, decide)
+        if node.target is aten.cat.default and node.users:
+            changed |= join_runs(node, decide)
+    for node in [n for n in graph.nodes if as_sum(n) is not None]:
+        changed |= bool(node.users) and join_padded(node, decide)
+    return bool(eliminate_dead_code(graph)) or changed
+
+
+@dataclass(frozen=True)
+class Cat:
+    """Slices of concatenations, concatenations of slices, sums of zero-padded slices: see the module's rules R1 to R3."""
+
+    name: ClassVar[str] = "cat"
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        new, tell = trace.copy(), once(decide)
+        while _sweep(new.graph, tell):
+            pass
+        return new
