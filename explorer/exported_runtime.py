@@ -30,7 +30,9 @@ class Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        laid_out = [expect(t, n, shape, stride, dtype) for t, (n, _, shape, stride, dtype) in zip(inputs, INPUTS)]
+        laid_out = [
+            expect(t, n, shape, stride, dtype) for t, (n, _, shape, stride, dtype) in zip(inputs, INPUTS, strict=True)
+        ]
         outputs = forward(*laid_out)
         results, kept = outputs[: len(RESULTS)], list(outputs[len(RESULTS) + len(MUTATED) :])
         for name, position in MUTATED.items():
@@ -38,7 +40,7 @@ class Step(torch.autograd.Function):
         # Results and inputs go through autograd, which breaks the cycles that they would make; the rest is freed early.
         ctx.places = [next((i for i, r in enumerate(results) if r is t), None) for t in kept]
         ctx.save_for_backward(*results, *(laid_out[i] for i in READ_AGAIN))
-        ctx.kept = [t if place is None else None for t, place in zip(kept, ctx.places)]
+        ctx.kept = [t if place is None else None for t, place in zip(kept, ctx.places, strict=True)]
         ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in ROOTS))
         return tuple(results)
 
@@ -47,13 +49,13 @@ class Step(torch.autograd.Function):
         if ctx.kept is None:
             raise RuntimeError("backward has run and freed what it needs: call `run` again")
         saved = ctx.saved_tensors
-        boxed = [t if place is None else saved[place] for t, place in zip(ctx.kept, ctx.places)]
+        boxed = [t if place is None else saved[place] for t, place in zip(ctx.kept, ctx.places, strict=True)]
         ctx.kept = None
         boxed += saved[len(RESULTS) :]
-        boxed += [expect(cotangents[i], RESULTS[i], *layout) for i, layout in zip(ROOTS, COTANGENTS)]
+        boxed += [expect(cotangents[i], RESULTS[i], *layout) for i, layout in zip(ROOTS, COTANGENTS, strict=True)]
         del saved
         gradients = [None] * len(INPUTS)
-        for position, gradient in zip(GRADIENTS, backward(boxed)):
+        for position, gradient in zip(GRADIENTS, backward(boxed), strict=True):
             gradients[position] = gradient
         return tuple(gradients)
 
@@ -70,7 +72,7 @@ def example_inputs(device=DEVICE, seed=0):
     """Random tensors of the captured shapes, strides and ranges."""
     generator = torch.Generator(device).manual_seed(seed)
     made = []
-    for (_, _, shape, stride, dtype), (first, second) in zip(INPUTS, RANGES):
+    for (_, _, shape, stride, dtype), (first, second) in zip(INPUTS, RANGES, strict=True):
         tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         if dtype.is_floating_point:
             tensor.normal_(first, second, generator=generator)
@@ -82,7 +84,7 @@ def example_inputs(device=DEVICE, seed=0):
 
 def example_cotangents(device=DEVICE, dtypes=None):
     made = []
-    for (shape, stride), seed, dtype in zip(COTANGENTS, SEEDS, dtypes):
+    for (shape, stride), seed, dtype in zip(COTANGENTS, SEEDS, dtypes, strict=True):
         tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         made.append(tensor.normal_() if seed is None else tensor.fill_(seed))
     return made
@@ -120,7 +122,7 @@ def check():
         results, gradients, _ = replay(front, back, inputs, read_again, mutated)
         grads_of = CAPTURED_GRADIENTS if name == "captured" else GRADIENTS
         labels = [*RESULTS, *(f"gradient of {INPUTS[i][1]}" for i in grads_of)]
-        outputs[name] = dict(zip(labels, [*results, *gradients]))
+        outputs[name] = dict(zip(labels, [*results, *gradients], strict=True))
     passed = True
     for label, ours in outputs["optimised"].items():
         reference = outputs["captured"][label].double()

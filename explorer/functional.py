@@ -85,12 +85,19 @@ def _emit(built: Built, call: Call, func: OpOverload, hint: str | None = None) -
     args, kwargs = tree_map(
         lambda leaf: built.nodes[leaf] if isinstance(leaf, Value) else leaf, (call.args, call.kwargs)
     )
+    kwargs = {**_defaults_lost(call, func), **kwargs}
     node = built.graph.create_node("call_function", func, args, kwargs, func.overloadpacket.__name__.strip("_"))
     set_origin(node, call.origin)
     outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
     values = tuple(v if isinstance(v, Value) else None for v in outs)
     node.meta["custom"]["recorded"] = Recorded(func, values if func is call.func else (None,), call.in_engine, hint)
     return node
+
+
+def _defaults_lost(call: Call, twin: OpOverload) -> dict[str, Any]:
+    """Arguments that were left at the op's defaults where its functional twin has none (`bernoulli_`'s p)."""
+    left_out = list(zip(call.func._schema.arguments, twin._schema.arguments, strict=False))[len(call.args) :]
+    return {a.name: a.default_value for a, b in left_out if a.has_default_value() and not b.has_default_value()}
 
 
 def _bind(built: Built, call: Call, node: fx.Node) -> None:

@@ -152,6 +152,18 @@ class Trace:
         self.graph.output_node().args = (tuple(node for _, node in pairs),)
         return replace(self, outputs=tuple(out for out, _ in pairs), _cache={})
 
+    @property
+    def twins(self) -> dict[fx.Node, fx.Node]:
+        """For each backward op, the forward op that autograd recorded it for, where there is one."""
+        if "twins" not in self._cache:
+            first: dict[int | None, fx.Node] = {}
+            for node in self.ops:
+                if phase(node) == "forward":
+                    first.setdefault(origin(node).seq, node)
+            pairs = ((n, first.get(origin(n).seq)) for n in self.ops if phase(n) == "backward")
+            self._cache["twins"] = {n: twin for n, twin in pairs if twin is not None and origin(n).seq is not None}
+        return self._cache["twins"]
+
     def split(self) -> tuple[Trace, Trace]:
         """(forward, backward), cut where the phases meet.
 
