@@ -43,10 +43,16 @@ class Program:
 
     Both close over their inputs, cotangents and generator states. A state holds what the backward needs and is dropped
     after each replay. `backward` is None for a program that has none.
+
+    `gradients` names what `backward` returns, for a program that returns fewer gradients than the reference does (freeze
+    drops some); without it they are compared by position. `compared` is False for a yardstick that computes something
+    else, such as a copy.
     """
 
     forward: Callable[[], Sequence[Any]]
     backward: Callable[[Any], Sequence[torch.Tensor | None]] | None = None
+    gradients: tuple[str, ...] | None = None
+    compared: bool = True
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -189,30 +195,49 @@ def _no_garbage_collection() -> Iterator[None]:
 def _differences(programs: Mapping[str, Program], reference: Program | None) -> dict[str, Difference | None]:
     baseline = next(iter(programs))
     expected = _outputs(reference or programs[baseline])
-    return {
-        name: None if reference is None and name == baseline else _difference(name, _outputs(program), expected)
-        for name, program in programs.items()
-    }
+    is_reference = {name: not p.compared or (reference is None and name == baseline) for name, p in programs.items()}
+    return {name: None if is_reference[name] else _difference(name, p, expected) for name, p in programs.items()}
 
 
-def _outputs(program: Program) -> tuple[list[Any], list[Any]]:
+@dataclass(frozen=True)
+class _Outputs:
+    results: dict[str, Any]
+    gradients: dict[str, Any]
+
+
+def _outputs(program: Program) -> _Outputs:
     state = program.forward()
-    results = [r.detach() if isinstance(r, torch.Tensor) else r for r in state[0]]
-    return results, [] if program.backward is None else list(program.backward(state))
+    # Before the backward runs: it may take the state apart.
+    results = {f"result {i}": r.detach() if isinstance(r, torch.Tensor) else r for i, r in enumerate(state[0])}
+    gradients = [] if program.backward is None else list(program.backward(state))
+    names = program.gradients or tuple(f"gradient {i}" for i in range(len(gradients)))
+    return _Outputs(results, dict(zip(names, gradients, strict=True)))
 
 
-def _difference(name: str, mine: tuple[list[Any], list[Any]], expected: tuple[list[Any], list[Any]]) -> Difference:
-    results, gradients = (_largest(name, a, b) for a, b in zip(mine, expected, strict=True))
-    return Difference(results, gradients)
-
-
-def _largest(name: str, mine: Sequence[Any], expected: Sequence[Any]) -> float:
-    if len(mine) != len(expected):
+def _difference(name: str, program: Program, expected: _Outputs) -> Difference:
+    mine = _outputs(program)
+    if program.gradients is None and len(mine.gradients) != len(expected.gradients):
         raise MeasureError(
-            f"{name} returns {len(mine)} values where the reference returns {len(expected)}: compare programs with the "
-            "same results and gradients"
+            f"{name} returns {len(mine.gradients)} gradients where the reference returns {len(expected.gradients)}: name "
+            "them with Program(gradients=...) to compare those that both have"
         )
-    return max((max_abs_difference(name, a, b) for a, b in zip(mine, expected, strict=True)), default=0.0)
+    if len(mine.results) != len(expected.results):
+        raise MeasureError(
+            f"{name} returns {len(mine.results)} results where the reference returns {len(expected.results)}: compare "
+            "programs with the same results"
+        )
+    return Difference(
+        _largest(name, mine.results, expected.results), _largest(name, mine.gradients, expected.gradients)
+    )
+
+
+def _largest(name: str, mine: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    """The largest difference of any output; NaN if any is, which `max` alone would lose."""
+    unknown = sorted(mine.keys() - expected.keys())
+    if unknown:
+        raise MeasureError(f"{name} has {unknown[0]}, which the reference has not: compare the same outputs")
+    found = [max_abs_difference(f"{key} of {name}", value, expected[key]) for key, value in mine.items()]
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
 def max_abs_difference(name: str, mine: torch.Tensor | None, expected: torch.Tensor | None) -> float:
@@ -243,36 +268,3 @@ def _peak_nbytes(program: Program, device: str | torch.device) -> int | None:
     torch.cuda.synchronize()
     del state, gradients
     return torch.cuda.max_memory_allocated() - before
-
-
-# --- bandwidth --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Bandwidth:
-    """Bytes read plus bytes written per second of one large copy, with where it was measured."""
-
-    bytes_per_s: Estimate
-    device: str
-
-    def __str__(self) -> str:
-        return f"{self.bytes_per_s.median / 1e12:.3g} TB/s copied, {self.device}"
-
-
-def copy_program(nbytes: int, device: str | torch.device) -> Program:
-    """One copy that reads `nbytes` and writes as many."""
-    source = torch.ones(nbytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return Program(lambda: ((target.copy_(source),),))
-
-
-def copy_bandwidth(
-    device: str | torch.device = "cuda", nbytes: int | None = None, clock: Clock | None = None, budget_s: float = 2.0
-) -> Bandwidth:
-    """The measured bandwidth of copying `nbytes` (default: 1 GiB on a GPU, 64 MiB on a CPU), both ways counted."""
-    clock = clock or clock_of(device)
-    size = nbytes or (1 << 30 if torch.device(device).type == "cuda" else 1 << 26)
-    time_ms = measure({"copy": copy_program(size, device)}, device=device, clock=clock, budget_s=budget_s)
-    copied = time_ms.baseline.times_ms["forward"]
-    rate = [2 * size / (ms * 1e-3) for ms in (copied.median, copied.high, copied.low)]
-    return Bandwidth(Estimate(*rate, copied.coverage, copied.samples), device_label(device))

@@ -76,7 +76,8 @@ class Program:
         def backward(state: tuple[Any, list[torch.Tensor]]) -> Sequence[torch.Tensor]:
             return module.backward(state[1])
 
-        return measure.Program(forward, backward if module.GRADIENTS else None)
+        gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
+        return measure.Program(forward, backward if gradients else None, gradients)
 
 
 def _device_of(value: Any) -> torch.device | None:

@@ -78,7 +78,7 @@ class ProgramTiming:
 
     `times_ms` are medians over rounds, `ratios` those of program / baseline, paired by round. `cold_ms` is the first
     run with all its compiling. `peak_nbytes` is what a replay adds to the allocated GPU memory at its peak; None on the
-    CPU. `difference` is None for the reference itself.
+    CPU. `difference` is None for what was compared with nothing: the reference itself, a yardstick.
     """
 
     name: str
@@ -158,7 +158,7 @@ def _memory(program: ProgramTiming) -> str:
 
 def _difference(program: ProgramTiming) -> tuple[str, str]:
     if program.difference is None:
-        return "reference", "reference"
+        return "", ""
     return f"{program.difference.results:.3g}", f"{program.difference.gradients:.3g}"
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 
+from tracefuse.bandwidth import copy_bandwidth
 from tracefuse.clocks import CpuClock, clock_of, device_label
-from tracefuse.measure import MeasureError, Program, copy_bandwidth, max_abs_difference, measure
+from tracefuse.measure import MeasureError, Program, max_abs_difference, measure
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.profile import profile, summarise
 from tracefuse.timing import CONFIDENCE, MIN_ROUNDS, estimate
@@ -162,10 +163,37 @@ def test_differences_from_the_baseline_and_from_a_reference() -> None:
 def test_programs_with_other_outputs_are_refused() -> None:
     clock = FakeClock()
     three = Program(lambda: ((torch.ones(3), torch.ones(3)),))
-    with pytest.raises(MeasureError, match="returns 2 values where the reference returns 1"):
+    with pytest.raises(MeasureError, match="returns 2 results where the reference returns 1"):
         measure({"a": clock.program("a", 1), "b": three}, clock=clock)
     with pytest.raises(MeasureError, match="pass at least one program"):
         measure({}, clock=clock)
+
+
+def test_a_program_with_fewer_gradients_names_them() -> None:
+    def program(gradients: dict[str, float], named: bool) -> Program:
+        values = [torch.tensor(v) for v in gradients.values()]
+        return Program(lambda: ((),), lambda state: values, tuple(gradients) if named else None)
+
+    both, one = program({"a": 1.0, "b": 2.0}, True), program({"b": 2.25}, True)
+    assert measure({"all": both, "frozen": one}, budget_s=0.1).program("frozen").difference.gradients == 0.25
+    with pytest.raises(MeasureError, match="returns 1 gradients where the reference returns 2"):
+        measure({"all": both, "frozen": program({"b": 2.25}, False)}, budget_s=0.1)
+    with pytest.raises(MeasureError, match="has a, which the reference has not"):
+        measure({"frozen": one, "all": both}, budget_s=0.1)
+
+
+def test_a_nan_in_any_gradient_is_not_lost_behind_a_larger_one() -> None:
+    def program(*values: float) -> Program:
+        return Program(lambda: ((),), lambda state: [torch.tensor(v) for v in values])
+
+    for values in ((nan, 5.0), (5.0, nan)):
+        timing = measure({"a": program(1.0, 1.0), "b": program(*values)}, budget_s=0.1)
+        assert math.isnan(timing.program("b").difference.gradients)
+
+
+def test_a_yardstick_is_timed_but_not_compared() -> None:
+    programs = {"a": Program(lambda: ((torch.ones(2),),)), "copy": Program(lambda: ((torch.ones(7),),), compared=False)}
+    assert measure(programs, budget_s=0.1).program("copy").difference is None
 
 
 def test_what_a_program_raises_leaves_and_garbage_collection_is_on_again() -> None:
