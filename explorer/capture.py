@@ -40,7 +40,8 @@ class Capture:
     took from tensors, and `environment` the versions, the device and the flags it ran with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: Mapping[str, Any] | None = None) -> None:
+        self._namespace = namespace
         self._recorder = Recorder()
         self._roles: Roles | None = None
         self._variants: dict[Config, Variant] = {}
@@ -57,7 +58,8 @@ class Capture:
         self._recorder.__exit__(kind, *rest)
         if kind is None:
             frame = sys._getframe(1)
-            self._finish({**frame.f_globals, **frame.f_locals}, None)
+            names = {**frame.f_globals, **frame.f_locals} if self._namespace is None else self._namespace
+            self._finish(names, None)
 
     def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
         """Note who is who while the program's tensors are still there."""

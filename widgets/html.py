@@ -1,0 +1,102 @@
+"""The view as one HTML file that needs no kernel and no network: the same JavaScript, with the payloads of several
+configurations inside. Switches move between those; what the file does not hold, it says.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from tracefuse.options import Config
+from tracefuse.variant import Variant
+from tracefuse.widgets.payload import PASSES, payload
+from tracefuse.widgets.text import to_text
+from tracefuse.widgets.view import STATIC
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>$title</title>
+<style>
+:root { color-scheme: light dark; background: light-dark(#f4f5f7, #0f1114); }
+body { margin: 0 auto; padding: 24px clamp(8px, 2vw, 32px); max-width: 2000px; }
+noscript pre { color: light-dark(#1b1f26, #e4e7ec); overflow: auto; }
+</style>
+</head>
+<body>
+<div id="view"></div>
+<noscript><pre>$text</pre></noscript>
+<script id="payloads" type="application/json">$payloads</script>
+<script id="module" type="text/plain">$module</script>
+<script type="module">
+const text = (id) => document.getElementById(id).textContent;
+const url = URL.createObjectURL(new Blob([text("module")], { type: "text/javascript" }));
+const view = await import(url);
+URL.revokeObjectURL(url);
+view.mountPage(view.default.render, JSON.parse(text("payloads")), document.getElementById("view"));
+</script>
+</body>
+</html>
+""")
+
+
+def to_html(variant: Variant) -> str:
+    """One self-contained page: `variant`, no pass at all, all passes, and each pass switched alone."""
+    variants = [variant, *(variant.with_config(**_fields(config)) for config in configurations(variant.config))]
+    timed = (variant.timing, variant.config) if variant.timing else None
+    payloads = [payload(v, (v.timing, v.config) if v.timing else timed) for v in variants]
+    return page(payloads, title=f"tracefuse: {variant.config.as_code()}")
+
+
+def write_html(variant: Variant, path: str | Path) -> Path:
+    """Write `to_html(variant)` to `path`, and return that."""
+    path = Path(path)
+    path.write_text(to_html(variant), encoding="utf-8")
+    return path
+
+
+def configurations(shown: Config) -> list[Config]:
+    """What a page holds beside `shown`: the neighbours one switch away, everything on, everything off; each once."""
+    neighbours = [_switched(shown, name) for name in PASSES]
+    full, bare = Config(), Config.off()
+    around = [_switched(full, name) for name in PASSES]
+    return [c for c in dict.fromkeys([*neighbours, full, *around, bare]) if c != shown]
+
+
+def _switched(config: Config, name: str) -> Config:
+    """`config` with the pass `name` off if it is on, and as by default if it is off."""
+    off, default = getattr(Config.off(), name), getattr(Config(), name)
+    return replace(config, **{name: default if getattr(config, name) == off else off})
+
+
+def _fields(config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in Config.__dataclass_fields__}
+
+
+def page(payloads: list[dict[str, Any]], title: str) -> str:
+    """The page that holds `payloads`, the first of them shown. Every string of a session is data in it, never markup."""
+    module = (STATIC / "widget.js").read_text(encoding="utf-8")
+    return _PAGE.substitute(
+        title=escape(title),
+        text=escape(to_text(payloads[0])),
+        payloads=_inert(json.dumps(payloads, separators=(",", ":"), allow_nan=False)),
+        module=_check_inert(module),
+    )
+
+
+def _inert(text: str) -> str:
+    """JSON whose strings can neither close a script element nor open a comment in it; it parses to the same."""
+    return text.replace("</", "<\\/").replace("<!--", "\\u003c!--").replace("<script", "\\u003cscript")
+
+
+def _check_inert(module: str) -> str:
+    """Escaping would change a program, so that ours must not need it."""
+    if any(part in module.lower() for part in ("</script", "<!--")):
+        raise ValueError("widgets/static/widget.js holds a tag that would end its script element: rename that string")
+    return module

@@ -1,0 +1,166 @@
+// The passes column: a switch for each pass, its options, what it changed, and why.
+
+import { formatBytes, formatSeconds, h, plural, signed } from "./dom.js";
+
+const WEIGHTS = /** @type {[number, string][]} */ ([[1, "1: full size"], [0.5, "½: half"], [0, "0: free"]]);
+const DEFAULT_WEIGHT = 0.5;
+const SHOWN_VALUES = 8;
+const SHOWN_REASONS = 40;
+
+/**
+ * @param {Payload} payload @param {Status} status @param {Set<string>} open names of the passes whose reasons are unfolded
+ * @param {Act} act
+ */
+export function passes(payload, status, open, act) {
+  const error = status.error?.panel === "passes" ? status.error.message : null;
+  return h(
+    "section",
+    { class: "tf-passes", "aria-label": "Passes", "aria-busy": String(status.busy === "passes") },
+    h("h3", null, "Passes"),
+    payload.passes.map((one) => row(one, payload.config, open, act)),
+    error && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-passes" }, error),
+    callLine(payload.call),
+  );
+}
+
+/** @param {PassRecord} one @param {Config} config @param {Set<string>} open @param {Act} act */
+function row(one, config, open, act) {
+  const id = `tf-${one.name}-${Math.random().toString(36).slice(2, 8)}`;
+  return h(
+    "div",
+    { class: `tf-pass${one.enabled ? "" : " tf-off"}`, "data-testid": `tf-pass-${one.name}` },
+    h(
+      "div",
+      { class: "tf-pass-head" },
+      h("input", {
+        type: "checkbox",
+        role: "switch",
+        id,
+        class: "tf-switch",
+        checked: one.enabled,
+        onchange: () => act.configure({ [one.name]: switched(one) }),
+        "data-testid": `tf-toggle-${one.name}`,
+      }),
+      h("label", { for: id, title: one.help }, one.name),
+      one.seconds !== null && h("span", { class: "tf-note tf-seconds", title: "how long the pass itself took" }, formatSeconds(one.seconds)),
+    ),
+    one.enabled && option(one, config, act),
+    h("div", { class: "tf-effect" }, effect(one)),
+    one.error && h("p", { class: "tf-error", role: "alert" }, one.error),
+    one.enabled && one.decisions.length > 0 && reasons(one, open, act),
+  );
+}
+
+/** What the switch sends: a pass with an option goes on with its default. @param {PassRecord} one */
+function switched(one) {
+  if (one.name === "freeze") return one.enabled ? null : [];
+  if (one.name === "remat") return one.enabled ? null : DEFAULT_WEIGHT;
+  return !one.enabled;
+}
+
+/** @param {PassRecord} one */
+function effect(one) {
+  if (!one.enabled) return [h("span", { class: "tf-note" }, "off")];
+  if (!one.ops || !one.saved_bytes) return [];
+  const ops = one.ops[1] - one.ops[0];
+  const saved = one.saved_bytes[1] - one.saved_bytes[0];
+  if (ops === 0 && saved === 0) return [h("span", { class: "tf-note" }, "same size")];
+  return [
+    ops !== 0 && h("span", { class: ops < 0 ? "tf-gain" : "tf-cost" }, `${signed(ops)} ops`),
+    saved !== 0 && h("span", { class: saved < 0 ? "tf-gain" : "tf-cost" }, `${saved > 0 ? "+" : ""}${formatBytes(saved)} saved`),
+  ].filter((part) => part !== false);
+}
+
+/** @param {PassRecord} one @param {Config} config @param {Act} act */
+function option(one, config, act) {
+  if (one.name === "remat") return weightOption(config, act);
+  if (one.name === "freeze") return freezeOption(config, act);
+  return null;
+}
+
+/** @param {Config} config @param {Act} act */
+function weightOption(config, act) {
+  const known = WEIGHTS.some(([weight]) => weight === config.remat);
+  const choices = known ? WEIGHTS : [...WEIGHTS, /** @type {[number, string]} */ ([config.remat, String(config.remat)])];
+  return h(
+    "label",
+    { class: "tf-option", title: "how much a saved value counts that its producer's region reads anyway" },
+    "input weight",
+    h(
+      "select",
+      {
+        onchange: (/** @type {any} */ e) => act.configure({ remat: Number(e.target.value) }),
+        "data-testid": "tf-remat-weight",
+      },
+      choices.map(([weight, label]) => h("option", { value: String(weight), selected: weight === config.remat }, label)),
+    ),
+  );
+}
+
+/** @param {Config} config @param {Act} act */
+function freezeOption(config, act) {
+  const patterns = (config.freeze ?? []).join(", ");
+  const change = (/** @type {any} */ e) =>
+    act.configure({ freeze: e.target.value.split(",").map((/** @type {string} */ p) => p.trim()).filter(Boolean) });
+  return h(
+    "label",
+    { class: "tf-option", title: "names or globs of parameters whose gradients nobody wants, separated by commas" },
+    "parameters",
+    h("input", { type: "text", value: patterns, placeholder: "e.g. h.*.mlp.*", spellcheck: "false", onchange: change, "data-testid": "tf-freeze" }),
+  );
+}
+
+/** @param {PassRecord} one @param {Set<string>} open @param {Act} act */
+function reasons(one, open, act) {
+  const shown = one.decisions.slice(0, SHOWN_REASONS);
+  const left = one.decisions.length - shown.length;
+  const total = one.decisions.reduce((sum, decision) => sum + decision.values.length, 0);
+  return h(
+    "details",
+    {
+      class: "tf-reasons",
+      open: open.has(one.name),
+      ontoggle: (/** @type {any} */ e) => (e.target.open ? open.add(one.name) : open.delete(one.name)),
+    },
+    h("summary", { "data-testid": `tf-reasons-${one.name}` }, plural(total, "decision")),
+    h("ul", null, shown.map((decision) => reason(decision, act))),
+    left > 0 && h("p", { class: "tf-note" }, `and ${plural(left, "more reason")}: ${"`print(c.steps)`"} has all`),
+  );
+}
+
+/** @param {Decision} decision @param {Act} act */
+function reason(decision, act) {
+  const more = decision.values.length - SHOWN_VALUES;
+  return h(
+    "li",
+    null,
+    h("span", { class: "tf-action" }, decision.action, decision.values.length > 1 && ` × ${decision.values.length}`),
+    decision.nbytes > 0 && h("span", { class: "tf-note" }, ` ${formatBytes(decision.nbytes)}`),
+    h("span", { class: "tf-why" }, decision.reason),
+    h("span", { class: "tf-chips" }, decision.values.slice(0, SHOWN_VALUES).map((v) => chip(v, act)), more > 0 && h("span", { class: "tf-note" }, `+${more}`)),
+  );
+}
+
+/** A value's name that selects it. @param {string} value @param {Act} act */
+export function chip(value, act) {
+  return h("button", { class: "tf-chip", onclick: () => act.select(value) }, value);
+}
+
+/** @param {string} call */
+function callLine(call) {
+  const button = h("button", { class: "tf-chip", title: "copy" }, "copy");
+  button.onclick = () => copy(call, button);
+  return h("div", { class: "tf-call" }, h("span", { class: "tf-label" }, "In Python"), h("code", { "data-testid": "tf-call" }, call), button);
+}
+
+/** @param {string} text @param {HTMLButtonElement} button */
+export async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "copied";
+  } catch {
+    // A page without clipboard permission, such as file:// in some browsers.
+    button.textContent = "select the text and press Ctrl+C";
+  }
+  setTimeout(() => (button.textContent = "copy"), 1500);
+}

@@ -1,0 +1,129 @@
+// The tables below the code: timing, kernels, notes.
+
+import { formatBytes, h, plural, short } from "./dom.js";
+import { copy } from "./passes.js";
+import { speedup } from "./verdict.js";
+
+/** @param {Payload} payload @param {Status} status */
+export function timingTable(payload, status) {
+  const { timing } = payload;
+  const error = status.error?.panel === "timing" ? status.error.message : null;
+  const alert = error && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-timing" }, error);
+  if (!timing) return h("div", null, alert, h("p", { class: "tf-note" }, "Not measured yet. Measuring replays the recorded traces; your code is not run again."));
+  const scale = Math.max(...timing.rows.flatMap((row) => [row.baseline_ms?.high ?? 0, row.variant_ms?.high ?? 0])) || 1;
+  return h(
+    "div",
+    { class: timing.stale ? "tf-stale" : "" },
+    alert,
+    timing.stale && h("p", { class: "tf-warn" }, `These times are of ${timing.config}. Measure again for the passes chosen now.`),
+    h(
+      "table",
+      { class: "tf-table", "data-testid": "tf-timing" },
+      head(["", "eager replay", "optimised", "", "speed-up"], [1, 2]),
+      h("tbody", null, timing.rows.map((row) => timingRow(row, scale))),
+    ),
+    h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; bars share one scale.`),
+    timing.notes.map((text) => h("p", { class: "tf-note" }, text)),
+  );
+}
+
+/** @param {TimingRow} row @param {number} scale */
+function timingRow(row, scale) {
+  return h(
+    "tr",
+    null,
+    h("th", { scope: "row" }, row.label),
+    h("td", { class: "tf-right" }, interval(row.baseline_ms)),
+    h("td", { class: "tf-right" }, interval(row.variant_ms)),
+    h("td", { class: "tf-bars" }, bar(row.baseline_ms, scale, "was"), bar(row.variant_ms, scale, "is")),
+    h("td", null, speedup(row)),
+  );
+}
+
+/** @param {Interval | null} time */
+function interval(time) {
+  if (!time) return h("span", { class: "tf-note" }, "not measured");
+  return h("span", null, short(time.median), h("small", { class: "tf-note" }, ` ${short(time.low)}–${short(time.high)}`));
+}
+
+/** @param {Interval | null} time @param {number} scale @param {string} kind */
+function bar(time, scale, kind) {
+  if (!time) return null;
+  const whisker = h("i", null);
+  whisker.style.left = `${(100 * time.low) / scale}%`;
+  whisker.style.width = `${(100 * (time.high - time.low)) / scale}%`;
+  const fill = h("b", null);
+  fill.style.width = `${(100 * time.median) / scale}%`;
+  return h("div", { class: `tf-bar tf-bar-${kind}`, "aria-hidden": "true" }, fill, whisker);
+}
+
+/** @param {string[]} titles @param {number[]} right columns aligned to the right */
+function head(titles, right) {
+  return h("thead", null, h("tr", null, titles.map((title, i) => h("th", { scope: "col", class: right.includes(i) ? "tf-right" : null }, title))));
+}
+
+/** @param {Payload} payload @param {Set<string>} open names of the kernels whose source is unfolded */
+export function kernelTable(payload, open) {
+  if (payload.kernels.length === 0) {
+    return h("p", { class: "tf-note" }, payload.config.fuse ? "No region of this trace became a Triton kernel; the decisions of `fuse` say why." : "Switch `fuse` on to turn regions into Triton kernels.");
+  }
+  return h(
+    "table",
+    { class: "tf-table", "data-testid": "tf-kernels" },
+    head(["kernel", "launches", "reads", "writes", "time", "operators"], [1, 2, 3, 4]),
+    h("tbody", null, payload.kernels.flatMap((kernel) => kernelRows(kernel, open))),
+  );
+}
+
+/** @param {KernelRecord} kernel @param {Set<string>} open */
+function kernelRows(kernel, open) {
+  const source = h("tr", { class: "tf-kernel-source", hidden: !open.has(kernel.name) }, h("td", { colspan: 6 }, sourceBlock(kernel)));
+  const button = h("button", { class: "tf-disclose", "aria-expanded": String(open.has(kernel.name)), "data-testid": `tf-kernel-${kernel.name}` }, kernel.name);
+  button.onclick = () => {
+    source.hidden = !source.hidden;
+    button.setAttribute("aria-expanded", String(!source.hidden));
+    source.hidden ? open.delete(kernel.name) : open.add(kernel.name);
+  };
+  const time = kernel.time_us
+    ? h("span", { title: kernel.provenance }, `${short(kernel.time_us.median)} µs`)
+    : h("span", { class: "tf-note" }, kernel.provenance);
+  const row = h(
+    "tr",
+    null,
+    h("th", { scope: "row" }, button),
+    h("td", { class: "tf-right" }, kernel.calls),
+    h("td", { class: "tf-right" }, formatBytes(kernel.nbytes_read)),
+    h("td", { class: "tf-right" }, formatBytes(kernel.nbytes_written)),
+    h("td", { class: "tf-right" }, time),
+    h("td", { class: "tf-ops", title: kernel.ops.join(" ") }, kernel.ops.join(" ")),
+  );
+  return [row, source];
+}
+
+/** @param {KernelRecord} kernel */
+function sourceBlock(kernel) {
+  const button = h("button", { class: "tf-chip tf-copy" }, "copy");
+  button.onclick = () => copy(kernel.source, button);
+  return h("div", { class: "tf-block" }, button, h("pre", { tabindex: "0", "data-testid": "tf-kernel-text" }, kernel.source));
+}
+
+/** @param {Payload} payload */
+export function notesTable(payload) {
+  const environment = Object.entries(payload.environment);
+  return h(
+    "div",
+    { class: "tf-notes", "data-testid": "tf-notes" },
+    payload.notes.length === 0 && h("p", { class: "tf-note" }, "No guards: nothing that the cell read back to Python is baked into the trace."),
+    payload.notes.length > 0 && h("ul", null, payload.notes.map((note) => h("li", { class: `tf-${note.kind}` }, note.text))),
+    environment.length > 0 && h("dl", null, environment.flatMap(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
+  );
+}
+
+/** @param {Payload} payload @returns {[string, string][]} id and label of each tab */
+export function tabLabels(payload) {
+  return [
+    ["timing", "Timing"],
+    ["kernels", `Kernels ${payload.kernels.length}`],
+    ["notes", payload.notes.length ? plural(payload.notes.length, "note") : "Notes"],
+  ];
+}

@@ -1,0 +1,144 @@
+// The wire format, as widgets/payload.py documents it.
+
+declare module "*.css" {
+  const text: string;
+  export default text;
+}
+
+interface Config {
+  simplify: boolean;
+  freeze: string[] | null;
+  cat: boolean;
+  remat: number | null;
+  fuse: boolean;
+  [more: string]: unknown;
+}
+
+interface Line {
+  code: string;
+  comment: string;
+  value: string;
+  kind: "signature" | "input" | "group" | "op" | "free" | "return" | "blank";
+  diff: " " | "+" | "-" | "~";
+}
+
+interface Half {
+  lines: Line[];
+  ops: [number, number];
+  added: number;
+  removed: number;
+}
+
+interface Value {
+  op: string;
+  type: string;
+  nbytes: number;
+  phase: "forward" | "backward";
+  module: string;
+  source: string;
+  reads: string[];
+  uses: string[];
+  twins: string[];
+  saved: boolean;
+  removed: boolean;
+}
+
+interface Decision {
+  action: string;
+  reason: string;
+  nbytes: number;
+  values: string[];
+}
+
+interface PassRecord {
+  name: string;
+  help: string;
+  enabled: boolean;
+  ops: [number, number] | null;
+  saved_bytes: [number, number] | null;
+  seconds: number | null;
+  decisions: Decision[];
+  error: string | null;
+}
+
+interface Interval {
+  median: number;
+  low: number;
+  high: number;
+}
+
+interface TimingRow {
+  label: string;
+  baseline_ms: Interval | null;
+  variant_ms: Interval | null;
+  ratio: Interval | null;
+}
+
+interface Timing {
+  provenance: string;
+  stale: boolean;
+  config: string;
+  rows: TimingRow[];
+  notes: string[];
+}
+
+interface KernelRecord {
+  name: string;
+  calls: number;
+  ops: string[];
+  nbytes_read: number;
+  nbytes_written: number;
+  time_us: Interval | null;
+  provenance: string;
+  source: string;
+}
+
+interface Payload {
+  version: 1;
+  config: Config;
+  call: string;
+  passes: PassRecord[];
+  summary: {
+    ops: [number, number];
+    saved_bytes: [number, number];
+    kernels: { unique: number; launches: number };
+  };
+  forward: Half;
+  backward: Half;
+  values: Record<string, Value>;
+  kernels: KernelRecord[];
+  timing: Timing | null;
+  notes: { kind: "guard" | "note"; text: string }[];
+  environment: Record<string, string>;
+}
+
+interface Status {
+  busy: "" | "passes" | "timing";
+  progress: number | null;
+  text: string;
+  error: { panel: "passes" | "timing"; message: string } | null;
+}
+
+interface State {
+  payload: Payload;
+  selected: string;
+  status: Status;
+  live: boolean;
+}
+
+interface Model {
+  get<K extends keyof State>(name: K): State[K];
+  set<K extends keyof State>(name: K, value: State[K]): void;
+  save_changes(): void;
+  on(event: string, callback: (...args: any[]) => void): void;
+  off(event: string, callback: (...args: any[]) => void): void;
+  send(message: Message): void;
+}
+
+type Message = { type: "configure"; changes: Partial<Config> } | { type: "measure" };
+
+/** What a panel may ask for. */
+interface Act {
+  configure(changes: Partial<Config>): void;
+  select(value: string): void;
+}

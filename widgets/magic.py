@@ -1,0 +1,218 @@
+"""`%%tracefuse` on a cell, `%tracefuse` on an expression.
+
+The cell runs once, as it would without the magic: an input transformer and an AST transformer (`tracefuse.widgets.cell`) turn
+it into `with Recording(ARGS): ...`, and keep no state between cells. Awaits stay at the top level, and the value of the last
+expression is handed to IPython after the block, which displays it.
+
+If the cell raises, the error leaves as it is, no view is shown and nothing is assigned.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic_arguments import argument, parse_argstring
+from IPython.display import display
+
+from tracefuse.capture import Capture
+from tracefuse.options import MAGIC_OPTIONS, OPTIONS, Config, OptionError, magic_arguments
+from tracefuse.widgets.cell import MAGIC, NAME, WrapCell, mark_cell
+from tracefuse.widgets.html import write_html
+from tracefuse.widgets.view import Explorer
+
+# Whose frames stand between the user's line and an operator while a cell is recorded.
+RECORDER = {"tracefuse.record", "tracefuse.capture"}
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    expression = argument(
+        "expression", nargs="*", help="what `%%tracefuse` runs as a line magic; a cell magic runs the cell"
+    )
+    return magic_arguments([*MAGIC_OPTIONS, *OPTIONS])(expression(function))
+
+
+@_arguments
+def _magic(line: str, cell: str | None = None) -> Any:
+    """Run the cell once, record every ATen operator of its forward and backward, and show both traces.
+
+    `%%tracefuse` at the top of a cell records the cell; `%tracefuse EXPRESSION` records one expression and returns its
+    value. Switch passes on and off in the view; `-o c` keeps the capture: `c.optimize(...)`, `.measure()`, `.export(...)`.
+    """
+    if cell is None:
+        return _run_expression(line)
+    # Only reached by run_cell_magic called from code: a cell typed by the user went through the transformers.
+    shell = _shell()
+    return shell.run_cell(f"{MAGIC} {line}\n{cell}").raise_error()
+
+
+# `?` and %lsmagic show this name; argparse's usage line takes it from the function too.
+_magic.__name__ = "tracefuse"
+
+
+def parse(line: str) -> tuple[Config, Any]:
+    """`(passes, the rest)` of the magic's argument line. Raises `UsageError` for whatever is wrong in it."""
+    arguments = parse_argstring(_magic, line)
+    name = arguments.output
+    if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+        raise UsageError(f"-o {name}: {name!r} is not a variable name; give one, such as -o c")
+    try:
+        return Config.of_arguments(arguments), arguments
+    except OptionError as error:
+        raise UsageError(str(error)) from None
+
+
+def split_expression(line: str) -> tuple[str, str]:
+    """`"--no-cat -o c f(-x)"` as `("--no-cat -o c", "f(-x)")`: argparse would split the expression too."""
+    takes_value = {flag for option in (*MAGIC_OPTIONS, *OPTIONS) if option.kind != "switch" for flag in option.flags}
+    rest = line.lstrip()
+    options: list[str] = []
+    while rest.startswith("-"):
+        word, _, rest = rest.partition(" ")
+        rest = rest.lstrip()
+        if word == "--":
+            break
+        options.append(word)
+        if word in takes_value:
+            value, _, rest = rest.partition(" ")
+            options.append(value)
+            rest = rest.lstrip()
+    return " ".join(options), rest
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def _shell() -> InteractiveShell:
+    shell = get_ipython()
+    if shell is None:
+        raise UsageError(f"{MAGIC} needs IPython: in a plain program, use `with tracefuse.capture() as c:`")
+    return shell
+
+
+class Recording:
+    """The `with` block around a traced cell: records its body, then shows the view.
+
+    Raises `UsageError` if `line`, the magic's arguments, is wrong.
+    """
+
+    def __init__(self, line: str) -> None:
+        self.shell = _shell()
+        self.config, self.arguments = parse(line)
+        if self.arguments.expression:
+            raise UsageError(f"{MAGIC} takes no expression in its first line: put it into the cell, or use %tracefuse")
+        self.value: Any = None
+        self.has_value = False
+        self._names: dict[str, Any] = {}
+        self._capture = Capture(namespace=self._names)
+
+    def __enter__(self) -> Recording:
+        self._capture.__enter__()
+        return self
+
+    def keep(self, value: Any) -> None:
+        """Hold the value of the cell's last expression, for `take`."""
+        self.value, self.has_value = value, True
+
+    def take(self) -> Any:
+        """The kept value, for IPython to display; the recording's own name is gone from the namespace afterwards."""
+        self.shell.user_ns.pop(NAME, None)
+        return self.value
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None or not self.has_value:
+            self.shell.user_ns.pop(NAME, None)
+        # Without IPython's own `_`, `__`, `_5`, which are other names for the user's values.
+        self._names |= {name: value for name, value in self.shell.user_ns.items() if not name.startswith("_")}
+        self._capture.__exit__(kind, error, tb)
+        if error is not None:
+            hide_recorder(error)
+            return
+        self._show()
+
+    def _show(self) -> None:
+        if self.arguments.output:
+            self.shell.user_ns[self.arguments.output] = self._capture
+        explorer = Explorer(self._capture.variant(self.config))
+        display(explorer)
+        if not self.arguments.no_measure:
+            explorer.measure()
+        if self.arguments.html:
+            write_html(explorer.variant, self.arguments.html)
+
+
+def _run_expression(line: str) -> Any:
+    options, expression = split_expression(line)
+    if not expression:
+        raise UsageError("%tracefuse needs an expression: %tracefuse f(x), or %%tracefuse at the top of a cell")
+    shell = _shell()
+    filename = shell.compile.cache(expression, shell.execution_count)
+    code = compile(expression, filename, "eval")
+    with Recording(options):
+        return eval(code, shell.user_ns)
+
+
+def hide_recorder(error: BaseException) -> None:
+    """Unlink the recorder's own frames from the traceback of `error` and of what it was raised from.
+
+    An operator that fails inside the recorder's dispatch mode would otherwise show our frames, and torch's behind them,
+    under the user's line.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        link.__traceback__ = _without_recorder(link.__traceback__)
+        link = link.__cause__ or link.__context__
+
+
+def _without_recorder(tb: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    inside = False
+    while tb is not None:
+        module = _module(tb)
+        if module in RECORDER:
+            # torch gets into a dispatch mode through a wrapper of its compiler's.
+            while kept and _module(kept[-1]).startswith(("torch._compile", "torch._dynamo")):
+                kept.pop()
+        inside = module in RECORDER or (inside and module.partition(".")[0] == "torch")
+        if not inside:
+            kept.append(tb)
+        tb = tb.tb_next
+    for link, following in zip(kept, [*kept[1:], None], strict=True):
+        link.tb_next = following
+    return kept[0] if kept else None
+
+
+def _module(tb: TracebackType) -> str:
+    return tb.tb_frame.f_globals.get("__name__", "")
+
+
+# --- registration -----------------------------------------------------------------------------------------------------
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Install the magic in `shell`; doing so twice is doing so once."""
+    unload_ipython_extension(shell)
+    # Not part of check_complete: a terminal asks there what it would do with the cell, and decides by the `%%`.
+    mark_cell.has_side_effects = True  # type: ignore[attr-defined]
+    shell.input_transformers_cleanup.append(mark_cell)
+    shell.ast_transformers.append(WrapCell(lambda: shell.ast_node_interactivity))
+    shell.register_magic_function(_magic, "line_cell", "tracefuse")
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Remove what `load_ipython_extension` installed, an earlier version of this module included."""
+    cleanup = shell.input_transformers_cleanup
+    cleanup[:] = [t for t in cleanup if getattr(t, "__module__", "") != __name__]
+    shell.ast_transformers[:] = [t for t in shell.ast_transformers if type(t).__module__ != __name__]
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("tracefuse", None)

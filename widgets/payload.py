@@ -1,0 +1,233 @@
+"""The wire format: what the view shows of a variant, as JSON. Pure functions; nothing here runs or times anything.
+
+    payload = {
+      version: 1,
+      config:   {simplify, freeze, cat, remat, fuse, ...}     as `Config`; null or false is off
+      call:     "c.optimize(...)"                             the same choice in Python
+      passes:   [{name, help, enabled, ops, saved_bytes, seconds, decisions, error}]      all five, in pipeline order
+      summary:  {ops, saved_bytes, kernels: {unique, launches}}
+      forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
+      values:   {name: {op, type, nbytes, phase, module, source, reads, uses, twins, saved, removed}}
+      kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, source}]
+      timing:   null, or {provenance, stale, config, rows: [{label, baseline_ms, variant_ms, ratio}], notes}
+      notes:    [{kind: "guard" | "note", text}]
+      environment: {str: str}
+    }
+
+`ops` and `saved_bytes` are `[before, after]`: of the pass, or of the whole pipeline. An interval is `{median, low, high}`, the
+bounds those of the median's 95 % confidence interval; `ratio` is baseline over variant, above 1 where the variant is faster.
+Every time stands beside its `provenance`: "measured on <device>", "modelled for <device>" or "not measured". `decisions` are
+grouped: `{action, reason, nbytes, values}`. `lines[].diff` is against the capture as it was, before any pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import fx
+
+from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.liveness import saved_bytes, saved_values
+from tracefuse.optimizers.passes import Decision, Step
+from tracefuse.optimizers.trace import Trace, is_getitem, nbytes, op_name, origin, phase, tensor_type
+from tracefuse.optimizers.triton import kernel_source
+from tracefuse.options import OPTIONS, Config
+from tracefuse.summary import summarise
+from tracefuse.timing import Estimate, Row, Timing
+from tracefuse.variant import Variant
+from tracefuse.widgets.diff import Line, diff, lines_of
+
+VERSION = 1
+PASSES = ("simplify", "freeze", "cat", "remat", "fuse")
+NOT_MEASURED = "not measured"
+# More twins or readers of one value than anybody follows by hand.
+MAX_NAMES = 64
+
+
+def payload(variant: Variant, timed: tuple[Timing, Config] | None = None) -> dict[str, Any]:
+    """What the view shows of `variant`. `timed` are times and the configuration they belong to, which may be another one."""
+    before, after = variant.capture.trace, variant.trace
+    return {
+        "version": VERSION,
+        "config": asdict(variant.config),
+        "call": variant.config.as_code(),
+        "passes": [pass_record(name, variant.config, variant.steps) for name in PASSES],
+        "summary": summary(before, after),
+        "forward": half(before.split()[0], variant.forward),
+        "backward": half(before.split()[1], variant.backward),
+        "values": values(before, after),
+        "kernels": [kernel_record(kernel, calls) for kernel, calls in kernel_calls(after)],
+        "timing": timing_record(*timed, variant.config) if timed else None,
+        "notes": notes(variant),
+        "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
+    }
+
+
+def summary(before: Trace, after: Trace) -> dict[str, Any]:
+    """Operators, bytes kept for the backward, kernels: of the capture, and with the passes."""
+    old, new = summarise(before), summarise(after)
+    return {
+        "ops": [old.forward_ops + old.backward_ops, new.forward_ops + new.backward_ops],
+        "saved_bytes": [old.saved_nbytes, new.saved_nbytes],
+        "kernels": {"unique": new.unique_kernels, "launches": new.kernel_calls},
+    }
+
+
+# --- passes -----------------------------------------------------------------------------------------------------------
+
+
+def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, Any]:
+    """One row of the passes column; the numbers are null while the pass is off."""
+    step = next((s for s in steps if s.name == name), None)
+    value = getattr(config, name)
+    return {
+        "name": name,
+        "help": next(option.help for option in OPTIONS if option.name == name),
+        "enabled": value is not None and value is not False,
+        "ops": [_count(step.before), _count(step.after)] if step else None,
+        "saved_bytes": [saved_bytes(step.before), saved_bytes(step.after)] if step else None,
+        "seconds": step.seconds if step else None,
+        "decisions": grouped(step.decisions) if step else [],
+        "error": step.error if step else None,
+    }
+
+
+def _count(trace: Trace) -> int:
+    """Operators as `summarise` counts them, without taking multi-output operators apart."""
+    return sum(not is_getitem(node) for node in trace.ops)
+
+
+def grouped(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
+    """Decisions with the same action and reason as one, in the order of their first; `nbytes` is their sum."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in decisions:
+        new = {"action": one.action, "reason": one.reason, "nbytes": 0, "values": []}
+        group = groups.setdefault((one.action, one.reason), new)
+        group["nbytes"] += one.nbytes
+        group["values"].append(one.value)
+    return list(groups.values())
+
+
+# --- code -------------------------------------------------------------------------------------------------------------
+
+
+def half(before: Trace, after: Trace) -> dict[str, Any]:
+    """One column of code: the half `after` the passes, marked against the same half `before` them."""
+    lines = diff(lines_of(before), lines_of(after))
+    marks = Counter(line.mark for line in lines)
+    return {
+        "lines": [_line(line) for line in lines],
+        "ops": [_count(before), _count(after)],
+        "added": marks["+"] + marks["~"],
+        "removed": marks["-"],
+    }
+
+
+def _line(line: Line) -> dict[str, str]:
+    return {"code": line.code, "comment": line.comment, "value": line.value, "kind": line.kind, "diff": line.mark}
+
+
+def values(before: Trace, after: Trace) -> dict[str, dict[str, Any]]:
+    """Every value by name, those included that the passes removed."""
+    left = {n.name for n in after.graph.nodes}
+    removed = [n for n in before.ops if n.name not in left]
+    found = {}
+    for trace, nodes in ((before, removed), (after, [*after.placeholders, *after.ops])):
+        twins, saved = _twins(trace), {s.name for s in saved_values(trace)}
+        for node in nodes:
+            found[node.name] = _value(node, twins) | {"saved": node.name in saved, "removed": trace is before}
+    return found
+
+
+def _value(node: fx.Node, twins: dict[tuple[str, int], list[str]]) -> dict[str, Any]:
+    where = origin(node)
+    source = where.source
+    other = "backward" if phase(node) == "forward" else "forward"
+    return {
+        "op": op_name(node),
+        "type": tensor_type(node.meta.get("val")),
+        "nbytes": nbytes(node),
+        "phase": phase(node),
+        "module": f"{where.module}: {where.module_type}" if where.module else "",
+        "source": f"{source.line}: {source.text.strip()}" if source else "",
+        "reads": [n.name for n in node.all_input_nodes][:MAX_NAMES],
+        "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
+        "twins": [] if where.seq is None else twins.get((other, where.seq), [])[:MAX_NAMES],
+    }
+
+
+def _twins(trace: Trace) -> dict[tuple[str, int], list[str]]:
+    """Names of the ops of each phase by autograd's sequence number, which an op shares with its twin in the other phase."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for node in trace.ops:
+        seq = origin(node).seq
+        if seq is not None:
+            found.setdefault((phase(node), seq), []).append(node.name)
+    return found
+
+
+# --- kernels and times ------------------------------------------------------------------------------------------------
+
+
+def kernel_calls(trace: Trace) -> list[tuple[Kernel, int]]:
+    """The Triton kernels of a trace in the order of their first launch, and how often each is launched."""
+    counts = Counter(node.target for node in trace.ops if isinstance(node.target, Kernel))
+    return [(kernel, count) for kernel, count in counts.items() if isinstance(kernel, Kernel)]
+
+
+def kernel_record(kernel: Kernel, calls: int) -> dict[str, Any]:
+    return {
+        "name": kernel.name,
+        "calls": calls,
+        "ops": [op_name(node).removeprefix("aten.") for node in kernel.body.ops],
+        "nbytes_read": kernel.nbytes_read,
+        "nbytes_written": kernel.nbytes_written,
+        "time_us": None,
+        "provenance": NOT_MEASURED,
+        "source": kernel_source(kernel),
+    }
+
+
+def timing_record(timing: Timing, measured: Config, shown: Config) -> dict[str, Any]:
+    """Times of the configuration `measured`; stale where another one is `shown`."""
+    several = len(timing.programs) > 2
+    return {
+        "provenance": timing.device,
+        "stale": measured != shown,
+        "config": measured.as_code(),
+        "rows": [_timing_row(row, several) for row in timing.rows],
+        "notes": [f"{timing.rounds} rounds of {timing.inner} replays, interleaved; stopped: {timing.stopped}"],
+    }
+
+
+def _timing_row(row: Row, several: bool) -> dict[str, Any]:
+    return {
+        "label": f"{row.label} ({row.program})" if several else row.label,
+        "baseline_ms": _interval(row.baseline_ms),
+        "variant_ms": _interval(row.variant_ms),
+        "ratio": _speedup(row.ratio),
+    }
+
+
+def _interval(time: Estimate) -> dict[str, float]:
+    return {"median": time.median, "low": time.low, "high": time.high}
+
+
+def _speedup(ratio: Estimate) -> dict[str, float] | None:
+    """`Timing` has variant over baseline; people read how many times faster."""
+    if min(ratio.low, ratio.median, ratio.high) <= 0:
+        return None
+    return {"median": 1 / ratio.median, "low": 1 / ratio.high, "high": 1 / ratio.low}
+
+
+def notes(variant: Variant) -> list[dict[str, str]]:
+    """What the reader must know before trusting the trace: Python values that are baked into it."""
+    return [{"kind": "guard", "text": _guard(guard)} for guard in variant.capture.guards]
+
+
+def _guard(guard: Any) -> str:
+    place = f", line {guard.source.line}: {guard.source.text.strip()}" if guard.source else ""
+    return f"The cell read {guard.value!r} from a tensor ({guard.op}{place}); the trace holds for this value only."

@@ -1,0 +1,80 @@
+"""The view as plain text: the same content as aligned tables, for terminals, closed kernels and diffs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tracefuse.optimizers.trace import human_bytes
+from tracefuse.timing import aligned
+from tracefuse.widgets.payload import NOT_MEASURED
+
+
+def to_text(payload: dict[str, Any]) -> str:
+    """Summary, passes, times, kernels and notes of a payload; the code itself is `variant.forward.code`."""
+    sections = [
+        _summary(payload),
+        _table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]]),
+        _times(payload["timing"]),
+        _kernels(payload["kernels"]),
+        "\n".join(f"{note['kind']}: {note['text']}" for note in payload["notes"]),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return aligned([titles, *rows])
+
+
+def _summary(payload: dict[str, Any]) -> str:
+    found = payload["summary"]
+    before, after = found["ops"]
+    saved = " -> ".join(map(human_bytes, found["saved_bytes"]))
+    kernels = found["kernels"]
+    return (
+        f"tracefuse  {payload['call']}\n"
+        f"{before} -> {after} ops, {saved} saved for backward, "
+        f"{kernels['unique']} Triton kernels in {kernels['launches']} launches"
+    )
+
+
+def _pass(record: dict[str, Any]) -> tuple[str, ...]:
+    if not record["enabled"]:
+        return record["name"], "off", "", "", ""
+    if record["error"] or record["ops"] is None:
+        return record["name"], f"failed: {record['error']}", "", "", ""
+    ops = " -> ".join(map(str, record["ops"]))
+    saved = " -> ".join(map(human_bytes, record["saved_bytes"]))
+    return record["name"], "on", ops, saved, f"{record['seconds'] * 1e3:.3g} ms"
+
+
+def _times(timing: dict[str, Any] | None) -> str:
+    if timing is None:
+        return f"times: {NOT_MEASURED}"
+    stale = f" (of {timing['config']}, not of these passes)" if timing["stale"] else ""
+    rows = [(r["label"], _time(r["baseline_ms"]), _time(r["variant_ms"]), _ratio(r["ratio"])) for r in timing["rows"]]
+    titles = ("", "eager replay, ms", "optimised, ms", "speed-up")
+    return "\n".join([f"{timing['provenance']}{stale}; median [95 % interval]", _table(titles, rows), *timing["notes"]])
+
+
+def _time(time: dict[str, float] | None) -> str:
+    return f"{time['median']:.4g} [{time['low']:.4g}, {time['high']:.4g}]" if time else NOT_MEASURED
+
+
+def _ratio(ratio: dict[str, float] | None) -> str:
+    return f"{ratio['median']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}]" if ratio else ""
+
+
+def _kernels(kernels: Sequence[dict[str, Any]]) -> str:
+    if not kernels:
+        return ""
+    rows = [
+        (k["name"], str(k["calls"]), human_bytes(k["nbytes_read"]), human_bytes(k["nbytes_written"]), _kernel_time(k))
+        for k in kernels
+    ]
+    return _table(("kernel", "launches", "reads", "writes", "time"), rows)
+
+
+def _kernel_time(kernel: dict[str, Any]) -> str:
+    time = kernel["time_us"]
+    return f"{time['median']:.4g} us, {kernel['provenance']}" if time else kernel["provenance"]

@@ -1,0 +1,108 @@
+"""The live view: one widget on one variant. A switch re-runs the pipeline, a button measures, a click selects.
+
+Messages from the view: `{"type": "configure", "changes": {...}}` and `{"type": "measure"}`. Whatever they raise goes back to
+the panel that asked, in `status.error`.
+"""
+
+from __future__ import annotations
+
+import html
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.options import Config
+from tracefuse.timing import Timing
+from tracefuse.variant import Variant
+from tracefuse.widgets.payload import payload
+from tracefuse.widgets.text import to_text
+
+STATIC = Path(__file__).parent / "static"
+IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
+WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
+
+
+class Explorer(anywidget.AnyWidget):
+    """Both traces of a variant, its passes as switches, times and kernels.
+
+    `variant` is what is shown now, `selected` the name of the value that is selected, from either side.
+    """
+
+    _esm = STATIC / "widget.js"
+    payload = traitlets.Dict().tag(sync=True)
+    selected = traitlets.Unicode("").tag(sync=True)
+    status = traitlets.Dict(IDLE).tag(sync=True)
+    live = traitlets.Bool(True).tag(sync=True)
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self.timed: tuple[Timing, Config] | None = (variant.timing, variant.config) if variant.timing else None
+        super().__init__(payload=payload(variant, self.timed))
+        self.on_msg(self._on_message)
+
+    def show(self, variant: Variant) -> None:
+        """Show another variant of the same capture; times of the one before stay, marked as stale."""
+        if variant.timing is not None:
+            self.timed = (variant.timing, variant.config)
+        self.variant = variant
+        self.payload = payload(variant, self.timed)
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
+        options = self.variant.config.changed(**changes)
+        self.show(self.variant.with_config(**{name: getattr(options, name) for name in changes}))
+
+    def measure(self) -> None:
+        """Time the shown variant against the eager replay, with progress in the view; an error is shown there too."""
+        self._answer("timing", self._measure)
+
+    def _measure(self) -> None:
+        self.variant.measure(progress=self._progress)
+        self.show(self.variant)
+
+    def _progress(self, fraction: float, text: str) -> None:
+        self.status = {"busy": "timing", "progress": fraction, "text": text, "error": None}
+
+    def _on_message(self, _: Any, message: dict[str, Any], __: Any) -> None:
+        kind = message.get("type")
+        if kind == "configure":
+            self._answer("passes", lambda: self.configure(message["changes"]))
+        elif kind == "measure":
+            self._answer("timing", self._measure)
+        else:
+            raise ValueError(
+                f"the view sent {kind!r}, which is none of its messages: restart the kernel after an update"
+            )
+
+    def _answer(self, panel: str, act: Callable[[], None]) -> None:
+        """Run `act` for `panel`. An exception in a widget's callback is shown nowhere else, so it goes to the panel."""
+        self.status = {**IDLE, "busy": panel}
+        try:
+            act()
+        except Exception as error:
+            self.status = {**IDLE, "error": {"panel": panel, "message": _sentence(error)}}
+        except BaseException:  # an interrupt: leave, but not with a view that says it is busy
+            self.status = {**IDLE, "error": {"panel": panel, "message": "interrupted"}}
+            raise
+        else:
+            self.status = IDLE
+
+    def __str__(self) -> str:
+        return to_text(self.payload)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle, metadata = super()._repr_mimebundle_(**kwargs)
+        text = str(self)
+        return {**bundle, "text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}, metadata
+
+
+def _sentence(error: Exception) -> str:
+    """Our own errors say what to do; of any other, the traceback's end says where it happened."""
+    if isinstance(error, TracefuseError):
+        return str(error)
+    return "".join(traceback.format_exception(error)[-3:]).rstrip()
