@@ -1,0 +1,195 @@
+"""A kernel as data: the ATen ops that one Triton kernel stands for, a key that equal kernels share, and its bytes.
+
+`Kernel` is the target of a node of a fused trace. Calling it runs its ops one by one, which is its meaning; the Triton text
+made from it (`tracefuse.optimizers.triton`) must agree with that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.composites import CONSTANTS, fill_value
+from tracefuse.optimizers.trace import Input, Output, Trace, is_view, tensors, val
+
+aten = torch.ops.aten
+
+NAMED_OPS = 4
+"""A kernel is called after at most this many of its ops."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel. `body` holds its ATen ops, inputs in the order of the parameters; equal `key`s mean equal kernels.
+
+    `nbytes_read` and `nbytes_written` count every element that it needs once. Calling it with tensors shaped as the body's
+    inputs returns a tensor, or a tuple of them where the body has several outputs, in memory of their own.
+    """
+
+    name: str
+    key: str
+    nbytes_read: int
+    nbytes_written: int
+    body: Trace = field(compare=False, repr=False)
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def nbytes(self) -> int:
+        return self.nbytes_read + self.nbytes_written
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        values: dict[fx.Node, Any] = dict(zip(self.body.placeholders, inputs, strict=True))
+        for node in self.body.ops:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        results = tuple(values[node] for node in self.body.returned)
+        return results if len(results) > 1 else results[0]
+
+
+def make_kernel(outputs: Sequence[fx.Node], inside: set[fx.Node]) -> tuple[Kernel, list[fx.Node]]:
+    """The kernel that computes `outputs` by the ops `inside`, and the outer values that it takes as arguments, in order."""
+    order, inputs = _from_outputs(outputs, inside)
+    body = _body(order, inputs, outputs)
+    key = _key(body)
+    read = sum(read_bytes(p) for p in body.placeholders)
+    written = sum(t.numel() * t.element_size() for node in body.returned for t in tensors(node))
+    return Kernel(f"{_title(body)}_{key[:6]}", key, read, written, body), inputs
+
+
+def _from_outputs(outputs: Sequence[fx.Node], inside: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The ops needed, operands first, and the values from outside, both in the order in which the outputs reach them."""
+    ops: dict[fx.Node, None] = {}
+    inputs: dict[fx.Node, None] = {}
+    stack = [(node, False) for node in reversed(outputs)]
+    while stack:
+        node, is_done = stack.pop()
+        if is_done:
+            ops[node] = None
+        elif node not in inside:
+            inputs[node] = None
+        elif node not in ops:
+            stack.append((node, True))
+            stack += [(a, False) for a in reversed(_operands(node)) if a not in ops]
+    return list(ops), list(inputs)
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """What the op reads; a constant shaped like a value does not read it."""
+    return [] if node.target in CONSTANTS else node.all_input_nodes
+
+
+def _body(ops: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Trace:
+    graph, names = fx.Graph(), _Names()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        new[node] = graph.placeholder(names.of(node))
+        new[node].meta = {k: node.meta[k] for k in ("val", "custom") if k in node.meta}
+    for node in ops:
+        new[node] = _constant(graph, node) if node.target in CONSTANTS else graph.node_copy(node, new.__getitem__)
+        new[node].meta = dict(node.meta)
+        new[node].name = names.of(node)
+    graph.output(tuple(new[node] for node in outputs))
+    signature = tuple(Input(new[node].name, "input", new[node].name) for node in inputs)
+    return Trace(graph, signature, tuple(Output("result", new[node].name) for node in outputs), "kernel")
+
+
+def _constant(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The constant op `node` without the tensor that it only took its shape from."""
+    if not node.all_input_nodes:
+        return graph.node_copy(node, lambda n: n)
+    tensor = val(node)
+    options = {"dtype": tensor.dtype, "device": tensor.device}
+    return graph.call_function(aten.full.default, (list(tensor.shape), fill_value(node)), options)
+
+
+class _Names:
+    """Readable names without layer numbers, so that the text of a kernel does not tell which layer came first."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, int] = {}
+
+    def of(self, node: fx.Node) -> str:
+        base = re.sub(r"_?\d+(?=_|$)", "", node.name).strip("_") or "value"
+        count = self.used.get(base, 0)
+        self.used[base] = count + 1
+        return f"{base}_{count}" if count else base
+
+
+# --- identity ---------------------------------------------------------------------------------------------------------
+
+
+def _key(body: Trace) -> str:
+    """A hash of the ops, their attributes, and of every value's dtype, shape, strides and kind of device."""
+    number = {node: at for at, node in enumerate(body.graph.nodes)}
+    digest = hashlib.sha256()
+    for node in body.graph.nodes:
+        if node.op == "output":
+            digest.update(repr([number[n] for n in node.args[0]]).encode())
+            continue
+        types = [(str(t.dtype), tuple(t.shape), t.stride(), t.device.type) for t in tensors(node)]
+        args = repr(fx.node.map_arg((node.args, node.kwargs), lambda n: _Reference(number[n])))
+        digest.update(f"{node.op} {node.target if node.op != 'placeholder' else ''} {args} {types}\n".encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Reference:
+    number: int
+
+    def __repr__(self) -> str:
+        return f"%{self.number}"
+
+
+def _title(body: Trace) -> str:
+    """`fused_add_gelu`: the ops that compute something, in order, each once."""
+    names = [
+        n.target.overloadpacket.__name__.strip("_")
+        for n in body.ops
+        if n.target is not operator.getitem and not is_view(n) and n.target not in CONSTANTS
+    ]
+    unique = list(dict.fromkeys(names))
+    kept = unique if len(unique) <= NAMED_OPS else [*unique[: NAMED_OPS - 1], unique[-1]]
+    return "_".join(["fused", *kept])
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def read_bytes(placeholder: fx.Node) -> int:
+    """Bytes of the elements of an input that its readers need, each counted once; expanded dimensions cost nothing."""
+    whole = _elements(placeholder)
+    return (
+        min(whole, sum(_elements_read(placeholder, user) for user in placeholder.users))
+        * val(placeholder).element_size()
+    )
+
+
+def _elements_read(node: fx.Node, user: fx.Node) -> int:
+    if user.target is operator.getitem or (user.op == "call_function" and is_view(user)):
+        return (
+            min(_elements(user), sum(_elements_read(user, u) for u in user.users)) if tensors(user) else _through(user)
+        )
+    return _elements(node)
+
+
+def _through(split: fx.Node) -> int:
+    """Elements read of a value through a multi-output view."""
+    return sum(_elements_read(part, user) for part in split.users for user in part.users)
+
+
+def _elements(node: fx.Node) -> int:
+    tensor = val(node)
+    if not isinstance(tensor, torch.Tensor):
+        return sum(t.numel() for t in tensors(node))
+    return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)

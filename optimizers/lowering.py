@@ -1,0 +1,261 @@
+"""From ATen ops to the statements of a Triton kernel, pulled from the outputs: which value does a store need, at which index?
+
+`Lowering.value(node, at)` is the text of one block of `node`'s elements at the indices `at`, the statements that compute it
+having been emitted. Views only change `at`; loads happen where the pull reaches an input. f16 and bf16 are computed in f32;
+an explicit cast rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.errors import NotSupported
+from tracefuse.optimizers.expressions import ARITHMETIC, BITWISE, COMPARISON, LOGICAL, POINTWISE, tanh
+from tracefuse.optimizers.indexing import Index, Lanes, broadcast, constant, ravel
+from tracefuse.optimizers.layout import Layout
+from tracefuse.optimizers.trace import op_name, origin, val
+from tracefuse.optimizers.views import SPLITS, VIEWS, Indices, arguments, operand_of_view, shape_of
+
+aten = torch.ops.aten
+
+COMPUTE_TYPE = {
+    torch.float64: "float64", torch.float32: "float32", torch.float16: "float32", torch.bfloat16: "float32",
+    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8",
+    torch.bool: "int1",
+}  # fmt: skip
+
+COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
+
+
+class NotFusible(NotSupported):
+    """`node` cannot be computed inside a kernel in this place."""
+
+    def __init__(self, node: fx.Node, reason: str) -> None:
+        super().__init__(f"{op_name(node)} ({node.name}): {reason}; leave it to ATen (fuse=False)")
+        self.node, self.reason = node, reason
+
+
+@dataclass(frozen=True)
+class Value:
+    """A block of elements: a name (or literal) of Triton type `dtype`, varying along `lanes`."""
+
+    text: str
+    dtype: str
+    lanes: Lanes = frozenset()
+
+
+@dataclass
+class Statement:
+    name: str
+    text: str
+    comment: str
+
+
+@dataclass
+class Lowering:
+    """The statements of one kernel body. `pointers` maps the graph's placeholders to the kernel's parameter names."""
+
+    layout: Layout
+    pointers: dict[fx.Node, str]
+    statements: list[Statement] = field(default_factory=list)
+    seen: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    by_text: dict[str, Value] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+
+    def value(self, node: fx.Node, at: Indices, guards: tuple[Value, ...] = ()) -> Value:
+        """The block of `node`'s elements at `at`, valid where all `guards` hold. Raises `NotFusible`."""
+        key = (node, at, guards)
+        if key not in self.seen:
+            self.seen[key] = self._lower(node, at, guards)
+        return self.seen[key]
+
+    def emit(self, node: fx.Node, text: str, dtype: str, lanes: Lanes, hint: str = "") -> Value:
+        """Name the value of the expression `text`; the same text has one name."""
+        if text not in self.by_text:
+            name = self._fresh(hint or node.name)
+            self.statements.append(Statement(name, text, comment_of(node)))
+            self.by_text[text] = Value(name, dtype, lanes)
+        return self.by_text[text]
+
+    # --- one op -------------------------------------------------------------------------------------------------------
+
+    def _lower(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
+        if node.op == "placeholder":
+            return self._load(node, at, guards)
+        if node.target in VIEWS or (node.target is operator.getitem and node.args[0].target in SPLITS):  # type: ignore[union-attr]
+            operand, where = operand_of_view(node, at)
+            return self.value(operand, where, guards)
+        if node.target in POINTWISE:
+            return self._pointwise(node, at, guards)
+        if node.target in COPIES:
+            return self._copy(node, at, guards)
+        special = _special().get(node.args[0].target if node.target is operator.getitem else node.target)  # type: ignore[union-attr]
+        if special is None:
+            raise NotFusible(node, "no Triton form is known for it")
+        return special(self, node, at, guards)
+
+    def _load(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
+        tensor = val(node)
+        offset = ravel(at, tensor.stride())
+        pointer, lanes = self.pointers[node], offset.lanes
+        conditions = [self.layout.masks[lane] for lane in ("row", "col") if lane in lanes and lane in self.layout.masks]
+        place = offset.text
+        for guard in guards if offset.terms else ():
+            # A masked pointer must have the mask's shape; where the guard fails, the element at 0 is as good as any.
+            place = place if guard.lanes <= lanes else f"tl.where({guard.text}, {place}, 0)"
+            lanes = lanes | guard.lanes
+            conditions.append(guard.text)
+        text = pointer if place == "0" else f"{pointer} + {_grouped(place)}"
+        masked = f", mask={' & '.join(dict.fromkeys(conditions))}, other=0" if conditions else ""
+        widened = ".to(tl.float32)" if tensor.dtype in (torch.float16, torch.bfloat16) else ""
+        widened = ".to(tl.int1)" if tensor.dtype is torch.bool else widened
+        return self.emit(node, f"tl.load({text}{masked}){widened}", COMPUTE_TYPE[tensor.dtype], lanes)
+
+    def _pointwise(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
+        args = arguments(node)
+        dtype = self._operand_type(node, args)
+        operands = [self._operand(node, name, arg, at, guards, dtype) for name, arg in args.items()]
+        texts = [o.text if isinstance(o, Value) else o for o in operands]
+        rule = POINTWISE[node.target]
+        if node.target is aten.tanh.default:
+            text = tanh(texts[0], dtype == "float64")  # type: ignore[arg-type]
+        else:
+            text = rule(*texts)
+        if text is None:
+            raise NotFusible(node, "this choice of its options has no Triton form")
+        result = "int1" if node.target in COMPARISON or node.target in LOGICAL else dtype
+        lanes = frozenset().union(*(o.lanes for o in operands if isinstance(o, Value)))
+        return self.emit(node, text, result, lanes)
+
+    def _operand_type(self, node: fx.Node, args: dict[str, Any]) -> str:
+        """The type that an operator computes in: its result's, but what its operands promote to for a comparison."""
+        if node.target in LOGICAL:
+            return "int1"
+        if node.target not in COMPARISON:
+            return COMPUTE_TYPE[val(node).dtype]
+        operands = [val(a) if isinstance(a, fx.Node) else a for a in args.values()]
+        common = torch.result_type(*operands) if len(operands) == 2 else operands[0].dtype
+        return COMPUTE_TYPE[common]
+
+    def _operand(
+        self, node: fx.Node, name: str, arg: Any, at: Indices, guards: tuple[Value, ...], dtype: str
+    ) -> Value | str | None:
+        if isinstance(arg, fx.Node):
+            block = self.value(arg, broadcast(at, shape_of(arg)), guards)
+            is_condition = name in ("condition", "mask") and node.target not in ARITHMETIC
+            return self.cast(block, "int1" if is_condition else dtype)
+        return literal(arg, dtype) if isinstance(arg, (bool, int, float)) else arg
+
+    def _copy(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
+        source: fx.Node = node.args[0]  # type: ignore[assignment]
+        block = self.value(source, at, guards)
+        new = val(node).dtype
+        if new in (torch.float16, torch.bfloat16) and val(source).dtype != new:
+            return self.emit(node, f"{block.text}.to(tl.{_triton_name(new)}).to(tl.float32)", "float32", block.lanes)
+        if block.dtype == COMPUTE_TYPE[new]:
+            return block
+        return self.emit(node, self.cast(block, COMPUTE_TYPE[new]).text, COMPUTE_TYPE[new], block.lanes)
+
+    def cast(self, block: Value, dtype: str) -> Value:
+        """`block` in the Triton type `dtype`, as an expression."""
+        if block.dtype == dtype:
+            return block
+        text = f"({block.text} != 0)" if dtype == "int1" else f"{block.text}.to(tl.{dtype})"
+        return Value(text, dtype, block.lanes)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def reduce(self, node: fx.Node, block: Value, how: str, hint: str) -> Value:
+        """`tl.sum`, `tl.max` or `tl.min` of `block` along the row."""
+        fill = {"sum": "0", "max": "float('-inf')", "min": "float('inf')"}[how]
+        if how != "sum" and "int" in block.dtype:
+            raise NotFusible(node, "the extremum of integers is not written yet")
+        text = block.text
+        if "col" in self.layout.masks:
+            text = f"tl.where({self.layout.masks['col']}, {text}, {fill})"
+        if not block.lanes >= frozenset(self.layout.blocks):
+            text = f"tl.broadcast_to({text}, {self.layout.block_shape()})"
+        axis = "axis=0" if self.layout.is_flat else "axis=1, keep_dims=True"
+        return self.emit(node, f"tl.{how}({text}, {axis})", block.dtype, block.lanes - {"col"}, hint)
+
+    def along_row(self, node: fx.Node, shape: tuple[int, ...], dims: tuple[int, ...], at: Indices) -> Indices:
+        """`at` with the reduced `dims` of an operand of `shape` running over the whole row. Raises `NotFusible`."""
+        count = math.prod(shape[d] for d in dims)
+        if count != self.layout.columns:
+            raise NotFusible(node, f"it reduces {count} elements, the kernel's rows have {self.layout.columns}")
+        if any("col" in at[d].lanes for d in range(len(shape)) if d not in dims):
+            raise NotFusible(node, "its result is read at another row than the one that the program holds")
+        inner = _unravel_some(self.layout.col, shape, dims)
+        return tuple(inner.get(d, index) for d, index in enumerate(at))
+
+    def row_guards(self, node: fx.Node, guards: tuple[Value, ...]) -> tuple[Value, ...]:
+        """The guards that hold for a whole row; those that vary along it do not concern a value that does not."""
+        if any({"row", "col"} <= guard.lanes for guard in guards):
+            raise NotFusible(node, "only a part of its rows is read")
+        return tuple(g for g in guards if "col" not in g.lanes)
+
+    def _fresh(self, hint: str) -> str:
+        base, number = re.sub(r"_\d+$", "", hint), 0
+        name = base
+        while name in self.names:
+            number += 1
+            name = f"{base}_{number}"
+        self.names.add(name)
+        return name
+
+
+def literal(number: float, dtype: str) -> str:
+    """A number as Triton text that may stand in any expression."""
+    if dtype == "int1":
+        return str(bool(number))
+    if "int" in dtype:
+        return str(int(number)) if number >= 0 else f"({int(number)})"
+    number = float(number)
+    if math.isnan(number) or math.isinf(number):
+        return f"float('{number}')"
+    return repr(number) if number >= 0 else f"({number!r})"
+
+
+def comment_of(node: fx.Node) -> str:
+    """`aten.mul.Tensor, h.*.mlp`: the layer's number is left out, since equal layers share a kernel."""
+    if node.op == "placeholder":
+        return ""
+    module = re.sub(r"(?<![^.])\d+(?![^.])", "*", origin(node).module)
+    op = node.args[0] if node.target is operator.getitem else node
+    return ", ".join(part for part in (op_name(op), module) if part)  # type: ignore[arg-type]
+
+
+def index_block(index: Index) -> str:
+    """An index as a block of integers, also where it is a constant."""
+    return f"tl.full((), {index.const}, tl.int32)" if not index.terms else f"({index.text})"
+
+
+def _unravel_some(linear: Index, shape: tuple[int, ...], dims: tuple[int, ...]) -> dict[int, Index]:
+    from tracefuse.optimizers.indexing import unravel
+
+    return dict(zip(dims, unravel(linear, [shape[d] for d in dims]), strict=True))
+
+
+def _grouped(text: str) -> str:
+    return text if re.fullmatch(r"\w+|\(.*\)|tl\.where\(.*\)", text) and text.count("(") <= 1 else f"({text})"
+
+
+def _triton_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _special() -> dict[Any, Any]:
+    # The composite ops are written with `Lowering`'s methods, in a file of their own.
+    from tracefuse.optimizers.composites import COMPOSITES
+
+    return COMPOSITES
+
+
+__all__ = ["BITWISE", "NotFusible", "Value", "constant"]

@@ -1,0 +1,274 @@
+"""The Triton text of a kernel: the jitted function, its meaning in ATen ops, and the launcher. Pure text, nothing is compiled.
+
+    kernel_source(kernel) = @triton.jit def NAME_kernel     one program per block
+                            def NAME_reference              the ATen ops, for the CPU
+                            def NAME                        allocates the results, launches
+
+The text needs `HEADER` above it and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.composites import REDUCTIONS, reduced_dims
+from tracefuse.optimizers.expressions import TRANSCENDENTAL
+from tracefuse.optimizers.indexing import Lanes, ravel, reshape
+from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.layout import BLOCK_NAMES, Layout, flat, probe, rows, tiles
+from tracefuse.optimizers.lowering import Lowering, NotFusible, Statement, Value
+from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, nbytes, op_name, tensor_type, val
+from tracefuse.optimizers.views import Indices, shape_of
+
+HEADER = "import math\n\nimport torch\nimport triton\nimport triton.language as tl\n"
+
+BROADCAST_WORTH_HOISTING = 4
+"""A costly value is computed on its own axis where it is broadcast at least this many times."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered kernel: its loop layout, the statements of its body and its stores."""
+
+    layout: Layout
+    statements: tuple[Statement, ...]
+    stores: tuple[str, ...]
+
+
+def kernel_source(kernel: Kernel) -> str:
+    """Python text that defines `kernel.name(*tensors)`. Raises `NotFusible` where an op has no form in this kernel."""
+    program = lower(kernel.body)
+    return "\n\n".join([_jitted(kernel, program), _reference(kernel), _launcher(kernel, program)])
+
+
+def lower(body: Trace) -> Program:
+    """The program of a kernel's body. Raises `NotFusible` with the op that stands in the way."""
+    return _fill(body, choose_layout(body))
+
+
+def _fill(body: Trace, layout: Layout) -> Program:
+    lowering = Lowering(layout, dict(zip(body.placeholders, _pointers(body), strict=True)))
+    lowering.names |= set(_parameters(body)) | {
+        "index",
+        "row",
+        "col",
+        "program",
+        "outer",
+        *BLOCK_NAMES.values(),
+        *layout.masks.values(),
+    }
+    stores = [_store(lowering, node, name) for node, name in zip(body.returned, _results(body), strict=True)]
+    return Program(layout, tuple(lowering.statements), tuple(stores))
+
+
+def _store(lowering: Lowering, node: fx.Node, pointer: str) -> str:
+    layout = lowering.layout
+    at, lanes = element_of(node, layout)
+    block = lowering.value(node, at)
+    if not block.lanes <= lanes:
+        raise NotFusible(node, "its value differs along a row of which it is one element")
+    offset = ravel(at, val(node).stride())
+    masks = [layout.masks[lane] for lane in ("row", "col") if lane in lanes and lane in layout.masks]
+    place = pointer if offset.text == "0" else f"{pointer} + {_bracketed(offset.text)}"
+    missing = lanes - offset.lanes
+    if missing:
+        raise NotFusible(node, "one element would be written several times")
+    return f"tl.store({place}, {_stored(block)}{', mask=' + ' & '.join(masks) if masks else ''})"
+
+
+def _stored(block: Value) -> str:
+    return block.text
+
+
+def element_of(node: fx.Node, layout: Layout) -> tuple[Indices, Lanes]:
+    """The indices of the elements of an output that a program computes, and the lanes they vary along."""
+    shape = shape_of(node)
+    lanes = frozenset().union(*(index.lanes for index in layout.indices))
+    if math.prod(shape) == layout.numel:
+        return reshape(layout.indices, layout.shape, shape), lanes
+    kept_shape = [layout.shape[d] for d in layout.kept]
+    if layout.reduced and math.prod(shape) == math.prod(kept_shape):
+        return reshape([layout.indices[d] for d in layout.kept], kept_shape, shape), lanes - {"col"}
+    raise NotFusible(node, f"its {math.prod(shape)} elements do not match the kernel's {layout.numel}")
+
+
+# --- the layout -------------------------------------------------------------------------------------------------------
+
+
+def choose_layout(body: Trace) -> Layout:
+    """Rows where the body reduces, tiles where a costly value is broadcast, otherwise flat."""
+    wide = _needs_64_bits(body)
+    reductions = [n for n in body.ops if n.target in REDUCTIONS]
+    if reductions:
+        # All of them have the same rows, or `along_row` refuses.
+        operand = next(a for a in reductions[0].args if isinstance(a, fx.Node))
+        return rows(shape_of(operand), reduced_dims(reductions[0]), wide)
+    output = max(body.returned, key=lambda n: val(n).numel())
+    shape, order = shape_of(output), _memory_order(val(output))
+    return _tiled(body, shape, order, wide) or flat(shape, order, wide)
+
+
+def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool) -> Layout | None:
+    costly = [n for n in body.ops if n.target in TRANSCENDENTAL and _is_broadcast(n, math.prod(shape))]
+    if not costly:
+        return None
+    varying = _dims_varied(body, shape, costly)
+    dims = [d for d in order if shape[d] > 1]
+    if not dims:
+        return None
+    inner = _run(dims, varying)
+    middle = _run(dims[: len(dims) - len(inner)], varying)
+    outer = dims[: len(dims) - len(inner) - len(middle)]
+    if not middle:
+        return None
+    ones = [d for d in order if shape[d] == 1]
+    return tiles(shape, [*ones, *outer], middle, inner, wide)
+
+
+def _is_broadcast(node: fx.Node, numel: int) -> bool:
+    return val(node).numel() * BROADCAST_WORTH_HOISTING <= numel
+
+
+def _dims_varied(body: Trace, shape: Sequence[int], costly: Sequence[fx.Node]) -> set[int]:
+    """The dimensions of the domain along which the `costly` values vary, found by lowering with one lane per dimension."""
+    layout = probe(shape)
+    lowering = Lowering(layout, dict(zip(body.placeholders, _pointers(body), strict=True)))
+    for node in body.returned:
+        lowering.value(node, element_of(node, layout)[0])
+    lanes = [block.lanes for (node, *_), block in lowering.seen.items() if node in costly]
+    return {int(lane.removeprefix("d")) for lane in frozenset().union(*lanes)}
+
+
+def _run(dims: Sequence[int], varying: set[int]) -> list[int]:
+    """The longest tail of `dims` of which all vary, or none do."""
+    tail: list[int] = []
+    for dim in reversed(dims):
+        if (dim in varying) != (dims[-1] in varying):
+            break
+        tail.insert(0, dim)
+    return tail
+
+
+def _memory_order(tensor: torch.Tensor) -> list[int]:
+    return sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+
+
+def _needs_64_bits(body: Trace) -> bool:
+    """Whether an offset or an element count reaches 2**31."""
+    values = [val(n) for n in (*body.placeholders, *body.returned)]
+    spans = [1 + sum((s - 1) * t for s, t in zip(v.shape, v.stride(), strict=True)) for v in values]
+    counts = [t.numel() for n in body.ops for t in ([val(n)] if isinstance(val(n), torch.Tensor) else [])]
+    return max([*spans, *counts]) >= 2**31 - 2**15
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _pointers(body: Trace) -> list[str]:
+    return [f"{p.name}_ptr" for p in body.placeholders]
+
+
+def _results(body: Trace) -> list[str]:
+    return [f"out{at}_ptr" if len(body.returned) > 1 else "out_ptr" for at in range(len(body.returned))]
+
+
+def _parameters(body: Trace) -> list[str]:
+    return [*_pointers(body), *_results(body)]
+
+
+def _jitted(kernel: Kernel, program: Program) -> str:
+    body, layout = kernel.body, program.layout
+    constants = [f"{BLOCK_NAMES[lane]}: tl.constexpr" for lane in ("row", "col") if lane in layout.blocks]
+    lines = [*layout.prologue, *(_statement(s) for s in program.statements), *program.stores]
+    return "\n".join([
+        *_heading(kernel),
+        "@triton.jit",
+        f"def {kernel.name}_kernel({', '.join([*_parameters(body), *constants])}):",
+        *(f"    {line}" for line in lines),
+        "",
+    ])  # fmt: skip
+
+
+def _heading(kernel: Kernel) -> list[str]:
+    """Comment lines: what goes in and out, and how many bytes that is."""
+    body = kernel.body
+    parts = [f"# {p.name}: {_full_type(p)}, {human_bytes(nbytes(p))}" for p in body.placeholders]
+    parts += [f"# -> {n.name}: {_full_type(n)}, {human_bytes(nbytes(n))}" for n in body.returned]
+    read, written = human_bytes(kernel.nbytes_read), human_bytes(kernel.nbytes_written)
+    ops = sum(not is_getitem(n) for n in body.ops)
+    return [f"# {kernel.name}: {ops} ATen ops; reads {read}, writes {written}.", *parts]
+
+
+def _full_type(node: fx.Node) -> str:
+    tensor = val(node)
+    strides = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
+    return tensor_type(tensor) + strides
+
+
+def _statement(statement: Statement) -> str:
+    line = f"{statement.name} = {statement.text}"
+    return f"{line}  # {statement.comment}" if statement.comment else line
+
+
+def _reference(kernel: Kernel) -> str:
+    body = kernel.body
+    lines = [f"{node.name} = {_call(node)}" for node in body.ops]
+    return "\n".join([
+        f"def {kernel.name}_reference({', '.join(p.name for p in body.placeholders)}):",
+        *(f"    {line}" for line in lines),
+        f"    return {', '.join(n.name for n in body.returned)}",
+        "",
+    ])  # fmt: skip
+
+
+def _call(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return f"{node.args[0]}[{node.args[1]}]"
+    args = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
+    return f"torch.ops.{op_name(node)}({', '.join(args)})"
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_argument, value))}]"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    return str(value) if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)) else repr(value)
+
+
+def _launcher(kernel: Kernel, program: Program) -> str:
+    body, layout = kernel.body, program.layout
+    inputs = [p.name for p in body.placeholders]
+    results = [name.removesuffix("_ptr") for name in _results(body)]
+    blocks = [f"{BLOCK_NAMES[lane]}={layout.blocks[lane]}" for lane in ("row", "col") if lane in layout.blocks]
+    launch = ", ".join([*inputs, *results, *blocks, f"num_warps={layout.num_warps}"])
+    return "\n".join([
+        f"def {kernel.name}({', '.join(inputs)}):",
+        f"    if not {inputs[0]}.is_cuda and isinstance({kernel.name}_kernel, triton.JITFunction):",
+        f"        return {kernel.name}_reference({', '.join(inputs)})",
+        *(f"    {_allocation(name, node, inputs[0])}" for name, node in zip(results, body.returned, strict=True)),
+        f"    {kernel.name}_kernel[({layout.programs},)]({launch})",
+        f"    return {', '.join(results)}",
+        "",
+    ])  # fmt: skip
+
+
+def _allocation(name: str, node: fx.Node, like: str) -> str:
+    tensor = val(node)
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    return f"{name} = torch.empty_strided({shape}, {stride}, dtype={tensor.dtype}, device={like}.device)"
+
+
+def _bracketed(text: str) -> str:
+    return text if text.isidentifier() else f"({text})"
