@@ -1,0 +1,262 @@
+"""A GPT training cell through the real magic in a real kernel: eager and optimised side by side, kernels, gradients, toggles.
+
+    python tests/bench/gpt.py --out gpt.json
+
+12 layers, 768 wide, 12 heads, vocabulary 50257, batch 8 x 1024, bfloat16 by default. The driver starts an IPython kernel and
+sends it the cells below, the training cell under `%%tracefuse`; the last cell measures in the kernel and writes the JSON.
+`--kernel inprocess` runs the same cells in an IPython shell of this process, where jupyter_client is not installed.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+from results import environment, parser, write
+from toggle import table as toggle_table
+from toggle import toggle_seconds
+from torch import Tensor, nn
+
+from tracefuse.bandwidth import Bandwidth, copy_bandwidth
+from tracefuse.capture import Capture
+from tracefuse.demo import GPT, batch
+from tracefuse.measure import Program, max_abs_difference, measure
+from tracefuse.profile import Profile, profile
+from tracefuse.summary import modules_table, steps_table
+from tracefuse.timing import aligned
+from tracefuse.variant import Variant
+
+SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "length": 1024, "batch": 8}
+SMALL = {"layers": 2, "width": 64, "heads": 4, "vocab": 211, "length": 32, "batch": 2}
+
+
+def cells(arguments: Namespace) -> list[str]:
+    """What a user would type, with the benchmark's own lines around it."""
+    options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
+    return [
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})",
+        f"import gpt; options = gpt.Namespace(**{options!r}); model, tokens, targets = gpt.model_and_batch(options)",
+        "%load_ext tracefuse",
+        "%%tracefuse -o c --no-measure\nloss = model(tokens, targets)\nloss.backward()",
+        "gpt.report(c, model, tokens, targets, options)",
+    ]
+
+
+def model_and_batch(options: Namespace) -> tuple[GPT, Tensor, Tensor]:
+    torch.manual_seed(0)
+    sizes = SMALL if options.small else SIZES
+    shape = {k: sizes[k] for k in ("layers", "width", "heads", "vocab", "length")}
+    model = GPT(**shape, dropout=options.dropout).to(options.device, torch.bfloat16)
+    return model, *batch(sizes["vocab"], sizes["batch"], sizes["length"], options.device)
+
+
+# --- in the kernel ----------------------------------------------------------------------------------------------------
+
+
+def report(captured: Capture, model: GPT, tokens: Tensor, targets: Tensor, options: Namespace) -> None:
+    """Measure what the cell captured, print the tables and write the JSON. Must run right after the cell."""
+    of_cell = {name: p.grad.detach().clone() for name, p in model.named_parameters()}
+    start = time.perf_counter()
+    ops = len(captured.trace.ops)
+    trace_s = time.perf_counter() - start
+    toggles = toggle_seconds(captured)
+    variant = captured.optimize()
+    print(modules_table(captured.trace), steps_table(captured.trace, variant.steps), sep="\n\n", end="\n\n")
+    print(f"{ops} ops; building the trace took {trace_s:.2f} s\n{toggle_table(toggles)}\n", flush=True)
+
+    gradients = compare_gradients(variant, of_cell, exact_gradients(model, tokens, targets, options))
+    print(gradient_table(gradients), end="\n\n", flush=True)
+    timing = measure(
+        step_programs(variant, model, tokens, targets, options), device=options.device, budget_s=options.budget
+    )
+    print(timing, end="\n\n", flush=True)
+    kernels = kernel_times(variant, options)
+    record = {
+        "benchmark": "gpt",
+        "sizes": SMALL if options.small else SIZES,
+        "dtype": "bfloat16",
+        "dropout": options.dropout,
+        "kernel": options.kernel,
+        "environment": environment(options.device),
+        "ops": ops,
+        "trace_s": trace_s,
+        "toggle_s": toggles,
+        "gradients": gradients,
+        "timing": timing.to_json(),
+        "kernels": kernels,
+    }
+    write(Path(options.out) if options.out else None, record)
+
+
+def step_programs(
+    variant: Variant, model: GPT, tokens: Tensor, targets: Tensor, options: Namespace
+) -> dict[str, Program]:
+    """The training step under autograd: eager, optimised and, if asked for, torch.compile."""
+    parameters = list(model.parameters())
+    programs = {
+        "eager": training_step(lambda: model(tokens, targets), parameters),
+        "tracefuse": training_step(variant.compile(), parameters),
+    }
+    if options.torch_compile:
+        compiled = torch.compile(model)
+        programs["torch.compile"] = training_step(lambda: compiled(tokens, targets), parameters)
+    return programs
+
+
+def training_step(run: Any, parameters: list[nn.Parameter]) -> Program:
+    """Not compared: eager draws other dropout masks. `compare_gradients` compares the replay, which draws the same."""
+    return Program(lambda: ((run(),),), lambda state: torch.autograd.grad(state[0][0], parameters), compared=False)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def exact_gradients(model: GPT, tokens: Tensor, targets: Tensor, options: Namespace) -> dict[str, Tensor] | None:
+    """Gradients of the same model in float32, without TF32; None with dropout, whose masks cannot be drawn again there."""
+    if options.dropout:
+        return None
+    exact = copy.deepcopy(model).float()
+    exact.zero_grad()
+    exact(tokens, targets).backward()
+    return {name: p.grad for name, p in exact.named_parameters()}
+
+
+def compare_gradients(
+    variant: Variant, of_cell: dict[str, Tensor], exact: dict[str, Tensor] | None
+) -> dict[str, dict[str, float]]:
+    """For each pair the largest absolute difference, and the largest relative one (norm over norm), of any parameter."""
+    optimised = replayed_gradients(variant)
+    pairs = {"tracefuse from eager": (optimised, of_cell)}
+    if exact is not None:
+        pairs |= {"tracefuse from float32": (optimised, exact), "eager from float32": (of_cell, exact)}
+    return {name: _worst(mine, reference) for name, (mine, reference) in pairs.items()}
+
+
+def replayed_gradients(variant: Variant) -> dict[str, Tensor]:
+    """Gradients of the optimised program on the captured inputs and generator states, by the user's name."""
+    captured = variant.capture
+    program = variant.compile().replays(captured.example_inputs, captured.rng_states)
+    found = program.backward(program.forward())
+    names = [variant.trace.input_of(name).source for name in program.gradients]
+    return dict(zip(names, found, strict=True))
+
+
+def _worst(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
+    if mine.keys() != reference.keys():
+        raise SystemExit(f"gradients of other parameters: {sorted(mine.keys() ^ reference.keys())}")
+    absolute = [max_abs_difference(name, g, reference[name]) for name, g in mine.items()]
+    relative = [
+        ((g.double() - reference[n].double()).norm() / reference[n].double().norm()).item() for n, g in mine.items()
+    ]
+    return {"max_abs": max(absolute), "max_relative_norm": max(relative), "parameters": len(mine)}
+
+
+def gradient_table(gradients: dict[str, dict[str, float]]) -> str:
+    rows = [(name, f"{g['max_abs']:.3g}", f"{g['max_relative_norm']:.3g}") for name, g in gradients.items()]
+    return aligned([("gradients", "max |Δ|", "worst ‖Δ‖ / ‖g‖ of a parameter"), *rows])
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def kernel_times(variant: Variant, options: Namespace) -> dict[str, Any]:
+    """Every Triton kernel with its measured time, bytes and share of the copy bandwidth; on the CPU only what is static."""
+    static = {k.name: {"nbytes_read": k.nbytes_read, "nbytes_written": k.nbytes_written} for k in variant.kernels}
+    if options.device != "cuda":
+        print(f"{len(static)} unique kernels; their times need a GPU")
+        return {"times": "need a GPU", "kernels": static}
+    captured = variant.capture
+    program = variant.compile().replays(captured.example_inputs, captured.rng_states)
+    found, bandwidth = profile(lambda: program.backward(program.forward())), copy_bandwidth()
+    rows = [row for row in (_kernel_row(k, found, bandwidth) for k in variant.kernels) if row["calls"]]
+    print(kernel_table(rows, bandwidth), found, sep="\n\n", end="\n\n")
+    return {
+        "copy_bytes_per_s": bandwidth.bytes_per_s.median,
+        "is_complete": found.is_complete,
+        "kernels": rows,
+        "all": [vars(k) for k in found.kernels],
+    }
+
+
+def _kernel_row(kernel: Any, found: Profile, bandwidth: Bandwidth) -> dict[str, Any]:
+    """The kernel's own records: its Triton function is called like it, perhaps with a suffix."""
+    mine = [k for k in found.kernels if k.name == kernel.name or k.name.startswith(f"{kernel.name}_kernel")]
+    calls, total_us = sum(k.calls for k in mine), sum(k.total_us for k in mine)
+    nbytes = kernel.nbytes_read + kernel.nbytes_written
+    speed = nbytes * calls / (total_us * 1e-6) if total_us else 0.0
+    percent = 100 * speed / bandwidth.bytes_per_s.median
+    return {"name": kernel.name, "calls": calls, "total_us": total_us, "nbytes": nbytes, "percent_of_copy": percent}
+
+
+def kernel_table(rows: list[dict[str, Any]], bandwidth: Bandwidth) -> str:
+    lines = [
+        (
+            r["name"][:70],
+            str(r["calls"]),
+            f"{r['total_us']:.1f}",
+            f"{r['nbytes'] / 1e6:.2f}",
+            f"{r['percent_of_copy']:.0f} %",
+        )
+        for r in sorted(rows, key=lambda r: -r["total_us"])
+    ]
+    return f"{bandwidth}\n{aligned([('Triton kernel', 'calls', 'total µs', 'MB a call', 'of copy'), *lines])}"
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+def run_in_kernel(code: list[str], timeout_s: float) -> None:
+    """Run the cells in a fresh IPython kernel, echoing what they print; ends the process with a cell's error."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+        for cell in code:
+            reply = client.execute_interactive(cell, timeout=timeout_s, output_hook=echo)["content"]
+            if reply["status"] != "ok":
+                raise SystemExit("\n".join(reply.get("traceback", [json.dumps(reply)])))
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def echo(message: dict[str, Any]) -> None:
+    content = message["content"]
+    if message["msg_type"] == "stream":
+        print(content["text"], end="", flush=True)
+    elif message["msg_type"] in ("display_data", "execute_result"):
+        print(content["data"].get("text/plain", ""), flush=True)
+
+
+def run_in_process(code: list[str]) -> None:
+    """Run the cells in an IPython shell of this process."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    for cell in code:
+        shell.run_cell(cell).raise_error()
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--kernel", choices=("jupyter", "inprocess"), default="jupyter")
+    made.add_argument("--dropout", type=float, default=0.0)
+    made.add_argument("--torch-compile", action="store_true", help="time torch.compile too; it compiles first")
+    made.add_argument("--timeout", type=float, default=540.0, help="seconds per cell (default: 540)")
+    arguments = made.parse_args()
+    if arguments.out:
+        arguments.out = arguments.out.resolve()
+    if arguments.kernel == "jupyter":
+        run_in_kernel(cells(arguments), arguments.timeout)
+    else:
+        run_in_process(cells(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Seconds from a toggle to both regenerated traces as text, for a 12-layer GPT: pure Python, no kernel is compiled.
+
+    python tests/bench/toggle.py
+
+Ends with status 1 if any toggle takes `--limit` seconds or more.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+from results import environment, parser, write
+
+import tracefuse
+from tracefuse.capture import Capture
+from tracefuse.demo import GPT, batch
+from tracefuse.timing import aligned
+
+TOGGLES: dict[str, dict[str, Any]] = {
+    "every pass on (first view)": {},
+    "simplify off": {"simplify": False},
+    "freeze off": {"freeze": None},
+    "freeze h.*.mlp.*": {"freeze": ["h.*.mlp.*"]},
+    "cat off": {"cat": False},
+    "remat off": {"remat": None},
+    "remat 0": {"remat": 0.0},
+    "remat 1": {"remat": 1.0},
+    "fuse off": {"fuse": False},
+    "every pass off": {"simplify": False, "freeze": None, "cat": False, "remat": None, "fuse": False},
+}
+
+
+def toggle_seconds(captured: Capture) -> dict[str, float]:
+    """Seconds until both halves of each configuration are there as text.
+
+    In the order of a session: what earlier configurations computed is kept, as it is in the view. `captured` must be
+    fresh, or the first ones cost nothing.
+    """
+    return {name: _seconds(captured, options) for name, options in TOGGLES.items()}
+
+
+def _seconds(captured: Capture, options: dict[str, Any]) -> float:
+    start = time.perf_counter()
+    variant = captured.optimize(**options)
+    text = variant.forward.code + variant.backward.code
+    assert text
+    return time.perf_counter() - start
+
+
+def table(seconds: dict[str, float]) -> str:
+    return aligned([("toggle", "seconds"), *((name, f"{s:.3f}") for name, s in seconds.items())])
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--layers", type=int, default=12)
+    made.add_argument("--width", type=int, default=768)
+    made.add_argument("--limit", type=float, default=1.0, help="seconds (default: 1)")
+    arguments = made.parse_args()
+    layers, width = (2, 64) if arguments.small else (arguments.layers, arguments.width)
+    torch.manual_seed(0)
+    model, data = GPT(layers=layers, width=width, heads=width // 64, length=32), batch(256, 1, 32)
+    captured = tracefuse.capture(lambda: model(*data).backward())
+    start = time.perf_counter()
+    ops = len(captured.trace.ops)
+    built = time.perf_counter() - start
+    seconds = toggle_seconds(captured)
+    print(f"GPT, {layers} layers, {ops} ops; building the trace took {built:.2f} s\n{table(seconds)}")
+    print(f"slowest toggle {max(seconds.values()):.3f} s, measured on {environment('cpu')['device']}")
+    record = {"benchmark": "toggle", "layers": layers, "ops": ops, "trace_s": built, "toggle_s": seconds}
+    write(arguments.out, {**record, "environment": environment("cpu")})
+    sys.exit(max(seconds.values()) >= arguments.limit)
+
+
+if __name__ == "__main__":
+    main()

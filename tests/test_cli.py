@@ -1,0 +1,122 @@
+"""The command line: usage, errors that end with the remedy, and the whole demo in a fresh process."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tracefuse.cli import Steps, capture_step, main
+from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.trace import is_getitem
+from tracefuse.summary import by_module, folded, modules_table, summarise
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert re.fullmatch(r"tracefuse \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_no_command_prints_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "demo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device", "tpu"], "choose cpu or cuda"),
+        (["--remat", "3"], "pass a number from 0 to 1"),
+        (["--width", "30"], "take at least 1 and a multiple of 4"),
+        (["--layers", "0"], "take at least 1 and a multiple of 4"),
+        (["--remat", "1", "--no-remat"], "give one of them"),
+    ],
+)
+def test_errors_end_with_the_remedy(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", *flags]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1].startswith("tracefuse: ")
+    assert message in captured.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do without a GPU")
+def test_a_missing_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--device", "cuda"]) == 1
+    assert "leave --device out to run on the CPU" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_rewrites_one_line_on_a_terminal_and_is_silent_elsewhere() -> None:
+    pipe, terminal = io.StringIO(), Terminal()
+    for stream in (pipe, terminal):
+        steps = Steps(total=2, stream=stream)
+        steps.next("measuring")
+        steps.progress(0.5, "round 3")
+        steps.progress(1.0, "measured")
+    assert pipe.getvalue() == "[1/2] measuring\n"
+    assert terminal.getvalue().count("\r") == 2
+    assert terminal.getvalue().endswith("\n")
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return capture_step(layers=2, width=16, device="cpu").trace
+
+
+def test_counts_add_up_to_the_trace(trace) -> None:
+    total, modules = summarise(trace), by_module(trace).values()
+    assert total.forward_ops + total.backward_ops == sum(not is_getitem(n) for n in trace.ops)
+    assert sum(m.forward_ops for m in modules) == total.forward_ops
+    assert sum(m.backward_ops for m in modules) == total.backward_ops
+    assert sum(m.saved_nbytes for m in modules) == total.saved_nbytes == saved_bytes(trace) > 0
+    assert (total.kernel_calls, total.unique_kernels) == (0, 0)
+
+
+def test_identical_layers_are_one_line(trace) -> None:
+    assert by_module(trace)["h.*.mlp.up"].paths == {"h.0.mlp.up", "h.1.mlp.up"}
+    assert [folded(p) for p in ("h.10.attn", "0.weight", "block2.norm", "")] == [
+        "h.*.attn",
+        "*.weight",
+        "block2.norm",
+        "",
+    ]
+    assert "h.*.attn.qkv" in modules_table(trace)
+
+
+def test_the_demo_writes_a_report_and_a_program_that_runs(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tracefuse.cli",
+        "demo",
+        "--layers",
+        "1",
+        "--width",
+        "16",
+        "--budget",
+        "1",
+        "--out",
+        "o",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("+ ")]
+    assert steps == ["simplify", "freeze", "cat", "remat", "fuse"]
+    assert "measured on CPU" in done.stdout
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert "<script" in page
+    assert not re.search(r"""(src|href)\s*=\s*["']?https?:""", page)
+    program = subprocess.run(
+        [sys.executable, "o/gpt_optimised.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert program.returncode == 0, program.stderr
