@@ -188,6 +188,13 @@ def _moves(node: fx.Node) -> bool:
     return is_getitem(node) or is_view(node)
 
 
+def refresh_views(graph: fx.Graph) -> None:
+    """Type anew, in place, the views whose operand came to lie in other memory, so that `storage` tells aliases again."""
+    for node in graph.nodes:
+        if node.op == "call_function" and is_view(node) and not storages(node) <= storages(node.args[0]):
+            node.meta["val"] = evaluate(graph, node.target, node.args, node.kwargs, {})
+
+
 def _restride_conflict(node: fx.Node, known: dict[fx.Node, Any], returned: set[fx.Node]) -> str | None:
     if node not in known or layouts(known[node]) == layouts(val(node)):
         return None

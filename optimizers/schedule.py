@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_map_only
 
+from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Trace, fake_mode, is_getitem, is_view, phase, val
 
 
@@ -39,6 +40,7 @@ def recompute(trace: Trace, again: Collection[fx.Node]) -> list[fx.Node]:
     for node, copy in copies.items():
         _redirect(trace, node, copy)
     just_in_time(trace.graph, set(copies.values()))
+    refresh_views(trace.graph)
     return list(copies.values())
 
 
@@ -107,6 +109,7 @@ def forget(trace: Trace) -> Trace:
                 forward[node.name] = new[node]
     graph.output(tuple(new[node] for node in trace.returned))
     graph.output_node().meta.update(trace.graph.output_node().meta)
+    refresh_views(graph)
     return Trace(graph, trace.inputs, trace.outputs, trace.name)
 
 

@@ -1,0 +1,105 @@
+"""What the tests of passes share: a trace of a small function, a pass tried on it, and the checks that hold for every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+import tracefuse
+from tracefuse.optimizers.passes import Decision, Pass, run_pipeline
+from tracefuse.optimizers.trace import Trace, op_name, phase, val
+
+# Of the coarsest dtype that a program computes in: autocast and HF LLaMA's norms round on the way, even from float64.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-3}
+
+
+@dataclass
+class Tried:
+    """A trace before and after passes, and what they decided."""
+
+    captured: tracefuse.Capture
+    after: Trace
+    decisions: tuple[Decision, ...]
+
+    @property
+    def ops(self) -> list[str]:
+        return ops(self.after)
+
+    def reasons(self, action: str) -> list[str]:
+        return [d.reason for d in self.decisions if d.action == action]
+
+
+def captured(fn: Callable[..., Any], *inputs: Tensor) -> tracefuse.Capture:
+    return tracefuse.capture(fn, *inputs)
+
+
+def ops(trace: Trace, of: str | None = None) -> list[str]:
+    """ "mul", "getitem", …: the ops, in order, of one phase or of both."""
+    return [op_name(n).removeprefix("aten.").split(".")[0] for n in trace.ops if of is None or phase(n) == of]
+
+
+def tried(passes: Pass | Iterable[Pass], capture: tracefuse.Capture) -> Tried:
+    """`passes` in order on the capture's trace, with every law checked."""
+    passes = [passes] if hasattr(passes, "run") else list(passes)
+    before = capture.trace.code
+    steps = run_pipeline(capture.trace, passes)
+    after = steps[-1].after
+    assert capture.trace.code == before, "the input was edited"
+    assert_types_are_true(after, capture)
+    assert_same_numbers(after, capture)
+    again = run_pipeline(after, passes)[-1].after
+    assert again.code == after.code, "a second run changes the trace"
+    return Tried(capture, after, tuple(d for step in steps for d in step.decisions))
+
+
+def demanded(trace: Trace, outputs: Iterable[Tensor]) -> dict[tuple[str, str], Tensor]:
+    return {(out.kind, out.of): value for out, value in zip(trace.outputs, outputs, strict=True)}
+
+
+def assert_same_numbers(after: Trace, capture: tracefuse.Capture) -> None:
+    """Every output that `after` still has equals the captured one."""
+    expected = demanded(capture.trace, capture.replay())
+    found = demanded(after, tracefuse.replay(after, capture.example_inputs, capture.rng_states))
+    tolerance = TOLERANCE[coarsest(capture.trace)]
+    for key, value in found.items():
+        torch.testing.assert_close(
+            value, expected[key], rtol=tolerance, atol=tolerance, msg=lambda m, key=key: f"{key}: {m}"
+        )
+        assert value.stride() == expected[key].stride(), f"{key} changed its strides"
+
+
+def coarsest(trace: Trace) -> torch.dtype:
+    """The floating dtype with the largest rounding error that any value has."""
+    dtypes = {t.dtype for n in trace.graph.nodes if isinstance(t := n.meta.get("val"), Tensor)}
+    return max((d for d in dtypes if d.is_floating_point), key=lambda d: torch.finfo(d).eps, default=torch.float64)
+
+
+class _TypeChecker(fx.Interpreter):
+    """Runs a trace on real tensors and compares shape, strides, dtype and shared memory with what the trace says."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(fx.GraphModule(torch.nn.Module(), trace.graph))
+        self.nodes = {n.name: n for n in trace.graph.nodes}
+        self.memory: dict[int, int] = {}
+        self.alive: list[Tensor] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        fake = val(self.nodes[n.name]) if n.op != "output" else None
+        if isinstance(result, Tensor) and isinstance(fake, Tensor):
+            assert (result.shape, result.stride(), result.dtype) == (fake.shape, fake.stride(), fake.dtype), (
+                n.format_node()
+            )
+            real_id, fake_id = result.untyped_storage()._cdata, fake.untyped_storage()._cdata
+            assert self.memory.setdefault(real_id, fake_id) == fake_id, f"{n.name} does not alias what the trace says"
+            self.alive.append(result)
+        return result
+
+
+def assert_types_are_true(trace: Trace, capture: tracefuse.Capture) -> None:
+    with torch.no_grad():
+        _TypeChecker(trace).run(*(t.detach() for t in capture.example_inputs))
