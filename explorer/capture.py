@@ -38,10 +38,14 @@ class Capture:
     After it, `trace` is the joint program, `forward` and `backward` its halves, `example_inputs` the tensors it read, in
     the order of `trace.inputs`, `rng_states` the generator states its random ops drew from, `guards` the Python values it
     took from tensors, and `environment` the versions, the device and the flags it ran with.
+
+    `namespace` is where a block's variables are looked up when it ends (default: the block's own frame); what is assigned
+    to `returned` inside the block counts as its result.
     """
 
     def __init__(self, namespace: Mapping[str, Any] | None = None) -> None:
         self._namespace = namespace
+        self.returned: Any = None
         self._recorder = Recorder()
         self._roles: Roles | None = None
         self._variants: dict[Config, Variant] = {}
@@ -59,7 +63,7 @@ class Capture:
         if kind is None:
             frame = sys._getframe(1)
             names = {**frame.f_globals, **frame.f_locals} if self._namespace is None else self._namespace
-            self._finish(names, None)
+            self._finish(names, self.returned)
 
     def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
         """Note who is who while the program's tensors are still there."""

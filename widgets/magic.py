@@ -17,8 +17,9 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic_arguments import argument, parse_argstring
+from IPython.core.magic_arguments import argument
 from IPython.display import display
+from IPython.utils.process import arg_split
 
 from tracefuse.capture import Capture
 from tracefuse.options import MAGIC_OPTIONS, OPTIONS, Config, OptionError, magic_arguments
@@ -60,7 +61,8 @@ _magic.__name__ = "tracefuse"
 
 def parse(line: str) -> tuple[Config, Any]:
     """`(passes, the rest)` of the magic's argument line. Raises `UsageError` for whatever is wrong in it."""
-    arguments = parse_argstring(_magic, line)
+    # posix: IPython's own parse_argstring leaves the quotes in 'h.*.mlp.*'.
+    arguments = _magic.parser.parse_args(arg_split(line, posix=True))  # type: ignore[attr-defined]
     name = arguments.output
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
         raise UsageError(f"-o {name}: {name!r} is not a variable name; give one, such as -o c")
@@ -121,27 +123,36 @@ class Recording:
     def keep(self, value: Any) -> None:
         """Hold the value of the cell's last expression, for `take`."""
         self.value, self.has_value = value, True
+        self._capture.returned = value
 
     def take(self) -> Any:
         """The kept value, for IPython to display; the recording's own name is gone from the namespace afterwards."""
-        self.shell.user_ns.pop(NAME, None)
+        self._leave()
         return self.value
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is not None or not self.has_value:
-            self.shell.user_ns.pop(NAME, None)
         # Without IPython's own `_`, `__`, `_5`, which are other names for the user's values.
         self._names |= {name: value for name, value in self.shell.user_ns.items() if not name.startswith("_")}
         self._capture.__exit__(kind, error, tb)
         if error is not None:
             hide_recorder(error)
+            self._leave()
             return
-        self._show()
+        try:
+            self._show()
+        except BaseException:  # `take` is not going to run
+            self._leave()
+            raise
+        if not self.has_value:
+            self._leave()
+
+    def _leave(self) -> None:
+        self.shell.user_ns.pop(NAME, None)
 
     def _show(self) -> None:
+        explorer = Explorer(self._capture.variant(self.config))
         if self.arguments.output:
             self.shell.user_ns[self.arguments.output] = self._capture
-        explorer = Explorer(self._capture.variant(self.config))
         display(explorer)
         if not self.arguments.no_measure:
             explorer.measure()
@@ -156,8 +167,9 @@ def _run_expression(line: str) -> Any:
     shell = _shell()
     filename = shell.compile.cache(expression, shell.execution_count)
     code = compile(expression, filename, "eval")
-    with Recording(options):
-        return eval(code, shell.user_ns)
+    with Recording(options) as recording:
+        recording.keep(eval(code, shell.user_ns))
+        return recording.value
 
 
 def hide_recorder(error: BaseException) -> None:
@@ -212,7 +224,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Remove what `load_ipython_extension` installed, an earlier version of this module included."""
     cleanup = shell.input_transformers_cleanup
-    cleanup[:] = [t for t in cleanup if getattr(t, "__module__", "") != __name__]
-    shell.ast_transformers[:] = [t for t in shell.ast_transformers if type(t).__module__ != __name__]
+    cleanup[:] = [t for t in cleanup if getattr(t, "__module__", "") != mark_cell.__module__]
+    shell.ast_transformers[:] = [t for t in shell.ast_transformers if type(t).__module__ != WrapCell.__module__]
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("tracefuse", None)
