@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from tracefuse.functional import Built
-from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code, is_getitem, op_name
+from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code, is_getitem, op_name, producer
 from tracefuse.record import Recording, Value
 
 aten = torch.ops.aten
@@ -148,10 +148,12 @@ def _copy_ops(built: Built, graph: fx.Graph, new: dict, preferred: dict[fx.Node,
 
 
 def _hint(node: fx.Node) -> str | None:
-    """The variable that the user's line assigned to this very op's output."""
+    """The variable that the user's line assigned to this very value: an op's output, or the first of several."""
     recorded = (node.meta.get("custom") or {}).get("recorded")
-    matches = recorded is not None and recorded.hint and node.target is recorded.func
-    return recorded.hint if matches else None
+    if recorded is None or producer(node).target is not recorded.func:
+        return None
+    is_first = node.args[1] == 0 if is_getitem(node) else len(recorded.values) == 1
+    return recorded.hint if is_first else None
 
 
 class _Names:

@@ -278,14 +278,18 @@ def _families(recording: Recording) -> dict[Value, list[Value]]:
 
 
 def _assigned_names(calls: Sequence[Call]) -> dict[int, str]:
-    """By position, the call that ends a forward line `name = …`, and that name."""
-    forward = [(p, c) for p, c in enumerate(calls) if not c.in_engine and c.origin.source is not None]
+    """By position, the call that ends a forward line `name = …`, and that name. Autograd's own detaches do not count."""
+    forward = [
+        (position, call)
+        for position, call in enumerate(calls)
+        if not call.in_engine and call.origin.source is not None and call.func is not aten.detach.default
+    ]
     last_of_line = [
         (position, call)
         for (position, call), after in zip(forward, [*forward[1:], None], strict=True)
         if after is None or after[1].origin.source != call.origin.source
     ]
-    named = ((p, _target_name(c.origin.source.text)) for p, c in last_of_line if isinstance(c.outs, Value))  # type: ignore[union-attr]
+    named = ((p, _target_name(c.origin.source.text)) for p, c in last_of_line if isinstance(c.outs, (Value, tuple)))  # type: ignore[union-attr]
     return {position: name for position, name in named if name is not None}
 
 

@@ -209,7 +209,7 @@ def test_a_leaf_made_inside_the_block_yields_its_gradient_as_a_result():
 
 
 def test_a_block_that_raises_passes_the_error_on_and_captures_nothing():
-    with pytest.raises(ZeroDivisionError), tracefuse.capture() as c:
+    with pytest.raises(ZeroDivisionError), tracefuse.capture() as c:  # noqa: PT012
         torch.ones(2) * 2
         1 / 0  # noqa: B018
     with pytest.raises(CaptureError, match="Run it again"):

@@ -1,0 +1,102 @@
+"""The checker finds each kind of broken trace and shows it in context."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tracefuse
+from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.verify import VerifyError, verify
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def trace() -> Trace:
+    x = torch.randn(4, requires_grad=True)
+    with tracefuse.capture() as c:
+        y = x.exp()
+        loss = (y * y).sum()
+        loss.backward()
+    return c.trace.copy()
+
+
+def test_a_captured_trace_and_its_halves_are_sound(trace):
+    verify(trace)
+    for half in trace.split():
+        verify(half)
+
+
+def test_a_copy_keeps_names_and_is_independent(trace):
+    other = trace.copy()
+    assert other.code == trace.code
+    other.node("y").args = (other.node("grad_loss"),)
+    assert other.code != trace.code
+
+
+def test_use_before_definition_is_shown_with_the_line(trace):
+    y = trace.node("y")
+    trace.node("loss").append(y)
+    with pytest.raises(VerifyError) as caught:
+        verify(trace)
+    message = str(caught.value)
+    assert "reads y before it is defined" in message
+    assert "y = x.exp()" in message
+    assert "\n> " in message
+
+
+def test_a_forward_op_may_not_read_the_backward(trace):
+    y = trace.node("y")
+    y.args = (trace.node("grad_loss"),)
+    with pytest.raises(VerifyError, match="forward op that reads the backward value grad_loss"):
+        verify(trace)
+
+
+def test_forward_ops_come_first(trace):
+    trace.ops[-1].meta["phase"] = "forward"
+    trace.ops[-1].args = (trace.placeholders[0],)
+    with pytest.raises(VerifyError, match="after the backward has begun"):
+        verify(trace)
+
+
+def test_writing_ops_are_refused(trace):
+    trace.node("y").target = aten.exp_.default
+    with pytest.raises(VerifyError, match="traces are functional"):
+        verify(trace)
+
+
+def test_a_value_without_a_type_is_refused(trace):
+    del trace.node("y").meta["val"]
+    with pytest.raises(VerifyError, match="no FakeTensor"):
+        verify(trace)
+
+
+def test_the_signature_must_match(trace):
+    with pytest.raises(VerifyError, match="are not the placeholders"):
+        verify(replace(trace, inputs=trace.inputs[:-1], _cache={}))
+    with pytest.raises(VerifyError, match="outputs, the graph returns"):
+        verify(replace(trace, outputs=trace.outputs[:-1], _cache={}))
+
+
+def test_values_of_two_fake_modes_do_not_mix(trace):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    trace.node("y").meta["val"] = FakeTensorMode().from_tensor(torch.ones(4))
+    with pytest.raises(VerifyError, match="another FakeTensorMode"):
+        verify(trace)
+
+
+def test_only_inputs_and_calls_are_ops(trace):
+    with trace.graph.inserting_before(trace.node("loss")):
+        trace.graph.get_attr("weight", torch.nn.Module).meta["val"] = trace.node("y").meta["val"]
+    with pytest.raises(VerifyError, match="get_attr is no op of a trace"):
+        verify(trace)
+
+
+def test_getitem_is_an_op(trace):
+    assert operator.getitem not in {n.target for n in trace.ops}
+    verify(trace)
