@@ -35,7 +35,7 @@ class Peaks:
 
 # NVIDIA's datasheet for the H100 SXM5 80 GB: HBM3 bandwidth and dense bf16 tensor-core rate, without sparsity. An
 # example to model with where no GPU was measured; a real H100 reaches about 0.9 of the first and 0.7 of the second.
-H100_SXM_DATASHEET = Peaks(3.35e12, 989e12, "H100 SXM datasheet, bf16 dense")
+H100_SXM_DATASHEET = Peaks(3.35e12, 989e12, "H100 SXM datasheet")
 
 # Pointwise in what they cost, though torch does not tag them so (seen on 2.11 to 2.15), by overload packet.
 _POINTWISE = {

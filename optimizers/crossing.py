@@ -9,6 +9,7 @@ from torch import fx
 from tracefuse.optimizers.cost import is_fusible, touched_bytes
 from tracefuse.optimizers.trace import (
     Trace,
+    human_bytes,
     is_getitem,
     is_mutable,
     is_random,
@@ -106,7 +107,7 @@ def impossible(forward: Forward, node: fx.Node) -> str | None:
     op = producer(node)
     if op.op == "placeholder":
         return "is an input: it is there anyway"
-    if is_random(op):
+    if is_random(op) and not _draws_nothing(op):
         return "draws from a random generator, and drawn again it would be another value"
     if is_mutable(op):
         return "writes to its arguments"
@@ -116,14 +117,24 @@ def impossible(forward: Forward, node: fx.Node) -> str | None:
     return None
 
 
+def _draws_nothing(op: fx.Node) -> bool:
+    """Attention counts as random for its dropout; at probability 0 it is not."""
+    names = [argument.name for argument in op.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return False
+    position = names.index("dropout_p")
+    given = op.args[position] if position < len(op.args) else op.kwargs.get("dropout_p", 0.0)
+    return given == 0.0
+
+
 def unwise(node: fx.Node, reduction_ratio: float) -> str | None:
-    """Why `node` is not recomputed unless asked to; None if it is fair game."""
+    """Why `node` is not recomputed unless asked to; None if it is fair game. Items of a tuple are judged one by one."""
     op = producer(node)
-    if not is_fusible(op):
-        return "heavy"
-    if is_view(op) or not op.all_input_nodes:
+    if is_view(op) or op.op == "placeholder":
         return None
+    if not is_fusible(op):
+        return None if is_getitem(node) else "heavy"
     loaded = sum(touched_bytes(t) for a in op.all_input_nodes for t in tensors(a))
-    if nbytes(op) * reduction_ratio < loaded:
-        return f"only {nbytes(op)} of the {loaded} bytes that it reads"
+    if nbytes(node) * reduction_ratio < loaded:
+        return f"only {human_bytes(nbytes(node))} where {human_bytes(loaded)} would be read again"
     return None

@@ -137,17 +137,18 @@ def weigh(forward: Forward, node: fx.Node, pin: Pin | None, options: Remat) -> f
 def bans(forward: Forward, pins: dict[fx.Node, Pin], options: Remat) -> dict[fx.Node, str]:
     """The values that are not recomputed, with the reason."""
     asked = {producer(node) for node, pin in pins.items() if pin.action == "recompute"}
-    banned: dict[fx.Node, str] = {}
-    for node in forward.nodes:
-        if (pin := pins.get(node)) is not None and pin.action == "save":
-            banned[node] = f'pinned by save="{pin.glob}"'
-        elif is_getitem(node) and not is_view(node):
-            continue
-        elif (reason := impossible(forward, node)) or node in forward.stale:
-            banned[node] = reason or "views an input that the forward overwrites"
-        elif node not in asked and (reason := unwise(node, options.reduction_ratio)):
-            banned[node] = reason
-    return banned
+    reasons = ((n, _ban(forward, n, pins.get(n), producer(n) in asked, options)) for n in forward.nodes)
+    return {node: reason for node, reason in reasons if reason is not None}
+
+
+def _ban(forward: Forward, node: fx.Node, pin: Pin | None, asked: bool, options: Remat) -> str | None:
+    if pin is not None and pin.action == "save":
+        return f'pinned by save="{pin.glob}"'
+    if node in forward.stale:
+        return "views an input that the forward overwrites"
+    if not is_getitem(node) and (reason := impossible(forward, node)):
+        return reason
+    return None if asked else unwise(node, options.reduction_ratio)
 
 
 def _solve(
@@ -165,8 +166,8 @@ def _solve(
     cut = min_cut(edges, count * 2 + 2, source, sink, bound=_known_cut(forward, weights))
     if cut is None:
         raise AssertionError("a value that the backward reads can be neither saved nor recomputed; this is a defect")
-    on_edge = {n for n, i in forward.index.items() if 2 * i in cut.source_side and 2 * i + 1 not in cut.source_side}
-    return _demanded(forward, on_edge)
+    side = cut.source_side
+    return _demanded(forward, {n for n, i in forward.index.items() if 2 * i in side and 2 * i + 1 not in side}, weights)
 
 
 def _known_cut(forward: Forward, weights: dict[fx.Node, float]) -> float:
@@ -181,8 +182,11 @@ def _known_cut(forward: Forward, weights: dict[fx.Node, float]) -> float:
     return math.fsum(weights[n] for n in seen if weights[n] < math.inf)
 
 
-def _demanded(forward: Forward, on_edge: set[fx.Node]) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
-    """What the backward really needs: a cut edge of weight 0 may lie where nothing reads."""
+def _demanded(
+    forward: Forward, on_edge: set[fx.Node], weights: dict[fx.Node, float]
+) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+    """What the backward really needs: a cut edge of weight 0 may lie where nothing reads, and where an op is recomputed
+    for one of its outputs, the others come with it."""
     kept: set[fx.Node] = set()
     again: set[fx.Node] = set()
     stack = list(forward.read)
@@ -195,7 +199,8 @@ def _demanded(forward: Forward, on_edge: set[fx.Node]) -> tuple[frozenset[fx.Nod
         else:
             again.add(node)
             stack += node.all_input_nodes
-    return frozenset(kept), frozenset(again)
+    come_along = {n for n in kept if is_getitem(n) and producer(n) in again and weights[n] > 0}
+    return frozenset(kept - come_along), frozenset(again | come_along)
 
 
 def _chain_ends(
@@ -233,13 +238,12 @@ def explain(forward: Forward, choice: Choice, options: Remat) -> list[Decision]:
 
 
 def _why_kept(node: fx.Node, choice: Choice, options: Remat) -> str:
-    ban = choice.banned.get(node) or choice.banned.get(producer(node))
+    op = producer(node)
+    ban = choice.banned.get(op) or choice.banned.get(node)
     if ban == "heavy":
-        seconds = roofline_seconds(producer(node), options.peaks)
-        ban = f"{op_name(producer(node))} would take {seconds * 1e6:.3g} us again ({_label(options)}); pin it to do so"
-    elif ban is None:
-        ban = f"weighs {human_bytes(choice.weights[node])}, less than the values that it could be recomputed from"
-    return ban
+        cost = _cost([op], options)
+        return f'{op_name(op)} is heavy, {cost} to run again; recompute="{node.name}" would do so'
+    return ban or f"weighs {human_bytes(choice.weights[node])}, less than what it could be recomputed from"
 
 
 def _why_again(node: fx.Node, choice: Choice, told: set[fx.Node], options: Remat) -> str:
@@ -247,10 +251,15 @@ def _why_again(node: fx.Node, choice: Choice, told: set[fx.Node], options: Remat
     ops, sources = _behind(node, choice, told)
     pin = choice.pins.get(node)
     asked = f'pinned by recompute="{pin.glob}": ' if pin is not None else ""
-    seconds = sum(roofline_seconds(op, options.peaks) for op in ops)
-    moved = human_bytes(sum(map(bytes_moved, ops)))
+    if not ops:
+        return f"{asked}comes with {', '.join(s.name for s in sources)}"
     names = ", ".join(s.name for s in sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
-    return f"{asked}{len(ops)} ops again from {names or 'nothing'}: {moved} moved, {seconds * 1e6:.3g} us ({_label(options)})"
+    return f"{asked}{len(ops)} op{'s' * (len(ops) > 1)} again from {names or 'no value'}: {_cost(ops, options)}"
+
+
+def _cost(ops: list[fx.Node], options: Remat) -> str:
+    seconds = sum(roofline_seconds(op, options.peaks) for op in ops)
+    return f"{human_bytes(sum(map(bytes_moved, ops)))} moved, {seconds * 1e6:.3g} us (modelled, {options.peaks.source})"
 
 
 def _behind(node: fx.Node, choice: Choice, told: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -267,7 +276,3 @@ def _behind(node: fx.Node, choice: Choice, told: set[fx.Node]) -> tuple[list[fx.
             ops += [] if is_free(current) else [current]
             stack += current.all_input_nodes
     return ops, list(sources)
-
-
-def _label(options: Remat) -> str:
-    return f"modelled, {options.peaks.source}"
