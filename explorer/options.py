@@ -133,7 +133,7 @@ class Config:
         """The passes that are on, in pipeline order."""
         from tracefuse.optimizers.cat import Cat
         from tracefuse.optimizers.freeze import Freeze
-        from tracefuse.optimizers.regions import Fuse
+        from tracefuse.optimizers.fuse import Fuse
         from tracefuse.optimizers.remat import Remat
         from tracefuse.optimizers.simplify import Simplify
 

@@ -172,7 +172,7 @@ def _var(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
     args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
     where = _row_index(self, node, args["self"], at)
     block = self.value(args["self"], where, self.row_guards(node, guards))
-    mean, centred = _centred(self, node, block)
+    _, centred = _centred(self, node, block)
     squares = self.emit(node, f"{centred.text} * {centred.text}", dtype, centred.lanes, "squares")
     total = self.reduce(node, squares, "sum", "total")
     correction = 1 if args["correction"] is None else args["correction"]

@@ -66,7 +66,7 @@ class Atom:
 
 @dataclass(frozen=True)
 class Index:
-    """`const + sum(coefficient * atom)`, terms by descending coefficient. Make one with `variable`, `constant` and operators."""
+    """`const + sum(coefficient * atom)`, terms by descending coefficient. Made by `variable`, `constant` and operators."""
 
     terms: tuple[tuple[int, Atom], ...] = ()
     const: int = 0

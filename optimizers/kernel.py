@@ -58,13 +58,16 @@ class Kernel:
 
 
 def make_kernel(outputs: Sequence[fx.Node], inside: set[fx.Node]) -> tuple[Kernel, list[fx.Node]]:
-    """The kernel that computes `outputs` by the ops `inside`, and the outer values that it takes as arguments, in order."""
+    """The kernel that computes `outputs` by the ops `inside`, and the values its body's nodes stand for, in their order.
+
+    The first of those, as many as the body has placeholders, are what the kernel takes as arguments.
+    """
     order, inputs = _from_outputs(outputs, inside)
     body = _body(order, inputs, outputs)
     key = _key(body)
     read = sum(read_bytes(p) for p in body.placeholders)
     written = sum(t.numel() * t.element_size() for node in body.returned for t in tensors(node))
-    return Kernel(f"{_title(body)}_{key[:6]}", key, read, written, body), inputs
+    return Kernel(f"{_title(body)}_{key[:6]}", key, read, written, body), [*inputs, *order]
 
 
 def _from_outputs(outputs: Sequence[fx.Node], inside: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:

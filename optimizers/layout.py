@@ -15,8 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracefuse.optimizers.indexing import Index, unravel, variable
+from tracefuse.optimizers.indexing import Index, constant, unravel, variable
 
+ZERO = constant(0)
 COL, ROW = frozenset({"col"}), frozenset({"row"})
 
 MAX_ROW = 16384
@@ -44,7 +45,7 @@ class Layout:
     programs: int
     num_warps: int
     reduced: tuple[int, ...] = ()
-    col: Index = Index()
+    col: Index = ZERO
 
     @property
     def numel(self) -> int:
@@ -138,7 +139,7 @@ def tiles(
 
 
 def probe(shape: Sequence[int]) -> Layout:
-    """A layout that is never printed: every dimension has a lane of its own, so that a value's lanes tell what it varies with."""
+    """A layout that is never printed: a lane per dimension, so that a value's lanes tell what it varies with."""
     indices = tuple(variable(f"d{dim}", size, frozenset({f"d{dim}"})) for dim, size in enumerate(shape))
     return Layout(tuple(shape), indices, (), {}, {"col": 1}, 1, 1)
 

@@ -23,7 +23,7 @@ from tracefuse.optimizers.expressions import TRANSCENDENTAL
 from tracefuse.optimizers.indexing import Lanes, ravel, reshape
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import BLOCK_NAMES, Layout, flat, probe, rows, tiles
-from tracefuse.optimizers.lowering import Lowering, NotFusible, Statement, Value
+from tracefuse.optimizers.lowering import Lowering, NotFusible, Statement
 from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, nbytes, op_name, tensor_type, val
 from tracefuse.optimizers.views import Indices, shape_of
 
@@ -31,6 +31,14 @@ HEADER = "import math\n\nimport torch\nimport triton\nimport triton.language as 
 
 BROADCAST_WORTH_HOISTING = 4
 """A costly value is computed on its own axis where it is broadcast at least this many times."""
+
+
+class Misfit(NotFusible):
+    """An output whose elements are not those of the kernel's blocks; `fitting` are the outputs whose are."""
+
+    def __init__(self, node: fx.Node, reason: str, fitting: list[fx.Node]) -> None:
+        super().__init__(node, reason)
+        self.fitting = fitting
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ def _fill(body: Trace, layout: Layout) -> Program:
         *BLOCK_NAMES.values(),
         *layout.masks.values(),
     }
+    _check_fit(body, layout)
     stores = [_store(lowering, node, name) for node, name in zip(body.returned, _results(body), strict=True)]
     return Program(layout, tuple(lowering.statements), tuple(stores))
 
@@ -80,11 +89,16 @@ def _store(lowering: Lowering, node: fx.Node, pointer: str) -> str:
     missing = lanes - offset.lanes
     if missing:
         raise NotFusible(node, "one element would be written several times")
-    return f"tl.store({place}, {_stored(block)}{', mask=' + ' & '.join(masks) if masks else ''})"
+    return f"tl.store({place}, {block.text}{', mask=' + ' & '.join(masks) if masks else ''})"
 
 
-def _stored(block: Value) -> str:
-    return block.text
+def _check_fit(body: Trace, layout: Layout) -> None:
+    sizes = {layout.numel} | ({layout.numel // layout.columns} if layout.reduced else set())
+    fitting = [n for n in body.returned if val(n).numel() in sizes]
+    for node in body.returned:
+        if node not in fitting:
+            reason = f"its {val(node).numel()} elements are not the {layout.numel} that the kernel's programs share out"
+            raise Misfit(node, reason, fitting)
 
 
 def element_of(node: fx.Node, layout: Layout) -> tuple[Indices, Lanes]:
@@ -94,9 +108,7 @@ def element_of(node: fx.Node, layout: Layout) -> tuple[Indices, Lanes]:
     if math.prod(shape) == layout.numel:
         return reshape(layout.indices, layout.shape, shape), lanes
     kept_shape = [layout.shape[d] for d in layout.kept]
-    if layout.reduced and math.prod(shape) == math.prod(kept_shape):
-        return reshape([layout.indices[d] for d in layout.kept], kept_shape, shape), lanes - {"col"}
-    raise NotFusible(node, f"its {math.prod(shape)} elements do not match the kernel's {layout.numel}")
+    return reshape([layout.indices[d] for d in layout.kept], kept_shape, shape), lanes - {"col"}
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------

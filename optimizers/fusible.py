@@ -1,0 +1,133 @@
+"""Which ops may share a generated kernel, and for the others the reason why not.
+
+`refusal(node)` looks at one op alone. What its neighbours rule out is found when regions form (`regions`) and when the
+kernel's text is written (`triton`).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.composites import COMPOSITES, CONSTANTS, REDUCTIONS, reduced_dims
+from tracefuse.optimizers.expressions import POINTWISE
+from tracefuse.optimizers.layout import MAX_ROW
+from tracefuse.optimizers.lowering import COMPUTE_TYPE, COPIES
+from tracefuse.optimizers.trace import SHORT_DTYPE, is_random, is_view, tensors, val
+from tracefuse.optimizers.views import SPLITS, VIEWS, arguments, shape_of
+
+aten = torch.ops.aten
+
+MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
+GATHERS = {
+    "embedding",
+    "embedding_dense_backward",
+    "index",
+    "index_put",
+    "gather",
+    "scatter",
+    "scatter_add",
+    "index_select",
+}
+
+# Ops that ATen runs as two kernels, a fill and a copy: one kernel of ours is fewer bytes even alone.
+FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default}
+
+
+def refusal(node: fx.Node) -> str | None:
+    """Why `node` stays with ATen; None where a kernel can hold it."""
+    if node.op != "call_function":
+        return "it is no op"
+    if node.target is operator.getitem:
+        return _getitem_refusal(node)
+    unknown = _unknown(node)
+    return unknown or _type_refusal(node) or _device_refusal(node) or _option_refusal(node)
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether the op yields numbers that are known without its operands: cheap enough to be made again in every kernel."""
+    return node.op == "call_function" and node.target in CONSTANTS
+
+
+def is_free(node: fx.Node) -> bool:
+    """Whether the op is no work of its own: a view, the part of a multi-output op, or a constant."""
+    return node.target is operator.getitem or is_view(node) or is_constant(node)
+
+
+def row_of(node: fx.Node) -> tuple[int, int] | None:
+    """(elements, elements per row) of what a row reduction reads; None for other ops."""
+    if node.op != "call_function" or node.target not in REDUCTIONS:
+        return None
+    shape, columns = shape_of(next(iter(arguments(node).values()))), 1
+    for dim in reduced_dims(node):
+        columns *= shape[dim]
+    return torch.Size(shape).numel(), columns
+
+
+def _getitem_refusal(node: fx.Node) -> str | None:
+    source: fx.Node = node.args[0]  # type: ignore[assignment]
+    if source.target not in SPLITS and source.target not in COMPOSITES:
+        return "it is a part of an op that stays with ATen"
+    return refusal(source) or _type_refusal(node)
+
+
+def _unknown(node: fx.Node) -> str | None:
+    target: Any = node.target
+    if target in POINTWISE or target in VIEWS or target in SPLITS or target in COPIES or target in COMPOSITES:
+        return None
+    name = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else ""
+    if not name:
+        return "it is a kernel already"
+    if name in MATRIX or "convolution" in name or "attention" in name:
+        return "matmul, convolution and attention stay with ATen's library kernels"
+    if name in GATHERS:
+        return "gather and scatter read or write at addresses that are data"
+    return "it draws random numbers" if is_random(node) else "no Triton form is known for it"
+
+
+def _type_refusal(node: fx.Node) -> str | None:
+    for tensor in (*tensors(node), *(t for a in node.all_input_nodes for t in tensors(a))):
+        if tensor.dtype not in COMPUTE_TYPE:
+            return f"{SHORT_DTYPE.get(tensor.dtype, tensor.dtype)} has no Triton form"
+        if tensor.layout is not torch.strided:
+            return f"its layout is {tensor.layout}"
+        if any(not isinstance(size, int) for size in tensor.shape):
+            return "its shape is symbolic"
+    if any(tensor.numel() == 0 for tensor in tensors(node)):
+        return "it has no elements"
+    return None
+
+
+def _device_refusal(node: fx.Node) -> str | None:
+    read = () if is_constant(node) else node.all_input_nodes
+    devices = {t.device for a in read if not (is_constant(a) and val(a).dim() == 0) for t in tensors(a)}
+    devices |= {t.device for t in tensors(node)}
+    return f"it has values on {' and '.join(sorted(map(str, devices)))}" if len(devices) > 1 else None
+
+
+def _option_refusal(node: fx.Node) -> str | None:
+    if node.target in REDUCTIONS:
+        return _row_refusal(node)
+    if node.target in VIEWS and is_constant(node.all_input_nodes[0]) and len(node.all_input_nodes) > 1:
+        return "its shape comes from another value"
+    return None
+
+
+def _row_refusal(node: fx.Node) -> str | None:
+    args = arguments(node)
+    mask = args.get("output_mask")
+    if mask is not None and list(mask) != [True] + [False] * (len(mask) - 1):
+        return "the gradients of weight and bias are sums over rows"
+    shape = shape_of(next(iter(args.values())))
+    dims = reduced_dims(node)
+    if not dims or torch.Size(shape).numel() == 1:
+        return "it reduces a single element"
+    if any(shape[dim] > 1 for dim in range(dims[0], len(shape)) if dim not in dims):
+        return "it reduces leading dimensions: only rows, the trailing ones, are reduced in a kernel"
+    _, columns = row_of(node)  # type: ignore[misc]
+    if columns > MAX_ROW:
+        return f"its rows of {columns} elements do not fit one program (at most {MAX_ROW})"
+    return "it reduces rows of one element" if columns == 1 else None
