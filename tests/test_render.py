@@ -46,10 +46,10 @@ def test_the_halves_run_one_after_the_other():
 
 
 def test_types_bytes_lines_and_deaths_are_shown():
-    x = torch.ones(3, 2)
+    x, total_line = torch.ones(3, 2), "total = doubled.sum()  # noqa: F841"
     with tracefuse.capture() as c:
         doubled = x * 2
-        total = doubled.sum()
+        total = doubled.sum()  # noqa: F841
     assert c.forward.code == (
         "def forward(x):\n"
         "    # x: f32[3, 2]  24 B  input\n"
@@ -57,7 +57,7 @@ def test_types_bytes_lines_and_deaths_are_shown():
         f"    # {__file__.rpartition('/')[2]}:{_line_of('doubled = x * 2')}  doubled = x * 2\n"
         f"{'    doubled = torch.ops.aten.mul.Tensor(x, 2)':88}  # f32[3, 2]  24 B\n"
         "\n"
-        f"    # {__file__.rpartition('/')[2]}:{_line_of('total = doubled.sum()')}  total = doubled.sum()\n"
+        f"    # {__file__.rpartition('/')[2]}:{_line_of(total_line)}  total = doubled.sum()  # noqa: F841\n"
         f"{'    total = torch.ops.aten.sum.default(doubled)':88}  # f32[]  4 B\n"
         "    return (doubled, total)\n"
     )

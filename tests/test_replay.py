@@ -22,7 +22,7 @@ def test_the_number_of_inputs_is_checked():
 
 
 def test_without_states_random_ops_draw_anew():
-    c = tracefuse.capture(lambda x: torch.rand_like(x), torch.ones(50))
+    c = tracefuse.capture(torch.rand_like, torch.ones(50))
     assert torch.equal(c.replay()[0], c.replay()[0])
     assert not torch.equal(tracefuse.replay(c.trace, c.example_inputs)[0], c.replay()[0])
 
