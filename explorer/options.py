@@ -19,7 +19,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from tracefuse.errors import OptionError
+from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.freeze import Freeze
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.passes import Pass
+from tracefuse.optimizers.remat import Remat
+from tracefuse.optimizers.simplify import Simplify
 
 # --- reading values ---------------------------------------------------------------------------------------------------
 
@@ -131,12 +136,6 @@ class Config:
 
     def passes(self) -> list[Pass]:
         """The passes that are on, in pipeline order."""
-        from tracefuse.optimizers.cat import Cat
-        from tracefuse.optimizers.freeze import Freeze
-        from tracefuse.optimizers.fuse import Fuse
-        from tracefuse.optimizers.remat import Remat
-        from tracefuse.optimizers.simplify import Simplify
-
         chosen: list[Pass] = []
         if self.simplify:
             chosen.append(Simplify())

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from results import environment, parser, write
 from toggle import table as toggle_table
-from toggle import toggle_seconds
+from toggle import toggle_seconds, view_seconds
 from torch import Tensor, nn
 
 from tracefuse.bandwidth import Bandwidth, copy_bandwidth
@@ -65,10 +65,12 @@ def report(captured: Capture, model: GPT, tokens: Tensor, targets: Tensor, optio
     start = time.perf_counter()
     ops = len(captured.trace.ops)
     trace_s = time.perf_counter() - start
+    first_view_s = view_seconds(captured, {})
     toggles = toggle_seconds(captured)
     variant = captured.optimize()
     print(modules_table(captured.trace), steps_table(captured.trace, variant.steps), sep="\n\n", end="\n\n")
-    print(f"{ops} ops; building the trace took {trace_s:.2f} s\n{toggle_table(toggles)}\n", flush=True)
+    print(f"{ops} ops; building the trace took {trace_s:.2f} s, the first view {first_view_s:.2f} s")
+    print(toggle_table(toggles), end="\n\n", flush=True)
 
     gradients = compare_gradients(variant, of_cell, exact_gradients(model, tokens, targets, options))
     print(gradient_table(gradients), end="\n\n", flush=True)
@@ -86,6 +88,7 @@ def report(captured: Capture, model: GPT, tokens: Tensor, targets: Tensor, optio
         "environment": environment(options.device),
         "ops": ops,
         "trace_s": trace_s,
+        "first_view_s": first_view_s,
         "toggle_s": toggles,
         "gradients": gradients,
         "timing": timing.to_json(),
