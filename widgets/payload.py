@@ -14,10 +14,11 @@
       environment: {str: str}
     }
 
-`ops` and `saved_bytes` are `[before, after]`: of the pass, or of the whole pipeline. An interval is `{median, low, high}`, the
-bounds those of the median's 95 % confidence interval; `ratio` is baseline over variant, above 1 where the variant is faster.
-Every time stands beside its `provenance`: "measured on <device>", "modelled for <device>" or "not measured". `decisions` are
-grouped: `{action, reason, nbytes, values}`. `lines[].diff` is against the capture as it was, before any pass.
+`ops` and `saved_bytes` are `[before, after]`: of the pass, or of the whole pipeline. An interval is `{median, low, high}`,
+the bounds those of the median's 95 % confidence interval; `ratio` is baseline over variant, above 1 where the variant is
+faster; `time_us` is the mean over a kernel's launches. Every time stands beside its `provenance`: "measured on <device>" or
+"not measured". `decisions` are grouped: `{action, reason, nbytes, values}`. `lines[].diff` is against the capture as it was,
+before any pass.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tracefuse.optimizers.passes import Decision, Step
 from tracefuse.optimizers.trace import Trace, is_getitem, nbytes, op_name, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.options import OPTIONS, Config
+from tracefuse.profile import Profile
 from tracefuse.summary import summarise
 from tracefuse.timing import Estimate, Row, Timing
 from tracefuse.variant import Variant
@@ -47,8 +49,13 @@ NOT_MEASURED = "not measured"
 MAX_NAMES = 64
 
 
-def payload(variant: Variant, timed: tuple[Timing, Config] | None = None) -> dict[str, Any]:
-    """What the view shows of `variant`. `timed` are times and the configuration they belong to, which may be another one."""
+def payload(
+    variant: Variant, timed: tuple[Timing, Config] | None = None, profile: Profile | None = None
+) -> dict[str, Any]:
+    """What the view shows of `variant`.
+
+    `timed` are times and the configuration they belong to, which may be another one; `profile` has this variant's kernels.
+    """
     before, after = variant.capture.trace, variant.trace
     return {
         "version": VERSION,
@@ -59,7 +66,7 @@ def payload(variant: Variant, timed: tuple[Timing, Config] | None = None) -> dic
         "forward": half(before.split()[0], variant.forward),
         "backward": half(before.split()[1], variant.backward),
         "values": values(before, after),
-        "kernels": [kernel_record(kernel, calls) for kernel, calls in kernel_calls(after)],
+        "kernels": [kernel_record(kernel, calls, profile) for kernel, calls in kernel_calls(after)],
         "timing": timing_record(*timed, variant.config) if timed else None,
         "notes": notes(variant),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
@@ -178,17 +185,25 @@ def kernel_calls(trace: Trace) -> list[tuple[Kernel, int]]:
     return [(kernel, count) for kernel, count in counts.items() if isinstance(kernel, Kernel)]
 
 
-def kernel_record(kernel: Kernel, calls: int) -> dict[str, Any]:
+def kernel_record(kernel: Kernel, calls: int, profile: Profile | None = None) -> dict[str, Any]:
+    time_us = profile and _mean_us(kernel, profile)
     return {
         "name": kernel.name,
         "calls": calls,
         "ops": [op_name(node).removeprefix("aten.") for node in kernel.body.ops],
         "nbytes_read": kernel.nbytes_read,
         "nbytes_written": kernel.nbytes_written,
-        "time_us": None,
-        "provenance": NOT_MEASURED,
+        "time_us": time_us,
+        "provenance": f"{profile.device}, profiled once" if profile and time_us else NOT_MEASURED,
         "source": kernel_source(kernel),
     }
+
+
+def _mean_us(kernel: Kernel, profile: Profile) -> float | None:
+    """Mean over the kernel's launches in the profiled run; its `@triton.jit` function is called `<name>_kernel`."""
+    mine = [k for k in profile.kernels if k.name.startswith(f"{kernel.name}_kernel")]
+    calls = sum(k.calls for k in mine)
+    return sum(k.total_us for k in mine) / calls if calls else None
 
 
 def timing_record(timing: Timing, measured: Config, shown: Config) -> dict[str, Any]:

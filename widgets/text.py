@@ -76,5 +76,5 @@ def _kernels(kernels: Sequence[dict[str, Any]]) -> str:
 
 
 def _kernel_time(kernel: dict[str, Any]) -> str:
-    time = kernel["time_us"]
-    return f"{time['median']:.4g} us, {kernel['provenance']}" if time else kernel["provenance"]
+    time_us = kernel["time_us"]
+    return kernel["provenance"] if time_us is None else f"{time_us:.4g} us, {kernel['provenance']}"

@@ -17,6 +17,7 @@ import traitlets
 
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.options import Config
+from tracefuse.profile import Profile, profile
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload import payload
@@ -42,6 +43,7 @@ class Explorer(anywidget.AnyWidget):
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
         self.timed: tuple[Timing, Config] | None = (variant.timing, variant.config) if variant.timing else None
+        self.profiles: dict[Config, Profile] = {}
         super().__init__(payload=payload(variant, self.timed))
         self.on_msg(self._on_message)
 
@@ -50,7 +52,7 @@ class Explorer(anywidget.AnyWidget):
         if variant.timing is not None:
             self.timed = (variant.timing, variant.config)
         self.variant = variant
-        self.payload = payload(variant, self.timed)
+        self.payload = payload(variant, self.timed, self.profiles.get(variant.config))
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
@@ -63,6 +65,9 @@ class Explorer(anywidget.AnyWidget):
 
     def _measure(self) -> None:
         self.variant.measure(progress=self._progress)
+        if any(t.is_cuda for t in self.variant.capture.example_inputs):
+            self._progress(1.0, "profiling the kernels")
+            self.profiles[self.variant.config] = _profiled(self.variant)
         self.show(self.variant)
 
     def _progress(self, fraction: float, text: str) -> None:
@@ -99,6 +104,18 @@ class Explorer(anywidget.AnyWidget):
         bundle, metadata = super()._repr_mimebundle_(**kwargs)
         text = str(self)
         return {**bundle, "text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}, metadata
+
+
+def _profiled(variant: Variant) -> Profile:
+    """The variant's kernels in one more replay: the profiler slows what it watches, so that it stays out of the timed ones."""
+    replay = variant.compile().replays(variant.capture.example_inputs, variant.capture.rng_states)
+
+    def run() -> None:
+        state = replay.forward()
+        if replay.backward is not None:
+            replay.backward(state)
+
+    return profile(run)
 
 
 def _sentence(error: Exception) -> str:

@@ -67,11 +67,17 @@ export function kernelTable(payload, open) {
   if (payload.kernels.length === 0) {
     return h("p", { class: "tf-note" }, payload.config.fuse ? "No region of this trace became a Triton kernel; the decisions of `fuse` say why." : "Switch `fuse` on to turn regions into Triton kernels.");
   }
+  const timed = payload.kernels.find((kernel) => kernel.time_us !== null);
   return h(
-    "table",
-    { class: "tf-table", "data-testid": "tf-kernels" },
-    head(["kernel", "launches", "reads", "writes", "time", "operators"], [1, 2, 3, 4]),
-    h("tbody", null, payload.kernels.flatMap((kernel) => kernelRows(kernel, open))),
+    "div",
+    null,
+    h(
+      "table",
+      { class: "tf-table", "data-testid": "tf-kernels" },
+      head(["kernel", "launches", "reads", "writes", "time of one", "operators"], [1, 2, 3, 4]),
+      h("tbody", null, payload.kernels.flatMap((kernel) => kernelRows(kernel, open))),
+    ),
+    timed && h("p", { class: "tf-note" }, `Times: ${timed.provenance}, the mean over a kernel's launches. Bytes are of one launch.`),
   );
 }
 
@@ -84,9 +90,7 @@ function kernelRows(kernel, open) {
     button.setAttribute("aria-expanded", String(!source.hidden));
     source.hidden ? open.delete(kernel.name) : open.add(kernel.name);
   };
-  const time = kernel.time_us
-    ? h("span", { title: kernel.provenance }, `${short(kernel.time_us.median)} µs`)
-    : h("span", { class: "tf-note" }, kernel.provenance);
+  const time = kernel.time_us === null ? h("span", { class: "tf-note" }, kernel.provenance) : `${short(kernel.time_us)} µs`;
   const row = h(
     "tr",
     null,

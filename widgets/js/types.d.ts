@@ -88,7 +88,7 @@ interface KernelRecord {
   ops: string[];
   nbytes_read: number;
   nbytes_written: number;
-  time_us: Interval | null;
+  time_us: number | null;
   provenance: string;
   source: string;
 }
