@@ -29,6 +29,7 @@ from tracefuse.optimizers.fusible import FILL_THEN_COPY, is_constant, is_free, r
 from tracefuse.optimizers.kernel import Kernel, make_kernel
 from tracefuse.optimizers.lowering import NotFusible
 from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.norm_gradients import split_norm_gradients
 from tracefuse.optimizers.regions import form_regions
 from tracefuse.optimizers.trace import (
     Trace,
@@ -52,6 +53,7 @@ class Fuse:
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
         graph = trace.copy().graph
+        split_norm_gradients(graph)
         for node in graph.nodes:
             reason = refusal(node) if node.op == "call_function" and not is_free(node) else None
             if reason:
@@ -291,7 +293,7 @@ def _insert(graph: fx.Graph, one: _Carved, new: dict[fx.Node, fx.Node]) -> None:
         node.meta = dict(result.meta)
         set_origin(node, replace(origin(result), rng=None))
         return
-    call = graph.create_node("call_function", one.kernel, args, {}, one.kernel.name)
+    call = graph.create_node("call_function", one.kernel, args, {}, "results")
     call.meta = {"val": tuple(map(val, one.outputs)), "phase": phase(one.outputs[0])}
     set_origin(call, replace(origin(one.outputs[-1]), rng=None))
     for at, result in enumerate(one.outputs):
