@@ -26,6 +26,7 @@ R3  a sum of zero-padded values is one concatenation. The backward of chunk, sli
 
         y = pad(p, [0:a]) + g + pad(q, [a:n])               y = g + cat([p, q], d)
         y = pad(p, [0:a]) + pad(q, [0:a]) + pad(r, [a:n])   y = cat([p + q, r], d)
+        y = pad(x[n:], [n:n]) + g                           y = g
 
     Ranges are disjoint or the same; what overlaps in part is left alone. Gaps become explicit zeros. neg, casts and products
     with a number commute with padding, so they are applied to the pieces. A floating-point sum may be added in another

@@ -5,6 +5,8 @@ group     two or more addends padded along the same axis
 blocks    the group's segments in order: equal ranges are summed, a gap is a block of zeros
 
     pad(p, [0:4]) + g + pad(q, [4:8])    addends: two padded, one not; blocks: [0:4] p, [4:8] q; result: g + cat([p, q])
+
+An addend that is zero everywhere, such as the padding of an empty slice, is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tracefuse.optimizers.axes import Padded, Segment, arguments, as_padded, shape
+from tracefuse.optimizers.axes import Padded, Segment, arguments, as_padded, is_zeros, shape
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_by
 from tracefuse.optimizers.trace import aten, call, nbytes, phase, val
@@ -142,11 +144,28 @@ def join_padded(root: fx.Node, decide: Decide) -> bool:
     if is_inner(root, phase(root)) and phase(next(iter(root.users))) == phase(root):
         return False
     leaves = addends(root)
+    if _drop_zeros(root, leaves, decide):
+        return True
     found = find_group(leaves, phase(root))
     refusal = found if isinstance(found, str) else _join_group(root, leaves, *found, decide)
     if refusal:
         decide(Decision(root.name, "kept", refusal))
     return refusal is None
+
+
+def is_nothing(node: fx.Node) -> bool:
+    """Whether the value is zero everywhere: zeros, or zeros around pieces without elements."""
+    padded = as_padded(node)
+    return is_zeros(node) or (padded is not None and all(s.start >= s.stop for s in padded.segments))
+
+
+def _drop_zeros(root: fx.Node, leaves: list[fx.Node], decide: Decide) -> bool:
+    left = [n for n in leaves if not is_nothing(n)]
+    if not left or len(left) == len(leaves) or replace_by(root, lambda: _build_sum(root, left)) is not None:
+        return False
+    spared = 2 * (len(leaves) - len(left)) * nbytes(root)
+    decide(Decision(root.name, "sum without zeros", "an addend is zero everywhere: its piece has no elements", spared))
+    return True
 
 
 def _join_group(

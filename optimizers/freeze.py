@@ -45,28 +45,36 @@ from tracefuse.optimizers.trace import (
 MASK_ARGUMENTS = ("output_mask", "grad_input_mask")
 
 
-def match_inputs(trace: Trace, patterns: Sequence[str]) -> set[str]:
-    """Names of the inputs with a gradient whose source, or name, matches one of `patterns` (names or globs).
+def match_inputs(trace: Trace, patterns: Sequence[str], decide: Decide) -> set[str]:
+    """Names of the inputs whose source, or name, matches one of `patterns` (names or globs).
 
-    Raises `UnknownValue`, listing close names, for a pattern that matches none of them.
+    Only inputs that could have a gradient are looked at. A pattern that matches none of them raises `UnknownValue`, listing
+    close names; one that matches only inputs without a gradient is a decision.
     """
     with_gradient = {out.of for out in trace.outputs if out.kind == "gradient"}
-    candidates = [i for i in trace.inputs if i.name in with_gradient or i.trainable]
+    candidates = [i for i in trace.inputs if _is_differentiable(trace.node(i.name), i)]
     matched: set[str] = set()
     for pattern in patterns:
-        hits = [i.name for i in candidates if any(fnmatch.fnmatchcase(n, pattern) for n in (i.source, i.name))]
+        hits = {i.name for i in candidates if any(fnmatch.fnmatchcase(n, pattern) for n in (i.source, i.name))}
         if not hits:
             raise UnknownValue(_unknown(pattern, candidates))
-        matched.update(hits)
+        if not hits & with_gradient:
+            decide(Decision(pattern, "frozen already", "no input that it matches has a gradient in this trace"))
+        matched |= hits
     return matched
+
+
+def _is_differentiable(node: fx.Node, entry: Input) -> bool:
+    dtype = val(node).dtype
+    return entry.kind in ("input", "parameter") and (dtype.is_floating_point or dtype.is_complex)
 
 
 def _unknown(pattern: str, candidates: Sequence[Input]) -> str:
     names = sorted(i.source or i.name for i in candidates)
     close = difflib.get_close_matches(pattern, names, n=5, cutoff=0.4) or names[:5]
     if not close:
-        return f"{pattern!r} matches no input: this trace has no gradients. Capture a cell that calls `.backward()`."
-    return f"{pattern!r} matches no input that has a gradient. Close names: {', '.join(close)}."
+        return f"{pattern!r} matches no input: none of this trace can have a gradient. Freeze nothing: pass no pattern."
+    return f"{pattern!r} matches no input that can have a gradient. Freeze by a name or a glob, such as {', '.join(close)}."
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -169,14 +177,14 @@ def note_unsaved(before: Trace, after: Trace, decide: Decide) -> None:
 class Freeze:
     """Prune what only undemanded gradients need. `patterns` name the inputs to freeze besides: names or globs of sources.
 
-    Raises `UnknownValue` for a pattern that matches no input with a gradient.
+    Raises `UnknownValue` for a pattern that matches no input that can have a gradient.
     """
 
     patterns: tuple[str, ...] = ()
     name: ClassVar[str] = "freeze"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        new = drop_gradients(trace.copy(), match_inputs(trace, self.patterns), decide)
+        new = drop_gradients(trace.copy(), match_inputs(trace, self.patterns, decide), decide)
         prune(new.graph, decide)
         note_unmasked(new, decide)
         note_unsaved(trace, new, decide)

@@ -156,6 +156,8 @@ COPIES: dict[Any, Callable[[fx.Node], Any]] = {
     aten._to_copy.default: lambda n: n.args[0],
     aten.cat.default: lambda n: n.args[0][0] if len(n.args[0]) == 1 else None,
     aten.constant_pad_nd.default: lambda n: n.args[0] if not any(n.args[1]) else None,
+    aten.slice_backward.default: lambda n: n.args[0] if list(val(n.args[0]).shape) == list(n.args[1]) else None,
+    aten.slice_scatter.default: lambda n: n.args[1],  # only a source of the whole's shape has its layout
     aten.mul.Tensor: _first_if_second_is(1),
     aten.mul.Scalar: _first_if_second_is(1),
     aten.div.Tensor: _first_if_second_is(1),

@@ -1,0 +1,166 @@
+"""Freeze prunes what only undemanded gradients need: the result is the program of a capture with requires_grad=False."""
+
+from __future__ import annotations
+
+import programs
+import pytest
+import torch
+from torch import nn
+from traces import captured, ops, tried
+
+import tracefuse
+from tracefuse.demo import GPT, batch
+from tracefuse.optimizers.errors import UnknownValue
+from tracefuse.optimizers.freeze import Freeze
+from tracefuse.optimizers.simplify import Simplify
+from tracefuse.optimizers.trace import Trace, op_name, phase, tensor_type, val
+
+
+def gpt() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    return GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.2).double(), batch(61, 2, 12)
+
+
+def convolutional() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(),
+        nn.LayerNorm(80),
+    ).double()
+    return model, (torch.randn(2, 3, 9, 8, dtype=torch.float64),)
+
+
+def stack() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).double(), (torch.randn(5, 8, dtype=torch.float64),)
+
+
+def capture(model: nn.Module, args: tuple[torch.Tensor, ...]) -> tracefuse.Capture:
+    torch.manual_seed(3)
+    return captured(programs.of_module(model, *args).fresh().run)
+
+
+def program(trace: Trace) -> dict[str, list[tuple[object, ...]]]:
+    """What each phase computes: every op with its type, its operands' types and its other arguments, in order."""
+    found: dict[str, list[tuple[object, ...]]] = {"forward": [], "backward": []}
+    for node in trace.ops:
+        arguments = torch.fx.node.map_arg((node.args, node.kwargs), type_of)
+        found[phase(node)].append((op_name(node), type_of(node), str(arguments)))
+    return found
+
+
+def type_of(node: torch.fx.Node) -> str:
+    """Batch norm's meta kernel fills outputs that its mask switches off: of several outputs only those that are read count."""
+    return tensor_type(val(node)) if isinstance(val(node), torch.Tensor) else "several"
+
+
+@pytest.mark.parametrize(
+    ("make", "patterns"),
+    [
+        (gpt, ("h.*.mlp.*", "h.*.norm_*", "norm.*", "tokens.*", "positions.*")),
+        (gpt, ("h.0.*", "tokens.weight", "positions.weight")),
+        (gpt, ("*.bias",)),
+        (convolutional, ("0.*", "1.weight")),
+        (convolutional, ("3.*", "4.bias")),
+        (convolutional, ("6.*", "0.weight")),
+        (stack, ("0.*", "2.weight")),
+        (stack, ("[012].*",)),
+    ],
+)
+def test_pruning_equals_a_capture_with_frozen_parameters(make, patterns):
+    pruned = tried([Freeze(patterns), Simplify()], capture(*make()))
+
+    model, args = make()
+    frozen = {i.source for i in pruned.captured.trace.inputs if i.trainable} - {
+        i.source for i in pruned.after.inputs if i.trainable
+    }
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    really = tried(Simplify(), capture(model, args))
+
+    assert frozen
+    assert program(pruned.after) == program(really.after)
+    assert pruned.after.outputs == really.after.outputs
+
+
+def test_the_input_is_no_longer_trainable_and_its_gradient_is_gone():
+    result = tried(Freeze(("0.weight",)), capture(*stack()))
+    assert not next(i for i in result.after.inputs if i.source == "0.weight").trainable
+    assert len(result.after.outputs) == len(result.captured.trace.outputs) - 1
+    (dropped,) = [d for d in result.decisions if d.action == "dropped"]
+    assert (dropped.reason, dropped.nbytes) == ("the gradient of 0.weight, which is frozen", 8 * 8 * 8)
+
+
+def test_masks_are_narrowed_to_what_is_read():
+    result = tried(Freeze(("6.weight", "6.bias", "0.weight")), capture(*convolutional()))
+    masks = {op_name(n): n.args[-1] for n in result.after.ops if n.args and isinstance(n.args[-1], list)}
+    assert masks["aten.native_layer_norm_backward.default"] == [True, False, False]
+    first_layer = [n for n in result.after.ops if op_name(n) == "aten.convolution_backward.default"][-1]
+    assert first_layer.args[-1] == [False, False, True]
+    assert "computes outputs [0] only: nothing reads the others" in result.reasons("narrowed")
+
+
+def test_freezing_everything_leaves_the_forward():
+    result = tried(Freeze(("*",)), capture(*stack()))
+    assert ops(result.after, "backward") == []
+    assert [out.kind for out in result.after.outputs] == ["result"]
+
+
+def test_the_forward_saves_less():
+    result = tried(Freeze(("2.weight",)), capture(*stack()))
+    unsaved = [d for d in result.decisions if d.action == "no longer saved"]
+    assert [d.nbytes for d in unsaved] == [5 * 8 * 8]  # the input of the third layer
+    assert "320 B less kept" in unsaved[0].reason
+
+
+def test_without_patterns_only_what_nobody_demanded_goes():
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, dtype=torch.float64, requires_grad=True)
+
+    def cell() -> torch.Tensor:
+        loss = torch.nn.functional.layer_norm(x.sin(), (6,), weight).sum()
+        return torch.autograd.grad(loss, [x, weight])[1]
+
+    result = tried(Freeze(), captured(cell))
+    before = ops(result.captured.trace, "backward")
+    assert "native_layer_norm_backward" in before
+    assert "cos" not in ops(result.after)
+
+
+def test_an_all_demanded_capture_is_left_alone():
+    result = tried(Freeze(), capture(*convolutional()))
+    assert result.after.code == result.captured.trace.code
+    assert result.decisions == ()
+
+
+def test_an_op_without_a_mask_is_named():
+    q, k, v = (torch.randn(1, 2, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def cell() -> None:
+        torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum().backward()
+
+    result = tried(Freeze(("k",)), captured(cell))
+    (reason,) = result.reasons("kept")
+    assert reason == "the operator has no mask: it computes outputs [1], which nothing reads"
+
+
+def test_a_pattern_without_a_match_lists_close_names():
+    with pytest.raises(UnknownValue, match=r"'0.wieght' matches no input .* such as 0.weight"):
+        Freeze(("0.wieght",)).run(capture(*stack()).trace, lambda _: None)
+
+
+def test_a_pattern_that_cannot_match_says_so():
+    trace = captured(lambda x: x + 1, torch.arange(3)).trace
+    with pytest.raises(UnknownValue, match="none of this trace can have a gradient"):
+        Freeze(("*",)).run(trace, lambda _: None)
+
+
+def test_a_pattern_that_freezes_nothing_new_says_so():
+    result = tried(Freeze(("x",)), captured(lambda x: x.exp(), torch.randn(3)))
+    assert result.reasons("frozen already") == ["no input that it matches has a gradient in this trace"]
+    assert result.after.code == result.captured.trace.code

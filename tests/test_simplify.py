@@ -1,0 +1,172 @@
+"""Simplify removes what computes nothing new, and keeps outputs, strides, random draws and the saved set as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from traces import captured, ops, tried
+
+import tracefuse
+from tracefuse.optimizers.simplify import Simplify, is_exact_cast
+from tracefuse.optimizers.trace import nbytes, phase
+
+x46 = torch.randn(4, 6, dtype=torch.float64)
+half = torch.randn(4, 6, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("fn", "left"),
+    [
+        (lambda x: x.t().t() * 2, ["mul"]),
+        (lambda x: x.transpose(0, 1).permute(1, 0) * 2, ["mul"]),
+        (lambda x: x.unsqueeze(0).transpose(0, 1).permute(2, 1, 0).sum(), ["unsqueeze", "permute", "sum"]),
+        (lambda x: x.view(24).view(2, 12).exp(), ["view", "exp"]),
+        (lambda x: x.view(24).view(4, 6).exp(), ["exp"]),
+        (lambda x: x.unsqueeze(1).squeeze(1).exp(), ["exp"]),
+        (lambda x: x[:, 0:6].exp(), ["exp"]),
+        (lambda x: x[:, 1:5][:, 1:3].exp(), ["slice", "exp"]),
+        (lambda x: x[:, 1:2].expand(4, 3).expand(2, 4, 3).exp(), ["slice", "expand", "exp"]),
+        (lambda x: torch.ops.aten.alias(x.detach()).exp(), ["exp"]),
+        (lambda x: (x.clone() + 1) * 1, ["add"]),
+        (lambda x: x.neg().neg().exp() / 1, ["exp"]),
+        (lambda x: (x - 0).pow(1).exp(), ["exp"]),
+        (lambda x: F.pad(x, (0, 0)).exp(), ["exp"]),
+        (lambda x: torch.cat([x]).exp(), ["exp"]),
+        (lambda x: torch.cat([x, x[:, 6:]], dim=1).exp(), ["exp"]),
+        (lambda x: torch.cat([x, x[:, 6:], x], dim=1).exp(), ["cat", "exp"]),
+        (lambda x: x.sin() * x.sin(), ["sin", "mul"]),
+    ],
+)
+def test_what_is_left(fn, left):
+    result = tried(Simplify(), captured(fn, x46))
+    assert result.ops == left
+    assert len(result.ops) < len(result.captured.trace.ops)
+
+
+def test_equal_ops_with_several_outputs_are_computed_once():
+    result = tried(Simplify(), captured(lambda x: torch.var_mean(x, 0)[0] + torch.var_mean(x, 0)[0], x46))
+    assert result.ops == ["var_mean", "getitem", "add"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "x"),
+    [
+        (lambda x: x.t().contiguous().view(-1).exp(), x46),  # the clone makes the strides that the view needs
+        (lambda x: x.clone(), x46),  # the output would become an alias of the input
+        (lambda x: (y := x.exp(), y.clone()), x46),  # two outputs would become one
+        (lambda x: (x.exp(), x.exp()), x46),
+        (lambda x: x.to(torch.int32).to(torch.float64), x46),  # the cast loses something
+        (lambda x: x.float().to(torch.bfloat16).exp(), x46),
+        (lambda x: x + 0, -torch.zeros(3)),  # -0.0 + 0 is 0.0
+        (lambda x: (x * True).exp() * 2, x46.to(torch.int64)),
+    ],
+)
+def test_what_is_kept(fn, x):
+    result = tried(Simplify(), captured(fn, x))
+    assert result.ops == ops(result.captured.trace)
+
+
+def test_a_refusal_says_why():
+    (reason,) = tried(Simplify(), captured(lambda x: x.clone(), x46)).reasons("kept")
+    assert reason == "copies x, strides and all, but output result would share memory with input x"
+
+
+def test_a_lossless_round_trip_goes_away():
+    assert tried(Simplify(), captured(lambda x: x.float().to(torch.bfloat16).exp(), half)).ops == ["exp"]
+    assert tried(Simplify(), captured(lambda x: x.float().double().exp(), half)).ops == ["_to_copy", "exp"]
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "exact"),
+    [
+        (torch.bfloat16, torch.float32, True),
+        (torch.float16, torch.float32, True),
+        (torch.float32, torch.float64, True),
+        (torch.float16, torch.bfloat16, False),
+        (torch.bfloat16, torch.float16, False),
+        (torch.float64, torch.float32, False),
+        (torch.int8, torch.int32, True),
+        (torch.int32, torch.int8, False),
+        (torch.uint8, torch.int8, False),
+        (torch.int8, torch.uint8, False),
+        (torch.int32, torch.float32, False),
+        (torch.int32, torch.float64, True),
+        (torch.int16, torch.bfloat16, False),
+        (torch.uint8, torch.bfloat16, True),
+        (torch.bool, torch.uint8, True),
+        (torch.float32, torch.int64, False),
+        (torch.uint8, torch.bool, False),
+        (torch.float32, torch.complex64, False),
+    ],
+)
+def test_which_casts_are_exact(narrow, wide, exact):
+    assert is_exact_cast(narrow, wide) is exact
+    if exact and not narrow.is_floating_point and narrow != torch.bool:
+        ends = torch.tensor(
+            [torch.iinfo(narrow).min, torch.iinfo(narrow).max - 1, torch.iinfo(narrow).max], dtype=narrow
+        )
+        assert torch.equal(ends.to(wide).to(narrow), ends)
+
+
+def test_random_ops_are_neither_merged_nor_removed():
+    def cell(x):
+        dead = F.dropout(x, 0.5)
+        return F.dropout(x, 0.5) + F.dropout(x, 0.5) if dead is not None else x
+
+    result = tried(Simplify(), captured(cell, x46))
+    assert result.ops.count("bernoulli") == ops(result.captured.trace).count("bernoulli") == 3
+
+
+def test_backward_and_forward_twins_stay_apart():
+    """sin(x) in the forward and in the backward are equal; merging them would save it."""
+    x = x46.clone().requires_grad_()
+
+    class Doubling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin() + 1
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return x.sin() * g
+
+    result = tried(Simplify(), captured(lambda: Doubling.apply(x).sum().backward()))
+    assert ops(result.after, "forward").count("sin") == ops(result.after, "backward").count("sin") == 1
+    assert saved_nbytes(result.after) <= saved_nbytes(result.captured.trace)
+
+
+def saved_nbytes(trace: tracefuse.optimizers.trace.Trace) -> int:
+    forward, _ = trace.split()
+    return sum(nbytes(n) for out, n in zip(forward.outputs, forward.returned, strict=True) if out.kind == "saved")
+
+
+def test_a_round_trip_across_the_phases_saves_no_more():
+    x = half.clone().requires_grad_()
+
+    class Mixed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x * x
+            wide = y.float()
+            ctx.save_for_backward(wide)
+            return wide.exp()
+
+        @staticmethod
+        def backward(ctx, g):
+            (wide,) = ctx.saved_tensors
+            return (wide * g).to(torch.bfloat16) + wide.to(torch.bfloat16)
+
+    result = tried(Simplify(), captured(lambda: Mixed.apply(x).sum().backward()))
+    assert saved_nbytes(result.after) <= saved_nbytes(result.captured.trace)
+    assert ops(result.after, "backward").count("_to_copy") == 2
+
+
+def test_views_behind_a_removed_copy_alias_what_was_copied():
+    """`tried` compares every value's memory with the real run; here there is something to compare."""
+    result = tried(Simplify(), captured(lambda x: x.exp().clone().view(-1).sin(), x46))
+    exp, view, _ = result.after.ops
+    assert view.args[0] is exp
+    assert all(phase(n) == "forward" for n in result.after.ops)
