@@ -22,8 +22,8 @@ Views are never cut: their base is, and the view is taken again. Of several mini
 forward's start, so with `producer_input_weight=0` all that is in memory anyway is free and everything between two matmuls is
 recomputed: on a residual chain the sums too, each from all the matmuls before it.
 
-It does nothing to a trace without a backward. Applied to its own output it starts from the trace as it was before
-(`schedule.forget`), so it is idempotent, and the last application's options are those that count.
+It does nothing to a trace without a backward, or with fused kernels. Applied to its own output it starts from the trace
+as it was before (`schedule.forget`), so it is idempotent, and the last application's options are those that count.
 
 Sources: the formula is that of torch's `min_cut_rematerialization_partition` (torch/_functorch/partitioners.py), the
 producer input weight that of Thunder's `find_cut` (lightning-thunder, thunder/core/rematerialization.py), its consequences
@@ -38,7 +38,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, bytes_moved, roofline_seconds
+from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, bytes_moved, packet_name, roofline_seconds
 from tracefuse.optimizers.crossing import Forward, base, impossible, is_free, is_several, stored_bytes, unwise
 from tracefuse.optimizers.mincut import Edge, min_cut
 from tracefuse.optimizers.passes import Decide, Decision
@@ -74,15 +74,24 @@ class Remat:
     name: ClassVar[str] = "remat"
 
     def __post_init__(self) -> None:
-        for option in ("producer_input_weight", "unmaterialised_factor", "reduction_ratio", "distance_cap"):
+        for option in ("producer_input_weight", "unmaterialised_factor", "distance_cap"):
             if not 0 <= getattr(self, option) < math.inf:
                 raise ValueError(f"{option}={getattr(self, option)!r} is no factor; pass a number from 0 up")
-        if not 0 < self.distance_base < math.inf:
-            raise ValueError(f"distance_base={self.distance_base!r} is no base; pass a number above 0, 1 for no effect")
+        if not self.reduction_ratio >= 0:
+            raise ValueError(
+                f"reduction_ratio={self.reduction_ratio!r} is no ratio; pass a number from 0 up, or math.inf"
+            )
+        if not (self.distance_base > 0 and self.distance_cap * math.log(self.distance_base) < 100):
+            raise ValueError(
+                f"distance_base={self.distance_base!r} is no base; pass a number like 1.1, or 1 for no effect"
+            )
         if self.longest_chain is not None and self.longest_chain < 1:
             raise ValueError(f"longest_chain={self.longest_chain!r} forbids every recompute; pass 1 or more, or None")
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
+        if kernels := [n for n in trace.ops if not packet_name(n)]:
+            decide(Decision(kernels[0].name, "leave", "a fused kernel cannot be cut: apply remat before fuse"))
+            return trace.copy()
         new = forget(trace)
         eliminate_dead_code(new.graph)
         forward = Forward(new)

@@ -125,7 +125,7 @@ def _original(graph: fx.Graph, copy: fx.Node, name: str, new: dict[fx.Node, fx.N
 
 
 def just_in_time(graph: fx.Graph, movable: Collection[fx.Node]) -> None:
-    """Move every op of `movable` down to right before its first reader; the order of all other ops stays as it is.
+    """Move every op of `movable` (backward ops) to right before its first reader; all others keep their order.
 
     What a moved op reads moves along if it is movable too. So values that are recomputed live as short as they can, and
     random ops and other effects, never movable, keep their order. The result depends on the readers' arguments, not on
