@@ -14,7 +14,7 @@ import inspect
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -30,6 +30,13 @@ from tracefuse.options import Config
 from tracefuse.record import Guard, Recorder, Value
 from tracefuse.replay import replay
 from tracefuse.variant import Variant
+
+
+class _Captured(NamedTuple):
+    trace: Trace
+    example_inputs: tuple[torch.Tensor, ...]
+    live_inputs: tuple[torch.Tensor, ...]
+    guards: tuple[Guard, ...]
 
 
 class Capture:
@@ -70,7 +77,7 @@ class Capture:
         self._roles = _roles(self._recorder, namespace, returned)
 
     @functools.cached_property
-    def _built(self) -> tuple[Trace, tuple[torch.Tensor, ...], tuple[Guard, ...]]:
+    def _built(self) -> _Captured:
         if self._roles is None:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
@@ -79,15 +86,20 @@ class Capture:
 
     @property
     def trace(self) -> Trace:
-        return self._built[0]
+        return self._built.trace
 
     @property
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        return self._built[1]
+        return self._built.example_inputs
+
+    @property
+    def live_inputs(self) -> tuple[torch.Tensor, ...]:
+        """The user's own tensors, as they are now; an input that the program overwrote differs from its example."""
+        return self._built.live_inputs
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        return self._built[2]
+        return self._built.guards
 
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
@@ -217,7 +229,7 @@ def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[t
     return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.is_leaf and t.requires_grad]
 
 
-def _build(recorder: Recorder, roles: Roles) -> tuple[Trace, tuple[torch.Tensor, ...], tuple[Guard, ...]]:
+def _build(recorder: Recorder, roles: Roles) -> _Captured:
     recording = recorder.recording
     if not recording.calls:
         raise CaptureError(
@@ -236,4 +248,5 @@ def _build(recorder: Recorder, roles: Roles) -> tuple[Trace, tuple[torch.Tensor,
     trace, chosen = assemble(built, recording, roles)
     verify(trace)
     examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
-    return trace, examples, tuple(built.guards)
+    live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)
+    return _Captured(trace, examples, live, tuple(built.guards))

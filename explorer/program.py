@@ -33,8 +33,8 @@ class Program:
 
     @classmethod
     def load(cls, variant: Variant) -> Program:
-        trace, examples = variant.trace, variant.capture.example_inputs
-        inputs = {i.name: t for i, t in zip(trace.inputs, examples, strict=True) if i.kind != "cotangent"}
+        trace, live = variant.trace, variant.capture.live_inputs
+        inputs = {i.name: t for i, t in zip(trace.inputs, live, strict=True) if i.kind != "cotangent"}
         draws = [n for n in trace.ops if origin(n).rng is not None]
         device = draws[0].meta["val"] if draws else None
         return cls(load(variant.source), inputs, _device_of(device))

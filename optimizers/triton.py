@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, nbytes, o
 from tracefuse.optimizers.views import Indices, shape_of
 
 HEADER = "import math\n\nimport torch\nimport triton\nimport triton.language as tl\n"
+
+LINE_LENGTH = 110
 
 BROADCAST_WORTH_HOISTING = 4
 """A costly value is computed on its own axis where it is broadcast at least this many times."""
@@ -188,7 +191,7 @@ def _pointers(body: Trace) -> list[str]:
 
 
 def _results(body: Trace) -> list[str]:
-    return [f"out{at}_ptr" if len(body.returned) > 1 else "out_ptr" for at in range(len(body.returned))]
+    return [f"{node.name}_ptr" for node in body.returned]
 
 
 def _parameters(body: Trace) -> list[str]:
@@ -198,14 +201,35 @@ def _parameters(body: Trace) -> list[str]:
 def _jitted(kernel: Kernel, program: Program) -> str:
     body, layout = kernel.body, program.layout
     constants = [f"{BLOCK_NAMES[lane]}: tl.constexpr" for lane in ("row", "col") if lane in layout.blocks]
-    lines = [*layout.prologue, *(_statement(s) for s in program.statements), *program.stores]
+    lines = [*layout.prologue, *_statements(program.statements), "", *program.stores]
     return "\n".join([
         *_heading(kernel),
         "@triton.jit",
-        f"def {kernel.name}_kernel({', '.join([*_parameters(body), *constants])}):",
-        *(f"    {line}" for line in lines),
+        *_wrapped(f"def {kernel.name}_kernel(", [*_parameters(body), *constants], "):"),
+        *(f"    {line}".rstrip() for line in lines),
         "",
     ])  # fmt: skip
+
+
+def _wrapped(start: str, parts: Sequence[str], end: str) -> list[str]:
+    """A call or a signature on one line, or with its parts on lines of their own."""
+    whole = f"{start}{', '.join(parts)}{end}"
+    if len(whole) <= LINE_LENGTH:
+        return [whole]
+    indent = start[: len(start) - len(start.lstrip())]
+    packed = textwrap.wrap(", ".join(parts) + ",", LINE_LENGTH, break_long_words=False, break_on_hyphens=False)
+    return [start, *(f"{indent}    {line}" for line in packed), f"{indent}{end}"]
+
+
+def _statements(statements: Sequence[Statement]) -> list[str]:
+    """One line each; the op that they come from stands above them where it changes."""
+    lines, comment = [], ""
+    for one in statements:
+        if one.comment != comment:
+            lines += ["", f"# {one.comment}"] if one.comment else [""]
+            comment = one.comment
+        lines.append(f"{one.name} = {one.text}")
+    return lines
 
 
 def _heading(kernel: Kernel) -> list[str]:
@@ -222,11 +246,6 @@ def _full_type(node: fx.Node) -> str:
     tensor = val(node)
     strides = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
     return tensor_type(tensor) + strides
-
-
-def _statement(statement: Statement) -> str:
-    line = f"{statement.name} = {statement.text}"
-    return f"{line}  # {statement.comment}" if statement.comment else line
 
 
 def _reference(kernel: Kernel) -> str:
@@ -264,13 +283,13 @@ def _launcher(kernel: Kernel, program: Program) -> str:
     inputs = [p.name for p in body.placeholders]
     results = [name.removesuffix("_ptr") for name in _results(body)]
     blocks = [f"{BLOCK_NAMES[lane]}={layout.blocks[lane]}" for lane in ("row", "col") if lane in layout.blocks]
-    launch = ", ".join([*inputs, *results, *blocks, f"num_warps={layout.num_warps}"])
+    launch = [*inputs, *results, *blocks, f"num_warps={layout.num_warps}"]
     return "\n".join([
         f"def {kernel.name}({', '.join(inputs)}):",
         f"    if not {inputs[0]}.is_cuda and isinstance({kernel.name}_kernel, triton.JITFunction):",
         f"        return {kernel.name}_reference({', '.join(inputs)})",
         *(f"    {_allocation(name, node, inputs[0])}" for name, node in zip(results, body.returned, strict=True)),
-        f"    {kernel.name}_kernel[({layout.programs},)]({launch})",
+        *_wrapped(f"    {kernel.name}_kernel[({layout.programs},)](", launch, ")"),
         f"    return {', '.join(results)}",
         "",
     ])  # fmt: skip
