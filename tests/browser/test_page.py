@@ -1,0 +1,109 @@
+"""The saved page, opened from a file with no server behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page, expect
+
+import tracefuse
+from tracefuse.demo import GPT, batch
+from tracefuse.widgets.html import write_html
+
+pytestmark = pytest.mark.browser
+NASTY = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = GPT(layers=1, width=32, heads=2, vocab=61, length=16)
+    model.register_parameter(NASTY, torch.nn.Parameter(torch.ones(())))
+    tokens, targets = batch(61, 2, 12)
+    with tracefuse.capture() as c:
+        loss = model(tokens, targets) * getattr(model, NASTY)
+        loss.backward()
+    return write_html(c.optimize(), tmp_path_factory.mktemp("page") / "view.html")
+
+
+@pytest.fixture
+def page(browser: Browser, written: Path) -> Iterator[Page]:
+    opened = browser.new_page(viewport={"width": 1300, "height": 1000})
+    errors: list[str] = []
+    requests: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("request", lambda request: requests.append(request.url))
+    opened.goto(written.as_uri())
+    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    yield opened
+    opened.close()
+    assert errors == []
+    assert [url for url in requests if not url.startswith("blob:")] == [written.as_uri()]
+
+
+def shown(page: Page) -> str:
+    return page.get_by_test_id("tf-code-forward").inner_text() + page.get_by_test_id("tf-code-backward").inner_text()
+
+
+@pytest.mark.parametrize("name", ["simplify", "remat", "fuse"])
+def test_a_switch_moves_to_another_configuration(page: Page, name: str) -> None:
+    before = shown(page)
+    page.get_by_test_id(f"tf-toggle-{name}").click()
+    expect(page.get_by_test_id(f"tf-pass-{name}")).to_have_class(re.compile("tf-off"))
+    assert shown(page) != before
+    page.get_by_test_id(f"tf-toggle-{name}").click()
+    expect(page.get_by_test_id(f"tf-pass-{name}")).not_to_have_class(re.compile("tf-off"))
+    assert shown(page) == before
+
+
+def test_what_the_page_does_not_hold_it_says(page: Page) -> None:
+    page.get_by_test_id("tf-toggle-fuse").click()
+    page.get_by_test_id("tf-toggle-cat").click()
+    expect(page.get_by_test_id("tf-error-passes")).to_contain_text("run the cell in a notebook")
+    expect(page.get_by_test_id("tf-toggle-cat")).to_be_checked()
+
+
+def test_strings_of_the_session_are_text(page: Page) -> None:
+    page.locator("[data-testid=tf-code-forward] .tf-inputs summary").click()
+    expect(page.get_by_test_id("tf-code-forward")).to_contain_text(NASTY)
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("width", [480, 760, 1300, 2000])
+def test_nothing_sticks_out_at_any_width(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    for name in ("tf-verdict", "tf-code-forward", "tf-code-backward", "tf-details"):
+        box = page.get_by_test_id(name).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_background(page: Page, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    contrast = """() => {
+        const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        const luminance = (color) => {
+            const [r, g, b] = color.match(/[\\d.]+/g).map((v) => linear(v / 255));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const style = getComputedStyle(document.querySelector(".tf-frame"));
+        const [text, back] = [luminance(style.color), luminance(style.backgroundColor)];
+        return (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05);
+    }"""
+    assert page.evaluate(contrast) > 7
+
+
+def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
+    reached = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement?.dataset?.testid ?? ''"))
+    toggles = {f"tf-toggle-{name}" for name in ("simplify", "freeze", "cat", "remat", "fuse")}
+    assert toggles | {"tf-freeze", "tf-remat-weight", "tf-diff", "tf-code-forward", "tf-code-backward"} <= reached

@@ -1,0 +1,220 @@
+"""The wire format and its text form, from real variants; the diff on small ones."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import programs
+import pytest
+import torch
+
+import tracefuse
+from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.passes import Decision
+from tracefuse.options import Config
+from tracefuse.profile import KernelTime, Profile
+from tracefuse.timing import ProgramTiming, Timing, estimate
+from tracefuse.variant import Variant
+from tracefuse.widgets.diff import Line, diff, lines_of
+from tracefuse.widgets.payload import NOT_MEASURED, PASSES, grouped, kernel_record, payload
+from tracefuse.widgets.text import to_text
+
+STEP_MS = {"captured": 9.0, "optimised": 6.0}
+
+
+@cache
+def captured(name: str) -> tracefuse.Capture:
+    return tracefuse.capture(programs.PROGRAMS[name](torch.float32).run)
+
+
+def variant(name: str = "gpt", **options: object) -> Variant:
+    return captured(name).variant(Config.of(**options))
+
+
+def timing() -> Timing:
+    one = estimate([1.0])
+    made = (
+        ProgramTiming(n, {"step": estimate([ms] * 9)}, {"step": estimate([ms / 9] * 9)}, 20.0)
+        for n, ms in STEP_MS.items()
+    )
+    return Timing("measured on CPU", tuple(made), 9, 1, f"coverage {one.coverage}")
+
+
+# --- payload ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_every_program_has_a_payload_that_is_json(name: str) -> None:
+    again = json.loads(json.dumps(payload(variant(name)), allow_nan=False))
+    assert again["version"] == 1
+    assert [p["name"] for p in again["passes"]] == list(PASSES)
+    assert all(p["error"] is None for p in again["passes"])
+
+
+def test_its_lines_are_the_printed_code() -> None:
+    v = variant()
+    for half, trace in (("forward", v.forward), ("backward", v.backward)):
+        lines = [line for line in payload(v)[half]["lines"] if line["diff"] != "-"]
+        bare = [text.split("  # ")[0].strip() for text in trace.code.splitlines() if not text.strip().startswith("#")]
+        shown = [line["code"].strip() for line in lines if line["kind"] not in ("group", "input")]
+        assert shown == bare
+
+
+def test_every_name_that_can_be_clicked_is_described() -> None:
+    shown = payload(variant())
+    defined = {line["value"] for half in ("forward", "backward") for line in shown[half]["lines"] if line["value"]}
+    assert defined <= shown["values"].keys()
+    for value in shown["values"].values():
+        assert {*value["reads"], *value["uses"], *value["twins"]} <= shown["values"].keys()
+
+
+def test_twins_are_mutual_and_of_the_other_half() -> None:
+    found = payload(variant(**dict.fromkeys(PASSES, False)))["values"]
+    pairs = [(name, twin) for name, value in found.items() for twin in value["twins"]]
+    assert len(pairs) > 20
+    for name, twin in pairs:
+        assert name in found[twin]["twins"]
+        assert found[name]["phase"] != found[twin]["phase"]
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_that_is_off_says_so_and_has_no_numbers(name: str) -> None:
+    record = {p["name"]: p for p in payload(variant(**{name: False}))["passes"]}[name]
+    assert not record["enabled"]
+    assert (record["ops"], record["saved_bytes"], record["seconds"], record["decisions"]) == (None, None, None, [])
+
+
+def test_numbers_are_those_of_the_traces() -> None:
+    v = variant()
+    shown = payload(v)
+    assert shown["summary"]["saved_bytes"] == [saved_bytes(captured("gpt").trace), saved_bytes(v.trace)]
+    assert shown["summary"]["kernels"]["unique"] == len(v.kernels) == len(shown["kernels"])
+    assert shown["summary"]["kernels"]["launches"] == sum(k["calls"] for k in shown["kernels"])
+    assert shown["summary"]["ops"][1] == shown["forward"]["ops"][1] + shown["backward"]["ops"][1]
+    assert "@triton.jit" in shown["kernels"][0]["source"]
+
+
+def test_without_passes_nothing_is_marked() -> None:
+    shown = payload(variant(**dict.fromkeys(PASSES, False)))
+    assert {line["diff"] for half in ("forward", "backward") for line in shown[half]["lines"]} == {" "}
+    assert shown["summary"]["kernels"] == {"unique": 0, "launches": 0}
+    assert shown["call"] == "c.optimize(simplify=False, freeze=None, cat=False, remat=None, fuse=False)"
+
+
+def test_guards_are_notes() -> None:
+    (note,) = payload(variant("data_dependent_branch"))["notes"]
+    assert note["kind"] == "guard"
+    assert "if y.mean().item() > 1.0" in note["text"]
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_time_is_never_without_where_it_comes_from() -> None:
+    shown = payload(variant())
+    assert shown["timing"] is None
+    assert {(k["time_us"], k["provenance"]) for k in shown["kernels"]} == {(None, NOT_MEASURED)}
+
+
+def test_the_ratio_says_how_many_times_faster() -> None:
+    v = variant()
+    shown = payload(v, (timing(), v.config))["timing"]
+    (row,) = shown["rows"]
+    assert (row["baseline_ms"]["median"], row["variant_ms"]["median"]) == (9.0, 6.0)
+    assert row["ratio"] == {"median": 1.5, "low": 1.5, "high": 1.5}
+    assert (shown["provenance"], shown["stale"]) == ("measured on CPU", False)
+
+
+def test_times_of_another_configuration_are_stale() -> None:
+    v = variant(cat=False)
+    shown = payload(v, (timing(), Config()))["timing"]
+    assert (shown["stale"], shown["config"]) == (True, "c.optimize()")
+
+
+def test_a_kernel_time_is_the_mean_of_its_own_launches() -> None:
+    kernel = variant().kernels[0]
+    times = (KernelTime(f"{kernel.name}_kernel", 4, 20.0), KernelTime("gemm", 1, 99.0))
+    record = kernel_record(kernel, 4, Profile("measured on an H100", times, 5, 5))
+    assert (record["time_us"], record["provenance"]) == (5.0, "measured on an H100, profiled once")
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def test_equal_decisions_are_one_with_all_their_values() -> None:
+    made = [
+        Decision("a", "save", "it is small", 8),
+        Decision("b", "recompute", "free"),
+        Decision("c", "save", "it is small", 4),
+    ]
+    assert grouped(made) == [
+        {"action": "save", "reason": "it is small", "nbytes": 12, "values": ["a", "c"]},
+        {"action": "recompute", "reason": "free", "nbytes": 0, "values": ["b"]},
+    ]
+
+
+# --- diff -------------------------------------------------------------------------------------------------------------
+
+
+def lines(*ops: str) -> list[Line]:
+    made = [Line("def f(x):", "", "", "signature"), Line("", "# x: f32[2]", "x", "input")]
+    made += [Line(op, "", op.split(" = ")[0], "op") if " = " in op else Line("", op, "", "group") for op in ops]
+    return [*made, Line("return (a,)", "", "", "return")]
+
+
+def marks(before: list[Line], after: list[Line]) -> list[str]:
+    return [f"{line.mark}{line.code or line.comment}" for line in diff(before, after)]
+
+
+def test_equal_traces_have_no_marks() -> None:
+    one = lines("# line 1", "a = f(x)", "b = g(a)")
+    assert marks(one, one) == [" def f(x):", " # x: f32[2]", " # line 1", " a = f(x)", " b = g(a)", " return (a,)"]
+
+
+def test_added_removed_and_changed_values() -> None:
+    found = marks(lines("a = f(x)", "b = g(a)", "c = h(b)"), lines("a = f(x)", "c = h(a)", "d = k(c)"))
+    assert found[2:-1] == [" a = f(x)", "-b = g(a)", "-c = h(b)", "~c = h(a)", "+d = k(c)"]
+
+
+def test_a_moved_value_is_removed_and_added() -> None:
+    found = marks(lines("a = f(x)", "b = g(x)", "c = h(x)"), lines("b = g(x)", "c = h(x)", "a = f(x)"))
+    assert found[2:-1] == ["-a = f(x)", " b = g(x)", " c = h(x)", "+a = f(x)"]
+
+
+def test_a_removed_group_keeps_its_header_and_precedes_the_next_one() -> None:
+    before = lines("# line 1", "a = f(x)", "# line 2", "b = g(a)", "# line 3", "c = h(b)")
+    after = lines("# line 1", "a = f(x)", "# line 3", "c = h(a)")
+    assert marks(before, after)[2:] == [
+        " # line 1", " a = f(x)", "-# line 2", "-b = g(a)", " # line 3", "-c = h(b)", "~c = h(a)", " return (a,)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gpt", "rope", "conv_batchnorm"])
+def test_a_diff_holds_both_versions(name: str) -> None:
+    before = lines_of(captured(name).trace.split()[1])
+    after = lines_of(variant(name).backward)
+    merged = diff(before, after)
+    assert [(x.code, x.comment) for x in merged if x.mark != "-"] == [(x.code, x.comment) for x in after]
+    gone = {line.value for line in merged if line.mark == "-" and line.kind == "op"}
+    kept = {line.value for line in merged if line.mark == " " and line.kind == "op"}
+    assert gone | kept == {line.value for line in before if line.kind == "op"}
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_text_has_what_the_view_has() -> None:
+    v = variant()
+    text = to_text(payload(v, (timing(), v.config)))
+    for name in PASSES:
+        assert f"\n{name} " in text
+    assert "measured on CPU; median [95 % interval]" in text
+    assert "1.5 [1.5, 1.5]" in text
+    assert v.kernels[0].name in text
+    assert "not measured" in text  # the kernels' own times
+
+
+def test_the_text_says_that_times_are_stale_or_missing() -> None:
+    assert "times: not measured" in to_text(payload(variant()))
+    assert "of c.optimize(), not of these passes" in to_text(payload(variant(cat=False), (timing(), Config())))
