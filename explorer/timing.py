@@ -36,8 +36,10 @@ class Estimate:
         return (self.high - self.low) / 2 / self.median if self.median else math.inf
 
     def __str__(self) -> str:
+        if self.samples == 1:
+            return f"{self.median:.4g} (1 sample)"
         text = f"{self.median:.4g} [{self.low:.4g}, {self.high:.4g}]"
-        return text if self.samples >= MIN_ROUNDS else f"{text} ({self.coverage:.0%} of {self.samples})"
+        return text if self.samples >= MIN_ROUNDS else f"{text} ({self.coverage:.0%}, {self.samples} samples)"
 
 
 def estimate(samples: Sequence[float]) -> Estimate:

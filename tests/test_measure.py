@@ -254,7 +254,7 @@ def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
 def test_few_samples_say_how_little_they_cover(n: int, coverage: float) -> None:
     found = estimate(list(range(n)))
     assert (found.low, found.high, found.coverage) == (0, n - 1, coverage)
-    assert (f"of {n})" in str(found)) == (n < MIN_ROUNDS)
+    assert ("sample" in str(found)) == (n < MIN_ROUNDS)
 
 
 def test_no_samples_are_no_estimate() -> None:

@@ -1,0 +1,50 @@
+"""The benchmarks run from end to end, small and on the CPU, so that they do when a GPU is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent / "bench"
+
+pytestmark = pytest.mark.slow
+
+
+def run(name: str, tmp_path: Path, *flags: str) -> tuple[dict, str]:
+    """The JSON that a small run writes, and what it prints."""
+    command = [sys.executable, str(BENCH / name), "--small", "--device", "cpu", "--out", "out.json", *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["environment"]["device"].startswith("CPU")
+    return found, done.stdout
+
+
+def test_rope(tmp_path: Path) -> None:
+    found, printed = run("rope.py", tmp_path, "--budget", "0.5")
+    programs = {p["name"]: p for p in found["cases"]["float32"]["timing"]["programs"]}
+    assert list(programs) == ["eager", "tracefuse", "copy"]
+    assert programs["tracefuse"]["difference"]["gradients"] < 1e-5
+    assert found["cases"]["bfloat16"]["percent_of_copy"]["copy"] == {"forward": 100, "backward": 100, "step": 100}
+    assert "measured on CPU" in printed
+
+
+def test_toggle(tmp_path: Path) -> None:
+    found, printed = run("toggle.py", tmp_path, "--limit", "60")
+    assert 0 < max(found["toggle_s"].values()) < 60
+    assert all(name in printed for name in found["toggle_s"])
+
+
+@pytest.mark.parametrize("flags", [("--kernel", "jupyter"), ("--kernel", "inprocess", "--dropout", "0.1")])
+def test_gpt(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    found, printed = run("gpt.py", tmp_path, "--budget", "0.5", *flags)
+    assert [p["name"] for p in found["timing"]["programs"]] == ["eager", "tracefuse"]
+    # Both round to bfloat16, perhaps in different places; a wrong gradient differs by its own size.
+    assert found["gradients"]["tracefuse from eager"]["max_relative_norm"] < 0.1
+    assert found["gradients"]["tracefuse from eager"]["parameters"] == 28
+    assert found["kernels"]["kernels"]
+    assert "measured on CPU" in printed
