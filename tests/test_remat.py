@@ -8,26 +8,23 @@ import math
 import operator
 import random
 import time
-from collections.abc import Callable
 
 import programs
 import pytest
 import torch
+from rematerialised import leaf, program, remat, saved, simple
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from traces import captured, ops, tried
 
-import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.crossing import Forward, is_free
-from tracefuse.optimizers.errors import PinConflict, UnknownValue
 from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
-from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.remat import Choice, Remat, choose
-from tracefuse.optimizers.schedule import forget, just_in_time, recomputes
+from tracefuse.optimizers.schedule import recomputes
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import Input, Output, Trace, call, is_random, is_view, op_name, phase, producer
+from tracefuse.optimizers.trace import Input, Output, Trace, call, is_random, is_view, op_name, producer
 from tracefuse.optimizers.verify import verify
 
 aten = torch.ops.aten
@@ -35,37 +32,6 @@ F = torch.nn.functional
 
 # Bytes and nothing else: the saved bytes are then the least possible.
 BYTES = Remat(producer_input_weight=1, distance_base=1, unmaterialised_factor=1, reduction_ratio=math.inf)
-
-
-@functools.cache
-def program(name: str) -> tracefuse.Capture:
-    return captured(programs.PROGRAMS[name](torch.float64).run)
-
-
-def remat(trace: Trace, **options: object) -> tuple[Trace, list[Decision]]:
-    decisions: list[Decision] = []
-    after = Remat(**options).run(trace, decisions.append)  # type: ignore[arg-type]
-    verify(after)
-    return after, decisions
-
-
-def saved(trace: Trace) -> set[str]:
-    return {s.name for s in saved_values(trace)}
-
-
-def simple(fn: Callable[[], Tensor]) -> Trace:
-    """The trace of `fn().sum().backward()`, simplified, so that the backward reads values and not their copies."""
-
-    def step() -> Tensor:
-        loss = fn().sum()
-        loss.backward()
-        return loss
-
-    return Simplify().run(captured(step).trace, lambda _: None)
-
-
-def leaf(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
 # --- laws -------------------------------------------------------------------------------------------------------------
@@ -104,16 +70,6 @@ def test_the_last_application_counts(name: str) -> None:
     through_another = remat(remat(trace, producer_input_weight=0)[0])[0]
     assert saved(through_another) == saved(remat(trace)[0])
     assert ops(through_another, "backward") == ops(remat(trace)[0], "backward")
-
-
-@pytest.mark.parametrize("name", programs.PROGRAMS)
-def test_forget_takes_every_copy_back(name: str) -> None:
-    trace = program(name).trace
-    back = forget(remat(trace, producer_input_weight=0)[0])
-    verify(back)
-    assert not any(recomputes(n) for n in back.ops)
-    assert saved_bytes(back) == saved_bytes(trace)
-    assert sorted(ops(back)) == sorted(ops(trace))
 
 
 def test_a_trace_without_a_backward_stays_as_it_is() -> None:
@@ -296,99 +252,6 @@ def test_what_the_forward_overwrites_is_not_read_again() -> None:
     result = tried(Remat(), captured(step))
     assert saved(result.after) == {"scale"}
     assert "which the forward overwrites" in result.reasons("save")[0]
-
-
-# --- pins -------------------------------------------------------------------------------------------------------------
-
-
-def test_save_forces_a_cut_and_recompute_forbids_one() -> None:
-    x, w, v = leaf(8, 8), leaf(8, 32), leaf(32, 8)
-    trace = simple(lambda: F.gelu(x @ w) @ v)
-    assert saved(remat(trace, save=("gelu",))[0]) == {"mm", "gelu"}
-    after, decisions = remat(trace, recompute=("mm",))
-    assert saved(after) == set()
-    assert 'pinned by recompute="mm"' in next(d.reason for d in decisions if d.value == "mm")
-
-
-def test_a_module_is_a_pin_for_all_values_below_it() -> None:
-    trace = program("gpt").trace
-    after, _ = remat(trace, recompute=("h.0",))
-    kept = {n.name: n for n in trace.ops if n.name in saved(after)}
-    inside = [n for n in kept.values() if n.meta["custom"]["tracefuse"].module.startswith("h.0.")]
-    assert inside
-    assert all(is_random(n) for n in inside), "only dropout's draws are kept"
-    assert saved_bytes(after) < saved_bytes(remat(trace)[0])
-
-
-def test_a_name_beats_a_glob() -> None:
-    x, w = leaf(4, 4), leaf(4, 4)
-    trace = simple(lambda: (x @ w).tanh().sin())
-    assert "tanh" in saved(remat(trace, recompute=("*",), save=("tanh",))[0])
-
-
-def test_a_view_pins_its_base() -> None:
-    x, w = leaf(4, 6), leaf(6, 4)
-    trace = simple(lambda: (x @ w).t().sin().exp())
-    assert "mm" in saved(remat(trace, save=("t",))[0])
-
-
-def test_unknown_and_impossible_pins_say_what_to_do() -> None:
-    trace = program("gpt").trace
-    draws = next(n.name for n in trace.ops if is_random(n) and "attention" not in n.name)
-    backward = next(n.name for n in trace.ops if phase(n) == "backward")
-    with pytest.raises(UnknownValue, match=r"matches no forward value.*for example"):
-        remat(trace, save=("no_such_value",))
-    with pytest.raises(UnknownValue, match="Backward values cannot be pinned"):
-        remat(trace, save=(backward,))
-    with pytest.raises(PinConflict, match=r"draws from a random generator.*Drop the pin"):
-        remat(trace, recompute=(draws,))
-    with pytest.raises(PinConflict, match="is an input"):
-        remat(trace, recompute=(trace.placeholders[0].name,))
-    with pytest.raises(PinConflict, match="pinned twice"):
-        remat(trace, save=("gelu*",), recompute=("gelu*",))
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"producer_input_weight": -1}, {"distance_base": 0}, {"longest_chain": 0}, {"unmaterialised_factor": math.nan}],
-)
-def test_refuses_options_that_are_no_factors(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="pass"):
-        Remat(**bad)  # type: ignore[arg-type]
-
-
-# --- when -------------------------------------------------------------------------------------------------------------
-
-
-def test_recomputed_just_before_the_first_reader() -> None:
-    after = remat(program("gpt").trace, producer_input_weight=0)[0]
-    position = {n: i for i, n in enumerate(after.graph.nodes)}
-    for node in (n for n in after.ops if recomputes(n)):
-        first = min(node.users, key=position.__getitem__)
-        between = list(after.graph.nodes)[position[node] + 1 : position[first]]
-        assert all(recomputes(n) for n in between), f"{node.name} is recomputed too early"
-
-
-def test_moving_keeps_the_order_of_everything_else() -> None:
-    trace = program("gpt").trace.copy()
-    movable = {n for n in trace.ops if is_view(n) and phase(n) == "backward"}
-    fixed = [n for n in trace.graph.nodes if n not in movable]
-    just_in_time(trace.graph, movable)
-    verify(trace)
-    assert [n for n in trace.graph.nodes if n not in movable] == fixed
-
-
-def test_recomputing_late_lowers_the_peak_of_a_deep_stack() -> None:
-    w = [leaf(64, 64) for _ in range(8)]
-
-    def fn() -> Tensor:
-        x = w[0]
-        for weight in w:
-            x = F.gelu(x @ weight)
-        return x
-
-    trace = simple(fn)
-    assert peak_bytes(remat(trace)[0]) < peak_bytes(trace)
 
 
 # --- how fast ---------------------------------------------------------------------------------------------------------
