@@ -28,6 +28,7 @@ from torch import fx
 
 from tracefuse.optimizers.errors import UnknownValue
 from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.rewrite import is_read_late
 from tracefuse.optimizers.trace import (
     Input,
     Trace,
@@ -152,15 +153,13 @@ def prune(graph: fx.Graph, decide: Decide) -> None:
 
 def saved_memory(trace: Trace) -> dict[int, tuple[str, int]]:
     """What the forward keeps for the backward: storage id -> (a value that lies in it, bytes). Inputs are not counted."""
-    forward, _ = trace.split()
     own = {storage(p) for p in trace.placeholders}
-    kept = [n for out, n in zip(forward.outputs, forward.returned, strict=True) if out.kind == "saved"]
+    gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
     found: dict[int, tuple[str, int]] = {}
-    for node in kept:
-        for tensor in tensors(node):
-            memory = tensor.untyped_storage()
-            if memory._cdata not in own:
-                found.setdefault(memory._cdata, (node.name, memory.nbytes()))
+    for node in trace.ops:
+        if phase(node) == "forward" and (is_read_late(node) or node in gradients):
+            memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors(node)}
+            found |= {k: (node.name, count) for k, count in memory.items() if k not in own and k not in found}
     return found
 
 

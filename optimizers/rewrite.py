@@ -52,18 +52,32 @@ def storages(node: fx.Node) -> set[int]:
     return {t.untyped_storage()._cdata for t in tensors(node)}
 
 
-def saved_storages(graph: fx.Graph) -> set[int]:
-    """Ids of the memory of forward values, inputs included, that backward ops read."""
-    backward = [n for n in graph.nodes if n.op == "call_function" and phase(n) == "backward"]
-    read = {a for n in backward for a in n.all_input_nodes if phase(a) == "forward"}
-    return {s for n in read for s in storages(n)}
+def aliases(node: fx.Node) -> set[fx.Node]:
+    """The values that lie in the node's memory, itself among them: what it is a view of, and the views of that."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    found, pending = {node}, [node]
+    while pending:
+        views = [u for u in pending.pop().users if u.op == "call_function" and u not in found and _moves(u)]
+        found.update(views)
+        pending += views
+    return found
 
 
 def is_newly_saved(value: fx.Node) -> bool:
-    """Whether a backward op that starts to read `value` makes the forward keep memory that it does not keep yet."""
-    if value.op != "call_function" or phase(value) == "backward":
+    """Whether a backward op that starts to read `value` makes the forward keep memory that it does not keep yet.
+
+    Inputs are kept anyway, and so are values that share memory with what the backward reads already.
+    """
+    if phase(value) == "backward":
         return False
-    return not storages(value) <= saved_storages(value.graph)
+    lying_there = [n for n in aliases(value) if phase(n) == "forward"]
+    return not any(n.op == "placeholder" or is_read_late(n) for n in lying_there)
+
+
+def is_read_late(node: fx.Node) -> bool:
+    """Whether an op of the backward reads the value."""
+    return any(user.op == "call_function" and phase(user) == "backward" for user in node.users)
 
 
 def evaluate(graph: fx.Graph, target: Callable[..., Any], args: Any, kwargs: Any, known: dict[fx.Node, Any]) -> Any:

@@ -24,7 +24,7 @@ from torch import fx
 
 from tracefuse.optimizers.axes import as_range, permutation
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import is_newly_saved, layout, layouts, once, replace_by_call, replace_value
+from tracefuse.optimizers.rewrite import is_newly_saved, layout, once, replace_by_call, replace_value
 from tracefuse.optimizers.trace import (
     Trace,
     aten,
@@ -65,8 +65,10 @@ Rewrite = Same | Call
 
 def is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one memory read the same elements in the same order."""
-    where = [(t.untyped_storage()._cdata, t.storage_offset(), layout(t), t.is_conj(), t.is_neg()) for t in (a, b)]
-    return where[0] == where[1]
+    if a.shape != b.shape or layout(a) != layout(b) or a.storage_offset() != b.storage_offset():
+        return False
+    same_memory = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return same_memory and (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
 
 
 def ancestors(node: fx.Node) -> Iterator[fx.Node]:
@@ -234,7 +236,7 @@ def expression(node: fx.Node) -> Hashable | None:
     """A key equal for ops of one phase that yield the same; None for ops that are never merged."""
     if is_random(node) or is_mutable(node):
         return None
-    return phase(node), node.target, _frozen(node.args), _frozen(node.kwargs), layouts(val(node))
+    return phase(node), node.target, _frozen(node.args), _frozen(node.kwargs)
 
 
 def _frozen(arg: Any) -> Hashable:
