@@ -28,8 +28,8 @@ from tracefuse.optimizers.cost import bytes_moved
 from tracefuse.optimizers.fusible import FILL_THEN_COPY, is_constant, is_free, refusal
 from tracefuse.optimizers.kernel import Kernel, make_kernel
 from tracefuse.optimizers.lowering import NotFusible
-from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.norm_gradients import split_norm_gradients
+from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.regions import form_regions
 from tracefuse.optimizers.trace import (
     Trace,
@@ -112,7 +112,9 @@ class _Carver:
         work = [n for n in nodes if not is_free(n)]
         kernel, stands_for = make_kernel(outputs, _with_constants(nodes))
         inputs = stands_for[: len(kernel.body.inputs)]
-        verdict = self.known.setdefault(kernel.key, _lowered(kernel))
+        if kernel.key not in self.known:
+            self.known[kernel.key] = _lowered(kernel)
+        verdict = self.known[kernel.key]
         reason = verdict.reason if isinstance(verdict, _Obstacle) else _worth(kernel, work)
         if reason is None:
             self._report(kernel, work, outputs)

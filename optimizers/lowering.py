@@ -31,6 +31,9 @@ COMPUTE_TYPE = {
     torch.bool: "int1",
 }  # fmt: skip
 
+HALVES = (torch.float16, torch.bfloat16)
+EXACT_IN_HALVES = (torch.bool, torch.int8, torch.uint8)
+
 COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
 
 
@@ -114,7 +117,7 @@ class Lowering:
             conditions.append(guard.text)
         text = pointer if place == "0" else f"{pointer} + {_grouped(place)}"
         masked = f", mask={' & '.join(dict.fromkeys(conditions))}, other=0" if conditions else ""
-        widened = ".to(tl.float32)" if tensor.dtype in (torch.float16, torch.bfloat16) else ""
+        widened = ".to(tl.float32)" if tensor.dtype in HALVES else ""
         widened = ".to(tl.int1)" if tensor.dtype is torch.bool else widened
         return self.emit(node, f"tl.load({text}{masked}){widened}", COMPUTE_TYPE[tensor.dtype], lanes)
 
@@ -155,13 +158,11 @@ class Lowering:
 
     def _copy(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
         source: fx.Node = node.args[0]  # type: ignore[assignment]
-        block = self.value(source, at, guards)
-        new = val(node).dtype
-        if new in (torch.float16, torch.bfloat16) and val(source).dtype != new:
-            return self.emit(node, f"{block.text}.to(tl.{_triton_name(new)}).to(tl.float32)", "float32", block.lanes)
-        if block.dtype == COMPUTE_TYPE[new]:
-            return block
-        return self.emit(node, self.cast(block, COMPUTE_TYPE[new]).text, COMPUTE_TYPE[new], block.lanes)
+        block, old, new = self.value(source, at, guards), val(source).dtype, val(node).dtype
+        cast = self.cast(block, COMPUTE_TYPE[new])
+        if new in HALVES and old not in (new, *EXACT_IN_HALVES):
+            cast = Value(f"{cast.text}.to(tl.{_triton_name(new)}).to(tl.float32)", cast.dtype, cast.lanes)
+        return block if cast == block else self.emit(node, cast.text, cast.dtype, cast.lanes)
 
     def cast(self, block: Value, dtype: str) -> Value:
         """`block` in the Triton type `dtype`, as an expression."""

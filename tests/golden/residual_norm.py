@@ -1,0 +1,70 @@
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+
+# fused_add_native_layer_norm_75e4b5: 2 ATen ops; reads 24 MiB, writes 24.03 MiB.
+# x: bf16[8192, 768], 12 MiB
+# residual: bf16[8192, 768], 12 MiB
+# weight: bf16[768], 1.5 KiB
+# bias: bf16[768], 1.5 KiB
+# -> add: bf16[8192, 768], 12 MiB
+# -> getitem: bf16[8192, 768], 12 MiB
+# -> getitem_1: bf16[8192, 1], 16 KiB
+# -> getitem_2: bf16[8192, 1], 16 KiB
+@triton.jit
+def fused_add_native_layer_norm_75e4b5_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, add_ptr, getitem_ptr, getitem_1_ptr, getitem_2_ptr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    col = tl.arange(0, COLS)[None, :]
+    col_mask = col < 768
+    x = tl.load(x_ptr + (row * 768 + col), mask=col_mask, other=0).to(tl.float32)
+    residual = tl.load(residual_ptr + (row * 768 + col), mask=col_mask, other=0).to(tl.float32)
+
+    # aten.add.Tensor
+    add = x + residual
+
+    # aten.native_layer_norm.default
+    total = tl.sum(tl.where(col_mask, add, 0), axis=1, keep_dims=True)
+    mean = total / 768
+    centred = add - mean
+    squares = centred * centred
+    total_1 = tl.sum(tl.where(col_mask, squares, 0), axis=1, keep_dims=True)
+    rstd = 1.0 / tl.sqrt(total_1 / 768 + 1e-05)
+
+    weight = tl.load(weight_ptr + col, mask=col_mask, other=0).to(tl.float32)
+    bias = tl.load(bias_ptr + col, mask=col_mask, other=0).to(tl.float32)
+
+    # aten.native_layer_norm.default
+    normed = (add - mean) * rstd * weight + bias
+
+    tl.store(add_ptr + (row * 768 + col), add, mask=col_mask)
+    tl.store(getitem_ptr + (row * 768 + col), normed, mask=col_mask)
+    tl.store(getitem_1_ptr + row, mean)
+    tl.store(getitem_2_ptr + row, rstd)
+
+
+def fused_add_native_layer_norm_75e4b5_reference(x, residual, weight, bias):
+    add = torch.ops.aten.add.Tensor(x, residual)
+    native_layer_norm = torch.ops.aten.native_layer_norm.default(add, [768], weight, bias, 1e-05)
+    getitem = native_layer_norm[0]
+    getitem_1 = native_layer_norm[1]
+    getitem_2 = native_layer_norm[2]
+    return add, getitem, getitem_1, getitem_2
+
+
+def fused_add_native_layer_norm_75e4b5(x, residual, weight, bias):
+    if not x.is_cuda and isinstance(fused_add_native_layer_norm_75e4b5_kernel, triton.JITFunction):
+        return fused_add_native_layer_norm_75e4b5_reference(x, residual, weight, bias)
+    add = torch.empty_strided((8192, 768), (768, 1), dtype=torch.bfloat16, device=x.device)
+    getitem = torch.empty_strided((8192, 768), (768, 1), dtype=torch.bfloat16, device=x.device)
+    getitem_1 = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
+    getitem_2 = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
+    fused_add_native_layer_norm_75e4b5_kernel[(4096,)](
+        x, residual, weight, bias, add, getitem, getitem_1, getitem_2, ROWS=2, COLS=1024, num_warps=4,
+    )
+    return add, getitem, getitem_1, getitem_2

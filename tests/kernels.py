@@ -1,0 +1,59 @@
+"""What the tests of kernels share: the kernel of a small function, and running it with results that start out poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tracefuse.compile import launcher
+from tracefuse.optimizers.kernel import Kernel, make_kernel
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}
+
+
+def kernel_of(fn: Callable[..., Any], *inputs: Tensor) -> tuple[Kernel, list[Tensor]]:
+    """All ops of `fn` as one kernel, and its arguments among `inputs`."""
+    graph = make_fx(fn, tracing_mode="fake")(*inputs).graph
+    outputs = graph.output_node().args[0]
+    outputs = [outputs] if isinstance(outputs, fx.Node) else list(outputs)
+    kernel, stands_for = make_kernel(outputs, {n for n in graph.nodes if n.op == "call_function"})
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    return kernel, [inputs[placeholders.index(n)] for n in stands_for[: len(kernel.body.inputs)]]
+
+
+def kernel_of_types(fn: Callable[..., Any], *types: tuple[tuple[int, ...], torch.dtype]) -> Kernel:
+    """The kernel of `fn` on tensors that exist only as types: any size costs nothing."""
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in types]
+    return kernel_of(fn, *inputs)[0]
+
+
+def poisoned_empty(shape: Any, stride: Any, **options: Any) -> Tensor:
+    """`torch.empty_strided` full of what no kernel computes, so that an element left out is seen."""
+    empty = _empty_strided(shape, stride, **options)
+    return empty.fill_(float("nan") if empty.is_floating_point() else 1 if empty.dtype is torch.bool else 113)
+
+
+_empty_strided = torch.empty_strided
+
+
+def run_poisoned(kernel: Kernel, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    with mock.patch("torch.empty_strided", poisoned_empty):
+        results = launcher(kernel)(*inputs)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def check_kernel(kernel: Kernel, inputs: list[Tensor]) -> None:
+    """The launched kernel yields the numbers, strides and dtypes of its ATen ops."""
+    expected = kernel(*inputs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for found, wanted in zip(run_poisoned(kernel, inputs), expected, strict=True):
+        assert (found.stride(), found.dtype) == (wanted.stride(), wanted.dtype)
+        tolerance = TOLERANCE.get(wanted.dtype, 0.0)
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -1,0 +1,252 @@
+"""The text of kernels: numbers equal to ATen's under Triton's interpreter, and golden text for two of them.
+
+Triton decides when it is imported whether it interprets, so the numbers are checked in a process of their own:
+`test_numbers_under_the_interpreter` runs the rest of this file with TRITON_INTERPRET=1. Golden files are rewritten by
+UPDATE_GOLDEN=1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kernels import check_kernel, kernel_of, kernel_of_types
+from programs import apply_rope
+from torch import Tensor
+
+from tracefuse.compile import launcher
+from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.lowering import NotFusible
+from tracefuse.optimizers.triton import HEADER, kernel_source
+
+aten = torch.ops.aten
+GOLDEN = Path(__file__).parent / "golden"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_numbers_under_the_interpreter")
+f32, f64, bf16, f16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+
+
+def rand(*shape: int, dtype: torch.dtype = f32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=f64).to(dtype)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+def test_numbers_under_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > len(POINTWISE) + len(SHAPED)
+
+
+# --- pointwise --------------------------------------------------------------------------------------------------------
+
+POINTWISE: dict[str, Callable[..., Any]] = {
+    "add alpha": lambda x, y: torch.add(x, y, alpha=3),
+    "sub, rsub": lambda x, y: 2 - (x - y),
+    "mul, div": lambda x, y: x * y / (y.abs() + 1),
+    "neg, abs, sgn": lambda x, y: (-x).abs() + torch.sgn(y),
+    "powers": lambda x, y: x**2 + x**3 + (y.abs() + 1) ** 0.5 + (y.abs() + 1) ** -0.5 + 1 / (y.abs() + 1),
+    "exp, log": lambda x, y: (x.exp() + 1).log() + torch.exp2(y) + torch.log2(y.abs() + 1),
+    "sin, cos, erf": lambda x, y: x.sin() * y.cos() + torch.erf(x),
+    "sqrt, rsqrt": lambda x, y: (x * x + 1).sqrt() * (y * y + 1).rsqrt(),
+    "floor, ceil": lambda x, y: x.floor() + y.ceil(),
+    "sigmoid, tanh": lambda x, y: x.sigmoid() + y.tanh() + (1e-3 * y).tanh() * 1e3,
+    "relu, leaky": lambda x, y: x.relu() + torch.nn.functional.leaky_relu(y, 0.1),
+    "silu, softplus": lambda x, y: torch.nn.functional.silu(x) + torch.nn.functional.softplus(y),
+    "gelu": lambda x, y: torch.nn.functional.gelu(x) + torch.nn.functional.gelu(y, approximate="tanh"),
+    "gelu backward": lambda x, y: aten.gelu_backward(x, y) + aten.gelu_backward(y, x, approximate="tanh"),
+    "silu, sigmoid, tanh backward": lambda x, y: (
+        aten.silu_backward(x, y) + aten.sigmoid_backward(x, y) + aten.tanh_backward(x, y)
+    ),
+    "threshold, leaky backward": lambda x, y: (
+        aten.threshold_backward(x, y, 0) + aten.leaky_relu_backward(x, y, 0.1, False)
+    ),
+    "clamps": lambda x, y: x.clamp(-0.5, 0.5) + y.clamp(min=0.1) + aten.clamp_max(x, 0.3),
+    "maximum, minimum": lambda x, y: torch.maximum(x, y) + torch.minimum(x, 2 * y),
+    "comparisons": lambda x, y: torch.where((x > y) & ~(x >= 0.5) | (y == x), x, 2.0 * y),
+    "masked_fill": lambda x, y: x.masked_fill(y < 0, float("-inf")),
+    "logical": lambda x, y: torch.logical_or(x > 0, torch.logical_not(y > 0)),
+    "addcmul, lerp": lambda x, y: torch.addcmul(x, x, y, value=2) + torch.lerp(x, y, 0.25),
+    "constants": lambda x, y: x * torch.full((), 3.0) + torch.ones_like(x) + torch.zeros_like(y),
+    "arange": lambda x, y: x + torch.arange(2, 2 + 3 * x.shape[-1], 3),
+    "to int and back": lambda x, y: (x * 8).to(torch.int32).to(x.dtype) + (y > 0).to(x.dtype),
+}
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [f32, bf16, f64], ids=["f32", "bf16", "f64"])
+@pytest.mark.parametrize("name", POINTWISE)
+def test_pointwise(name: str, dtype: torch.dtype) -> None:
+    """1037 elements: two programs, the second one mostly masked."""
+    x, y = rand(17, 61, dtype=dtype), rand(61, dtype=dtype)
+    check_kernel(*kernel_of(POINTWISE[name], x, y.expand(17, 61).clone() if "backward" in name else y))
+
+
+@interpreted
+def test_nan_goes_where_aten_lets_it_go() -> None:
+    x = torch.tensor([float("nan"), 1.0, -2.0, float("inf")])
+    y = torch.tensor([1.0, float("nan"), float("nan"), float("-inf")])
+    check_kernel(*kernel_of(lambda x, y: (x.relu(), torch.maximum(x, y), x.clamp(0, 1), torch.isnan(x + y)), x, y))
+    check_kernel(*kernel_of(lambda x, y: ((x * 1).amax(-1), (y * 1).amin(-1)), x.view(2, 2), y.view(2, 2)))
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+def test_integers_and_booleans(dtype: torch.dtype) -> None:
+    x, y = torch.arange(40).to(dtype).view(5, 8), (torch.arange(40).view(5, 8) % 3).to(dtype)
+    check_kernel(*kernel_of(lambda x, y: ((x == y), torch.where(x > y, x, y), x.to(f32) / 2), x, y))
+    if dtype in (torch.int64, torch.int32):
+        check_kernel(*kernel_of(lambda x, y: (x * 3 + y, (x - y).sum(-1), x & y), x, y))
+
+
+# --- shapes, views, rows ----------------------------------------------------------------------------------------------
+
+SHAPED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "one element": (lambda x: x * 2 + 1, [(1, 1)]),
+    "scalar": (lambda x: x * 2 + 1, [()]),
+    "odd": (lambda x: x * 2 + 1, [(3, 5, 7)]),
+    "broadcast": (lambda x, y: x.exp() * y, [(5, 1, 3), (4, 1)]),
+    "broadcast costly, by row": (lambda x, y: x * y.exp(), [(6, 5, 33), (6, 1, 1)]),
+    "broadcast costly, in the middle": (lambda x, y: x * y.sin(), [(3, 40, 7, 9), (3, 1, 7, 9)]),
+    "broadcast costly, leading": (lambda x, y: x * y.cos(), [(5, 6, 3, 20), (3, 20)]),
+    "views": (lambda x: x.view(6, 4, 5).transpose(1, 2).reshape(-1, 8).unsqueeze(1) + 1, [(2, 3, 20)]),
+    "permute, t": (lambda x, y: x.permute(2, 0, 1) + y.t().unsqueeze(0), [(4, 5, 3), (5, 4)]),
+    "slice, select": (lambda x: x[1:4, 2:9:3] * x[0, 2:9:3], [(5, 11)]),
+    "split": (lambda x: [a * b for a, b in zip(*(x.split(4, -1) for x in (x, x + 1)), strict=True)], [(3, 8)]),
+    "unbind": (lambda x: (x * 2).unbind(1)[1] + x.unbind(1)[0], [(3, 2, 5)]),
+    "expand, repeat": (lambda x: (x.expand(4, 3, 5) * 2) + x.repeat(4, 1, 1), [(1, 3, 5)]),
+    "cat": (lambda x, y: torch.cat([x * 2, y, x.exp()], 1), [(3, 4, 2), (3, 1, 2)]),
+    "cat with an empty part": (lambda x: torch.cat([x[:, :0], x * 2, x[:, 3:]], 1), [(4, 6)]),
+    "slice of cat": (lambda x, y: torch.cat([x, y], 0)[2:4] * 2, [(3, 5), (3, 5)]),
+    "padded": (lambda x: aten.slice_backward(x * 2, [4, 9], 1, 3, 7, 1) + 1, [(4, 4)]),
+    "selected": (lambda x: aten.select_backward(x * 2, [4, 3, 5], 1, 2), [(4, 5)]),
+    "clone of a transpose": (lambda x: x.transpose(0, 1).clone(memory_format=torch.contiguous_format) * 2, [(17, 9)]),
+    "sum of rows": (lambda x: (x * 2).sum(-1), [(5, 33)]),
+    "sum over two dims, kept": (lambda x: x - x.sum((1, 2), keepdim=True), [(5, 3, 7)]),
+    "mean, var": (lambda x: ((x * x).mean(-1), x.var(-1, keepdim=True), x.var(-1, correction=0)), [(5, 33)]),
+    "amax, amin": (lambda x: ((x * 2).amax(-1), x.amin(-1)), [(5, 33)]),
+    "long row": (lambda x: (x * 2).sum(-1) + 1, [(3, 3000)]),
+    "everything to one number": (lambda x: x.square().mean(), [(7, 9)]),
+    "sum of a broadcast": (lambda x: x.expand(5, 16).sum(-1), [(5, 1)]),
+    "softmax": (lambda x: torch.softmax(x * 3, -1), [(2, 3, 17)]),
+    "rolled softmax": (lambda x: torch.cat([(y := torch.softmax(x * 3, -1))[:, 4:], y[:, :4]], 1), [(4, 9)]),
+    "log_softmax": (lambda x: torch.log_softmax(x * 3, -1), [(4, 100)]),
+    "softmax backward": (lambda g, y: aten._softmax_backward_data(g, y, -1, f32) * 2, [(5, 33), (5, 33)]),
+    "log_softmax backward": (lambda g, y: aten._log_softmax_backward_data(g, y, 1, f32), [(5, 33), (5, 33)]),
+    "layer norm": (lambda x, w, b: torch.native_layer_norm(x * 2, [33], w, b, 1e-5), [(2, 5, 33), (33,), (33,)]),
+    "layer norm over two": (lambda x: torch.native_layer_norm(x, [3, 7], None, None, 1e-5), [(5, 3, 7)]),
+    "rms norm by hand": (lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w, [(5, 33), (33,)]),
+    "rotary": (apply_rope, [(6, 5, 8, 16), (6, 1, 1, 16)]),
+    "partly rotary": (apply_rope, [(6, 5, 8, 16), (6, 1, 1, 6)]),
+}  # fmt: skip
+
+
+@interpreted
+@pytest.mark.parametrize("name", SHAPED)
+def test_shapes(name: str) -> None:
+    fn, shapes = SHAPED[name]
+    check_kernel(*kernel_of(fn, *(rand(*shape) for shape in shapes)))
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("name", ["softmax", "layer norm", "rms norm by hand", "rotary", "cat", "mean, var"])
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    fn, shapes = SHAPED[name]
+    check_kernel(*kernel_of(fn, *(rand(*shape, dtype=dtype) for shape in shapes)))
+
+
+@interpreted
+def test_layer_norm_backward() -> None:
+    g, x, w = rand(6, 33), rand(6, 33), rand(33)
+    mean, rstd = torch.native_layer_norm(x, [33], w, None, 1e-5)[1:]
+
+    def backward(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> Tensor:
+        return aten.native_layer_norm_backward(g, x, [33], mean, rstd, w, None, [True, False, False])[0] + g
+
+    check_kernel(*kernel_of(backward, g, x, mean, rstd, w))
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "x", [rand(9, 6).t(), rand(6, 18)[:, ::2], rand(6, 1).expand(6, 9), rand(3, 9, 2).permute(0, 2, 1).reshape(6, 9)]
+)
+def test_inputs_in_any_memory_order(x: Tensor) -> None:
+    check_kernel(*kernel_of(lambda x, y: (x * 2 + y, x.sum(-1)), x, rand(6, 9)))
+
+
+@interpreted
+def test_results_keep_the_strides_that_aten_gives_them() -> None:
+    x = rand(2, 5, 6, 7).to(memory_format=torch.channels_last)
+    kernel, inputs = kernel_of(lambda x: x * 2 + 1, x)
+    assert launcher(kernel)(*inputs).stride() == x.stride()
+    check_kernel(kernel, inputs)
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def rope_kernel() -> Kernel:
+    return kernel_of_types(apply_rope, ((4096, 10, 32, 128), bf16), ((4096, 1, 1, 128), f32))
+
+
+def residual_norm_kernel() -> Kernel:
+    def residual_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        total = x + residual
+        return total, *torch.native_layer_norm(total, [768], weight, bias, 1e-5)
+
+    return kernel_of_types(residual_norm, *[((8192, 768), bf16)] * 2, *[((768,), bf16)] * 2)
+
+
+@pytest.mark.parametrize(("name", "make"), [("rope", rope_kernel), ("residual_norm", residual_norm_kernel)])
+def test_golden(name: str, make: Callable[[], Kernel]) -> None:
+    kernel, path = make(), GOLDEN / f"{name}.py"
+    text = f"{HEADER}\n\n{kernel_source(kernel)}"
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} differs; look at the change, then UPDATE_GOLDEN=1"
+
+
+def test_sine_and_cosine_are_computed_on_the_small_table() -> None:
+    """One row of `freqs` serves a block of rows of `t`."""
+    text = kernel_source(rope_kernel())
+    assert "freqs = tl.load(freqs_ptr + (outer * 128 + col))" in text.replace("f = ", "freqs = ").replace(
+        "f_ptr", "freqs_ptr"
+    )
+
+
+def test_offsets_are_64_bit_only_where_they_must_be() -> None:
+    assert "int64" not in kernel_source(kernel_of_types(lambda x: x * 2 + 1, ((2**15, 2**15), bf16)))
+    assert "int64" in kernel_source(kernel_of_types(lambda x: x * 2 + 1, ((2**16, 2**16), bf16)))
+
+
+def test_no_mask_where_blocks_fit() -> None:
+    assert "mask" not in kernel_source(kernel_of_types(lambda x: x * 2 + 1, ((4, 1024), f32)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: x.pow(1.7), "this choice of its options"),
+        (lambda x: x.softmax(-1) @ x, "no Triton form is known"),
+        (lambda x: x.softmax(-1).t() + x, "read at another row"),
+        (lambda x: (x.sum(-1), x[:3].exp()), "are not the"),
+    ],
+)
+def test_what_has_no_form_says_so(fn: Callable[..., Any], reason: str) -> None:
+    kernel, _ = kernel_of(fn, rand(8, 8))
+    with pytest.raises(NotFusible, match=reason):
+        kernel_source(kernel)
