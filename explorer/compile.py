@@ -121,6 +121,13 @@ def resources(kernel: Kernel, arch: int = HOPPER) -> Resources:
 
     Raises `BuildError` where Triton refuses the text or runs as an interpreter.
     """
+    made, layout = machine_code(kernel, arch), lower(kernel.body).layout
+    registers, spills = _ptxas_report(made.asm["ptx"], arch)
+    return Resources(registers, made.metadata.shared, spills, layout.num_warps, layout.programs)
+
+
+def machine_code(kernel: Kernel, arch: int = HOPPER) -> Any:
+    """Triton's `CompiledKernel` for `arch`: `.asm["ptx"]`, `.asm["cubin"]`, `.metadata`. Raises as `resources` does."""
     # Here, not above: without kernels `load` works where Triton has no wheel.
     import triton
     from triton.backends.compiler import GPUTarget
@@ -138,11 +145,9 @@ def resources(kernel: Kernel, arch: int = HOPPER) -> Resources:
     aligned = {(at,): [["tt.divisibility", 16]] for at in range(len(values))}
     source = ASTSource(function, signature | dict.fromkeys(blocks, "constexpr"), blocks, aligned)
     try:
-        made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": layout.num_warps})
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": layout.num_warps})
     except Exception as error:
         raise BuildError(f"Triton refused {kernel.name}: {error}; switch it off with fuse=False") from error
-    registers, spills = _ptxas_report(made.asm["ptx"], arch)
-    return Resources(registers, made.metadata.shared, spills, layout.num_warps, layout.programs)
 
 
 def _ptxas_report(ptx: str, arch: int) -> tuple[int, int]:

@@ -1,0 +1,114 @@
+"""Generated text to modules, and kernels to machine code for a GPU that is not there."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import kernel_of, kernel_of_types
+from programs import apply_rope
+from torch import Tensor
+
+from tracefuse import compile as build
+from tracefuse.compile import BuildError, Resources, cache_directory, launcher, load
+
+aten = torch.ops.aten
+f32, bf16 = torch.float32, torch.bfloat16
+compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_text_is_loaded_once_from_a_file_that_inspect_finds(cache: Path) -> None:
+    text = f"def answer():\n    return 42  # {cache}\n"
+    module = load(text)
+    assert module.answer() == 42
+    assert load(text) is module
+    assert inspect.getsource(module.answer) in text
+    (path,) = cache.iterdir()
+    assert path.read_text() == text
+
+
+def test_a_damaged_file_is_written_again(cache: Path) -> None:
+    cache.mkdir()
+    text = f"value = 7  # {cache}\n"
+    name = load(text).__name__
+    import sys
+
+    del sys.modules[name]
+    (cache / f"{name}.py").write_text("value = ")
+    assert load(text).value == 7
+
+
+def test_a_text_that_raises_is_not_kept(cache: Path) -> None:
+    text = f"raise ValueError('on purpose')  # {cache}\n"
+    for _ in range(2):
+        with pytest.raises(ValueError, match="on purpose"):
+            load(text)
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(BuildError, match="TRACEFUSE_CACHE"):
+        load(f"x = 1  # {tmp_path}")
+
+
+def test_the_default_cache_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TRACEFUSE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert cache_directory() == tmp_path / "tracefuse"
+
+
+@compiles
+def test_on_the_cpu_a_launcher_runs_the_reference() -> None:
+    kernel, inputs = kernel_of(lambda x: torch.softmax(x * 2, -1), torch.randn(5, 33))
+    torch.testing.assert_close(launcher(kernel)(*inputs), torch.softmax(inputs[0] * 2, -1))
+
+
+def gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return aten.gelu_backward(grad, x) * 2
+
+
+def layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return torch.native_layer_norm(x + residual, [768], weight, bias, 1e-5)
+
+
+KERNELS = {
+    "gelu backward": lambda: kernel_of_types(gelu_backward, *[((8192, 3072), bf16)] * 2),
+    "softmax": lambda: kernel_of_types(lambda x: torch.softmax(x * 0.125, -1), ((8, 12, 1024, 1024), bf16)),
+    "rope": lambda: kernel_of_types(apply_rope, ((4096, 10, 32, 128), bf16), ((4096, 1, 1, 128), f32)),
+    "layer norm": lambda: kernel_of_types(layer_norm, *[((8192, 768), bf16)] * 2, *[((768,), bf16)] * 2),
+}
+
+
+@compiles
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles_for_hopper_without_a_gpu_and_without_spills(name: str) -> None:
+    found = build.resources(KERNELS[name]())
+    assert found.spills == 0
+    assert 8 <= found.registers <= 168
+    assert found.programs > 132
+
+
+@compiles
+def test_bf16_is_loaded_16_bytes_at_a_time() -> None:
+    """Eight elements per instruction, also where the halves of a head are swapped."""
+    assert "ld.global.v4.b32" in build.machine_code(KERNELS["gelu backward"]()).asm["ptx"]
+    assert "ld.global.v4.b32" in build.machine_code(KERNELS["rope"]()).asm["ptx"]
+
+
+@compiles
+def test_build_compiles_each_kernel_once() -> None:
+    kernel = kernel_of_types(lambda x: x * 2 + 1, ((64, 64), f32))
+    found = build.build([kernel, kernel], arch=90, jobs=2)
+    assert list(found) == [kernel]
+    assert isinstance(found[kernel], Resources)

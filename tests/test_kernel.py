@@ -1,0 +1,75 @@
+"""A kernel as data: its key, its name, its bytes, and calling it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels import kernel_of, kernel_of_types
+
+from tracefuse.optimizers.kernel import Kernel
+
+f32, bf16 = torch.float32, torch.bfloat16
+
+
+def double_then_add(x, y):  # type: ignore[no-untyped-def]
+    return x * 2 + y
+
+
+def test_calling_it_runs_its_ops() -> None:
+    kernel, inputs = kernel_of(lambda x: (x.sin() * 2, x.sum(-1)), torch.randn(3, 4))
+    sine, total = kernel(*inputs)
+    torch.testing.assert_close(sine, inputs[0].sin() * 2)
+    torch.testing.assert_close(total, inputs[0].sum(-1))
+    assert kernel.__name__ == kernel.name
+
+
+def test_results_are_memory_of_their_own() -> None:
+    kernel, inputs = kernel_of(lambda x: x.view(-1).clone(), torch.randn(3, 4))
+    result = kernel(*inputs)
+    assert isinstance(result, torch.Tensor)
+    assert result.untyped_storage().data_ptr() != inputs[0].untyped_storage().data_ptr()
+
+
+def test_equal_work_has_one_key_whatever_its_names() -> None:
+    one = kernel_of_types(double_then_add, ((4, 5), f32), ((5,), f32))
+    two = kernel_of_types(lambda p, q: torch.add(torch.mul(p, 2), q), ((4, 5), f32), ((5,), f32))
+    assert one == two
+    assert (one.name, hash(one)) == (two.name, hash(two))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: kernel_of_types(double_then_add, ((4, 6), f32), ((6,), f32)),
+        lambda: kernel_of_types(double_then_add, ((4, 5), bf16), ((5,), bf16)),
+        lambda: kernel_of_types(lambda x, y: x * 3 + y, ((4, 5), f32), ((5,), f32)),
+        lambda: kernel_of_types(lambda x, y: y + x * 2, ((4, 5), f32), ((5,), f32)),
+        lambda: kernel_of_types(lambda x, y: (x * 2, x * 2 + y), ((4, 5), f32), ((5,), f32)),
+        lambda: kernel_of(double_then_add, torch.randn(5, 4).t(), torch.randn(5))[0],
+        lambda: kernel_of(lambda x: x * 2 + x, torch.randn(4, 5))[0],
+    ],
+    ids=["shape", "dtype", "attribute", "order", "escaping value", "strides", "one input twice"],
+)
+def test_other_work_has_another_key(other) -> None:  # type: ignore[no-untyped-def]
+    assert other() != kernel_of_types(double_then_add, ((4, 5), f32), ((5,), f32))
+
+
+def bytes_of(kernel: Kernel) -> tuple[int, int]:
+    return kernel.nbytes_read, kernel.nbytes_written
+
+
+def test_bytes_count_every_element_once() -> None:
+    assert bytes_of(kernel_of_types(double_then_add, ((4, 5), f32), ((5,), f32))) == (100, 80)
+    assert bytes_of(kernel_of_types(lambda x: x.sin() * x.cos(), ((4, 5), bf16))) == (40, 40)
+
+
+def test_bytes_of_a_slice_and_of_an_expanded_input() -> None:
+    assert bytes_of(kernel_of_types(lambda x: x[:, :2] * 2, ((4, 8), f32))) == (32, 32)
+    assert bytes_of(kernel_of(lambda x: x * 2, torch.randn(4, 1).expand(4, 100))[0]) == (16, 1600)
+
+
+def test_a_constant_shaped_like_a_value_does_not_read_it() -> None:
+    kernel, inputs = kernel_of(lambda x, y: torch.ones_like(x) + y, torch.randn(4), torch.randn(4))
+    assert len(inputs) == 1
+    assert kernel.nbytes_read == 16
+    torch.testing.assert_close(kernel(*inputs), inputs[0] + 1)

@@ -1,0 +1,206 @@
+"""Regions: what joins, what does not and why; the pass `fuse` that carves kernels out of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from traces import Tried, captured, tried
+
+import tracefuse
+from tracefuse.demo import GPT, batch
+from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.regions import form_regions
+from tracefuse.optimizers.trace import op_name, phase
+
+
+def fused(fn, *inputs: Tensor) -> Tried:  # type: ignore[no-untyped-def]
+    return tried(Fuse(), captured(fn, *inputs))
+
+
+def kernels(result: Tried) -> list[Kernel]:
+    return [n.target for n in result.after.ops if isinstance(n.target, Kernel)]
+
+
+def test_a_chain_becomes_one_kernel_and_its_result_keeps_its_name() -> None:
+    result = fused(lambda x: (x * 2).exp() + 1, torch.randn(4, 5))
+    (kernel,) = kernels(result)
+    assert re.fullmatch(r"fused_mul_exp_add_[0-9a-f]{6}", kernel.name)
+    assert result.after.returned[0].name == result.captured.trace.returned[0].name
+    assert (kernel.nbytes_read, kernel.nbytes_written) == (80, 80)
+
+
+def test_a_matmul_is_a_border() -> None:
+    result = fused(lambda x: ((x * 2 + 1) @ x).exp() * 2, torch.randn(4, 4))
+    assert [len(k.body.ops) for k in kernels(result)] == [2, 2]
+    assert "matmul, convolution and attention" in result.reasons("leave")[0]
+
+
+def test_regions_are_convex() -> None:
+    """`a` and `c` must not join: the matmul between them reads `a`."""
+
+    def fn(x: Tensor) -> Tensor:
+        a = x.sin() * 2
+        return (a @ x) + a.cos()
+
+    result = fused(fn, torch.randn(4, 4))
+    graph = result.captured.trace.graph
+    for region in form_regions(graph):
+        reached: set = set()
+        for node in graph.nodes:
+            if any(a in reached or a in region for a in node.all_input_nodes) and node not in region:
+                reached.add(node)
+            assert not (node in region and any(a in reached for a in node.all_input_nodes))
+
+
+def test_a_single_op_stays_with_aten() -> None:
+    result = fused(lambda x: x.exp(), torch.randn(4, 5))
+    assert not kernels(result)
+    assert "one op alone" in result.reasons("leave")[0]
+
+
+def test_views_alone_are_never_a_kernel() -> None:
+    assert not kernels(fused(lambda x: x.t().unsqueeze(0)[:, 1:], torch.randn(4, 5)))
+
+
+def test_a_view_that_escapes_is_a_view_of_the_kernels_result() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2 + 1
+        return y, y.t()
+
+    result = fused(fn, torch.randn(4, 5))
+    assert len(kernels(result)) == 1
+    y, t = result.after.returned
+    assert op_name(t) == "aten.t.default"
+    assert t.args == (y,)
+
+
+def test_a_view_between_two_ops_costs_nothing() -> None:
+    (kernel,) = kernels(fused(lambda x: (x * 2).t().reshape(-1).exp(), torch.randn(4, 5)))
+    assert kernel.nbytes_read + kernel.nbytes_written == 2 * 4 * 5 * 4
+
+
+def test_rows_join_with_what_is_before_and_after() -> None:
+    (kernel,) = kernels(fused(lambda x: torch.softmax(x * 0.5, -1).masked_fill(x < 0, 0.0), torch.randn(6, 33)))
+    assert {op_name(n).split(".")[1] for n in kernel.body.ops} == {"mul", "_softmax", "lt", "masked_fill"}
+
+
+def test_different_rows_do_not_join() -> None:
+    result = fused(lambda x: (x * 2).sum(-1).exp().sum(-1) + 1, torch.randn(4, 6, 33))
+    assert [len(k.body.ops) for k in kernels(result)] == [3, 2]
+
+
+def test_a_result_read_across_its_rows_splits_the_region() -> None:
+    result = fused(lambda x: torch.softmax(x * 2, -1).t() + x.exp(), torch.randn(8, 8))
+    assert any("another row" in reason for reason in result.reasons("split"))
+    assert len(kernels(result)) == 2
+
+
+def test_results_of_another_size_split_the_region() -> None:
+    def fn(x: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+        table = angle.cos() * 2
+        return table, x * table + 1
+
+    result = fused(fn, torch.randn(4, 6, 8), torch.randn(8))
+    assert len(kernels(result)) == 2
+    assert any("are not the" in reason for reason in result.reasons("split"))
+
+
+def test_constants_are_made_again_in_every_kernel() -> None:
+    def fn(x: Tensor) -> Tensor:
+        two = torch.full((4,), 2.0)
+        return ((x * two + 1) @ x) * two - two
+
+    for kernel in kernels(fused(fn, torch.randn(4, 4))):
+        assert len(kernel.body.inputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: (x * 2).sum(0) + 1, "leading dimensions"),
+        (lambda x: (x * 2).view(-1).cumsum(0) + 1, "no Triton form"),
+        (lambda x: F.dropout(x * 2 + 1, 0.5), "random"),
+        (lambda x: F.embedding(torch.tensor([1, 2]), x * 2 + 1), "addresses that are data"),
+        (lambda x: torch.complex(x * 2, x).abs(), "c64"),
+        (lambda x: (x.expand(2, 17000) * 2).sum(-1), "do not fit one program"),
+    ],
+)
+def test_what_stays_with_aten_says_why(fn, reason: str) -> None:  # type: ignore[no-untyped-def]
+    x = torch.randn(2, 1) if reason.startswith("do not") else torch.randn(5, 7)
+    assert any(reason in r for r in fused(fn, x).reasons("leave"))
+
+
+def test_devices_do_not_mix() -> None:
+    """On fake tensors, since there is no GPU here: a CPU scalar is not handed to a kernel."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from tracefuse.optimizers.fusible import refusal
+
+    graph = torch.fx.Graph()
+    big, scalar = graph.placeholder("big"), graph.placeholder("scalar")
+    node = graph.call_function(torch.ops.aten.mul.Tensor, (big, scalar))
+    with FakeTensorMode():
+        big.meta["val"], scalar.meta["val"] = torch.empty(4, device="meta"), torch.empty(())
+        node.meta["val"] = torch.empty(4, device="meta")
+    assert "values on cpu and meta" in str(refusal(node))
+
+
+def test_no_kernel_spans_both_phases() -> None:
+    x = torch.randn(4, 5, requires_grad=True)
+
+    def step() -> None:
+        (x.exp() * 2).sum().backward()
+
+    trace = tried(Fuse(), tracefuse.capture(step)).after
+    graph = {n.name: phase(n) for n in trace.ops}
+    assert {"forward", "backward"} == set(graph.values())
+    trace.split()
+
+
+def test_the_input_gradient_of_a_layer_norm_fuses_without_those_of_its_weights() -> None:
+    torch.manual_seed(0)
+    norm, x = nn.LayerNorm(33), torch.randn(5, 33, requires_grad=True)
+
+    def step() -> Tensor:
+        loss = (norm(x.tanh()) * 2).sum()
+        loss.backward()
+        return loss
+
+    result = tried(Fuse(), tracefuse.capture(step))
+    names = [n for k in kernels(result) for n in k.name.split("fused_")]
+    assert any("native_layer_norm_backward" in name for name in names)
+    (left,) = [n for n in result.after.ops if op_name(n) == "aten.native_layer_norm_backward.default"]
+    assert left.args[7] == [False, True, True]
+
+
+# --- identical layers -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def gpt_kernels(layers: int) -> tuple[int, frozenset[Kernel]]:
+    torch.manual_seed(0)
+    model = GPT(layers=layers, width=32, heads=2, vocab=61, length=16, dropout=0.1)
+    tokens, targets = batch(61, 2, 12)
+    capture = tracefuse.capture(lambda: model(tokens, targets).backward())
+    found = [n.target for n in Fuse().run(capture.trace, lambda decision: None).ops if isinstance(n.target, Kernel)]
+    return len(found), frozenset(found)
+
+
+def test_identical_layers_share_one_kernel() -> None:
+    few, many = gpt_kernels(2), gpt_kernels(6)
+    assert many[0] > 2 * few[0]
+    assert many[1] == few[1]
+    assert len(few[1]) < 10
+
+
+def test_shared_kernels_are_one_object_in_a_trace() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Tanh()) for _ in range(3)))
+    result = fused(model, torch.randn(4, 8))
+    assert len(kernels(result)) == 3
+    assert len({id(k) for k in kernels(result)}) == 1
