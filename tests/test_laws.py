@@ -14,7 +14,9 @@ import torch
 from traces import TOLERANCE, assert_types_are_true, coarsest
 
 import tracefuse
+from tracefuse.optimizers.freeze import saved_memory
 from tracefuse.optimizers.passes import final, run_pipeline
+from tracefuse.optimizers.trace import Trace
 from tracefuse.options import Config
 
 CHOICES = {
@@ -62,3 +64,17 @@ def test_every_pass_keeps_every_program(name, choice):
     again = final(after, run_pipeline(after, passes))
     assert again.code == after.code, "a second run changes the trace"
     assert capture.trace.code == before, "the pass edited its input"
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_rewrites_never_make_the_forward_keep_more(name):
+    capture, _, _ = eager(name)
+    passes = Config.off().changed(simplify=True, freeze=True, cat=True).passes()
+    trace, kept = capture.trace, kept_nbytes(capture.trace)
+    for step in run_pipeline(trace, passes):
+        assert kept_nbytes(step.after) <= kept, step.name
+        kept = kept_nbytes(step.after)
+
+
+def kept_nbytes(trace: Trace) -> int:
+    return sum(count for _, count in saved_memory(trace).values())
