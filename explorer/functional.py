@@ -11,7 +11,7 @@ import ast
 import operator
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -143,6 +143,8 @@ def _add_batch_norm(built: Built, call: Call) -> None:
             "Capture inside `torch.backends.cudnn.flags(enabled=False)`."
         )
     node = _emit(built, call, aten._native_batch_norm_legit_functional.default)
+    statistics = (*call.outs, *call.args[3:5])
+    node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=node.target, values=statistics)
     _bind(built, call, node)
     for index, value in zip((3, 4), call.args[3:5], strict=True):
         built.nodes[value] = built.mutated[value] = _item(built, node, index)

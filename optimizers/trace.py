@@ -16,6 +16,7 @@ here:
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -241,9 +242,11 @@ def is_view(node: fx.Node) -> bool:
     """Whether the node's memory belongs to its first argument: it costs no kernel and no bytes."""
     if is_getitem(node):
         return is_view(node.args[0])  # type: ignore[arg-type]
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
+    return isinstance(node.target, torch._ops.OpOverload) and _returns_view(node.target)
+
+
+@functools.cache
+def _returns_view(target: torch._ops.OpOverload) -> bool:
     aliases = [a.alias_info for a in target._schema.arguments if a.alias_info is not None]
     return target in _UNDECLARED_VIEWS or (bool(aliases) and not any(a.is_write for a in aliases))
 
