@@ -53,7 +53,7 @@ def _times(timing: dict[str, Any] | None) -> str:
         return f"times: {NOT_MEASURED}"
     stale = f" (of {timing['config']}, not of these passes)" if timing["stale"] else ""
     rows = [(r["label"], _time(r["baseline_ms"]), _time(r["variant_ms"]), _ratio(r["ratio"])) for r in timing["rows"]]
-    titles = ("", "eager replay, ms", "optimised, ms", "speed-up")
+    titles = ("", "as captured, ms", "optimised, ms", "speed-up")
     return "\n".join([f"{timing['provenance']}{stale}; median [95 % interval]", _table(titles, rows), *timing["notes"]])
 
 

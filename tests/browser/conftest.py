@@ -135,7 +135,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             process.kill()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def open_notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., Page]]:
     """`open_notebook(*cells)` runs them all in JupyterLab and returns the page; at the end it checks what the page did."""
     context = browser.new_context(viewport={"width": 1300, "height": 1000})
@@ -143,7 +143,7 @@ def open_notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) ->
     pages: list[Page] = []
 
     def run(*cells: str) -> Page:
-        name = "".join(c if c.isalnum() else "_" for c in request.node.name) + ".ipynb"
+        name = f"{request.module.__name__.rpartition('.')[2]}_{len(pages)}.ipynb"
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
         notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
         notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]

@@ -10,6 +10,9 @@ from playwright.sync_api import Locator, Page, expect
 
 pytestmark = pytest.mark.browser
 
+# Patience for a machine that also runs other tests; nothing here waits when the view is quick.
+expect.set_options(timeout=30_000)
+
 SETUP = """
 %load_ext tracefuse
 import torch
@@ -17,104 +20,123 @@ from tracefuse.demo import GPT, batch
 torch.manual_seed(0)
 model = GPT(layers=1, width=32, heads=2, vocab=61, length=16, dropout=0.1)
 tokens, targets = batch(61, 2, 12)
+x = torch.randn(6, 2, 3, 16, requires_grad=True)
 freqs = torch.randn(6, 1, 1, 8)
 
-def rotate(t):
-    first, second = torch.chunk(t, 2, dim=-1)
-    return t * freqs.cos() + torch.cat((-second, first), dim=-1) * freqs.sin()
+def rope(t):
+    turned, rest = t[..., :8], t[..., 8:]
+    first, second = torch.chunk(turned, 2, dim=-1)
+    turned = turned * freqs.cos() + torch.cat((-second, first), dim=-1) * freqs.sin()
+    return torch.cat((turned, rest), dim=-1)
 """
-# Work for every pass: dropout to recompute around, a cat of slices, and weights to freeze.
+# Work for every pass: dropout to recompute around, concatenations to eliminate, weights to freeze.
 CELL = """%%tracefuse --no-measure -o c
-t = torch.randn(6, 2, 3, 8, requires_grad=True)
-rotated = rotate(t[..., :8])
-loss = model(tokens, targets) + rotated.square().sum()
+loss = model(tokens, targets) + rope(x).square().sum()
 loss.backward()
 """
 
 
-def view(page: Page) -> Locator:
-    root = page.get_by_test_id("tf-root")
-    expect(root).to_have_attribute("data-ready", "1")
-    return root
+@pytest.fixture(scope="module")
+def opened(open_notebook: Callable[..., Page]) -> Page:
+    """One notebook for all: starting a kernel and recording takes longer than every test together."""
+    return open_notebook(SETUP, CELL)
 
 
-def code(root: Locator) -> str:
-    """Both halves without the removed lines."""
-    root.get_by_test_id("tf-diff").uncheck()
-    return "\n".join(root.get_by_test_id(f"tf-code-{half}").inner_text() for half in ("forward", "backward"))
+@pytest.fixture
+def root(opened: Page) -> Locator:
+    """The view with every pass on, no parameter frozen and nothing selected."""
+    view = opened.get_by_test_id("tf-root")
+    expect(view).to_have_attribute("data-ready", "1")
+    for name in PASSES:
+        if not view.get_by_test_id(f"tf-toggle-{name}").is_checked():
+            switch(view, name)
+    view.get_by_test_id("tf-freeze").fill("")
+    view.get_by_test_id("tf-freeze").press("Enter")
+    view.get_by_test_id("tf-remat-weight").select_option("0.5")
+    expect(view.get_by_test_id("tf-call")).to_have_text("c.optimize()")
+    settle(view)
+    return view
+
+
+PASSES = ("simplify", "freeze", "cat", "remat", "fuse")
+
+
+def switch(root: Locator, name: str) -> None:
+    """Click a pass's switch and wait until the new traces are shown."""
+    was_on = root.get_by_test_id(f"tf-toggle-{name}").is_checked()
+    root.get_by_test_id(f"tf-toggle-{name}").click()
+    row = expect(root.get_by_test_id(f"tf-pass-{name}"))
+    is_off = re.compile("tf-off")
+    row.to_have_class(is_off) if was_on else row.not_to_have_class(is_off)
+    settle(root)
 
 
 def settle(root: Locator) -> None:
     expect(root).to_have_attribute("data-busy", "")
 
 
-def test_every_pass_changes_the_shown_trace(open_notebook: Callable[..., Page]) -> None:
-    root = view(open_notebook(SETUP, CELL))
+def code(root: Locator) -> str:
+    """Both halves without the removed lines, those off the screen included."""
     root.get_by_test_id("tf-diff").uncheck()
-    for name in ("simplify", "cat", "remat", "fuse"):
-        before = code(root)
-        root.get_by_test_id(f"tf-toggle-{name}").click()
-        expect(root.get_by_test_id(f"tf-pass-{name}")).to_have_class(re.compile("tf-off"))
-        settle(root)
-        off = code(root)
-        assert off != before, name
-        root.get_by_test_id(f"tf-toggle-{name}").click()
-        expect(root.get_by_test_id(f"tf-pass-{name}")).not_to_have_class(re.compile("tf-off"))
-        settle(root)
-        assert code(root) == before, name
+    return "\n".join(root.locator(".tf-code .tf-line").all_text_contents())
 
 
-def test_freezing_by_pattern_shortens_the_backward(open_notebook: Callable[..., Page]) -> None:
-    root = view(open_notebook(SETUP, CELL))
+@pytest.mark.parametrize("name", ["simplify", "cat", "remat", "fuse"])
+def test_every_pass_changes_the_shown_trace(root: Locator, name: str) -> None:
     before = code(root)
-    pattern = root.get_by_test_id("tf-freeze")
-    pattern.fill("h.*, norm.*")
-    pattern.press("Enter")
+    switch(root, name)
+    assert code(root) != before
+    switch(root, name)
+    assert code(root) == before
+
+
+def test_freezing_by_pattern_shortens_the_backward(root: Locator) -> None:
+    before = code(root)
+    root.get_by_test_id("tf-freeze").fill("h.*, norm.*")
+    root.get_by_test_id("tf-freeze").press("Enter")
     expect(root.get_by_test_id("tf-call")).to_have_text("c.optimize(freeze=('h.*', 'norm.*'))")
     settle(root)
     assert len(code(root).splitlines()) < len(before.splitlines())
 
 
-def test_a_pattern_that_matches_nothing_is_answered_where_it_was_asked(open_notebook: Callable[..., Page]) -> None:
-    root = view(open_notebook(SETUP, CELL))
-    pattern = root.get_by_test_id("tf-freeze")
-    pattern.fill("nothing.*")
-    pattern.press("Enter")
+def test_a_pattern_that_matches_nothing_is_answered_where_it_was_asked(root: Locator) -> None:
+    root.get_by_test_id("tf-freeze").fill("nothing.*")
+    root.get_by_test_id("tf-freeze").press("Enter")
     expect(root.get_by_test_id("tf-pass-freeze").get_by_role("alert")).to_contain_text("nothing.*")
 
 
-def test_the_weight_of_remat(open_notebook: Callable[..., Page]) -> None:
-    root = view(open_notebook(SETUP, CELL))
+def test_the_weight_of_remat(root: Locator) -> None:
     root.get_by_test_id("tf-remat-weight").select_option("0")
     expect(root.get_by_test_id("tf-call")).to_have_text("c.optimize(remat=0.0)")
 
 
-def test_measuring_and_stale_times(open_notebook: Callable[..., Page]) -> None:
-    root = view(open_notebook(SETUP, CELL))
-    expect(root.get_by_test_id("tf-tile-time")).to_contain_text("not measured")
+def test_measuring_and_stale_times(root: Locator) -> None:
+    tile = root.get_by_test_id("tf-tile-time")
+    expect(tile).to_contain_text("not measured")
     root.get_by_test_id("tf-measure").click()
     expect(root.get_by_test_id("tf-timing")).to_be_visible()
-    expect(root.get_by_test_id("tf-tile-time")).to_contain_text("measured on CPU")
-    root.get_by_test_id("tf-toggle-cat").click()
-    expect(root.get_by_test_id("tf-tile-time")).to_have_class(re.compile("tf-stale"))
+    expect(tile).to_contain_text("measured on CPU")
+    settle(root)
+    switch(root, "cat")
+    expect(tile).to_have_class(re.compile("tf-stale"))
+    switch(root, "cat")
+    expect(tile).not_to_have_class(re.compile("tf-stale"))
 
 
-def test_a_click_selects_in_both_halves_and_in_python(open_notebook: Callable[..., Page]) -> None:
-    page = open_notebook(SETUP, CELL)
-    root = view(page)
+def test_a_click_selects_and_arrows_walk(root: Locator) -> None:
     line = root.locator("[data-testid=tf-code-forward] .tf-is-op:has([data-value])").nth(3)
-    name = line.get_attribute("data-defines")
+    name = str(line.get_attribute("data-defines"))
     line.locator("[data-value]").first.click()
-    expect(root.get_by_test_id("tf-details").locator(".tf-name")).to_have_text(str(name))
+    selected = root.get_by_test_id("tf-details").locator(".tf-name")
+    expect(selected).to_have_text(name)
     expect(line).to_have_class(re.compile("tf-current"))
     root.get_by_test_id("tf-code-forward").press("ArrowDown")
-    expect(root.get_by_test_id("tf-details").locator(".tf-name")).not_to_have_text(str(name))
+    expect(selected).not_to_have_text(name)
     root.get_by_test_id("tf-code-forward").press("Escape")
     expect(root.get_by_test_id("tf-details")).to_contain_text("Click a value")
 
 
-def test_a_kernels_source_unfolds(open_notebook: Callable[..., Page]) -> None:
-    root = view(open_notebook(SETUP, CELL))
+def test_a_kernels_source_unfolds(root: Locator) -> None:
     root.get_by_test_id("tf-tab-kernels").click()
     root.get_by_test_id("tf-kernels").get_by_role("button").first.click()
     expect(root.get_by_test_id("tf-kernel-text").first).to_contain_text("@triton.jit")

@@ -46,7 +46,7 @@ def page(browser: Browser, written: Path) -> Iterator[Page]:
 
 
 def shown(page: Page) -> str:
-    return page.get_by_test_id("tf-code-forward").inner_text() + page.get_by_test_id("tf-code-backward").inner_text()
+    return "\n".join(page.locator(".tf-code .tf-line").all_text_contents())
 
 
 @pytest.mark.parametrize("name", ["simplify", "remat", "fuse"])
@@ -107,3 +107,11 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
         reached.add(page.evaluate("document.activeElement?.dataset?.testid ?? ''"))
     toggles = {f"tf-toggle-{name}" for name in ("simplify", "freeze", "cat", "remat", "fuse")}
     assert toggles | {"tf-freeze", "tf-remat-weight", "tf-diff", "tf-code-forward", "tf-code-backward"} <= reached
+
+
+def test_a_kernels_call_leads_to_its_source(page: Page) -> None:
+    call = page.locator("[data-testid=tf-code-forward] [data-kernel]").first
+    name = str(call.get_attribute("data-kernel"))
+    call.click()
+    expect(page.get_by_test_id(f"tf-kernel-{name}")).to_be_focused()
+    expect(page.get_by_test_id("tf-kernel-text").locator("visible=true")).to_contain_text(f"def {name}_kernel")

@@ -19,6 +19,8 @@ export class CodePane {
     this.tokens = new Map();
     /** The line that defines a value. @type {Map<string, HTMLElement>} */
     this.rows = new Map();
+    /** @type {Set<string>} */
+    this.kernels = new Set();
     this.count = h("span", { class: "tf-note" });
     this.changes = h("span", { class: "tf-changes" });
     this.body = h("div", { class: "tf-code", tabindex: "0", role: "group", "aria-label": `${title} trace`, "data-testid": `tf-code-${title.toLowerCase()}` });
@@ -29,8 +31,12 @@ export class CodePane {
     this.element = h("section", { class: "tf-pane" }, h("div", { class: "tf-pane-head" }, h("h3", null, title), this.count, this.changes), this.body);
   }
 
-  /** @param {Half} half @param {Record<string, Value>} values @param {boolean} diff whether removed lines are shown */
-  show(half, values, diff) {
+  /**
+   * @param {Half} half @param {Record<string, Value>} values @param {Set<string>} kernels names of the Triton kernels
+   * @param {boolean} diff whether removed lines are shown
+   */
+  show(half, values, kernels, diff) {
+    this.kernels = kernels;
     this.tokens.clear();
     this.rows.clear();
     const lines = diff ? half.lines : half.lines.filter((line) => line.diff !== "-");
@@ -95,10 +101,11 @@ export class CodePane {
     for (const match of code.matchAll(TOKEN)) {
       const [text, string, op, word, number] = match;
       const kind = string ? "string" : op ? "op" : number ? "number" : KEYWORDS.has(text) ? "keyword" : "";
-      const isValue = Boolean(word) && Object.hasOwn(values, text);
-      if (!kind && !isValue) continue;
+      const isKernel = Boolean(word) && this.kernels.has(text);
+      const isValue = Boolean(word) && !isKernel && Object.hasOwn(values, text);
+      if (!kind && !isValue && !isKernel) continue;
       parts.push(code.slice(at, match.index));
-      parts.push(isValue ? this.token(text) : op ? operator(text) : h("span", { class: `tf-${kind}` }, text));
+      parts.push(isValue ? this.token(text) : isKernel ? kernelName(text) : op ? operator(text) : h("span", { class: `tf-${kind}` }, text));
       at = /** @type {number} */ (match.index) + text.length;
     }
     parts.push(code.slice(at));
@@ -142,6 +149,8 @@ export class CodePane {
   /** @param {MouseEvent} event */
   onClick(event) {
     const target = /** @type {HTMLElement} */ (event.target);
+    const kernel = /** @type {HTMLElement | null} */ (target.closest("[data-kernel]"));
+    if (kernel) return this.act.openKernel(/** @type {string} */ (kernel.dataset.kernel));
     const token = /** @type {HTMLElement | null} */ (target.closest("[data-value]"));
     const line = /** @type {HTMLElement | null} */ (target.closest("[data-defines]"));
     const value = token?.dataset.value ?? line?.dataset.defines;
@@ -167,4 +176,9 @@ export class CodePane {
 function operator(text) {
   const prefix = "torch.ops.";
   return h("span", { class: "tf-op", title: text }, h("span", { class: "tf-prefix" }, prefix), text.slice(prefix.length));
+}
+
+/** @param {string} name */
+function kernelName(name) {
+  return h("span", { class: "tf-kernel", "data-kernel": name, title: "show the Triton source" }, name);
 }

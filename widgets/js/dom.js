@@ -44,6 +44,12 @@ export function short(number) {
   return number.toFixed(Math.min(digits, 3)).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 }
 
+/** Three significant digits with their zeros, for columns of figures: "9.30", "10.3", "104". @param {number} number */
+export function figure(number) {
+  if (number === 0) return "0";
+  return number.toFixed(Math.min(4, Math.max(0, 2 - Math.floor(Math.log10(Math.abs(number))))));
+}
+
 /** @param {number} seconds */
 export function formatSeconds(seconds) {
   return seconds < 1 ? `${short(seconds * 1000)} ms` : `${short(seconds)} s`;

@@ -21,6 +21,7 @@ class Explorer {
     this.act = {
       configure: (/** @type {Partial<Config>} */ changes) => model.send({ type: "configure", changes }),
       select: (/** @type {string} */ value) => this.select(value),
+      openKernel: (/** @type {string} */ name) => this.openKernel(name),
     };
     this.forward = new CodePane("Forward", this.act);
     this.backward = new CodePane("Backward", this.act);
@@ -31,7 +32,7 @@ class Explorer {
       tables: h("section", { class: "tf-tables" }),
     };
     this.diffSwitch = h("input", { type: "checkbox", checked: true, "data-testid": "tf-diff", onchange: () => this.toggleDiff() });
-    const toolbar = h("div", { class: "tf-toolbar" }, h("span", { class: "tf-note" }, "Against the unoptimised trace"), h("label", null, this.diffSwitch, "show removed lines"));
+    const toolbar = h("div", { class: "tf-toolbar" }, h("span", { class: "tf-note" }, "Changes against the trace as captured"), h("label", null, this.diffSwitch, "show removed lines"));
     const code = h("div", { class: "tf-main" }, toolbar, h("div", { class: "tf-panes" }, this.forward.element, this.backward.element), this.slots.details);
     this.root = h(
       "div",
@@ -53,8 +54,10 @@ class Explorer {
   }
 
   drawAll() {
-    this.forward.show(this.payload.forward, this.payload.values, this.diff);
-    this.backward.show(this.payload.backward, this.payload.values, this.diff);
+    const { payload } = this;
+    const kernels = new Set(payload.kernels.map((kernel) => kernel.name));
+    this.forward.show(payload.forward, payload.values, kernels, this.diff);
+    this.backward.show(payload.backward, payload.values, kernels, this.diff);
     this.drawStatus();
     this.drawSelection();
     this.root.dataset.ready = "1";
@@ -99,6 +102,15 @@ class Explorer {
   openTab(id) {
     this.tab = id;
     this.drawTables();
+  }
+
+  /** Unfold a kernel's source in its table and go there. @param {string} name */
+  openKernel(name) {
+    this.open.kernels.add(name);
+    this.openTab("kernels");
+    const button = /** @type {HTMLElement | null} */ (this.slots.tables.querySelector(`[data-testid="${CSS.escape(`tf-kernel-${name}`)}"]`));
+    button?.scrollIntoView({ block: "nearest" });
+    button?.focus({ preventScroll: true });
   }
 
   toggleDiff() {

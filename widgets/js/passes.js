@@ -105,8 +105,8 @@ function freezeOption(config, act) {
   return h(
     "label",
     { class: "tf-option", title: "names or globs of parameters whose gradients nobody wants, separated by commas" },
-    "parameters",
-    h("input", { type: "text", value: patterns, placeholder: "e.g. h.*.mlp.*", spellcheck: "false", onchange: change, "data-testid": "tf-freeze" }),
+    "names",
+    h("input", { type: "text", value: patterns, placeholder: "h.*.mlp.*", spellcheck: "false", onchange: change, "data-testid": "tf-freeze" }),
   );
 }
 

@@ -1,6 +1,6 @@
 // The tables below the code: timing, kernels, notes.
 
-import { formatBytes, h, plural, short } from "./dom.js";
+import { figure, formatBytes, h, plural } from "./dom.js";
 import { copy } from "./passes.js";
 import { speedup } from "./verdict.js";
 
@@ -19,7 +19,7 @@ export function timingTable(payload, status) {
     h(
       "table",
       { class: "tf-table", "data-testid": "tf-timing" },
-      head(["", "eager replay", "optimised", "", "speed-up"], [1, 2]),
+      head(["", "as captured", "optimised", "", "speed-up"], [1, 2]),
       h("tbody", null, timing.rows.map((row) => timingRow(row, scale))),
     ),
     h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; bars share one scale.`),
@@ -43,7 +43,7 @@ function timingRow(row, scale) {
 /** @param {Interval | null} time */
 function interval(time) {
   if (!time) return h("span", { class: "tf-note" }, "not measured");
-  return h("span", null, short(time.median), h("small", { class: "tf-note" }, ` ${short(time.low)}–${short(time.high)}`));
+  return h("span", null, figure(time.median), h("small", { class: "tf-note" }, ` ${figure(time.low)}–${figure(time.high)}`));
 }
 
 /** @param {Interval | null} time @param {number} scale @param {string} kind */
@@ -90,7 +90,7 @@ function kernelRows(kernel, open) {
     button.setAttribute("aria-expanded", String(!source.hidden));
     source.hidden ? open.delete(kernel.name) : open.add(kernel.name);
   };
-  const time = kernel.time_us === null ? h("span", { class: "tf-note" }, kernel.provenance) : `${short(kernel.time_us)} µs`;
+  const time = kernel.time_us === null ? h("span", { class: "tf-note" }, kernel.provenance) : `${figure(kernel.time_us)} µs`;
   const row = h(
     "tr",
     null,

@@ -141,4 +141,5 @@ type Message = { type: "configure"; changes: Partial<Config> } | { type: "measur
 interface Act {
   configure(changes: Partial<Config>): void;
   select(value: string): void;
+  openKernel(name: string): void;
 }

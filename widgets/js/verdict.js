@@ -1,6 +1,6 @@
 // The verdict bar: what the passes bought, in four figures, and the button that measures.
 
-import { formatBytes, formatChange, h, plural, short } from "./dom.js";
+import { figure, formatBytes, formatChange, h, plural } from "./dom.js";
 
 /** @param {Payload} payload @param {Status} status @param {boolean} live @param {() => void} measure */
 export function verdict(payload, status, live, measure) {
@@ -48,8 +48,8 @@ function pill(before, after) {
 function timeTile(timing) {
   const step = timing?.rows.find((row) => row.label === "step") ?? timing?.rows.at(-1);
   if (!timing || !step?.variant_ms) return tile("time", "Step time", [h("span", { class: "tf-was" }, "not measured")], null);
-  const before = step.baseline_ms ? [h("span", { class: "tf-was" }, short(step.baseline_ms.median)), h("span", { class: "tf-arrow" }, "→")] : [];
-  const figures = [...before, h("b", null, short(step.variant_ms.median)), h("span", { class: "tf-unit" }, "ms")];
+  const before = step.baseline_ms ? [h("span", { class: "tf-was" }, figure(step.baseline_ms.median)), h("span", { class: "tf-arrow" }, "→")] : [];
+  const figures = [...before, h("b", null, figure(step.variant_ms.median)), h("span", { class: "tf-unit" }, "ms")];
   const below = h("span", { class: "tf-below" }, speedup(step), note(timing.stale ? "of other passes: measure again" : timing.provenance));
   return tile("time", "Step time", figures, below, timing.stale ? "stale" : "");
 }
