@@ -1,4 +1,4 @@
-"""The ops that are more than one expression: constants, concatenation and padding, row reductions, softmax, norms.
+"""The ops that are more than one expression: constants, row reductions, softmax, norms; `placements` has the others.
 
 Each row of `COMPOSITES` is a function `(lowering, node, at, guards) -> Value`. A row reduction reads its operand along the
 whole row that the program holds, then continues at the index asked for.
@@ -14,6 +14,7 @@ from torch import fx
 
 from tracefuse.optimizers.indexing import broadcast, constant
 from tracefuse.optimizers.lowering import COMPUTE_TYPE, Lowering, NotFusible, Value, index_block, literal
+from tracefuse.optimizers.placements import PLACEMENTS
 from tracefuse.optimizers.trace import val
 from tracefuse.optimizers.views import Indices, arguments, shape_of
 
@@ -45,80 +46,6 @@ def _arange(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value
     text += "" if step == 1 else f" * {literal(step, dtype)}"
     text += "" if start == 0 else f" + {literal(start, dtype)}"
     return self.emit(node, text, dtype, at[0].lanes)
-
-
-# --- concatenation and padding ----------------------------------------------------------------------------------------
-
-
-def _cat(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-    args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
-    dim = args["dim"] % len(at)
-    pieces, start = [], 0
-    for part in args["tensors"]:
-        size = val(part).shape[dim] if val(part).dim() == len(at) else 0
-        if size:
-            pieces.append((part, start, size))
-        start += size
-    return _pick(self, node, at, guards, dim, pieces, dtype)
-
-
-def _pick(
-    self: Lowering,
-    node: fx.Node,
-    at: Indices,
-    guards: Guards,
-    dim: int,
-    pieces: list[tuple[fx.Node, int, int]],
-    dtype: str,
-) -> Value:
-    """The piece `(part, start, size)` in which `at[dim]` lies: all are computed, each masked to its own range."""
-    index, (part, start, size) = at[dim], pieces[0]
-    if len(pieces) == 1 or index.upper < start + size:
-        inside = (*at[:dim], index.shifted_down(start, size), *at[dim + 1 :])
-        return self.cast(self.value(part, inside, guards), dtype)
-    if not index.terms and index.const >= start + size:
-        return _pick(self, node, at, guards, dim, pieces[1:], dtype)
-    here = self.emit(node, f"{index.text} < {start + size}", "int1", index.lanes, f"in_{part.name}")
-    there = self.emit(node, f"{index.text} >= {start + size}", "int1", index.lanes, f"past_{part.name}")
-    inside = (*at[:dim], index.shifted_down(start, size), *at[dim + 1 :])
-    first = self.cast(self.value(part, inside, (*guards, here)), dtype)
-    rest = _pick(self, node, at, (*guards, there), dim, pieces[1:], dtype)
-    return self.emit(
-        node, f"tl.where({here.text}, {first.text}, {rest.text})", dtype, here.lanes | first.lanes | rest.lanes
-    )
-
-
-def _slice_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-    args = arguments(node)
-    size = args["input_sizes"][args["dim"]]
-    if args["step"] != 1:
-        raise NotFusible(node, "its step is not 1")
-    start = args["start"] % size if args["start"] < 0 else args["start"]
-    return _padded(self, node, args["grad_output"], at, guards, args["dim"] % len(at), start)
-
-
-def _padded(self: Lowering, node: fx.Node, part: fx.Node, at: Indices, guards: Guards, dim: int, start: int) -> Value:
-    """`part` at `start` along `dim`, zero elsewhere."""
-    dtype, index, size = COMPUTE_TYPE[val(node).dtype], at[dim], shape_of(part)[dim]
-    if size == 0:
-        return Value(literal(0, dtype), dtype)
-    bounds = [f"({index.text} >= {start})"] if start else []
-    bounds += [f"({index.text} < {start + size})"] if start + size < shape_of(node)[dim] else []
-    inside = (*at[:dim], index.shifted_down(start, size), *at[dim + 1 :])
-    if not bounds:
-        return self.value(part, inside, guards)
-    guard = self.emit(node, " & ".join(bounds), "int1", index.lanes, f"in_{part.name}")
-    block = self.value(part, inside, (*guards, guard))
-    return self.emit(node, f"tl.where({guard.text}, {block.text}, 0)", dtype, guard.lanes | block.lanes)
-
-
-def _select_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-    args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
-    dim = args["dim"] % len(at)
-    chosen = args["index"] % args["input_sizes"][dim]
-    guard = self.emit(node, f"{index_block(at[dim])} == {chosen}", "int1", at[dim].lanes, "is_selected")
-    block = self.value(args["grad_output"], (*at[:dim], *at[dim + 1 :]), (*guards, guard))
-    return self.emit(node, f"tl.where({guard.text}, {block.text}, 0)", dtype, guard.lanes | block.lanes)
 
 
 # --- row reductions ---------------------------------------------------------------------------------------------------
@@ -314,11 +241,6 @@ REDUCTIONS = {
     aten._softmax_backward_data.default: _softmax_backward, aten._log_softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _norm, aten.native_layer_norm_backward.default: _norm_backward,
     aten._fused_rms_norm.default: _norm, aten._fused_rms_norm_backward.default: _norm_backward,
-}  # fmt: skip
-
-PLACEMENTS = {
-    aten.cat.default: _cat, aten.slice_backward.default: _slice_backward,
-    aten.select_backward.default: _select_backward,
 }  # fmt: skip
 
 COMPOSITES: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = CONSTANTS | REDUCTIONS | PLACEMENTS

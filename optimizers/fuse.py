@@ -54,12 +54,13 @@ class Fuse:
     def run(self, trace: Trace, decide: Decide) -> Trace:
         graph = trace.copy().graph
         split_norm_gradients(graph)
-        for node in graph.nodes:
-            reason = refusal(node) if node.op == "call_function" and not is_free(node) else None
-            if reason:
+        refused = {node: refusal(node) for node in graph.nodes}
+        for node, reason in refused.items():
+            if reason and node.op == "call_function" and not is_free(node):
                 decide(Decision(node.name, "leave", reason))
+        fusible = {node for node, reason in refused.items() if reason is None}
         carver = _Carver({node: at for at, node in enumerate(graph.nodes)}, decide)
-        carved = [one for region in form_regions(graph) for one in carver.carve(region)]
+        carved = [one for region in form_regions(graph, fusible) for one in carver.carve(region)]
         return replace(trace, graph=_rebuild(graph, carved), _cache={})
 
 

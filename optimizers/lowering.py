@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.expressions import ARITHMETIC, BITWISE, COMPARISON, LOGICAL, POINTWISE, tanh
-from tracefuse.optimizers.indexing import Index, Lanes, broadcast, constant, ravel
+from tracefuse.optimizers.expressions import ARITHMETIC, COMPARISON, LOGICAL, POINTWISE, tanh
+from tracefuse.optimizers.indexing import Index, Lanes, broadcast, ravel, unravel
 from tracefuse.optimizers.layout import Layout
 from tracefuse.optimizers.trace import op_name, origin, val
-from tracefuse.optimizers.views import SPLITS, VIEWS, Indices, arguments, operand_of_view, shape_of
+from tracefuse.optimizers.views import Indices, arguments, is_index_map, operand_of_view, shape_of
 
 aten = torch.ops.aten
 
@@ -92,7 +92,7 @@ class Lowering:
     def _lower(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
         if node.op == "placeholder":
             return self._load(node, at, guards)
-        if node.target in VIEWS or (node.target is operator.getitem and node.args[0].target in SPLITS):  # type: ignore[union-attr]
+        if is_index_map(node):
             operand, where = operand_of_view(node, at)
             return self.value(operand, where, guards)
         if node.target in POINTWISE:
@@ -239,8 +239,6 @@ def index_block(index: Index) -> str:
 
 
 def _unravel_some(linear: Index, shape: tuple[int, ...], dims: tuple[int, ...]) -> dict[int, Index]:
-    from tracefuse.optimizers.indexing import unravel
-
     return dict(zip(dims, unravel(linear, [shape[d] for d in dims]), strict=True))
 
 
@@ -257,6 +255,3 @@ def _special() -> dict[Any, Any]:
     from tracefuse.optimizers.composites import COMPOSITES
 
     return COMPOSITES
-
-
-__all__ = ["BITWISE", "NotFusible", "Value", "constant"]

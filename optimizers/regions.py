@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from tracefuse.optimizers.fusible import refusal, row_of
+from tracefuse.optimizers.fusible import row_of
 from tracefuse.optimizers.trace import is_getitem, nbytes, phase, tensors
 from tracefuse.optimizers.views import SPLITS
 
@@ -39,17 +39,18 @@ class Region:
 # --- growing ----------------------------------------------------------------------------------------------------------
 
 
-def form_regions(graph: fx.Graph) -> list[set[fx.Node]]:
-    """The regions of a trace's graph, in no particular order, views at their borders included."""
+def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
+    """The regions of a trace's graph over its `fusible` ops, in no particular order, views at their borders included."""
     depth: dict[fx.Node, int] = {}
     region_of: dict[fx.Node, Region] = {}
     for node in graph.nodes:
-        fusible = refusal(node) is None
-        links = [a for a in node.all_input_nodes if fusible and a in region_of and _may_join(node, region_of[a])]
+        links = [
+            a for a in node.all_input_nodes if node in fusible and a in region_of and _may_join(node, region_of[a])
+        ]
         depth[node] = max(
             (depth[a] + (a not in links and a.op == "call_function") for a in node.all_input_nodes), default=0
         )
-        if fusible:
+        if node in fusible:
             near = {region_of[a]: None for a in links if depth[a] == depth[node]}
             depth[node] += not _join(node, list(near), region_of)
     _sink(graph, region_of)

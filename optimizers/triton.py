@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,7 +73,17 @@ def _fill(body: Trace, layout: Layout) -> Program:
     }
     _check_fit(body, layout)
     stores = [_store(lowering, node, name) for node, name in zip(body.returned, _results(body), strict=True)]
-    return Program(layout, tuple(lowering.statements), tuple(stores))
+    return Program(layout, _live(lowering.statements, stores), tuple(stores))
+
+
+def _live(statements: Sequence[Statement], stores: Sequence[str]) -> tuple[Statement, ...]:
+    """The statements whose names are used below them."""
+    used, kept = set(re.findall(r"\w+", " ".join(stores))), []
+    for one in reversed(statements):
+        if one.name in used:
+            kept.append(one)
+            used |= set(re.findall(r"\w+", one.text))
+    return tuple(reversed(kept))
 
 
 def _store(lowering: Lowering, node: fx.Node, pointer: str) -> str:

@@ -98,6 +98,11 @@ VIEWS: dict[Any, Map] = {
 SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
 
 
+def is_index_map(node: fx.Node) -> bool:
+    """Whether `operand_of_view` knows the node."""
+    return node.target in VIEWS or (node.target is operator.getitem and node.args[0].target in SPLITS)  # type: ignore[union-attr]
+
+
 def operand_of_view(node: fx.Node, at: Indices) -> tuple[fx.Node, Indices]:
     """The operand of a view that `VIEWS` or `SPLITS` lists, and the indices into it of the view's element `at`."""
     if node.target is operator.getitem:

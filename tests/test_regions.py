@@ -14,6 +14,7 @@ from traces import Tried, captured, tried
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.regions import form_regions
 from tracefuse.optimizers.trace import op_name, phase
@@ -50,7 +51,7 @@ def test_regions_are_convex() -> None:
 
     result = fused(fn, torch.randn(4, 4))
     graph = result.captured.trace.graph
-    for region in form_regions(graph):
+    for region in form_regions(graph, {n for n in graph.nodes if refusal(n) is None}):
         reached: set = set()
         for node in graph.nodes:
             if any(a in reached or a in region for a in node.all_input_nodes) and node not in region:
@@ -139,8 +140,6 @@ def test_what_stays_with_aten_says_why(fn, reason: str) -> None:  # type: ignore
 def test_devices_do_not_mix() -> None:
     """On fake tensors, since there is no GPU here: a CPU scalar is not handed to a kernel."""
     from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from tracefuse.optimizers.fusible import refusal
 
     graph = torch.fx.Graph()
     big, scalar = graph.placeholder("big"), graph.placeholder("scalar")

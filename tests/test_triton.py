@@ -8,6 +8,7 @@ UPDATE_GOLDEN=1.
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from kernels import check_kernel, kernel_of, kernel_of_types
 from programs import apply_rope
 from torch import Tensor
 
+import tracefuse
 from tracefuse.compile import launcher
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.lowering import NotFusible
 from tracefuse.optimizers.triton import HEADER, kernel_source
@@ -195,6 +198,59 @@ def test_results_keep_the_strides_that_aten_gives_them() -> None:
     check_kernel(kernel, inputs)
 
 
+@interpreted
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs(seed: int) -> None:
+    """Whatever `fuse` makes of a random program of pointwise ops, views, concatenations and row reductions, it computes it."""
+    program, inputs = random_program(random.Random(seed))
+    capture = tracefuse.capture(program, *inputs)
+    trace = Fuse().run(capture.trace, lambda decision: None)
+    values = dict(zip(trace.placeholders, capture.example_inputs, strict=True))
+    for node in trace.ops:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        run = launcher(node.target) if isinstance(node.target, Kernel) else node.target
+        values[node] = run(*args, **kwargs)
+    for node, expected in zip(trace.returned, capture.replay(), strict=True):
+        torch.testing.assert_close(values[node], expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def random_program(choose: random.Random) -> tuple[Callable[..., Any], list[Tensor]]:
+    """A function of two f64 tensors that applies ten random steps, and those tensors. Two of its values are returned."""
+    rows, cols = choose.choice([(3, 4), (6, 8), (5, 33), (4, 64)])
+    plan = [(choose.choice(list(STEPS)), choose.random(), choose.random()) for _ in range(10)]
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        values = [x, y]
+        for name, one, other in plan:
+            a, b = (values[int(which * len(values))] for which in (one, other))
+            values.append(STEPS[name](a, b))
+        return values[-1], values[len(values) // 2]
+
+    return program, [rand(rows, cols, dtype=f64), rand(rows, cols, dtype=f64) + 0.1]
+
+
+def _like(b: Tensor, a: Tensor) -> Tensor:
+    """`b` in `a`'s shape if it has as many elements, else its first one, for every step to fit every pair."""
+    return b.reshape(a.shape) if b.numel() == a.numel() else b.flatten()[0]
+
+
+STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda a, b: a + _like(b, a),
+    "mul": lambda a, b: a.tanh() * _like(b, a),
+    "where": lambda a, b: torch.where(a > 0, a, _like(b, a)),
+    "sin": lambda a, b: a.sin() * 2,
+    "transpose": lambda a, b: a.transpose(0, -1),
+    "contiguous": lambda a, b: a.transpose(0, -1).contiguous(),
+    "halve": lambda a, b: a[..., : max(1, a.shape[-1] // 2)],
+    "rotate": lambda a, b: torch.cat([-a[..., a.shape[-1] // 2 :], a[..., : a.shape[-1] // 2]], -1),
+    "cat": lambda a, b: torch.cat([a, a.cos()], 0),
+    "flatten": lambda a, b: a.reshape(a.shape[0], -1),
+    "softmax": lambda a, b: torch.softmax(a, -1),
+    "centre": lambda a, b: a - a.mean(-1, keepdim=True),
+    "pad": lambda a, b: aten.slice_backward(a, [a.shape[0] + 2, *a.shape[1:]], 0, 1, a.shape[0] + 1, 1),
+}
+
+
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +282,13 @@ def test_sine_and_cosine_are_computed_on_the_small_table() -> None:
     assert "freqs = tl.load(freqs_ptr + (outer * 128 + col))" in text.replace("f = ", "freqs = ").replace(
         "f_ptr", "freqs_ptr"
     )
+
+
+def test_the_swapped_halves_of_a_head_are_loaded_once() -> None:
+    """A concatenation of two parts of one value is that value at a chosen place, not two masked loads."""
+    text = kernel_source(rope_kernel())
+    assert text.count("tl.load(t_ptr") == 2
+    assert "place = tl.where(in_neg, col + 64, (col - 64))" in text
 
 
 def test_offsets_are_64_bit_only_where_they_must_be() -> None:

@@ -31,17 +31,15 @@ def fused_cos_to_copy_mul_add_fff991_kernel(
 
     # aten.cat.default
     in_neg = col < 64
-    past_neg = col >= 64
 
-    t_1 = tl.load(t_ptr + (outer * 40960 + row * 128 + col + 64), mask=in_neg, other=0).to(tl.float32)
+    place = tl.where(in_neg, col + 64, (col - 64))
+    t_1 = tl.load(t_ptr + (outer * 40960 + row * 128 + place)).to(tl.float32)
 
     # aten.neg.default
     neg = -t_1
 
-    t_2 = tl.load(t_ptr + (outer * 40960 + row * 128 + (col - 64)), mask=past_neg, other=0).to(tl.float32)
-
     # aten.cat.default
-    cat = tl.where(in_neg, neg, t_2)
+    cat = tl.where(in_neg, neg, t_1)
 
     # aten.sin.default
     sin = tl.sin(freqs)
