@@ -96,7 +96,7 @@ def _type_refusal(node: fx.Node) -> str | None:
             return f"its layout is {tensor.layout}"
         if any(not isinstance(size, int) for size in tensor.shape):
             return "its shape is symbolic"
-    if any(tensor.numel() == 0 for tensor in tensors(node)):
+    if not is_view(node) and any(tensor.numel() == 0 for tensor in tensors(node)):
         return "it has no elements"
     return None
 

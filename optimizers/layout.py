@@ -78,7 +78,9 @@ def flat(shape: Sequence[int], order: Sequence[int], wide: bool) -> Layout:
     numel = math.prod(shape)
     block = min(FLAT_BLOCK, max(32, next_power_of_2(numel)))
     index = variable("index", numel, COL)
-    prologue = [f"index = {_program(wide)} * COLS + tl.arange(0, COLS)"]
+    prologue = [
+        f"index = {_program(wide)} * COLS + tl.arange(0, COLS)" if numel > block else "index = tl.arange(0, COLS)"
+    ]
     masks = _mask(prologue, "col", "index", numel, block)
     return Layout(
         tuple(shape), _ordered(index, shape, order), tuple(prologue), masks, {"col": block}, -(-numel // block),
@@ -119,13 +121,14 @@ def tiles(
     cols_block = min(next_power_of_2(n_cols), 256)
     rows_block = min(next_power_of_2(n_rows), TILE // cols_block, 64)
     col_steps, row_steps = -(-n_cols // cols_block), -(-n_rows // rows_block)
+    program = variable("program", n_outer * row_steps * col_steps, frozenset())
+    outer_block, row_block, col_block = unravel(program, (n_outer, row_steps, col_steps))
     prologue = [
         f"program = {_program(wide)}",
-        f"row = ({_digit('program', col_steps, row_steps, n_outer)} * ROWS + tl.arange(0, ROWS))[:, None]",
-        f"col = ({_digit('program', 1, col_steps, n_outer * row_steps)} * COLS + tl.arange(0, COLS))[None, :]",
+        *([f"outer = {outer_block.text}"] if n_outer > 1 else []),
+        f"row = {_range(row_block, 'ROWS')}[:, None]",
+        f"col = {_range(col_block, 'COLS')}[None, :]",
     ]
-    if n_outer > 1:
-        prologue.append(f"outer = program // {col_steps * row_steps}")
     masks = _mask(prologue, "row", "row", n_rows, rows_block) | _mask(prologue, "col", "col", n_cols, cols_block)
     groups = [
         (variable("outer", n_outer, frozenset()), outer),
@@ -152,12 +155,9 @@ def _program(wide: bool) -> str:
     return "tl.program_id(0).to(tl.int64)" if wide else "tl.program_id(0)"
 
 
-def _digit(name: str, divisor: int, modulus: int, above: int) -> str:
-    """`name // divisor % modulus`, without what changes nothing; `above` counts the values of the digits above."""
-    if modulus == 1:
-        return "0"
-    text = name if divisor == 1 else f"{name} // {divisor}"
-    return text if above == 1 else f"{text} % {modulus}"
+def _range(block: Index, size: str) -> str:
+    """The positions that a block covers."""
+    return f"({block.text} * {size} + tl.arange(0, {size}))" if block.terms else f"tl.arange(0, {size})"
 
 
 def _mask(prologue: list[str], lane: str, name: str, count: int, block: int) -> dict[str, str]:

@@ -1,0 +1,60 @@
+"""Layer norm's backward, cut in two: the input's gradient is a row op that fuses, those of weight and bias are column sums.
+
+    before   dx, dw, db = native_layer_norm_backward(…, mask [True, True, True])
+    after    dx = native_layer_norm_backward(…, mask [True, False, False])
+             _, dw, db = native_layer_norm_backward(…, mask [False, True, True])
+
+ATen runs the two parts as kernels of their own anyway. Nothing is cut where dx has no neighbour that it could fuse with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.fusible import is_free, refusal
+from tracefuse.optimizers.trace import call, is_getitem, phase, val
+
+aten = torch.ops.aten
+
+
+def split_norm_gradients(graph: fx.Graph) -> None:
+    """Edit `graph` in place. The values keep their names; one op is added per norm."""
+    for node in list(graph.nodes):
+        if node.target is not aten.native_layer_norm_backward.default:
+            continue
+        mask = list(node.args[7])  # type: ignore[arg-type]
+        inputs = [user for user in node.users if is_getitem(user) and user.args[1] == 0]
+        if mask[0] and any(mask[1:]) and inputs and _has_fusible_neighbour(node, inputs[0]):
+            _split(graph, node, inputs, mask)
+
+
+def _split(graph: fx.Graph, node: fx.Node, inputs: list[fx.Node], mask: list[bool]) -> None:
+    with graph.inserting_before(node):
+        alone = call(node, node.target, *node.args[:7], [True, False, False], name=f"{node.name}_input")  # type: ignore[arg-type]
+        # The values' own FakeTensors stay, since views of them alias by storage.
+        alone.meta["val"] = (val(node)[0], None, None)
+    for part in inputs:
+        part.args = (alone, 0)
+        alone.append(part)
+    node.args = (*node.args[:7], [False, *mask[1:]])
+    node.meta["val"] = (None, *val(node)[1:])
+
+
+def _has_fusible_neighbour(node: fx.Node, result: fx.Node) -> bool:
+    """Whether an op of the same phase that reads dx, or computes the incoming gradient, could share dx's kernel."""
+    near = [*_through_views(result, forward=True), *_through_views(node.args[0], forward=False)]  # type: ignore[arg-type]
+    return any(refusal(n) is None and not is_free(n) and phase(n) == phase(node) for n in near)
+
+
+def _through_views(node: fx.Node, forward: bool) -> Iterator[fx.Node]:
+    """The ops next to a value, views skipped."""
+    near = list(node.users) if forward else [node]
+    while near:
+        one = near.pop()
+        if one.op == "call_function" and is_free(one):
+            near += list(one.users) if forward else one.all_input_nodes
+        elif one.op == "call_function":
+            yield one
