@@ -43,9 +43,14 @@ COMMENT_COLUMN = 84
 
 def render(trace: Trace) -> str:
     """The trace as the text of one function, taking its inputs and returning its outputs as a tuple, in their order."""
-    lines = [f"def {trace.name}({', '.join(i.name for i in trace.inputs)}):"]
-    lines += [f"{INDENT}# {_input_comment(i, p)}" for i, p in zip(trace.inputs, trace.placeholders, strict=True)]
-    return "\n".join([*lines, *(text for text, _ in body_lines(trace))]) + "\n"
+    return "\n".join([*head_lines(trace), *(text for text, _ in body_lines(trace))]) + "\n"
+
+
+def head_lines(trace: Trace) -> list[str]:
+    """The signature, then one comment for each input."""
+    signature = f"def {trace.name}({', '.join(i.name for i in trace.inputs)}):"
+    comments = (_input_comment(i, p) for i, p in zip(trace.inputs, trace.placeholders, strict=True))
+    return [signature, *(f"{INDENT}# {comment}" for comment in comments)]
 
 
 def body_lines(trace: Trace) -> Iterator[tuple[str, str | None]]:

@@ -10,8 +10,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+from weakref import WeakKeyDictionary
 
-from tracefuse.optimizers.render import body_lines, render
+from tracefuse.optimizers.render import body_lines, head_lines
 from tracefuse.optimizers.trace import Trace
 
 Kind = Literal["signature", "input", "group", "op", "free", "return", "blank"]
@@ -36,13 +37,18 @@ class Line:
         return self.value or self.kind
 
 
-def lines_of(trace: Trace) -> list[Line]:
+# A trace is never edited once it is shown, and the captured one is compared with every variant of it.
+_known: WeakKeyDictionary[Trace, tuple[Line, ...]] = WeakKeyDictionary()
+
+
+def lines_of(trace: Trace) -> tuple[Line, ...]:
     """The printed trace, line by line; its text is that of `trace.code`."""
-    body = list(body_lines(trace))
-    head = render(trace).splitlines()[: -len(body)]
-    names = [i.name for i in trace.inputs]
-    inputs = [Line("", text.strip(), name, "input") for text, name in zip(head[1:], names, strict=True)]
-    return [Line(head[0], "", "", "signature"), *inputs, *(_line(text, value) for text, value in body)]
+    if trace not in _known:
+        signature, *comments = head_lines(trace)
+        inputs = [Line("", text.strip(), i.name, "input") for text, i in zip(comments, trace.inputs, strict=True)]
+        body = (_line(text, value) for text, value in body_lines(trace))
+        _known[trace] = (Line(signature, "", "", "signature"), *inputs, *body)
+    return _known[trace]
 
 
 def _line(text: str, value: str | None) -> Line:

@@ -23,6 +23,7 @@ before any pass.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -195,8 +196,14 @@ def kernel_record(kernel: Kernel, calls: int, profile: Profile | None = None) ->
         "nbytes_written": kernel.nbytes_written,
         "time_us": time_us,
         "provenance": f"{profile.device}, profiled once" if profile and time_us else NOT_MEASURED,
-        "source": kernel_source(kernel),
+        "source": _source(kernel),
     }
+
+
+@functools.lru_cache(maxsize=1024)
+def _source(kernel: Kernel) -> str:
+    """A kernel's text; most kernels survive a toggle."""
+    return kernel_source(kernel)
 
 
 def _mean_us(kernel: Kernel, profile: Profile) -> float | None:

@@ -16,10 +16,12 @@ class Explorer {
     this.model = model;
     this.diff = true;
     this.tab = "timing";
+    /** The status that the panels were drawn with. */
+    this.shown = model.get("status");
     /** What the reader unfolded, so that a new payload does not fold it again. */
     this.open = { passes: new Set(), kernels: new Set() };
     this.act = {
-      configure: (/** @type {Partial<Config>} */ changes) => model.send({ type: "configure", changes }),
+      configure: (/** @type {Partial<Config>} */ changes) => this.ask("passes", { type: "configure", changes }),
       select: (/** @type {string} */ value) => this.select(value),
       openKernel: (/** @type {string} */ name) => this.openKernel(name),
     };
@@ -53,22 +55,40 @@ class Explorer {
     return this.model.get("status");
   }
 
+  /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {"passes" | "timing"} panel @param {Message} message */
+  ask(panel, message) {
+    this.root.dataset.busy = panel;
+    this.model.send(message);
+  }
+
   drawAll() {
     const { payload } = this;
     const kernels = new Set(payload.kernels.map((kernel) => kernel.name));
     this.forward.show(payload.forward, payload.values, kernels, this.diff);
     this.backward.show(payload.backward, payload.values, kernels, this.diff);
-    this.drawStatus();
+    this.drawVerdict();
+    this.drawPanels();
     this.drawSelection();
     this.root.dataset.ready = "1";
   }
 
+  /** Progress touches the verdict bar only, so that nobody's typing in the other panels is lost. */
   drawStatus() {
-    const { payload, status } = this;
-    this.root.dataset.busy = status.busy;
-    const measure = () => this.model.send({ type: "measure" });
-    this.swap(this.slots.verdict, verdict(payload, status, this.model.get("live"), measure));
-    this.swap(this.slots.passes, passes(payload, status, this.open.passes, this.act));
+    const { busy, error } = this.status;
+    const isProgress = busy === this.shown.busy && error === this.shown.error;
+    this.drawVerdict();
+    if (!isProgress) this.drawPanels();
+  }
+
+  drawVerdict() {
+    this.root.dataset.busy = this.status.busy;
+    const measure = () => this.ask("timing", { type: "measure" });
+    this.swap(this.slots.verdict, verdict(this.payload, this.status, this.model.get("live"), measure));
+  }
+
+  drawPanels() {
+    this.shown = this.status;
+    this.swap(this.slots.passes, passes(this.payload, this.status, this.open.passes, this.act));
     this.drawTables();
   }
 
