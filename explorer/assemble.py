@@ -35,10 +35,23 @@ _KINDS = ("input", "parameter", "buffer")
 
 def assemble(built: Built, recording: Recording, roles: Roles) -> tuple[Trace, list[int | torch.Tensor]]:
     """The trace, and for each of its inputs the position of its external or, for a cotangent, the tensor itself."""
+    _drop_detaches(built)
     cotangents = _cut_cotangents(built, recording, roles)
     _drop_accumulation(built, roles)
     _mark_phases(built.graph, set(cotangents))
     return _rebuild(built, roles, cotangents)
+
+
+def _drop_detaches(built: Built) -> None:
+    """Autograd's bookkeeping: a detached tensor is the same value, and the trace has no autograd left to hide it from."""
+    for node in list(built.graph.nodes):
+        if node.target is not aten.detach.default:
+            continue
+        same = node.args[0]
+        node.replace_all_uses_with(same)
+        for table in (built.nodes, built.mutated):
+            table.update({value: same for value, known in table.items() if known is node})
+        built.graph.erase_node(node)
 
 
 def _cut_cotangents(built: Built, recording: Recording, roles: Roles) -> Cotangents:
