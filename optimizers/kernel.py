@@ -6,7 +6,9 @@ made from it (`tracefuse.optimizers.triton`) must agree with that.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
+import keyword
 import math
 import operator
 import re
@@ -21,6 +23,9 @@ from tracefuse.optimizers.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.trace import Input, Output, Trace, is_view, tensors, val
 
 aten = torch.ops.aten
+
+RESERVED = {*keyword.kwlist, *dir(builtins), "math", "torch", "triton", "tl"}
+"""Names that the text of a kernel uses itself."""
 
 NAMED_OPS = 4
 """A kernel is called after at most this many of its ops."""
@@ -53,6 +58,9 @@ class Kernel:
         for node in self.body.ops:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            for operand in node.all_input_nodes:
+                if list(operand.users)[-1] is node:
+                    del values[operand]
         results = tuple(values[node] for node in self.body.returned)
         return results if len(results) > 1 else results[0]
 
@@ -124,6 +132,7 @@ class _Names:
 
     def of(self, node: fx.Node) -> str:
         base = re.sub(r"_?\d+(?=_|$)", "", node.name).strip("_") or "value"
+        base = f"{base}_value" if base in RESERVED else base
         count = self.used.get(base, 0)
         self.used[base] = count + 1
         return f"{base}_{count}" if count else base

@@ -216,6 +216,7 @@ def _launcher(kernel: Kernel, program: Program) -> str:
         f"def {kernel.name}({', '.join(inputs)}):",
         f"    if not {inputs[0]}.is_cuda and isinstance({kernel.name}_kernel, triton.JITFunction):",
         f"        return {kernel.name}_reference({', '.join(inputs)})",
+        *(f"    {line}" for p in body.placeholders for line in _with_strides(p)),
         *(f"    {_allocation(name, node, inputs[0])}" for name, node in zip(results, body.returned, strict=True)),
         *_wrapped(f"    {kernel.name}_kernel[({layout.programs},)](", launch, ")"),
         f"    return {', '.join(results)}",
@@ -227,6 +228,15 @@ def _allocation(name: str, node: fx.Node, like: str) -> str:
     tensor = val(node)
     shape, stride = tuple(tensor.shape), tensor.stride()
     return f"{name} = torch.empty_strided({shape}, {stride}, dtype={tensor.dtype}, device={like}.device)"
+
+
+def _with_strides(placeholder: fx.Node) -> list[str]:
+    """Lines that copy an input whose strides are not those that the kernel's addresses were computed with."""
+    name, stride = placeholder.name, val(placeholder).stride()
+    if val(placeholder).numel() <= 1:
+        return []
+    copy = f"torch.empty_strided({name}.shape, {stride}, dtype={name}.dtype, device={name}.device).copy_({name})"
+    return [f"if {name}.stride() != {stride}:", f"    {name} = {copy}"]
 
 
 def _bracketed(text: str) -> str:

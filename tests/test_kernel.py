@@ -6,6 +6,7 @@ import pytest
 import torch
 from kernels import kernel_of, kernel_of_types
 
+from tracefuse.compile import launcher
 from tracefuse.optimizers.kernel import Kernel
 
 f32, bf16 = torch.float32, torch.bfloat16
@@ -73,3 +74,9 @@ def test_a_constant_shaped_like_a_value_does_not_read_it() -> None:
     assert len(inputs) == 1
     assert kernel.nbytes_read == 16
     torch.testing.assert_close(kernel(*inputs), inputs[0] + 1)
+
+
+def test_names_that_the_text_uses_itself_are_avoided() -> None:
+    kernel, inputs = kernel_of(lambda tl, float: tl * 2 + float, torch.randn(4), torch.randn(4))
+    assert not {"tl", "float"} & {n.name for n in kernel.body.graph.nodes}
+    torch.testing.assert_close(launcher(kernel)(*inputs), inputs[0] * 2 + inputs[1])

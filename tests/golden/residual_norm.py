@@ -60,6 +60,14 @@ def fused_add_native_layer_norm_75e4b5_reference(x, residual, weight, bias):
 def fused_add_native_layer_norm_75e4b5(x, residual, weight, bias):
     if not x.is_cuda and isinstance(fused_add_native_layer_norm_75e4b5_kernel, triton.JITFunction):
         return fused_add_native_layer_norm_75e4b5_reference(x, residual, weight, bias)
+    if x.stride() != (768, 1):
+        x = torch.empty_strided(x.shape, (768, 1), dtype=x.dtype, device=x.device).copy_(x)
+    if residual.stride() != (768, 1):
+        residual = torch.empty_strided(residual.shape, (768, 1), dtype=residual.dtype, device=residual.device).copy_(residual)
+    if weight.stride() != (1,):
+        weight = torch.empty_strided(weight.shape, (1,), dtype=weight.dtype, device=weight.device).copy_(weight)
+    if bias.stride() != (1,):
+        bias = torch.empty_strided(bias.shape, (1,), dtype=bias.dtype, device=bias.device).copy_(bias)
     add = torch.empty_strided((8192, 768), (768, 1), dtype=torch.bfloat16, device=x.device)
     getitem = torch.empty_strided((8192, 768), (768, 1), dtype=torch.bfloat16, device=x.device)
     getitem_1 = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)

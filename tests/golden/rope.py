@@ -70,14 +70,18 @@ def fused_cos_to_copy_mul_add_fff991_reference(t, freqs):
     to_copy_1 = torch.ops.aten._to_copy.default(sin, dtype=torch.bfloat16)
     mul_1 = torch.ops.aten.mul.Tensor(cat, to_copy_1)
     add = torch.ops.aten.add.Tensor(mul, mul_1)
-    slice = torch.ops.aten.slice.Tensor(t, 3, 128, 9223372036854775807)
-    cat_1 = torch.ops.aten.cat.default([add, slice], -1)
+    slice_value = torch.ops.aten.slice.Tensor(t, 3, 128, 9223372036854775807)
+    cat_1 = torch.ops.aten.cat.default([add, slice_value], -1)
     return cat_1
 
 
 def fused_cos_to_copy_mul_add_fff991(t, freqs):
     if not t.is_cuda and isinstance(fused_cos_to_copy_mul_add_fff991_kernel, triton.JITFunction):
         return fused_cos_to_copy_mul_add_fff991_reference(t, freqs)
+    if t.stride() != (40960, 4096, 128, 1):
+        t = torch.empty_strided(t.shape, (40960, 4096, 128, 1), dtype=t.dtype, device=t.device).copy_(t)
+    if freqs.stride() != (128, 128, 128, 1):
+        freqs = torch.empty_strided(freqs.shape, (128, 128, 128, 1), dtype=freqs.dtype, device=freqs.device).copy_(freqs)
     cat_1 = torch.empty_strided((4096, 10, 32, 128), (40960, 4096, 128, 1), dtype=torch.bfloat16, device=t.device)
     fused_cos_to_copy_mul_add_fff991_kernel[(40960,)](t, freqs, cat_1, ROWS=32, COLS=128, num_warps=4)
     return cat_1
