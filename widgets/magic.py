@@ -22,6 +22,7 @@ from IPython.display import display
 from IPython.utils.process import arg_split
 
 from tracefuse.capture import Capture
+from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.options import MAGIC_OPTIONS, OPTIONS, Config, OptionError, magic_arguments
 from tracefuse.widgets.cell import MAGIC, NAME, WrapCell, mark_cell
 from tracefuse.widgets.html import write_html
@@ -140,6 +141,9 @@ class Recording:
             return
         try:
             self._show()
+        except TracefuseError as problem:
+            self._leave()
+            raise problem.with_traceback(None) from None  # it says what to do; where we noticed is nobody's business
         except BaseException:  # `take` is not going to run
             self._leave()
             raise

@@ -24,6 +24,7 @@ from tracefuse.widgets.payload import payload
 from tracefuse.widgets.text import to_text
 
 STATIC = Path(__file__).parent / "static"
+BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
 IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
 WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 
@@ -64,7 +65,7 @@ class Explorer(anywidget.AnyWidget):
         self._answer("timing", self._measure)
 
     def _measure(self) -> None:
-        self.variant.measure(progress=self._progress)
+        self.variant.measure(progress=self._progress, budget_s=BUDGET_S)
         if any(t.is_cuda for t in self.variant.capture.example_inputs):
             self._progress(1.0, "profiling the kernels")
             self.profiles[self.variant.config] = _profiled(self.variant)
