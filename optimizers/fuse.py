@@ -16,8 +16,6 @@ others read stay views, of the kernel's results or of its inputs, so that aliasi
 
 from __future__ import annotations
 
-import heapq
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -30,17 +28,13 @@ from tracefuse.optimizers.kernel import Kernel, make_kernel
 from tracefuse.optimizers.lowering import NotFusible
 from tracefuse.optimizers.norm_gradients import split_norm_gradients
 from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.rebuild import Carved, rebuild
 from tracefuse.optimizers.regions import form_regions
 from tracefuse.optimizers.trace import (
     Trace,
     human_bytes,
     is_getitem,
-    is_random,
     is_view,
-    origin,
-    phase,
-    set_origin,
-    val,
 )
 from tracefuse.optimizers.triton import Misfit, lower
 
@@ -61,16 +55,7 @@ class Fuse:
         fusible = {node for node, reason in refused.items() if reason is None}
         carver = _Carver({node: at for at, node in enumerate(graph.nodes)}, decide)
         carved = [one for region in form_regions(graph, fusible) for one in carver.carve(region)]
-        return replace(trace, graph=_rebuild(graph, carved), _cache={})
-
-
-@dataclass(frozen=True, eq=False)
-class _Carved:
-    """A kernel, the values it takes, and those of the trace that it yields, in the order of its results."""
-
-    kernel: Kernel
-    inputs: tuple[fx.Node, ...]
-    outputs: tuple[fx.Node, ...]
+        return replace(trace, graph=rebuild(graph, carved), _cache={})
 
 
 @dataclass(frozen=True)
@@ -93,9 +78,9 @@ class _Carver:
     decide: Decide
     known: dict[str, Kernel | _Obstacle] = field(default_factory=dict)
 
-    def carve(self, region: Iterable[fx.Node]) -> list[_Carved]:
+    def carve(self, region: Iterable[fx.Node]) -> list[Carved]:
         """The kernels that a region becomes: one, several where it had to be split, none where ATen does as well."""
-        done: list[_Carved] = []
+        done: list[Carved] = []
         waiting = [list(region)]
         while waiting:
             nodes = sorted(waiting.pop(), key=self.position.__getitem__)
@@ -103,12 +88,12 @@ class _Carver:
             if not outputs or all(is_free(n) for n in nodes):
                 continue
             found = self._try(nodes, outputs)
-            if isinstance(found, _Carved):
+            if isinstance(found, Carved):
                 done.append(found)
             waiting += found if isinstance(found, list) else []
         return done
 
-    def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> _Carved | list[list[fx.Node]]:
+    def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Carved | list[list[fx.Node]]:
         """The kernel, or the parts to try next."""
         work = [n for n in nodes if not is_free(n)]
         kernel, stands_for = make_kernel(outputs, _with_constants(nodes))
@@ -119,7 +104,7 @@ class _Carver:
         reason = verdict.reason if isinstance(verdict, _Obstacle) else _worth(kernel, work)
         if reason is None:
             self._report(kernel, work, outputs)
-            return _Carved(verdict, tuple(inputs), tuple(outputs))  # type: ignore[arg-type]
+            return Carved(verdict, tuple(inputs), tuple(outputs))  # type: ignore[arg-type]
         parts = self._parts(nodes, verdict, stands_for, outputs) if isinstance(verdict, _Obstacle) else []
         self.decide(Decision(work[-1].name, "split" if parts else "leave", reason))
         return parts
@@ -221,84 +206,3 @@ def _connected(nodes: set[fx.Node]) -> list[list[fx.Node]]:
             stack += near
         groups.append(group)
     return groups
-
-
-# --- the new trace ----------------------------------------------------------------------------------------------------
-
-_Unit = fx.Node | _Carved
-
-
-def _rebuild(graph: fx.Graph, carved: Sequence[_Carved]) -> fx.Graph:
-    """The graph with kernels in place of the ops that they stand for; names and metadata of all other values are kept."""
-    provider: dict[fx.Node, _Unit] = {node: one for one in carved for node in one.outputs}
-    new_graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            new[node] = new_graph.node_copy(node)
-    for unit in _ordered(graph, provider):
-        if isinstance(unit, _Carved):
-            _insert(new_graph, unit, new)
-        else:
-            new[unit] = new_graph.node_copy(unit, new.__getitem__)
-    output = new_graph.output(tuple(new[n] for n in graph.output_node().args[0]))  # type: ignore[union-attr]
-    output.meta.update(graph.output_node().meta)
-    return new_graph
-
-
-def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> list[_Unit]:
-    """The units that the outputs need, and random ops, each after its operands and otherwise in the order of the trace."""
-    position = {node: at for at, node in enumerate(graph.nodes)}
-    roots = [*graph.output_node().all_input_nodes, *(n for n in graph.nodes if is_random(n) and not is_getitem(n))]
-    needs: dict[_Unit, set[_Unit]] = {}
-    stack = [provider.get(n, n) for n in roots]
-    while stack:
-        unit = stack.pop()
-        if unit not in needs and _is_op(unit):
-            operands = unit.inputs if isinstance(unit, _Carved) else unit.all_input_nodes
-            needs[unit] = {u for n in operands if _is_op(u := provider.get(n, n))}
-            stack += needs[unit]
-    return _topological(needs, position)
-
-
-def _is_op(unit: _Unit) -> bool:
-    return isinstance(unit, _Carved) or unit.op == "call_function"
-
-
-def _topological(needs: dict[_Unit, set[_Unit]], position: dict[fx.Node, int]) -> list[_Unit]:
-    def place(unit: _Unit) -> int:
-        return max(map(position.__getitem__, unit.outputs)) if isinstance(unit, _Carved) else position[unit]
-
-    readers: dict[_Unit, list[_Unit]] = {}
-    for unit, operands in needs.items():
-        for operand in operands:
-            readers.setdefault(operand, []).append(unit)
-    missing = {unit: len(operands) for unit, operands in needs.items()}
-    ready = [(place(unit), unit) for unit in needs if not missing[unit]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, unit = heapq.heappop(ready)
-        order.append(unit)
-        for reader in readers.get(unit, ()):
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, (place(reader), reader))
-    return order
-
-
-def _insert(graph: fx.Graph, one: _Carved, new: dict[fx.Node, fx.Node]) -> None:
-    """The call of a kernel, under the name of its result, or with a `getitem` under the name of each."""
-    args = tuple(new[n] for n in one.inputs)
-    if len(one.outputs) == 1:
-        (result,) = one.outputs
-        node = new[result] = graph.create_node("call_function", one.kernel, args, {}, result.name)
-        node.meta = dict(result.meta)
-        set_origin(node, replace(origin(result), rng=None))
-        return
-    call = graph.create_node("call_function", one.kernel, args, {}, "results")
-    call.meta = {"val": tuple(map(val, one.outputs)), "phase": phase(one.outputs[0])}
-    set_origin(call, replace(origin(one.outputs[-1]), rng=None))
-    for at, result in enumerate(one.outputs):
-        new[result] = graph.create_node("call_function", operator.getitem, (call, at), {}, result.name)
-        new[result].meta = dict(result.meta)

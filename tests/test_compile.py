@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tracefuse import compile as build
 from tracefuse.compile import BuildError, Resources, cache_directory, launcher, load
+from tracefuse.optimizers.triton import HEADER, kernel_source
 
 aten = torch.ops.aten
 f32, bf16 = torch.float32, torch.bfloat16
@@ -112,3 +113,12 @@ def test_build_compiles_each_kernel_once() -> None:
     found = build.build([kernel, kernel], arch=90, jobs=2)
     assert list(found) == [kernel]
     assert isinstance(found[kernel], Resources)
+
+
+@compiles
+def test_a_kernel_keeps_its_machine_code_wherever_in_a_file_it_stands(cache: Path) -> None:
+    """Else toggling a pass would compile the kernels that did not change."""
+    kernel = kernel_of_types(lambda x: x * 2 + 1, ((64, 64), f32))
+    texts = [f"{HEADER}\n\n# {cache}{space}{kernel_source(kernel)}" for space in ("\n", "\n\n\n\n")]
+    one, two = (getattr(load(text), f"{kernel.name}_kernel").cache_key for text in texts)
+    assert one == two
