@@ -27,7 +27,7 @@ from tracefuse.optimizers.layout import BLOCK_NAMES, Layout
 from tracefuse.optimizers.lowering import Lowering, NotFusible, Statement
 from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, nbytes, op_name, tensor_type, val
 
-HEADER = "import math\n\nimport torch\nimport triton\nimport triton.language as tl\n"
+HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
 
 LINE_LENGTH = 110
 

@@ -1,5 +1,3 @@
-import math
-
 import torch
 import triton
 import triton.language as tl
