@@ -40,7 +40,6 @@ def tanh(x: str, float64: bool = False) -> str:
 def _power(x: str, exponent: str) -> str | None:
     p = float(exponent.strip("()"))
     chains = {
-        0.0: f"{x} * 0.0 + 1.0",
         1.0: x,
         2.0: f"{x} * {x}",
         3.0: f"{x} * {x} * {x}",
@@ -86,12 +85,6 @@ def _scaled(b: str, alpha: str) -> str:
     return b if alpha.strip("()") in ("1", "1.0") else f"{b} * {alpha}"
 
 
-def _divide(a: str, b: str, rounding_mode: str | None = None) -> str | None:
-    if rounding_mode is None:
-        return f"{a} / {b}"
-    return f"tl.floor({a} / {b})" if rounding_mode == "floor" else None
-
-
 def _softplus(x: str, beta: str = "1.0", threshold: str = "20.0") -> str:
     return f"tl.where({x} * {beta} > {threshold}, {x}, tl.log(1.0 + tl.exp({x} * {beta})) / {beta})"
 
@@ -109,12 +102,12 @@ ARITHMETIC: dict[Any, Rule] = {
     aten.rsub.Tensor: lambda a, b, alpha="1": f"{b} - {_scaled(a, alpha)}",
     aten.mul.Tensor: lambda a, b: f"{a} * {b}",
     aten.mul.Scalar: lambda a, b: f"{a} * {b}",
-    aten.div.Tensor: _divide,
-    aten.div.Scalar: _divide,
+    aten.div.Tensor: lambda a, b: f"{a} / {b}",
+    aten.div.Scalar: lambda a, b: f"{a} / {b}",
     aten.neg.default: lambda a: f"-{a}",
     aten.abs.default: lambda a: f"tl.abs({a})",
-    aten.sgn.default: lambda a: f"tl.where({a} > 0, 1.0, tl.where({a} < 0, -1.0, {a}))",
-    aten.sign.default: lambda a: f"tl.where({a} > 0, 1.0, tl.where({a} < 0, -1.0, {a}))",
+    aten.sgn.default: lambda a: f"tl.where({a} > 0, 1, tl.where({a} < 0, -1, {a}))",
+    aten.sign.default: lambda a: f"tl.where({a} > 0, 1, tl.where({a} < 0, -1, {a}))",
     aten.reciprocal.default: lambda a: f"1.0 / {a}",
     aten.square.default: lambda a: f"{a} * {a}",
     aten.sqrt.default: lambda a: f"tl.sqrt({a})",

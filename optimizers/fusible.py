@@ -44,7 +44,7 @@ def refusal(node: fx.Node) -> str | None:
     if node.target is operator.getitem:
         return _getitem_refusal(node)
     unknown = _unknown(node)
-    return unknown or _type_refusal(node) or _device_refusal(node) or _option_refusal(node)
+    return unknown or _type_refusal(node) or _device_refusal(node) or _row_refusal(node)
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -108,15 +108,9 @@ def _device_refusal(node: fx.Node) -> str | None:
     return f"it has values on {' and '.join(sorted(map(str, devices)))}" if len(devices) > 1 else None
 
 
-def _option_refusal(node: fx.Node) -> str | None:
-    if node.target in REDUCTIONS:
-        return _row_refusal(node)
-    if node.target in VIEWS and is_constant(node.all_input_nodes[0]) and len(node.all_input_nodes) > 1:
-        return "its shape comes from another value"
-    return None
-
-
 def _row_refusal(node: fx.Node) -> str | None:
+    if node.target not in REDUCTIONS:
+        return None
     args = arguments(node)
     mask = args.get("output_mask")
     if mask is not None and list(mask) != [True] + [False] * (len(mask) - 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -57,3 +58,21 @@ def check_kernel(kernel: Kernel, inputs: list[Tensor]) -> None:
         assert (found.stride(), found.dtype) == (wanted.stride(), wanted.dtype)
         tolerance = TOLERANCE.get(wanted.dtype, 0.0)
         torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def kernel_of_op(op: Any, arguments: list[Any], results: tuple[Tensor | None, ...]) -> tuple[Kernel, list[Tensor]]:
+    """The kernel of one multi-output op whose results have the types of `results`; for ops that CPUs only decompose."""
+    graph, mode, tensors = fx.Graph(), FakeTensorMode(), {}
+    placed = []
+    for at, argument in enumerate(arguments):
+        if isinstance(argument, Tensor):
+            node = graph.placeholder(f"x{at}")
+            node.meta["val"], tensors[node], argument = mode.from_tensor(argument), argument, node
+        placed.append(argument)
+    call = graph.call_function(op, tuple(placed))
+    call.meta["val"] = tuple(None if r is None else mode.from_tensor(r) for r in results)
+    parts = [graph.call_function(operator.getitem, (call, at)) for at, r in enumerate(results) if r is not None]
+    for part in parts:
+        part.meta["val"] = call.meta["val"][part.args[1]]
+    kernel, stands_for = make_kernel(parts, {call, *parts})
+    return kernel, [tensors[n] for n in stands_for[: len(kernel.body.inputs)]]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import check_kernel, kernel_of, run_poisoned
+from kernels import check_kernel, kernel_of, kernel_of_op, run_poisoned
 from programs import PROGRAMS, apply_rope
 from torch import Tensor
 
@@ -178,6 +178,21 @@ def test_layer_norm_backward() -> None:
         return aten.native_layer_norm_backward(g, x, [33], mean, rstd, w, None, [True, False, False])[0] + g
 
     check_kernel(*kernel_of(backward, g, x, mean, rstd, w))
+
+
+@interpreted
+def test_fused_rms_norm_and_its_backward() -> None:
+    x, w, grad = rand(5, 33).requires_grad_(), rand(33), rand(5, 33)
+    rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    y = x * rstd * w
+    (expected,) = torch.autograd.grad(y, x, grad)
+    x, y, rstd = x.detach(), y.detach(), rstd.detach()
+    forward = kernel_of_op(aten._fused_rms_norm.default, [x, [33], w, 1e-6], (y, rstd))
+    for found, wanted in zip(run_poisoned(*forward), (y, rstd), strict=True):
+        torch.testing.assert_close(found, wanted)
+    arguments = [grad, x, [33], rstd, w, [True, False]]
+    (found,) = run_poisoned(*kernel_of_op(aten._fused_rms_norm_backward.default, arguments, (x, None)))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @interpreted
