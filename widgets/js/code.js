@@ -130,7 +130,10 @@ export class CodePane {
     for (const token of this.tokens.get(name) ?? []) token.classList.add("tf-selected");
     this.rows.get(name)?.classList.add("tf-current");
     for (const twin of twins) this.rows.get(twin)?.classList.add("tf-twin");
-    const target = this.rows.get(name) ?? twins.map((twin) => this.rows.get(twin)).find(Boolean) ?? this.tokens.get(name)?.[0];
+    const own = this.rows.get(name);
+    const twin = twins.map((other) => this.rows.get(other)).find(Boolean);
+    // A saved value is a mere input of the backward; its twin there says more.
+    const target = own?.classList.contains("tf-is-op") ? own : (twin ?? own ?? this.tokens.get(name)?.[0]);
     if (!target) return;
     target.closest("details")?.setAttribute("open", "");
     this.reveal(target);

@@ -53,6 +53,6 @@ function decisions(name, payload) {
   return payload.passes.flatMap((one) =>
     one.decisions
       .filter((decision) => decision.values.includes(name))
-      .map((decision) => fact(one.name, h("span", { class: "tf-action" }, decision.action), h("span", null, decision.reason))),
+      .map((decision) => fact(one.name, h("span", null, h("span", { class: "tf-action" }, decision.action), ` ${decision.reason}`))),
   );
 }
