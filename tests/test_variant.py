@@ -1,0 +1,95 @@
+"""A variant is one capture under one configuration: cached, checked, measured, and on a GPU equal to eager."""
+
+from __future__ import annotations
+
+import itertools
+
+import programs
+import pytest
+import torch
+
+import tracefuse
+from tracefuse.demo import GPT, batch
+from tracefuse.variant import PassError
+
+
+@pytest.fixture(scope="module")
+def captured() -> tracefuse.Capture:
+    torch.manual_seed(0)
+    model, (tokens, targets) = GPT(layers=2, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    with tracefuse.capture() as c:
+        loss = model(tokens, targets)
+        loss.backward()
+    return c
+
+
+def test_equal_configurations_share_a_variant_and_variants_share_steps(captured):
+    both = captured.optimize()
+    assert captured.optimize() is both
+    other = both.with_config(fuse=False)
+    assert [s is t for s, t in zip(both.steps, other.steps, strict=False)] == [True] * 4
+    assert other.with_config(fuse=True) is both
+
+
+def test_steps_follow_the_pipeline_and_take_time(captured):
+    steps = captured.optimize().steps
+    assert [s.name for s in steps] == ["simplify", "freeze", "cat", "remat", "fuse"]
+    assert all(s.seconds > 0 for s in steps)
+    assert steps[0].before is captured.trace
+    assert all(a.after is b.before for a, b in itertools.pairwise(steps))
+
+
+def test_no_pass_is_the_captured_trace(captured):
+    baseline = captured.optimize().baseline
+    assert baseline.trace is captured.trace
+    assert baseline.steps == ()
+    assert baseline.kernels == ()
+
+
+def test_freezing_what_if_drops_gradients(captured):
+    frozen = captured.optimize(freeze=["h.*.mlp.*"])
+    gradients = [out.of for out in frozen.backward.outputs]
+    assert "h_0_attn_qkv_weight" in gradients
+    assert not any("mlp" in name for name in gradients)
+    assert len(frozen.trace.ops) < len(captured.optimize().trace.ops)
+
+
+def test_a_pass_that_fails_raises_from_the_api_and_stays_off_in_the_record(captured):
+    with pytest.raises(PassError, match="freeze: "):
+        captured.optimize(freeze=["no.such.parameter"])
+    variant = captured.optimize().with_config(freeze=("no.such.parameter",))
+    failed = next(s for s in variant.steps if s.name == "freeze")
+    assert "no.such.parameter" in failed.error
+    assert failed.after is failed.before
+    assert variant.steps[-1].error is None
+
+
+def test_measuring_compares_with_the_captured_program(captured):
+    seen = []
+    timing = captured.optimize().measure(progress=lambda done, what: seen.append((done, what)), budget_s=1)
+    assert seen
+    assert seen[-1][0] == 1.0
+    assert "captured" in str(timing)
+    assert "measured on CPU" in str(timing)
+    assert captured.optimize().timing is timing
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_the_compiled_program_has_eagers_numbers_on_the_gpu(name, dtype):
+    with torch.backends.cudnn.flags(enabled=name != "conv_batchnorm"):
+        program = programs.PROGRAMS[name](dtype, "cuda").fresh()
+        torch.manual_seed(7)
+        c = tracefuse.capture(program.run)
+        eager = {leaf: gradient.clone() for leaf, gradient in program.gradients().items()}
+        program.fresh()
+        torch.manual_seed(7)
+        results = c.optimize().compile()()
+        torch.autograd.backward(results)
+    tolerance = (
+        {"rtol": 1e-8, "atol": 1e-10} if dtype is torch.float64 and name != "autocast" else {"rtol": 0.1, "atol": 2e-2}
+    )
+    assert program.gradients().keys() == eager.keys()
+    for leaf, gradient in program.gradients().items():
+        torch.testing.assert_close(gradient, eager[leaf], **tolerance)
