@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tracefuse import measure
-from tracefuse.compile import load
+from tracefuse.compile import load, warm_up
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.trace import origin
 from tracefuse.record import default_generator
@@ -37,6 +37,7 @@ class Program:
         inputs = {i.name: t for i, t in zip(trace.inputs, live, strict=True) if i.kind != "cotangent"}
         draws = [n for n in trace.ops if origin(n).rng is not None]
         device = draws[0].meta["val"] if draws else None
+        warm_up(variant.kernels)
         return cls(load(variant.source), inputs, _device_of(device))
 
     @property
