@@ -80,11 +80,6 @@ def op_class(node: fx.Node) -> OpClass:
     return "heavy"
 
 
-def is_fusible(node: fx.Node) -> bool:
-    """Whether the op may share a generated kernel with its neighbours: views, pointwise ops and reductions."""
-    return node.op == "call_function" and op_class(node) in ("view", "pointwise", "reduction")
-
-
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 

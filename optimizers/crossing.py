@@ -6,7 +6,8 @@ import math
 
 from torch import fx
 
-from tracefuse.optimizers.cost import is_fusible, touched_bytes
+from tracefuse.optimizers.cost import bytes_moved, op_class, touched_bytes
+from tracefuse.optimizers.fusible import refusal, row_of
 from tracefuse.optimizers.trace import (
     Trace,
     human_bytes,
@@ -25,9 +26,11 @@ class Forward:
     """The forward of a joint trace. All facts are computed once.
 
     `nodes`: its inputs and ops in order, `index` their positions; `read`: the nodes that the backward reads or returns
-    as gradients; `results`: those returned by the forward; `distance`: ops from a value to its first reader in the
-    backward (1: read there), views not counted, infinite where nothing behind it is read; `in_memory`: values that are
-    stored whether saved or not; `stale`: inputs that the forward overwrites, and their views.
+    as gradients; `results`: those returned by the forward; `fused`: the forward ops that a generated kernel can
+    hold (what the pass fuse accepts); `distance`: ops from a value to its first reader in the backward (1: read there),
+    views not counted, infinite where nothing behind it is read; `in_memory`: values that are stored whether saved or not;
+    `read_from_memory`: values that the backward reads outside of kernels that could also compute them, each with the name
+    of such a reader; `stale`: inputs that the forward overwrites, and their views.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -36,12 +39,14 @@ class Forward:
         self.nodes = self.inputs + [n for n in trace.ops if phase(n) == "forward"]
         self.index = {node: i for i, node in enumerate(self.nodes)}
         pairs = [(out, node) for out, node in zip(trace.outputs, trace.returned, strict=True) if node in self.index]
-        gradients = {node for out, node in pairs if out.kind == "gradient"}
+        self.gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
         self.results = {node for out, node in pairs if out.kind != "gradient"}
-        self.read = {n for n in self.nodes if n in gradients or any(self._in_backward(u) for u in n.users)}
+        self.read = {n for n in self.nodes if n in self.gradients or any(self._in_backward(u) for u in n.users)}
+        self.fused = {node for node in self.nodes if refusal(node) is None}
         self.stale = self._stale({out.of for out, _ in pairs if out.kind == "mutation"})
         self.distance = self._distances()
         self.in_memory = self._in_memory()
+        self.read_from_memory = self._read_from_memory()
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """The readers in the forward."""
@@ -71,13 +76,37 @@ class Forward:
         """
         level: dict[fx.Node, int] = {}
         for node in self.nodes:
-            sources = ((level[a], a.op == "call_function" and not is_fusible(a)) for a in node.all_input_nodes)
+            sources = ((level[a], a.op == "call_function" and a not in self.fused) for a in node.all_input_nodes)
             level[node] = max((above + ends for above, ends in sources), default=0)
         latest: dict[fx.Node, float] = {}
         for node in reversed(self.nodes):
-            seen = (latest[u] if is_free(u) else level[u] if is_fusible(u) else math.inf for u in self.readers(node))
+            seen = (latest[u] if is_free(u) else level[u] if u in self.fused else math.inf for u in self.readers(node))
             latest[node] = math.inf if node in self.results else max(seen, default=0)
-        return {n for n in self.nodes if not is_fusible(n) or latest[n] > level[n]}
+        return {n for n in self.nodes if n not in self.fused or latest[n] > level[n]}
+
+    def _read_from_memory(self) -> dict[fx.Node, str]:
+        readers = ((n, self._memory_reader(n)) for n in self.nodes if n.op == "call_function" and not is_view(n))
+        return {node: reader for node, reader in readers if reader is not None}
+
+    def _memory_reader(self, node: fx.Node) -> str | None:
+        """A backward op that reads `node`, or a view of it, and cannot run in the kernel that would recompute it."""
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            if current in self.gradients:
+                return "the caller"
+            for user in current.users:
+                if is_view(user):
+                    stack.append(user)
+                elif self._in_backward(user) and not self._share_kernel(node, user):
+                    return user.name
+        return None
+
+    def _share_kernel(self, node: fx.Node, reader: fx.Node) -> bool:
+        if refusal(reader) is not None:
+            return False
+        rows = row_of(producer(node)), row_of(producer(reader))
+        return None in rows or rows[0] == rows[1]
 
 
 def base(node: fx.Node) -> fx.Node:
@@ -127,14 +156,19 @@ def _draws_nothing(op: fx.Node) -> bool:
     return given == 0.0
 
 
-def unwise(node: fx.Node, reduction_ratio: float) -> str | None:
+def unwise(forward: Forward, node: fx.Node, reduction_ratio: float) -> str | None:
     """Why `node` is not recomputed unless asked to; None if it is fair game. Items of a tuple are judged one by one."""
     op = producer(node)
     if is_view(op) or op.op == "placeholder":
         return None
-    if not is_fusible(op):
+    if op not in forward.fused and op_class(op) not in ("pointwise", "reduction"):
         return None if is_getitem(node) else "heavy"
     loaded = sum(touched_bytes(t) for a in op.all_input_nodes for t in tensors(a))
     if nbytes(node) * reduction_ratio < loaded:
         return f"only {human_bytes(nbytes(node))} where {human_bytes(loaded)} would be read again"
     return None
+
+
+def own_kernel_bytes(forward: Forward, node: fx.Node) -> int:
+    """Bytes that the backward moves to run `node` again by itself; 0 where a kernel that runs there anyway can hold it."""
+    return 0 if node in forward.fused else bytes_moved(node)

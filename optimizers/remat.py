@@ -13,21 +13,32 @@ saved, those behind the cut are recomputed.
 
     forward                              after Remat()
     u = aten.addmm.default(b, x, w)      u = aten.addmm.default(b, x, w)             saved
-    g = aten.gelu.default(u)             g = aten.gelu.default(u)
-    y = aten.mm.default(g, w2)           y = aten.mm.default(g, w2)
-    backward                             g_again = aten.gelu.default(u)              recomputed, at its first reader
-    dw = aten.mm.default(dy_t, g)        dw = aten.mm.default(dy_t, g_again)
+    s = aten.sigmoid.default(u)          s = aten.sigmoid.default(u)
+    y = aten.mul.Tensor(u, s)            y = aten.mul.Tensor(u, s)
+    backward                             s_again = aten.sigmoid.default(u)           recomputed, at its first reader
+    du = aten.mul.Tensor(dy, s)          du = aten.mul.Tensor(dy, s_again)
+
+Recomputing is free where a generated kernel holds the op (`fusible.refusal`, the pass fuse's own predicate) and all its
+readers. Elsewhere it takes time:
+
+* An op that is not fused runs as a kernel of its own. An edge from the source prices that: the bytes it reads and writes.
+* A value that the backward reads from memory (a matmul, attention, scatter or another reduction reads it, or a view of it;
+  or it is returned) would be written there again. It is banned, not priced: saved, it is stored once and loaded by that
+  reader; recomputed, it is stored and loaded too, and what it is computed from is loaded on top. So no price of traffic
+  makes recomputing it faster; it only saves memory, and whether memory is wanted more than time is not for a cut to say but
+  for `recompute_materialized`.
 
 Views are never cut: their base is, and the view is taken again. Of several minimum cuts it is the one nearest to the
-forward's start, so with `producer_input_weight=0` all that is in memory anyway is free and everything between two matmuls is
-recomputed: on a residual chain the sums too, each from all the matmuls before it.
+forward's start. So with `producer_input_weight=0`, which says that what is in memory is free to keep and all else goes,
+and therefore lifts that ban, everything between two matmuls is recomputed: on a residual chain the sums too, each from all
+the matmuls before it.
 
 It does nothing to a trace without a backward, or with fused kernels. Applied to its own output it starts from the trace
 as it was before (`schedule.forget`), so it is idempotent, and the last application's options are those that count.
 
 Sources: the formula is that of torch's `min_cut_rematerialization_partition` (torch/_functorch/partitioners.py), the
 producer input weight that of Thunder's `find_cut` (lightning-thunder, thunder/core/rematerialization.py), its consequences
-at 0 are NVIDIA/Fuser issue 2916.
+at 0 are NVIDIA/Fuser issue 2916. torch bans what the backward would materialize too (`is_materialized_backwards` there).
 """
 
 from __future__ import annotations
@@ -38,13 +49,22 @@ from typing import ClassVar
 
 from torch import fx
 
-from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, bytes_moved, packet_name, roofline_seconds
-from tracefuse.optimizers.crossing import Forward, base, impossible, is_free, is_several, stored_bytes, unwise
+from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, packet_name
+from tracefuse.optimizers.crossing import (
+    Forward,
+    impossible,
+    is_free,
+    is_several,
+    own_kernel_bytes,
+    stored_bytes,
+    unwise,
+)
 from tracefuse.optimizers.mincut import Edge, min_cut
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.pins import Pin, resolve_pins
+from tracefuse.optimizers.reasons import explain
 from tracefuse.optimizers.schedule import forget, recompute
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes, is_getitem, is_view, op_name, producer
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, is_getitem, is_view, producer
 
 
 @dataclass(frozen=True)
@@ -57,7 +77,9 @@ class Remat:
     not store. `reduction_ratio`: an op whose result is that many times smaller than what it reads is not run again.
     `longest_chain`: the most ops recomputed one after another; None is no limit. `save`, `recompute`: globs over value
     names and module paths ("gelu*", "h.0", "h.*.mlp") that force a cut, or forbid one; a module's pin holds for all
-    values in it that can be recomputed at all. `peaks`: whose roofline the reasons quote; they do not steer the choice.
+    values in it that can be recomputed at all, at any cost. `recompute_materialized`: less memory for more time, by
+    recomputing also what the backward then writes to memory for a reader outside its kernels. `peaks`: whose roofline
+    the reasons quote; they do not steer the choice.
 
     Raises `UnknownValue` for a pin that matches nothing, `PinConflict` for pins that contradict each other or the value.
     """
@@ -70,6 +92,7 @@ class Remat:
     distance_cap: int = 100
     reduction_ratio: float = 4.0
     longest_chain: int | None = None
+    recompute_materialized: bool = False
     peaks: Peaks = H100_SXM_DATASHEET
     name: ClassVar[str] = "remat"
 
@@ -88,6 +111,11 @@ class Remat:
         if self.longest_chain is not None and self.longest_chain < 1:
             raise ValueError(f"longest_chain={self.longest_chain!r} forbids every recompute; pass 1 or more, or None")
 
+    @property
+    def may_write_again(self) -> bool:
+        """Whether the backward may write to memory, for a reader that is not fused, what it recomputes."""
+        return self.recompute_materialized or self.producer_input_weight == 0
+
     def run(self, trace: Trace, decide: Decide) -> Trace:
         if kernels := [n for n in trace.ops if not packet_name(n)]:
             decide(Decision(kernels[0].name, "leave", "a fused kernel cannot be cut: apply remat before fuse"))
@@ -96,7 +124,7 @@ class Remat:
         eliminate_dead_code(new.graph)
         forward = Forward(new)
         choice = choose(forward, self)
-        for decision in explain(forward, choice, self):
+        for decision in explain(forward, choice, self.peaks):
             decide(decision)
         recompute(new, choice.again)
         eliminate_dead_code(new.graph)
@@ -114,6 +142,7 @@ class Choice:
     again: frozenset[fx.Node]
     pins: dict[fx.Node, Pin]
     weights: dict[fx.Node, float]
+    prices: dict[fx.Node, int]
     banned: dict[fx.Node, str]
 
 
@@ -122,11 +151,17 @@ def choose(forward: Forward, options: Remat) -> Choice:
     pins = resolve_pins(forward, options.save, options.recompute)
     banned = bans(forward, pins, options)
     weights = {n: weigh(forward, n, pins.get(n), options) for n in forward.nodes}
+    stay = set() if options.may_write_again else banned.keys() & forward.read_from_memory.keys()
+    asked = _asked(pins)
+    free = {n for n in forward.nodes if n in banned or producer(n) in asked}
+    prices = {n: 0 if n in free else own_kernel_bytes(forward, n) for n in forward.nodes}
     while True:
-        kept, again = _solve(forward, weights, banned)
+        kept, again = _demanded(forward, _solve(forward, weights, prices, banned))
+        together = {n for n in kept - stay if is_getitem(n) and producer(n) in again and weights[n] > 0}
+        kept, again = kept - together, again | together
         long = _chain_ends(forward, again, pins, options.longest_chain)
         if not long:
-            return Choice(kept, again, pins, weights, banned)
+            return Choice(kept, again, pins, weights, prices, banned)
         banned |= dict.fromkeys(long, f"the end of a chain of {options.longest_chain} recomputed ops")
 
 
@@ -145,9 +180,14 @@ def weigh(forward: Forward, node: fx.Node, pin: Pin | None, options: Remat) -> f
 
 def bans(forward: Forward, pins: dict[fx.Node, Pin], options: Remat) -> dict[fx.Node, str]:
     """The values that are not recomputed, with the reason."""
-    asked = {producer(node) for node, pin in pins.items() if pin.action == "recompute"}
+    asked = _asked(pins)
     reasons = ((n, _ban(forward, n, pins.get(n), producer(n) in asked, options)) for n in forward.nodes)
     return {node: reason for node, reason in reasons if reason is not None}
+
+
+def _asked(pins: dict[fx.Node, Pin]) -> set[fx.Node]:
+    """The ops that a pin wants to run again."""
+    return {producer(node) for node, pin in pins.items() if pin.action == "recompute"}
 
 
 def _ban(forward: Forward, node: fx.Node, pin: Pin | None, asked: bool, options: Remat) -> str | None:
@@ -157,29 +197,37 @@ def _ban(forward: Forward, node: fx.Node, pin: Pin | None, asked: bool, options:
         return "views an input that the forward overwrites"
     if not is_getitem(node) and (reason := impossible(forward, node)):
         return reason
-    return None if asked else unwise(node, options.reduction_ratio)
+    if asked:
+        return None
+    if reason := unwise(forward, node, options.reduction_ratio):
+        return reason
+    if options.may_write_again or node not in forward.read_from_memory:
+        return None
+    return f"{forward.read_from_memory[node]} would read it from memory: recomputing it would write it again"
 
 
 def _solve(
-    forward: Forward, weights: dict[fx.Node, float], banned: dict[fx.Node, str]
-) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
-    """(kept, again): each value is an edge from node 2i to node 2i+1 of the network."""
+    forward: Forward, weights: dict[fx.Node, float], prices: dict[fx.Node, int], banned: dict[fx.Node, str]
+) -> set[fx.Node]:
+    """The values on the cut. Each is an edge from node 2i to node 2i+1 of the network, priced to be recomputed by one from
+    the source: it is cut where the value lies behind the cut."""
     count = len(forward.nodes)
     source, sink = 2 * count, 2 * count + 1
     edges: list[Edge] = []
     for node, i in forward.index.items():
         edges.append((2 * i, 2 * i + 1, weights[node]))
         edges += [(2 * i + 1, 2 * forward.index[u], math.inf) for u in forward.readers(node)]
-        edges += [(source, 2 * i, math.inf)] if node in banned else []
+        if price := math.inf if node in banned else prices[node]:
+            edges.append((source, 2 * i, price))
         edges += [(2 * i + 1, sink, math.inf)] if node in forward.read else []
-    cut = min_cut(edges, count * 2 + 2, source, sink, bound=_known_cut(forward, weights))
+    cut = min_cut(edges, count * 2 + 2, source, sink, bound=_known_cut(forward, weights, prices))
     if cut is None:
         raise AssertionError("a value that the backward reads can be neither saved nor recomputed; this is a defect")
     side = cut.source_side
-    return _demanded(forward, {n for n, i in forward.index.items() if 2 * i in side and 2 * i + 1 not in side}, weights)
+    return {n for n, i in forward.index.items() if 2 * i in side and 2 * i + 1 not in side}
 
 
-def _known_cut(forward: Forward, weights: dict[fx.Node, float]) -> float:
+def _known_cut(forward: Forward, weights: dict[fx.Node, float], prices: dict[fx.Node, int]) -> float:
     """The weight of saving what the backward reads, as far as it can be saved, else what that is computed from."""
     seen: set[fx.Node] = set()
     stack = list(forward.read)
@@ -188,14 +236,11 @@ def _known_cut(forward: Forward, weights: dict[fx.Node, float]) -> float:
         if node not in seen:
             seen.add(node)
             stack += node.all_input_nodes if weights[node] == math.inf else []
-    return math.fsum(weights[n] for n in seen if weights[n] < math.inf)
+    return math.fsum(weights[n] if weights[n] < math.inf else prices[n] for n in seen)
 
 
-def _demanded(
-    forward: Forward, on_edge: set[fx.Node], weights: dict[fx.Node, float]
-) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
-    """What the backward really needs: a cut edge of weight 0 may lie where nothing reads, and where an op is recomputed
-    for one of its outputs, the others come with it."""
+def _demanded(forward: Forward, on_edge: set[fx.Node]) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+    """(kept, again), as far as the backward needs them: a cut edge of weight 0 may lie where nothing reads."""
     kept: set[fx.Node] = set()
     again: set[fx.Node] = set()
     stack = list(forward.read)
@@ -208,8 +253,7 @@ def _demanded(
         else:
             again.add(node)
             stack += node.all_input_nodes
-    come_along = {n for n in kept if is_getitem(n) and producer(n) in again and weights[n] > 0}
-    return frozenset(kept - come_along), frozenset(again | come_along)
+    return frozenset(kept), frozenset(again)
 
 
 def _chain_ends(
@@ -226,62 +270,3 @@ def _chain_ends(
             depth[node] = above + (0 if is_free(node) else 1)
     ends = (n for n, d in depth.items() if d % (longest + 1) == 0)
     return [n for n in ends if n not in asked and n.all_input_nodes and not is_free(n)]
-
-
-# --- the reasons ------------------------------------------------------------------------------------------------------
-
-
-def explain(forward: Forward, choice: Choice, options: Remat) -> list[Decision]:
-    """One decision for each value that is saved, and for each that the backward reads and recomputes."""
-    wanted = {base(n) for n in forward.read} | choice.kept
-    told: set[fx.Node] = set()
-    decisions = []
-    for node in forward.nodes:
-        if node in choice.kept:
-            decisions.append(Decision(node.name, "save", _why_kept(node, choice, options), stored_bytes(node)))
-        elif node in wanted and node in choice.again:
-            decisions.append(
-                Decision(node.name, "recompute", _why_again(node, choice, told, options), stored_bytes(node))
-            )
-    return decisions
-
-
-def _why_kept(node: fx.Node, choice: Choice, options: Remat) -> str:
-    op = producer(node)
-    ban = choice.banned.get(op) or choice.banned.get(node)
-    if ban == "heavy":
-        cost = _cost([op], options)
-        return f'{op_name(op)} is heavy, {cost} to run again; recompute="{node.name}" would do so'
-    return ban or f"weighs {human_bytes(choice.weights[node])}, less than what it could be recomputed from"
-
-
-def _why_again(node: fx.Node, choice: Choice, told: set[fx.Node], options: Remat) -> str:
-    """Each recomputed op is charged to the first value that needs it, so that the costs of all decisions add up."""
-    ops, sources = _behind(node, choice, told)
-    pin = choice.pins.get(node)
-    asked = f'pinned by recompute="{pin.glob}": ' if pin is not None else ""
-    if not ops:
-        return f"{asked}comes with {', '.join(s.name for s in sources)}"
-    names = ", ".join(s.name for s in sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
-    return f"{asked}{len(ops)} op{'s' * (len(ops) > 1)} again from {names or 'no value'}: {_cost(ops, options)}"
-
-
-def _cost(ops: list[fx.Node], options: Remat) -> str:
-    seconds = sum(roofline_seconds(op, options.peaks) for op in ops)
-    return f"{human_bytes(sum(map(bytes_moved, ops)))} moved, {seconds * 1e6:.3g} us (modelled, {options.peaks.source})"
-
-
-def _behind(node: fx.Node, choice: Choice, told: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """(recomputed ops behind `node` not yet told of, the values that they start from)."""
-    ops: list[fx.Node] = []
-    sources: dict[fx.Node, None] = {}
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current not in choice.again or (current in told and current is not node):
-            sources[current] = None
-        elif current not in told:
-            told.add(current)
-            ops += [] if is_free(current) else [current]
-            stack += current.all_input_nodes
-    return ops, list(sources)

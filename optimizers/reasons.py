@@ -1,0 +1,77 @@
+"""Why remat keeps a value, or recomputes it: a decision for each, with numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from tracefuse.optimizers.cost import Peaks, bytes_moved, roofline_seconds
+from tracefuse.optimizers.crossing import Forward, base, is_free, stored_bytes
+from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.trace import human_bytes, op_name, producer
+
+if TYPE_CHECKING:
+    from tracefuse.optimizers.remat import Choice
+
+_FROM = "less than what it could be recomputed from"
+
+
+def explain(forward: Forward, choice: Choice, peaks: Peaks) -> list[Decision]:
+    """One decision for each value that is saved, and for each that the backward reads and recomputes."""
+    wanted = {base(n) for n in forward.read} | choice.kept
+    told: set[fx.Node] = set()
+    decisions = []
+    for node in forward.nodes:
+        if node in choice.kept:
+            decisions.append(Decision(node.name, "save", _why_kept(node, choice, peaks), stored_bytes(node)))
+        elif node in wanted and node in choice.again:
+            decisions.append(
+                Decision(node.name, "recompute", _why_again(node, choice, told, peaks), stored_bytes(node))
+            )
+    return decisions
+
+
+def _why_kept(node: fx.Node, choice: Choice, peaks: Peaks) -> str:
+    op = producer(node)
+    ban = choice.banned.get(op) or choice.banned.get(node)
+    if ban == "heavy":
+        cost = _cost([op], peaks)
+        return f'{op_name(op)} is heavy, {cost} to run again; recompute="{node.name}" would do so'
+    if ban:
+        return ban
+    price = choice.prices[op]
+    instead = f"to run {op_name(op)} again moves {human_bytes(price)}, as a kernel of its own" if price else _FROM
+    return f"weighs {human_bytes(choice.weights[node])}, {instead}"
+
+
+def _why_again(node: fx.Node, choice: Choice, told: set[fx.Node], peaks: Peaks) -> str:
+    """Each recomputed op is charged to the first value that needs it, so that the costs of all decisions add up."""
+    ops, sources = _behind(node, choice, told)
+    pin = choice.pins.get(node)
+    asked = f'pinned by recompute="{pin.glob}": ' if pin is not None else ""
+    if not ops:
+        return f"{asked}comes with {', '.join(s.name for s in sources)}"
+    names = ", ".join(s.name for s in sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
+    return f"{asked}{len(ops)} op{'s' * (len(ops) > 1)} again from {names or 'no value'}: {_cost(ops, peaks)}"
+
+
+def _cost(ops: list[fx.Node], peaks: Peaks) -> str:
+    seconds = sum(roofline_seconds(op, peaks) for op in ops)
+    return f"{human_bytes(sum(map(bytes_moved, ops)))} moved, {seconds * 1e6:.3g} us (modelled, {peaks.source})"
+
+
+def _behind(node: fx.Node, choice: Choice, told: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """(recomputed ops behind `node` not yet told of, the values that they start from)."""
+    ops: list[fx.Node] = []
+    sources: dict[fx.Node, None] = {}
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current not in choice.again or (current in told and current is not node):
+            sources[current] = None
+        elif current not in told:
+            told.add(current)
+            ops += [] if is_free(current) else [current]
+            stack += current.all_input_nodes
+    return ops, list(sources)
