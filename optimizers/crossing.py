@@ -26,11 +26,12 @@ class Forward:
     """The forward of a joint trace. All facts are computed once.
 
     `nodes`: its inputs and ops in order, `index` their positions; `read`: the nodes that the backward reads or returns
-    as gradients; `results`: those returned by the forward; `fused`: the forward ops that a generated kernel can
-    hold (what the pass fuse accepts); `distance`: ops from a value to its first reader in the backward (1: read there),
-    views not counted, infinite where nothing behind it is read; `in_memory`: values that are stored whether saved or not;
-    `read_from_memory`: values that the backward reads outside of kernels that could also compute them, each with the name
-    of such a reader; `stale`: inputs that the forward overwrites, and their views.
+    as gradients; `results`: those returned by the forward; `gradients`: all that are returned as gradients; `fused`: the
+    forward's views, and its ops that a generated kernel can hold (what the pass fuse accepts); `distance`: ops from a
+    value to its first reader in the backward (1: read there), views not counted, infinite where nothing behind it is read;
+    `in_memory`: values that are stored whether saved or not; `read_from_memory`: values that the backward reads outside of
+    kernels that could also compute them, each with the name of such a reader; `stale`: inputs that the forward overwrites,
+    and their views.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -42,7 +43,7 @@ class Forward:
         self.gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
         self.results = {node for out, node in pairs if out.kind != "gradient"}
         self.read = {n for n in self.nodes if n in self.gradients or any(self._in_backward(u) for u in n.users)}
-        self.fused = {node for node in self.nodes if refusal(node) is None}
+        self.fused = self._fused()
         self.stale = self._stale({out.of for out, _ in pairs if out.kind == "mutation"})
         self.distance = self._distances()
         self.in_memory = self._in_memory()
@@ -54,6 +55,13 @@ class Forward:
 
     def _in_backward(self, user: fx.Node) -> bool:
         return user.op == "call_function" and user not in self.index
+
+    def _fused(self) -> set[fx.Node]:
+        fused: set[fx.Node] = set()
+        for node in self.nodes:
+            if node.args[0] in fused if is_getitem(node) else (is_view(node) or refusal(node) is None):
+                fused.add(node)
+        return fused
 
     def _stale(self, overwritten: set[str]) -> set[fx.Node]:
         stale = {n for n in self.inputs if n.name in overwritten}
