@@ -12,7 +12,14 @@ __all__ = ["Capture", "Config", "TracefuseError", "Variant", "capture", "replay"
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext tracefuse`: the magics and the view. The one place where this room reaches for the widgets."""
+    """`%load_ext tracefuse`: the magics and the view. A front door, where this room reaches for the widgets."""
     from tracefuse.widgets.magic import load_ipython_extension
 
     load_ipython_extension(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext tracefuse`: the magics are gone, views that are on the screen stay."""
+    from tracefuse.widgets.magic import unload_ipython_extension
+
+    unload_ipython_extension(shell)

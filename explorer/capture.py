@@ -27,7 +27,7 @@ from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace
 from tracefuse.optimizers.verify import verify
 from tracefuse.options import Config
-from tracefuse.record import Guard, Recorder, Value
+from tracefuse.record import Guard, Recorder, Recording, Value
 from tracefuse.replay import replay
 from tracefuse.variant import Variant
 
@@ -71,6 +71,7 @@ class Capture:
             frame = sys._getframe(1)
             names = {**frame.f_globals, **frame.f_locals} if self._namespace is None else self._namespace
             self._finish(names, self.returned)
+        self._namespace = self.returned = None  # the user's objects are not ours to keep alive
 
     def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
         """Note who is who while the program's tensors are still there."""
@@ -197,7 +198,7 @@ def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any) -> R
     results = {root: bound.get(root, "") for root, _, _ in recording.roots}
     results |= _returned_values(returned, value_of, bound)
     if not results:
-        results = {v: name for v, name in bound.items() if v not in recording.externals}
+        results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
     gradients, made_here = {}, {}
     for leaf, name in _leaves(recorder, variables):
         gradient = value_of(leaf.grad) if leaf.grad is not None else None
@@ -223,6 +224,12 @@ def _returned_values(
     return found
 
 
+def _unread(recording: Recording) -> dict[Value, str]:
+    """What the program computed and nothing read: its results, if it has no others."""
+    read = {v for call in recording.calls for v in call.reads()}
+    return {v: "" for call in recording.calls for v in call.out_values() if v not in read}
+
+
 def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
     """Every leaf that may have got a gradient: inputs of the program, and leaves that it made and bound to a name."""
     inputs = [(t, "") for t in recorder.recording.externals.values()]
@@ -244,6 +251,7 @@ def _build(recorder: Recorder, roles: Roles) -> _Captured:
     built = build_graph(recording, kept)
     if built.needs_functionalize:
         built = functionalize(built, inputs, externals, kept)
+    built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
     propagate(built.graph, inputs)
     trace, chosen = assemble(built, recording, roles)
     verify(trace)

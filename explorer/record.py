@@ -12,6 +12,7 @@ Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15:
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -101,13 +102,15 @@ class Guard:
 @dataclass
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
-    overwrote, generator states of random ops, and the roots of every backward with the gradients given to them."""
+    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, and the values
+    that a leaf had (`superseded`) before it became an input."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
     snapshots: dict[Value, torch.Tensor] = field(default_factory=dict)
     rng_states: list[torch.Tensor] = field(default_factory=list)
     roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
+    superseded: set[Value] = field(default_factory=set)
 
 
 class Recorder(TorchDispatchMode):
@@ -121,7 +124,8 @@ class Recorder(TorchDispatchMode):
         self._ids: Any = WeakIdKeyDictionary()
         self._count = 0
         self._twins: dict[int, Origin] = {}
-        self._external_storage: dict[int, list[Value]] = {}
+        self._started: set[Value] = set()
+        self._external_storage: dict[int, Value] = {}
 
     def __enter__(self) -> Recorder:
         self._first_seq = torch.autograd._get_sequence_nr()
@@ -164,15 +168,24 @@ class Recorder(TorchDispatchMode):
 
     def _read(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
-        if value is not None:
+        starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled()
+        if value is not None and not (starts and self._made_here(value)):
+            self._started |= {value} if starts else set()
             return value
-        value = self._new(tensor)
-        self.recording.externals[value] = tensor
-        if tensor.layout == torch.strided:
-            family = self._external_storage.setdefault(tensor.untyped_storage()._cdata, [])
-            value.base = family[0] if family else value
-            family.append(value)
-        return value
+        fresh = self._new(tensor)
+        self._started |= {fresh} if starts else set()
+        self.recording.externals[fresh] = tensor
+        if value is not None:
+            self.recording.superseded.add(value)
+        elif tensor.layout == torch.strided:
+            fresh.base = self._external_storage.setdefault(tensor.untyped_storage()._cdata, fresh)
+        return fresh
+
+    def _made_here(self, value: Value) -> bool:
+        """Whether a leaf was made or initialised by the program and autograd is about to start at it: from there on it is
+        an input, as if it had been made before."""
+        is_new = value not in self.recording.externals or value in self.recording.snapshots
+        return is_new and value not in self._started
 
     def _made(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
@@ -318,6 +331,15 @@ def _user_source() -> Source | None:
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH, *_OURS, "<frozen", "<string>")):
             text = linecache.getline(file, frame.f_lineno).strip()
-            return Source(file, frame.f_lineno, frame.f_code.co_name, text)
+            return Source(file, frame.f_lineno, frame.f_code.co_name, text, _label(file))
         frame = frame.f_back
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _label(file: str) -> str:
+    """What a person calls the file: "In[3]" for a notebook cell, else its last part."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    cell = shell.compile.format_code_name(file) if shell is not None else None
+    return cell[1] if cell else os.path.basename(file)

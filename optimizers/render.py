@@ -14,7 +14,6 @@ Beside each value stand its type and its bytes, above each group of ops the modu
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,7 +122,7 @@ def _header(where: Origin) -> tuple[str, ...] | None:
     if where.source is None and not where.module and not where.autograd:
         return None
     source = where.source
-    place = f"{os.path.basename(source.file)}:{source.line}" if source else ""
+    place = f"{source.label}:{source.line}" if source else ""
     return tuple(filter(None, (where.module, where.autograd, place, source.text if source else "")))
 
 

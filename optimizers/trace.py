@@ -44,12 +44,16 @@ _UNDECLARED_VIEWS = {aten._unsafe_view.default}
 
 @dataclass(frozen=True)
 class Source:
-    """A line of the user's program: `file`, 1-based `line`, enclosing `function`, and the line's own `text`."""
+    """A line of the user's program: `file`, 1-based `line`, enclosing `function`, and the line's own `text`.
+
+    `label` is what a person calls the file: "model.py", "In[3]".
+    """
 
     file: str
     line: int
     function: str
     text: str
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -308,13 +312,20 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
 
 
 def eliminate_dead_code(graph: fx.Graph) -> list[str]:
-    """Erase ops that nothing reads; random ops stay, so that those after them draw the same numbers. Returns the names."""
-    dead = []
+    """Erase ops that nothing reads. Returns their names.
+
+    A random op stays where a later one is read, so that the later one draws the same numbers.
+    """
+    dead, draws_later = [], False
     for node in reversed(list(graph.nodes)):
-        pinned = (is_random(node) and not is_getitem(node)) or is_mutable(node)
-        if node.op == "call_function" and not node.users and not pinned:
+        if node.op != "call_function":
+            continue
+        draws = is_random(node) and not is_getitem(node)
+        if not node.users and not is_mutable(node) and not (draws and draws_later):
             dead.append(node.name)
             graph.erase_node(node)
+        elif draws:
+            draws_later = True
     return dead[::-1]
 
 

@@ -199,13 +199,34 @@ def test_a_cotangent_given_by_the_user_is_an_input():
     assert torch.equal(c.replay()[1], x.grad)
 
 
-def test_a_leaf_made_inside_the_block_yields_its_gradient_as_a_result():
+def test_a_leaf_made_inside_the_block_is_an_input():
     with tracefuse.capture() as c:
-        x = torch.ones(3, requires_grad=True)
-        loss = (x * x).sum()
+        x = torch.rand(3, requires_grad=True)
+        loss = (F.dropout(x) * x).sum()
         loss.backward()
-    assert [out.of for out in c.trace.outputs] == ["loss", "x_grad"]
+    assert c.trace.inputs[0] == Input("x", "input", "x", trainable=True)
+    assert Output("gradient", "x") in c.trace.outputs
+    assert c.example_inputs[0] is x
     assert torch.equal(c.replay()[1], x.grad)
+
+
+def test_a_model_made_inside_the_block_is_an_input_as_initialised():
+    with tracefuse.capture() as c:
+        layer = nn.Linear(3, 2)
+        loss = layer(torch.ones(4, 3)).sum()
+        loss.backward()
+    assert [i.source for i in c.trace.inputs if i.kind == "parameter"] == ["weight", "bias"]
+    assert not any(out.kind == "mutation" for out in c.trace.outputs)
+    assert not any("uniform" in n.name for n in c.trace.ops)
+    gradients = [v for out, v in zip(c.trace.outputs, c.replay(), strict=True) if out.kind == "gradient"]
+    assert torch.equal(gradients[0], layer.weight.grad)
+
+
+def test_a_block_without_names_or_backward_shows_what_it_computed():
+    with tracefuse.capture() as c:
+        torch.ones(3).sin().shape  # noqa: B018
+    assert len(c.trace.outputs) == 1
+    assert torch.equal(c.replay()[0], torch.ones(3).sin())
 
 
 def test_a_block_that_raises_passes_the_error_on_and_captures_nothing():
@@ -215,6 +236,14 @@ def test_a_block_that_raises_passes_the_error_on_and_captures_nothing():
     with pytest.raises(CaptureError, match="Run it again"):
         _ = c.trace
     assert torch.autograd._engine_run_backward is not c._recorder._run_backward
+
+
+def test_a_finished_capture_lets_go_of_the_users_objects():
+    c = tracefuse.capture()
+    with c:
+        c.returned = torch.ones(3).exp()
+        alive = weakref.ref(c.returned)
+    assert alive() is None
 
 
 def test_an_empty_block_says_so():

@@ -19,6 +19,7 @@ ROOMS = {"explorer": "tracefuse", "optimizers": "tracefuse.optimizers", "widgets
 # The two front doors open the room above them when somebody knocks, never when they are imported.
 LAZY_IMPORTS_OF_WIDGETS = {
     ("explorer/__init__.py", "load_ipython_extension"),
+    ("explorer/__init__.py", "unload_ipython_extension"),
     ("explorer/cli.py", "write_report"),
 }
 

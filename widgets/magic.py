@@ -10,6 +10,7 @@ If the cell raises, the error leaves as it is, no view is shown and nothing is a
 from __future__ import annotations
 
 import keyword
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -139,24 +140,24 @@ class Recording:
             hide_recorder(error)
             self._leave()
             return
+        # The cell itself has worked: what goes wrong from here on is shown below it and does not stop Run-All.
         try:
             self._show()
         except TracefuseError as problem:
-            self._leave()
-            raise problem.with_traceback(None) from None  # it says what to do; where we noticed is nobody's business
-        except BaseException:  # `take` is not going to run
-            self._leave()
-            raise
-        if not self.has_value:
-            self._leave()
+            print(f"tracefuse: {problem}", file=sys.stderr)
+        except Exception:
+            self.shell.showtraceback()
+        finally:
+            if not self.has_value:
+                self._leave()
 
     def _leave(self) -> None:
         self.shell.user_ns.pop(NAME, None)
 
     def _show(self) -> None:
-        explorer = Explorer(self._capture.variant(self.config))
         if self.arguments.output:
             self.shell.user_ns[self.arguments.output] = self._capture
+        explorer = Explorer(self._capture.variant(self.config))
         display(explorer)
         if not self.arguments.no_measure:
             explorer.measure()
