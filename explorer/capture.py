@@ -59,6 +59,13 @@ class Capture:
         self.known_steps: dict[tuple[Pass, ...], Step] = {}
         self.environment = environment()
 
+    def __repr__(self) -> str:
+        if self._roles is None:
+            return "<tracefuse.Capture: nothing yet>"
+        forward, backward = self.trace.split()
+        device = self.environment["device"]
+        return f"<tracefuse.Capture on {device}: {forward.op_count} forward and {backward.op_count} backward ops>"
+
     def __enter__(self) -> Capture:
         if self._roles is not None:
             raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")

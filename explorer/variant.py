@@ -39,7 +39,7 @@ class Variant:
         self.timing: Timing | None = None
 
     def __repr__(self) -> str:
-        return f"<tracefuse.Variant {self.config.as_code()}: {len(self.trace.ops)} ops, {len(self.kernels)} kernels>"
+        return f"<tracefuse.Variant {self.config.as_code()}: {self.trace.op_count} ops, {len(self.kernels)} kernels>"
 
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -102,7 +102,7 @@ class Output:
     of: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """A program with a signature. Treat it as immutable: edit a `copy()`.
 
@@ -123,6 +123,11 @@ class Trace:
     @property
     def ops(self) -> list[fx.Node]:
         return [n for n in self.graph.nodes if n.op == "call_function"]
+
+    @property
+    def op_count(self) -> int:
+        """How many operators the trace runs; taking a multi-output operator apart is none."""
+        return sum(not is_getitem(n) for n in self.ops)
 
     @property
     def returned(self) -> tuple[fx.Node, ...]:
@@ -147,9 +152,9 @@ class Trace:
     def copy(self) -> Trace:
         """A trace with a graph of its own. Names and metadata are kept; the `FakeTensor`s are shared."""
         graph = fx.Graph()
-        returned = graph.graph_copy(self.graph, {})
-        graph.output(returned)
-        graph.output_node().meta.update(self.graph.output_node().meta)
+        new: dict[fx.Node, fx.Node] = {}
+        for node in self.graph.nodes:
+            new[node] = copy_node(graph, node, new)
         return replace(self, graph=graph, _cache={})
 
     def with_outputs(self, pairs: Sequence[tuple[Output, fx.Node]]) -> Trace:
@@ -181,6 +186,9 @@ class Trace:
 
     def __str__(self) -> str:
         return self.code
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.name}: {self.op_count} ops, {len(self.inputs)} inputs; print it, or its .code>"
 
 
 # --- what a node is ---------------------------------------------------------------------------------------------------
@@ -311,6 +319,20 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
     return node
 
 
+def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """Append `node`, of another graph, to `graph`: same name and metadata, each operand `a` replaced by `new[a]`.
+
+    It is `Graph.node_copy` in half the time: arguments set afterwards are not searched for symbolic numbers.
+    """
+    copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+    if node.args:
+        copy.args = fx.node.map_arg(node.args, new.__getitem__)
+    if node.kwargs:
+        copy.kwargs = fx.node.map_arg(node.kwargs, new.__getitem__)
+    copy.meta.update(node.meta)
+    return copy
+
+
 def eliminate_dead_code(graph: fx.Graph) -> list[str]:
     """Erase ops that nothing reads. Returns their names.
 
@@ -373,6 +395,6 @@ def _half(
         new[node] = graph.placeholder(entry.name)
         new[node].meta = dict(node.meta)
     for node in ops:
-        new[node] = graph.node_copy(node, new.__getitem__)
+        new[node] = copy_node(graph, node, new)
     graph.output(tuple(new[node] for _, node in returned))
     return Trace(graph, tuple(e for e, _ in inputs), tuple(out for out, _ in returned), name)

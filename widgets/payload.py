@@ -34,7 +34,7 @@ from torch import fx
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.passes import Decision, Step
-from tracefuse.optimizers.trace import Trace, is_getitem, nbytes, op_name, origin, phase, tensor_type
+from tracefuse.optimizers.trace import Trace, nbytes, op_name, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.options import OPTIONS, Config
 from tracefuse.profile import Profile
@@ -95,17 +95,12 @@ def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, A
         "name": name,
         "help": next(option.help for option in OPTIONS if option.name == name),
         "enabled": value is not None and value is not False,
-        "ops": [_count(step.before), _count(step.after)] if step else None,
+        "ops": [step.before.op_count, step.after.op_count] if step else None,
         "saved_bytes": [saved_bytes(step.before), saved_bytes(step.after)] if step else None,
         "seconds": step.seconds if step else None,
         "decisions": grouped(step.decisions) if step else [],
         "error": step.error if step else None,
     }
-
-
-def _count(trace: Trace) -> int:
-    """Operators as `summarise` counts them, without taking multi-output operators apart."""
-    return sum(not is_getitem(node) for node in trace.ops)
 
 
 def grouped(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
@@ -128,7 +123,7 @@ def half(before: Trace, after: Trace) -> dict[str, Any]:
     marks = Counter(line.mark for line in lines)
     return {
         "lines": [_line(line) for line in lines],
-        "ops": [_count(before), _count(after)],
+        "ops": [before.op_count, after.op_count],
         "added": marks["+"] + marks["~"],
         "removed": marks["-"],
     }

@@ -65,7 +65,7 @@ def report(captured: Capture, model: GPT, tokens: Tensor, targets: Tensor, optio
     Must run right after the cell, which took `cell_s` seconds to record, trace, optimise and show.
     """
     of_cell = {name: p.grad.detach().clone() for name, p in model.named_parameters()}
-    ops = len(captured.trace.ops)
+    ops = captured.trace.op_count
     toggles = toggle_seconds(captured)
     variant = captured.optimize()
     print(modules_table(captured.trace), steps_table(captured.trace, variant.steps), sep="\n\n", end="\n\n")

@@ -73,8 +73,8 @@ def case(shape: tuple[int, ...], dtype: torch.dtype, arguments: Namespace) -> di
         "copy_bytes_per_s": nbytes / (timing.program("copy").times_ms["forward"].median * 1e-3),
         "percent_of_copy": {p.name: of_copy(timing, p.name) for p in timing.programs},
         "kernels": [k.name for k in variant.kernels],
-        "forward_ops": len(variant.forward.ops),
-        "backward_ops": len(variant.backward.ops),
+        "forward_ops": variant.forward.op_count,
+        "backward_ops": variant.backward.op_count,
     }
 
 

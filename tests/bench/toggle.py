@@ -66,7 +66,7 @@ def main() -> None:
     model, data = GPT(layers=layers, width=width, heads=width // 64, length=32), batch(256, 1, 32)
     captured = tracefuse.capture(lambda: model(*data).backward())
     start = time.perf_counter()
-    ops = len(captured.trace.ops)
+    ops = captured.trace.op_count
     built = time.perf_counter() - start
     first = view_seconds(captured, {})
     seconds = toggle_seconds(captured)
