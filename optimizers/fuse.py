@@ -76,7 +76,8 @@ class _Carver:
 
     position: dict[fx.Node, int]
     decide: Decide
-    known: dict[str, Kernel | _Obstacle] = field(default_factory=dict)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    obstacles: dict[str, _Obstacle | None] = field(default_factory=dict)
 
     def carve(self, region: Iterable[fx.Node]) -> list[Carved]:
         """The kernels that a region becomes: one, several where it had to be split, none where ATen does as well."""
@@ -96,16 +97,15 @@ class _Carver:
     def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Carved | list[list[fx.Node]]:
         """The kernel, or the parts to try next."""
         work = [n for n in nodes if not is_free(n)]
-        kernel, stands_for = make_kernel(outputs, _with_constants(nodes))
-        inputs = stands_for[: len(kernel.body.inputs)]
-        if kernel.key not in self.known:
-            self.known[kernel.key] = _lowered(kernel)
-        verdict = self.known[kernel.key]
-        reason = verdict.reason if isinstance(verdict, _Obstacle) else _worth(kernel, work)
+        kernel, stands_for = make_kernel(outputs, _with_constants(nodes), self.kernels)
+        if kernel.key not in self.obstacles:
+            self.obstacles[kernel.key] = _obstacle(kernel)
+        obstacle = self.obstacles[kernel.key]
+        reason = obstacle.reason if obstacle else _worth(kernel, work)
         if reason is None:
             self._report(kernel, work, outputs)
-            return Carved(verdict, tuple(inputs), tuple(outputs))  # type: ignore[arg-type]
-        parts = self._parts(nodes, verdict, stands_for, outputs) if isinstance(verdict, _Obstacle) else []
+            return Carved(kernel, tuple(stands_for[: len(kernel.body.inputs)]), tuple(outputs))
+        parts = self._parts(nodes, obstacle, stands_for, outputs) if obstacle else []
         self.decide(Decision(work[-1].name, "split" if parts else "leave", reason))
         return parts
 
@@ -133,8 +133,8 @@ class _Carver:
         self.decide(Decision(outputs[-1].name, "fuse", reason, max(0, alone - kernel.nbytes)))
 
 
-def _lowered(kernel: Kernel) -> Kernel | _Obstacle:
-    """The kernel if its text can be written, else what stands in the way."""
+def _obstacle(kernel: Kernel) -> _Obstacle | None:
+    """What stands in the way of the kernel's text; None if it can be written."""
     order = {node: at for at, node in enumerate(kernel.body.graph.nodes)}
     if not kernel.body.inputs:
         return _Obstacle(order[kernel.body.returned[0]], "it reads no tensor")
@@ -145,7 +145,7 @@ def _lowered(kernel: Kernel) -> Kernel | _Obstacle:
         return _Obstacle(order[misfit.node], misfit.reason, tuple(returned.index(n) for n in misfit.fitting))
     except NotFusible as refused:
         return _Obstacle(order[refused.node], refused.reason)
-    return kernel
+    return None
 
 
 def _worth(kernel: Kernel, work: list[fx.Node]) -> str | None:

@@ -65,17 +65,25 @@ class Kernel:
         return results if len(results) > 1 else results[0]
 
 
-def make_kernel(outputs: Sequence[fx.Node], inside: set[fx.Node]) -> tuple[Kernel, list[fx.Node]]:
+def make_kernel(
+    outputs: Sequence[fx.Node], inside: set[fx.Node], known: dict[str, Kernel] | None = None
+) -> tuple[Kernel, list[fx.Node]]:
     """The kernel that computes `outputs` by the ops `inside`, and the values its body's nodes stand for, in their order.
 
-    The first of those, as many as the body has placeholders, are what the kernel takes as arguments.
+    The first of those, as many as the body has placeholders, are what the kernel takes as arguments. A kernel in `known`,
+    by key, is returned as it is; a new one is added to it.
     """
-    order, inputs = _from_outputs(outputs, inside)
-    body = _body(order, inputs, outputs)
-    key = _key(body)
+    ops, inputs = _from_outputs(outputs, inside)
+    known, key = {} if known is None else known, _key(inputs, ops, outputs)
+    if key not in known:
+        known[key] = _named(key, _body(ops, inputs, outputs))
+    return known[key], [*inputs, *ops]
+
+
+def _named(key: str, body: Trace) -> Kernel:
     read = sum(read_bytes(p) for p in body.placeholders)
     written = sum(t.numel() * t.element_size() for node in body.returned for t in tensors(node))
-    return Kernel(f"{_title(body)}_{key[:6]}", key, read, written, body), [*inputs, *order]
+    return Kernel(f"{_title(body)}_{key[:6]}", key, read, written, body)
 
 
 def _from_outputs(outputs: Sequence[fx.Node], inside: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -107,21 +115,22 @@ def _body(ops: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[f
         new[node] = graph.placeholder(names.of(node))
         new[node].meta = {k: node.meta[k] for k in ("val", "custom") if k in node.meta}
     for node in ops:
-        new[node] = _constant(graph, node) if node.target in CONSTANTS else graph.node_copy(node, new.__getitem__)
-        new[node].meta = dict(node.meta)
+        target, args, kwargs = _call(node)
+        args, kwargs = fx.node.map_arg((args, kwargs), new.__getitem__)
+        new[node] = graph.create_node("call_function", target, args, kwargs)
+        new[node].meta.update(node.meta)
         new[node].name = names.of(node)
     graph.output(tuple(new[node] for node in outputs))
     signature = tuple(Input(new[node].name, "input", new[node].name) for node in inputs)
     return Trace(graph, signature, tuple(Output("result", new[node].name) for node in outputs), "kernel")
 
 
-def _constant(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The constant op `node` without the tensor that it only took its shape from."""
-    if not node.all_input_nodes:
-        return graph.node_copy(node, lambda n: n)
+def _call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Target and arguments of the op; of a constant op without the tensor that it only took its shape from."""
+    if node.target not in CONSTANTS or not node.all_input_nodes:
+        return node.target, node.args, node.kwargs
     tensor = val(node)
-    options = {"dtype": tensor.dtype, "device": tensor.device}
-    return graph.call_function(aten.full.default, (list(tensor.shape), fill_value(node)), options)
+    return aten.full.default, (list(tensor.shape), fill_value(node)), {"dtype": tensor.dtype, "device": tensor.device}
 
 
 class _Names:
@@ -141,18 +150,20 @@ class _Names:
 # --- identity ---------------------------------------------------------------------------------------------------------
 
 
-def _key(body: Trace) -> str:
+def _key(inputs: Sequence[fx.Node], ops: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> str:
     """A hash of the ops, their attributes, and of every value's dtype, shape, strides and kind of device."""
-    number = {node: at for at, node in enumerate(body.graph.nodes)}
-    digest = hashlib.sha256()
-    for node in body.graph.nodes:
-        if node.op == "output":
-            digest.update(repr([number[n] for n in node.args[0]]).encode())
-            continue
-        types = [(str(t.dtype), tuple(t.shape), t.stride(), t.device.type) for t in tensors(node)]
-        args = repr(fx.node.map_arg((node.args, node.kwargs), lambda n: _Reference(number[n])))
-        digest.update(f"{node.op} {node.target if node.op != 'placeholder' else ''} {args} {types}\n".encode())
-    return digest.hexdigest()
+    number = {node: _Reference(at) for at, node in enumerate((*inputs, *ops))}
+    lines = [f"placeholder  ((), {{}}) {_types(node)}\n" for node in inputs]
+    for node in ops:
+        target, *arguments = _call(node)
+        shown = fx.node.map_arg(tuple(arguments), number.__getitem__)
+        lines.append(f"call_function {target} {shown} {_types(node)}\n")
+    lines.append(str([number[node].number for node in outputs]))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _types(node: fx.Node) -> list[tuple[Any, ...]]:
+    return [(str(t.dtype), tuple(t.shape), t.stride(), t.device.type) for t in tensors(node)]
 
 
 @dataclass(frozen=True)

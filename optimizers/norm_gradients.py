@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.fusible import is_free, refusal
-from tracefuse.optimizers.trace import call, is_getitem, phase, val
+from tracefuse.optimizers.trace import is_getitem, phase, val
 
 aten = torch.ops.aten
 
@@ -33,9 +33,10 @@ def split_norm_gradients(graph: fx.Graph) -> None:
 
 def _split(graph: fx.Graph, node: fx.Node, inputs: list[fx.Node], mask: list[bool]) -> None:
     with graph.inserting_before(node):
-        alone = call(node, node.target, *node.args[:7], [True, False, False], name=f"{node.name}_input")  # type: ignore[arg-type]
-        # The values' own FakeTensors stay, since views of them alias by storage.
-        alone.meta["val"] = (val(node)[0], None, None)
+        args = (*node.args[:7], [True, False, False])
+        alone = graph.create_node("call_function", node.target, args, name=f"{node.name}_input")
+    # The values' own FakeTensors stay, since views of them alias by storage.
+    alone.meta.update(node.meta | {"val": (val(node)[0], None, None)})
     for part in inputs:
         part.args = (alone, 0)
         alone.append(part)

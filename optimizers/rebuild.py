@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.trace import is_getitem, is_random, origin, phase, set_origin, val
+from tracefuse.optimizers.trace import copy_node, is_getitem, is_random, origin, phase, set_origin, val
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +32,12 @@ def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
     new: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            new[node] = new_graph.node_copy(node)
+            new[node] = copy_node(new_graph, node, new)
     for unit in _ordered(graph, provider):
         if isinstance(unit, Carved):
             _insert(new_graph, unit, new)
         else:
-            new[unit] = new_graph.node_copy(unit, new.__getitem__)
+            new[unit] = copy_node(new_graph, unit, new)
     output = new_graph.output(tuple(new[n] for n in graph.output_node().args[0]))  # type: ignore[union-attr]
     output.meta.update(graph.output_node().meta)
     return new_graph
