@@ -53,7 +53,7 @@ def match_inputs(trace: Trace, patterns: Sequence[str], decide: Decide) -> set[s
     close names; one that matches only inputs without a gradient is a decision.
     """
     with_gradient = {out.of for out in trace.outputs if out.kind == "gradient"}
-    candidates = [i for i in trace.inputs if _is_differentiable(trace.node(i.name), i)]
+    candidates = [i for i, node in zip(trace.inputs, trace.placeholders, strict=True) if _is_differentiable(node, i)]
     matched: set[str] = set()
     for pattern in patterns:
         hits = {i.name for i in candidates if any(fnmatch.fnmatchcase(n, pattern) for n in (i.source, i.name))}

@@ -101,9 +101,10 @@ class _Carver:
         if kernel.key not in self.obstacles:
             self.obstacles[kernel.key] = _obstacle(kernel)
         obstacle = self.obstacles[kernel.key]
-        reason = obstacle.reason if obstacle else _worth(kernel, work)
+        alone = sum(map(bytes_moved, work))
+        reason = obstacle.reason if obstacle else _worth(kernel, work, alone)
         if reason is None:
-            self._report(kernel, work, outputs)
+            self._report(kernel, len(work), alone, outputs[-1])
             return Carved(kernel, tuple(stands_for[: len(kernel.body.inputs)]), tuple(outputs))
         parts = self._parts(nodes, obstacle, stands_for, outputs) if obstacle else []
         self.decide(Decision(work[-1].name, "split" if parts else "leave", reason))
@@ -124,13 +125,12 @@ class _Carver:
         rest = before - alone
         return [*_connected(rest), list(alone)] if rest else []
 
-    def _report(self, kernel: Kernel, work: list[fx.Node], outputs: list[fx.Node]) -> None:
-        alone = sum(map(bytes_moved, work))
+    def _report(self, kernel: Kernel, ops: int, alone: int, result: fx.Node) -> None:
         reason = (
-            f"{len(work)} ops in {kernel.name}: it reads {human_bytes(kernel.nbytes_read)} and writes "
+            f"{ops} ops in {kernel.name}: it reads {human_bytes(kernel.nbytes_read)} and writes "
             f"{human_bytes(kernel.nbytes_written)}, one by one they move {human_bytes(alone)}"
         )
-        self.decide(Decision(outputs[-1].name, "fuse", reason, max(0, alone - kernel.nbytes)))
+        self.decide(Decision(result.name, "fuse", reason, max(0, alone - kernel.nbytes)))
 
 
 def _obstacle(kernel: Kernel) -> _Obstacle | None:
@@ -148,11 +148,10 @@ def _obstacle(kernel: Kernel) -> _Obstacle | None:
     return None
 
 
-def _worth(kernel: Kernel, work: list[fx.Node]) -> str | None:
-    """Why a kernel that could be written is not worth it; None if it is."""
+def _worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
+    """Why a kernel that could be written is not worth it beside `alone`, the bytes that its ops move; None if it is."""
     if len(work) == 1 and work[0].target not in FILL_THEN_COPY:
         return "one op alone: ATen's kernel moves the same bytes"
-    alone = sum(map(bytes_moved, work))
     if kernel.nbytes > alone:
         return f"its kernel would move {human_bytes(kernel.nbytes)}, ATen's ops move {human_bytes(alone)}"
     return None

@@ -6,8 +6,8 @@ kernel's text is written (`triton`).
 
 from __future__ import annotations
 
+import functools
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -16,7 +16,7 @@ from tracefuse.optimizers.composites import COMPOSITES, CONSTANTS, REDUCTIONS, r
 from tracefuse.optimizers.expressions import POINTWISE
 from tracefuse.optimizers.layout import MAX_ROW
 from tracefuse.optimizers.lowering import COMPUTE_TYPE, COPIES
-from tracefuse.optimizers.trace import SHORT_DTYPE, is_random, is_view, tensors, val
+from tracefuse.optimizers.trace import SHORT_DTYPE, is_view, tensors, val
 from tracefuse.optimizers.views import SPLITS, VIEWS, arguments, shape_of
 
 aten = torch.ops.aten
@@ -43,8 +43,9 @@ def refusal(node: fx.Node) -> str | None:
         return "it is no op"
     if node.target is operator.getitem:
         return _getitem_refusal(node)
-    unknown = _unknown(node)
-    return unknown or _type_refusal(node) or _device_refusal(node) or _row_refusal(node)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return "it is a kernel already"
+    return _unknown(node.target) or _type_refusal(node) or _device_refusal(node) or _row_refusal(node)
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -74,18 +75,17 @@ def _getitem_refusal(node: fx.Node) -> str | None:
     return refusal(source) or _type_refusal(node)
 
 
-def _unknown(node: fx.Node) -> str | None:
-    target: Any = node.target
+@functools.cache
+def _unknown(target: torch._ops.OpOverload) -> str | None:
     if target in POINTWISE or target in VIEWS or target in SPLITS or target in COPIES or target in COMPOSITES:
         return None
-    name = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else ""
-    if not name:
-        return "it is a kernel already"
+    name = target.overloadpacket.__name__
     if name in MATRIX or "convolution" in name or "attention" in name:
         return "matmul, convolution and attention stay with ATen's library kernels"
     if name in GATHERS:
         return "gather and scatter read or write at addresses that are data"
-    return "it draws random numbers" if is_random(node) else "no Triton form is known for it"
+    draws = torch.Tag.nondeterministic_seeded in target.tags
+    return "it draws random numbers" if draws else "no Triton form is known for it"
 
 
 def _type_refusal(node: fx.Node) -> str | None:
@@ -94,7 +94,7 @@ def _type_refusal(node: fx.Node) -> str | None:
             return f"{SHORT_DTYPE.get(tensor.dtype, tensor.dtype)} has no Triton form"
         if tensor.layout is not torch.strided:
             return f"its layout is {tensor.layout}"
-        if any(not isinstance(size, int) for size in tensor.shape):
+        if set(map(type, tensor.shape)) - {int}:
             return "its shape is symbolic"
     if not is_view(node) and any(tensor.numel() == 0 for tensor in tensors(node)):
         return "it has no elements"
@@ -102,6 +102,8 @@ def _type_refusal(node: fx.Node) -> str | None:
 
 
 def _device_refusal(node: fx.Node) -> str | None:
+    if len({t.device for a in (node, *node.all_input_nodes) for t in tensors(a)}) == 1:
+        return None
     read = () if is_constant(node) else node.all_input_nodes
     devices = {t.device for a in read if not (is_constant(a) and val(a).dim() == 0) for t in tensors(a)}
     devices |= {t.device for t in tensors(node)}

@@ -44,13 +44,10 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
     depth: dict[fx.Node, int] = {}
     region_of: dict[fx.Node, Region] = {}
     for node in graph.nodes:
-        links = [
-            a for a in node.all_input_nodes if node in fusible and a in region_of and _may_join(node, region_of[a])
-        ]
-        depth[node] = max(
-            (depth[a] + (a not in links and a.op == "call_function") for a in node.all_input_nodes), default=0
-        )
-        if node in fusible:
+        inputs, is_fusible = node.all_input_nodes, node in fusible
+        links = [a for a in inputs if is_fusible and a in region_of and _may_join(node, region_of[a])]
+        depth[node] = max((depth[a] + (a not in links and a.op == "call_function") for a in inputs), default=0)
+        if is_fusible:
             near = {region_of[a]: None for a in links if depth[a] == depth[node]}
             depth[node] += not _join(node, list(near), region_of)
     _sink(graph, region_of)
@@ -63,7 +60,8 @@ def _may_join(node: fx.Node, region: Region) -> bool:
 
 def _join(node: fx.Node, near: list[Region], region_of: dict[fx.Node, Region]) -> bool:
     """Put `node` and the regions `near` together; where their rows disagree, begin a region and return False."""
-    own = Region({node: None}, phase(node), _device(node), row_of(node), {node} if row_of(node) else set())
+    row = row_of(node)
+    own = Region({node: None}, phase(node), _device(node), row, {node} if row else set())
     if not _agree(node, own, near):
         region_of[node] = own
         return False

@@ -240,11 +240,13 @@ def expression(node: fx.Node) -> Hashable | None:
 
 
 def _frozen(arg: Any) -> Hashable:
+    if isinstance(arg, fx.Node):
+        return arg
     if isinstance(arg, (list, tuple)):
-        return tuple(_frozen(a) for a in arg)
+        return tuple(map(_frozen, arg))
     if isinstance(arg, dict):
         return tuple((k, _frozen(v)) for k, v in sorted(arg.items()))
-    return arg if isinstance(arg, fx.Node) else (type(arg), arg)
+    return type(arg), arg
 
 
 # --- the pass ---------------------------------------------------------------------------------------------------------
