@@ -16,7 +16,7 @@ import torch
 
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.passes import Step
-from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, op_name, origin, phase
+from tracefuse.optimizers.trace import Trace, does_work, human_bytes, op_name, origin, phase
 from tracefuse.timing import aligned
 
 
@@ -34,7 +34,7 @@ class Summary:
 
 def summarise(trace: Trace) -> Summary:
     """The numbers of one joint trace."""
-    ops = [n for n in trace.ops if not is_getitem(n)]
+    ops = [n for n in trace.ops if does_work(n)]
     backward = sum(phase(n) == "backward" for n in ops)
     kernels = [op_name(n) for n in ops if not isinstance(n.target, torch._ops.OpOverload)]
     return Summary(
@@ -75,7 +75,7 @@ def by_module(trace: Trace) -> dict[str, ModuleCounts]:
     """Counts by module path with indices as `*` ("h.*.attn"), in the forward's order; "" is code outside modules."""
     counts: dict[str, ModuleCounts] = defaultdict(lambda: ModuleCounts(set()))
     nodes = {n.name: n for n in trace.graph.nodes}
-    for node in (n for n in trace.ops if not is_getitem(n)):
+    for node in filter(does_work, trace.ops):
         found = counts[folded(origin(node).module)]
         found.paths.add(origin(node).module)
         found.forward_ops += phase(node) == "forward"

@@ -126,8 +126,8 @@ class Trace:
 
     @property
     def op_count(self) -> int:
-        """How many operators the trace runs; taking a multi-output operator apart is none."""
-        return sum(not is_getitem(n) for n in self.ops)
+        """How many operators do work. What the user is told of the size of a trace."""
+        return sum(map(does_work, self.ops))
 
     @property
     def returned(self) -> tuple[fx.Node, ...]:
@@ -261,6 +261,11 @@ def is_view(node: fx.Node) -> bool:
 def _returns_view(target: torch._ops.OpOverload) -> bool:
     aliases = [a.alias_info for a in target._schema.arguments if a.alias_info is not None]
     return target in _UNDECLARED_VIEWS or (bool(aliases) and not any(a.is_write for a in aliases))
+
+
+def does_work(node: fx.Node) -> bool:
+    """Whether the op runs something: views, and taking a multi-output operator apart, do not."""
+    return not is_getitem(node) and not is_view(node)
 
 
 def is_random(node: fx.Node) -> bool:
