@@ -20,7 +20,7 @@ import torch
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.render import INDENT, body_lines, literal, render
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, val
-from tracefuse.optimizers.triton import kernel_source
+from tracefuse.optimizers.triton import LAUNCH, kernel_source
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
@@ -37,7 +37,7 @@ def module_source(variant: Variant) -> str:
     _check_one_step(variant.trace)
     sections = [
         _header(variant),
-        *([_rule("kernels")] if variant.kernels else []),
+        *([_rule("kernels"), LAUNCH] if variant.kernels else []),
         *(kernel_source(kernel) for kernel in variant.kernels),
         _rule("the optimised program"),
         render(forward),

@@ -2,6 +2,21 @@ import torch
 import triton
 import triton.language as tl
 
+_compiled = {}
+
+
+def launch(kernel, programs, *tensors, num_warps, **blocks):
+    """`kernel[(programs,)](*tensors, ...)`, finding the machine code of an earlier launch by what it depends on here.
+
+    Triton looks at every argument's type and value at each launch, which takes the host longer than the launch itself.
+    """
+    key = (id(kernel), tensors[0].device, *[(t.dtype, t.data_ptr() % 16 == 0) for t in tensors])
+    found = _compiled.get(key)
+    if found is None:  # always under the interpreter, which compiles nothing
+        _compiled[key] = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)
+    else:
+        found[(programs, 1, 1)](*tensors, *blocks.values())
+
 
 # fused_add_native_layer_norm_75e4b5: 2 ATen ops; reads 24 MiB, writes 24.03 MiB.
 # x: bf16[8192, 768], 12 MiB
@@ -70,7 +85,8 @@ def fused_add_native_layer_norm_75e4b5(x, residual, weight, bias):
     getitem = torch.empty_strided((8192, 768), (768, 1), dtype=torch.bfloat16, device=x.device)
     getitem_1 = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
     getitem_2 = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
-    fused_add_native_layer_norm_75e4b5_kernel[(4096,)](
-        x, residual, weight, bias, add, getitem, getitem_1, getitem_2, ROWS=2, COLS=1024, num_warps=4,
+    launch(
+        fused_add_native_layer_norm_75e4b5_kernel, 4096, x, residual, weight, bias, add, getitem, getitem_1,
+        getitem_2, ROWS=2, COLS=1024, num_warps=4,
     )
     return add, getitem, getitem_1, getitem_2

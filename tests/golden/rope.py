@@ -2,6 +2,21 @@ import torch
 import triton
 import triton.language as tl
 
+_compiled = {}
+
+
+def launch(kernel, programs, *tensors, num_warps, **blocks):
+    """`kernel[(programs,)](*tensors, ...)`, finding the machine code of an earlier launch by what it depends on here.
+
+    Triton looks at every argument's type and value at each launch, which takes the host longer than the launch itself.
+    """
+    key = (id(kernel), tensors[0].device, *[(t.dtype, t.data_ptr() % 16 == 0) for t in tensors])
+    found = _compiled.get(key)
+    if found is None:  # always under the interpreter, which compiles nothing
+        _compiled[key] = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)
+    else:
+        found[(programs, 1, 1)](*tensors, *blocks.values())
+
 
 # fused_cos_to_copy_mul_add_fff991: 13 ATen ops; reads 322 MiB, writes 320 MiB.
 # t: bf16[4096, 10, 32, 128], 320 MiB
@@ -81,5 +96,5 @@ def fused_cos_to_copy_mul_add_fff991(t, freqs):
     if freqs.stride() != (128, 128, 128, 1):
         freqs = torch.empty_strided(freqs.shape, (128, 128, 128, 1), dtype=freqs.dtype, device=freqs.device).copy_(freqs)
     cat_1 = torch.empty_strided((4096, 10, 32, 128), (40960, 4096, 128, 1), dtype=torch.bfloat16, device=t.device)
-    fused_cos_to_copy_mul_add_fff991_kernel[(40960,)](t, freqs, cat_1, ROWS=32, COLS=128, num_warps=4)
+    launch(fused_cos_to_copy_mul_add_fff991_kernel, 40960, t, freqs, cat_1, ROWS=32, COLS=128, num_warps=4)
     return cat_1
