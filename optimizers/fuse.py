@@ -37,6 +37,7 @@ from tracefuse.optimizers.trace import (
     is_view,
 )
 from tracefuse.optimizers.triton import Misfit, lower
+from tracefuse.optimizers.views import SPLITS
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class _Carver:
     def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Carved | list[list[fx.Node]]:
         """The kernel, or the parts to try next."""
         work = [n for n in nodes if not is_free(n)]
-        kernel, stands_for = make_kernel(outputs, _with_constants(nodes), self.kernels)
+        kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
         if kernel.key not in self.obstacles:
             self.obstacles[kernel.key] = _obstacle(kernel)
         obstacle = self.obstacles[kernel.key]
@@ -170,8 +171,12 @@ def _outputs(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return list(found)
 
 
-def _with_constants(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    return set(nodes) | {a for n in nodes for a in n.all_input_nodes if is_constant(a)}
+def _with_remade(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """`nodes` with the constants that they read and the splits whose parts they read, which are made again in the kernel.
+
+    A split in a region above the one of its parts is a list, which no kernel takes: the kernel takes what is split.
+    """
+    return set(nodes) | {a for n in nodes for a in n.all_input_nodes if is_constant(a) or a.target in SPLITS}
 
 
 def _closure(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> set[fx.Node]:

@@ -119,6 +119,8 @@ def _row_refusal(node: fx.Node) -> str | None:
         return "the gradients of weight and bias are sums over rows"
     shape = shape_of(next(iter(args.values())))
     dims = reduced_dims(node)
+    if 0 in shape:
+        return "it reduces no elements"
     if not dims or torch.Size(shape).numel() == 1:
         return "it reduces a single element"
     if any(shape[dim] > 1 for dim in range(dims[0], len(shape)) if dim not in dims):

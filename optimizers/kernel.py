@@ -20,7 +20,8 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.composites import CONSTANTS, fill_value
-from tracefuse.optimizers.trace import Input, Output, Trace, is_view, tensors, val
+from tracefuse.optimizers.errors import NotSupported
+from tracefuse.optimizers.trace import Input, Output, Trace, is_view, op_name, tensor_type, tensors, val
 
 aten = torch.ops.aten
 
@@ -71,13 +72,21 @@ def make_kernel(
     """The kernel that computes `outputs` by the ops `inside`, and the values its body's nodes stand for, in their order.
 
     The first of those, as many as the body has placeholders, are what the kernel takes as arguments. A kernel in `known`,
-    by key, is returned as it is; a new one is added to it.
+    by key, is returned as it is; a new one is added to it. Raises `NotSupported` where it would take a list of tensors.
     """
     ops, inputs = _from_outputs(outputs, inside)
+    _check_inputs(inputs)
     known, key = {} if known is None else known, _key(inputs, ops, outputs)
     if key not in known:
         known[key] = _named(key, _body(ops, inputs, outputs))
     return known[key], [*inputs, *ops]
+
+
+def _check_inputs(inputs: Sequence[fx.Node]) -> None:
+    for node in inputs:
+        if not isinstance(val(node), torch.Tensor):
+            reason = f"a kernel takes tensors, and {node.name} is {tensor_type(val(node))}"
+            raise NotSupported(f"{reason}; put {op_name(node)} inside the kernel, or leave it to ATen (fuse=False)")
 
 
 def _named(key: str, body: Trace) -> Kernel:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from kernels import kernel_of, kernel_of_types
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tracefuse.compile import launcher
-from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.errors import NotSupported
+from tracefuse.optimizers.kernel import Kernel, make_kernel
 
 f32, bf16 = torch.float32, torch.bfloat16
 
@@ -29,6 +31,13 @@ def test_results_are_memory_of_their_own() -> None:
     result = kernel(*inputs)
     assert isinstance(result, torch.Tensor)
     assert result.untyped_storage().data_ptr() != inputs[0].untyped_storage().data_ptr()
+
+
+def test_a_list_is_no_argument() -> None:
+    graph = make_fx(lambda x: x.split(2)[0] * 2, tracing_mode="fake")(torch.randn(4)).graph
+    _, *inside = (n for n in graph.nodes if n.op == "call_function")
+    with pytest.raises(NotSupported, match=r"split.* is \(f32\[2\], f32\[2\]\); put aten.split.Tensor inside"):
+        make_kernel(inside[-1:], set(inside))
 
 
 def test_equal_work_has_one_key_whatever_its_names() -> None:

@@ -102,6 +102,38 @@ def test_a_result_read_across_its_rows_splits_the_region() -> None:
     assert len(kernels(result)) == 2
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (lambda a, b: a * F.silu(b))(*F.layer_norm(x, (6,)).chunk(2, -1)),
+        lambda x: sum(q.sin() * 2 for q in x.softmax(-1).split(3, -1)),
+        lambda x: (lambda a, b: (a * b).sum(-1).exp())(*(x * 2).softmax(-1).unbind(0)),
+    ],
+    ids=["gated layer norm", "split of a softmax", "unbind, then row sum"],
+)
+def test_the_parts_of_a_split_below_a_row_reduction_are_a_kernel_of_the_whole(fn) -> None:  # type: ignore[no-untyped-def]
+    """A split is free and yields a list: the kernel that reads its parts takes the tensor that is split."""
+    x = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
+
+    def step() -> Tensor:
+        loss = fn(x).sum()
+        loss.backward()
+        return loss
+
+    result = tried(Fuse(), tracefuse.capture(step))
+    assert kernels(result)
+    for kernel in kernels(result):
+        assert all(isinstance(p.meta["val"], Tensor) for p in kernel.body.placeholders)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
+@pytest.mark.parametrize("fn", [lambda y: (y.sum(-1) * 2).sum(), lambda y: y.softmax(-1).sum()], ids=["sum", "softmax"])
+def test_rows_without_elements_stay_with_aten(fn, shape: tuple[int, int]) -> None:  # type: ignore[no-untyped-def]
+    x = torch.randn(shape, requires_grad=True)
+    result = tried(Fuse(), tracefuse.capture(lambda: fn(x * 3).backward()))
+    assert "it reduces no elements" in result.reasons("leave")
+
+
 def test_results_of_another_size_split_the_region() -> None:
     def fn(x: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
         table = angle.cos() * 2
