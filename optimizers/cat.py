@@ -48,7 +48,14 @@ from tracefuse.optimizers.axes import Range, as_range, cat_ranges, shape
 from tracefuse.optimizers.cat_runs import join_runs
 from tracefuse.optimizers.cat_sums import as_sum, join_padded
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import is_newly_saved, once, replace_by, replace_by_call, replace_value
+from tracefuse.optimizers.rewrite import (
+    is_newly_saved,
+    mark_overwritten,
+    once,
+    replace_by,
+    replace_by_call,
+    replace_value,
+)
 from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, human_bytes, is_getitem, nbytes, phase
 
 Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
@@ -155,6 +162,7 @@ class Cat:
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
         new, tell = trace.copy(), once(decide)
+        mark_overwritten(new)
         while _sweep(new.graph, tell):
             pass
         return new

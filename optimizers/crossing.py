@@ -8,6 +8,7 @@ from torch import fx
 
 from tracefuse.optimizers.cost import bytes_moved, op_class, touched_bytes
 from tracefuse.optimizers.fusible import refusal, row_of
+from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import (
     Trace,
     human_bytes,
@@ -115,13 +116,6 @@ class Forward:
             return False
         rows = row_of(producer(node)), row_of(producer(reader))
         return None in rows or rows[0] == rows[1]
-
-
-def base(node: fx.Node) -> fx.Node:
-    """The value whose memory `node` is a view of; `node` itself if it is no view."""
-    while is_view(node):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def is_free(node: fx.Node) -> bool:

@@ -10,8 +10,9 @@ from typing import Literal
 
 from torch import fx
 
-from tracefuse.optimizers.crossing import Forward, base, impossible, is_several
+from tracefuse.optimizers.crossing import Forward, impossible, is_several
 from tracefuse.optimizers.errors import PinConflict, UnknownValue
+from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import is_getitem, origin
 
 Action = Literal["save", "recompute"]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tracefuse.optimizers.cost import Peaks, bytes_moved, roofline_seconds
-from tracefuse.optimizers.crossing import Forward, base, is_free, stored_bytes
+from tracefuse.optimizers.crossing import Forward, is_free, stored_bytes
 from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import human_bytes, op_name, producer
 
 if TYPE_CHECKING:

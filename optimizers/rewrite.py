@@ -8,8 +8,10 @@ passes that rewrite:
     randomness  a random op fills its result in the order of its strides, so its operands keep theirs
     phases      a forward op never reads a backward value, and the backward reads no forward value that would have to be saved
                 only because of the rewrite
+    mutation    the backward comes to read no input that the forward overwrites: by then it holds the new value
 
-`replace_value` does it or says why not, in a sentence, and then nothing has changed.
+`replace_value` does it or says why not, in a sentence, and then nothing has changed. What is overwritten it knows of a trace
+that `mark_overwritten` has seen.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import fx
 
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import (
+    Trace,
     call,
     fake_mode,
     human_bytes,
@@ -54,8 +57,18 @@ def storages(node: fx.Node) -> set[int]:
 
 def aliases(node: fx.Node) -> set[fx.Node]:
     """The values that lie in the node's memory, itself among them: what it is a view of, and the views of that."""
+    return views_of(base(node))
+
+
+def base(node: fx.Node) -> fx.Node:
+    """The value whose memory `node` is a view of; `node` itself if it is no view."""
     while is_view(node):
         node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def views_of(node: fx.Node) -> set[fx.Node]:
+    """The node and the views of it, of those, and so on."""
     found, pending = {node}, [node]
     while pending:
         views = [u for u in pending.pop().users if u.op == "call_function" and u not in found and _moves(u)]
@@ -67,17 +80,37 @@ def aliases(node: fx.Node) -> set[fx.Node]:
 def is_newly_saved(value: fx.Node) -> bool:
     """Whether a backward op that starts to read `value` makes the forward keep memory that it does not keep yet.
 
-    Inputs are kept anyway, and so are values that share memory with what the backward reads already.
+    Inputs that the forward does not overwrite are kept anyway, and so are values that share memory with what the backward
+    reads already.
     """
     if phase(value) == "backward":
         return False
     lying_there = [n for n in aliases(value) if phase(n) == "forward"]
-    return not any(n.op == "placeholder" or is_read_late(n) for n in lying_there)
+    is_kept_input = base(value).op == "placeholder" and not is_overwritten(value)
+    return not (is_kept_input or any(is_read_late(n) for n in lying_there))
 
 
 def is_read_late(node: fx.Node) -> bool:
     """Whether an op of the backward reads the value."""
     return any(user.op == "call_function" and phase(user) == "backward" for user in node.users)
+
+
+def mark_overwritten(trace: Trace) -> None:
+    """Note on every input (`meta["overwritten"]`) whether the forward writes a new value to its memory when it ends.
+
+    For passes, on their own copy, before the first rewrite: rewrites see nodes, and only the signature knows.
+    """
+    pairs = zip(trace.outputs, trace.returned, strict=True)
+    named = {out.of for out, value in pairs if out.kind == "mutation" and phase(value) == "forward"}
+    inputs = trace.placeholders
+    memory = {m for n in inputs if n.name in named for m in storages(n)}
+    for node in inputs:
+        node.meta["overwritten"] = not memory.isdisjoint(storages(node))
+
+
+def is_overwritten(node: fx.Node) -> bool:
+    """Whether the value lies in the memory of an input that the forward overwrites, as `mark_overwritten` noted."""
+    return bool(base(node).meta.get("overwritten"))
 
 
 def evaluate(graph: fx.Graph, target: Callable[..., Any], args: Any, kwargs: Any, known: dict[fx.Node, Any]) -> Any:
@@ -95,7 +128,8 @@ def replace_value(old: fx.Node, new: fx.Node) -> str | None:
 
     `old` stays in the graph, unread: dead code elimination takes it away.
     """
-    if reason := _type_conflict(old, new) or _phase_conflict(old, new) or _alias_conflict(old, new):
+    conflicts = (_type_conflict, _phase_conflict, _overwrite_conflict, _alias_conflict)
+    if reason := next(filter(None, (conflict(old, new) for conflict in conflicts)), None):
         return reason
     retyped, reason = _retype(old, new)
     if reason:
@@ -115,7 +149,7 @@ def replace_by(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
     try:
         with graph.inserting_before(old):
             new = build()
-        reason = replace_value(old, new)
+        reason = _late_reader(old, before) or replace_value(old, new)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
     while reason is not None and old.prev is not before:
@@ -144,6 +178,27 @@ def _phase_conflict(old: fx.Node, new: fx.Node) -> str | None:
         return None
     freed, kept = _memory_nbytes(old) if phase(old) == "forward" else 0, _memory_nbytes(new)
     return f"{new.name} would have to be saved for the backward, {human_bytes(kept)}" if kept > freed else None
+
+
+def _overwrite_conflict(old: fx.Node, new: fx.Node) -> str | None:
+    if not is_overwritten(new) or base(new) is base(old) or not any(map(is_read_late, views_of(old))):
+        return None
+    return _overwritten(new)
+
+
+def _late_reader(old: fx.Node, before: fx.Node) -> str | None:
+    """Why the ops between `before` and `old`, inserted to replace it, may not read what they read; None if they may."""
+    node = before.next
+    while node is not old:
+        for operand in node.all_input_nodes if phase(node) == "backward" else ():
+            if is_overwritten(operand) and base(operand) is not base(old):
+                return _overwritten(operand)
+        node = node.next
+    return None
+
+
+def _overwritten(value: fx.Node) -> str:
+    return f"the forward overwrites {base(value).name} before the backward would read it"
 
 
 def _memory_nbytes(node: fx.Node) -> int:

@@ -10,7 +10,7 @@
     common subexpression  the same op on the same operands    the first one, within one phase: never a value saved anew
 
 Rules run in program order over and over until a sweep changes nothing, so that one rule's result is the next one's operand.
-A rewrite that would change an output's memory or strides, or save more for the backward, is refused; the decision says which.
+A rewrite that breaks what the rest relies on, see `optimizers/rewrite.py`, is refused; the decision says why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import fx
 
 from tracefuse.optimizers.axes import as_range, permutation
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import is_newly_saved, layout, once, replace_by_call, replace_value
+from tracefuse.optimizers.rewrite import is_newly_saved, layout, mark_overwritten, once, replace_by_call, replace_value
 from tracefuse.optimizers.trace import (
     Trace,
     aten,
@@ -294,6 +294,7 @@ class Simplify:
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
         new, tell = trace.copy(), once(decide)
+        mark_overwritten(new)
         while _sweep(new.graph, tell):
             pass
         return new

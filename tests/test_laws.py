@@ -7,6 +7,8 @@ run, and the pass leaves its input as it was.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import programs
 import pytest
@@ -78,3 +80,124 @@ def test_rewrites_never_make_the_forward_keep_more(name):
 
 def kept_nbytes(trace: Trace) -> int:
     return sum(count for _, count in saved_memory(trace).values())
+
+
+# --- programs that overwrite what they read ---------------------------------------------------------------------------
+
+
+@dataclass
+class Mutating:
+    """A program whose `run` also overwrites `buffers`."""
+
+    program: programs.Program
+    buffers: list[torch.Tensor]
+
+    def observed(self, run: Callable[[], torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """The buffers after `run` and its gradients; the buffers then have their old contents again."""
+        before = [b.clone() for b in self.buffers]
+        self.program.fresh()
+        run()
+        after = [b.clone() for b in self.buffers]
+        for buffer, old in zip(self.buffers, before, strict=True):
+            buffer.copy_(old)
+        return after, self.program.gradients()
+
+
+def _mutating(
+    step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float64
+) -> Mutating:
+    """`step(buffer, w)` mutates the buffer and returns what is summed and differentiated."""
+    buffer = torch.arange(1.0, 7.0, dtype=dtype).view(2, 3)
+    w = torch.linspace(0.5, 2.0, 6, dtype=torch.float64).view(2, 3).requires_grad_()
+
+    def run() -> torch.Tensor:
+        loss = step(buffer, w).sum()
+        loss.backward()
+        return loss
+
+    return Mutating(programs.Program(run, {"w": w}), [buffer])
+
+
+def _batch_norm() -> Mutating:
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(3).double()
+    program = programs.of_module(norm, torch.randn(4, 3, dtype=torch.float64, requires_grad=True))
+    return Mutating(program, list(norm.buffers()))
+
+
+def _times_copy(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = buffer.clone() * w
+    buffer.add_(1.0)
+    return y
+
+
+def _times_view_of_copy(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = buffer.clone().t() * w.t()
+    buffer.mul_(2.0)
+    return y
+
+
+def _times_slice_of_cat(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = torch.cat([buffer, w.detach()])[:2] * w
+    buffer.zero_()
+    return y
+
+
+def _times_cat_of_slices(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = torch.cat([buffer[:1], buffer[1:]]) * w
+    buffer.zero_()
+    return y
+
+
+class RoundTrip(torch.autograd.Function):
+    """b * w, which casts b up for the forward and down again for the backward."""
+
+    @staticmethod
+    def forward(ctx, b, w):  # type: ignore[no-untyped-def]
+        wide = b.double()
+        ctx.save_for_backward(wide)
+        return wide * w
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return None, ctx.saved_tensors[0].float() * grad
+
+
+def _times_round_trip(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = RoundTrip.apply(buffer, w)
+    buffer.zero_()
+    return y
+
+
+def _times_new(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    buffer.mul_(0.9).add_(w.detach() * 0.1)
+    return buffer * w.exp()
+
+
+MUTATING = {
+    "batch norm": _batch_norm,
+    "copy": lambda: _mutating(_times_copy),
+    "view of copy": lambda: _mutating(_times_view_of_copy),
+    "slice of cat": lambda: _mutating(_times_slice_of_cat),
+    "cat of slices": lambda: _mutating(_times_cat_of_slices),
+    "cast": lambda: _mutating(_times_round_trip, torch.float32),
+    "new value": lambda: _mutating(_times_new),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", MUTATING)
+def test_every_compiled_pass_mutates_like_eager(name, choice):
+    """The forward overwrites its inputs before the backward runs, which a replay of the joint trace cannot tell."""
+    mutating = MUTATING[name]()
+    expected = mutating.observed(mutating.program.run)
+    captures = []
+    mutating.observed(lambda: captures.append(tracefuse.capture(mutating.program.run)))
+    step = captures[0].variant(Config.off().changed(**CHOICES[choice])).check().compile()
+
+    found = mutating.observed(lambda: step().backward())
+
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert len(expected[1]) == len(mutating.program.leaves)
+    changed = [not torch.equal(a, b) for a, b in zip(expected[0], mutating.buffers, strict=True)]
+    assert all(changed), "the program overwrites nothing"
