@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tracefuse.optimizers.crossing import is_free
 from tracefuse.optimizers.rewrite import refresh_views
-from tracefuse.optimizers.trace import Trace, is_getitem, phase, val
+from tracefuse.optimizers.trace import Trace, copy_node, is_getitem, phase, val
 
 
 def recomputes(node: fx.Node) -> str | None:
@@ -126,7 +126,7 @@ def forget(trace: Trace) -> Trace:
             with graph.inserting_before(end_of_forward) if end_of_forward else nullcontext():
                 new[node] = forward[name] = _original(graph, node, name, new)
         else:
-            new[node] = graph.node_copy(node, new.__getitem__)
+            new[node] = copy_node(graph, node, new)
             is_backward = node.op == "call_function" and phase(node) == "backward"
             if is_backward:
                 end_of_forward = end_of_forward or new[node]
