@@ -133,12 +133,15 @@ def note_unmasked(trace: Trace, decide: Decide) -> None:
 
 def drop_gradients(trace: Trace, frozen: set[str], decide: Decide) -> Trace:
     """`trace` (edited in place) without the gradients of `frozen` inputs, which are no longer trainable."""
-    pairs = list(zip(trace.outputs, trace.returned, strict=True))
-    dropped = [(out, node) for out, node in pairs if out.kind == "gradient" and out.of in frozen]
-    for out, node in dropped:
-        source = trace.input_of(out.of).source
-        decide(Decision(node.name, "dropped", f"the gradient of {source}, which is frozen", nbytes(node)))
-    kept = trace.with_outputs([pair for pair in pairs if pair not in dropped])
+    sources = {i.name: i.source for i in trace.inputs}
+    pairs, kept_pairs = zip(trace.outputs, trace.returned, strict=True), []
+    for out, node in pairs:
+        if out.kind == "gradient" and out.of in frozen:
+            reason = f"the gradient of {sources[out.of]}, which is frozen"
+            decide(Decision(node.name, "dropped", reason, nbytes(node)))
+        else:
+            kept_pairs.append((out, node))
+    kept = trace.with_outputs(kept_pairs)
     return replace(kept, inputs=tuple(replace(i, trainable=i.trainable and i.name not in frozen) for i in kept.inputs))
 
 

@@ -82,6 +82,20 @@ def kept_nbytes(trace: Trace) -> int:
     return sum(count for _, count in saved_memory(trace).values())
 
 
+def test_no_pass_searches_the_trace_for_a_name(monkeypatch):
+    """A search looks at every node, so that one per input takes quadratic time."""
+
+    def search(self: Trace, name: str) -> None:
+        raise AssertionError(f"a pass looks for {name}")
+
+    monkeypatch.setattr(Trace, "node", search)
+    monkeypatch.setattr(Trace, "input_of", search)
+    capture, _, _ = eager("gpt")
+    options = CHOICES["all"] | {"freeze": ("*mlp*",)}
+    steps = run_pipeline(capture.trace, Config.off().changed(**options).passes())
+    assert steps[1].removed
+
+
 # --- programs that overwrite what they read ---------------------------------------------------------------------------
 
 
