@@ -60,7 +60,7 @@ class Variant:
         """This variant, or `PassError` with the message of the first pass that failed."""
         for step in self.steps:
             if step.error is not None:
-                raise PassError(f"{step.name}: {step.error}")
+                raise PassError(f"{step.name}: {step.error}") from step.cause
         return self
 
     @property

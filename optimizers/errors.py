@@ -15,3 +15,7 @@ class NotSupported(TracefuseError):
 
 class PinConflict(TracefuseError):
     """A value pinned to be both saved and recomputed, or one that cannot be recomputed at all."""
+
+
+class PassDefect(TracefuseError):
+    """A pass that raised what no pass raises on purpose: a defect of tracefuse, not of the program. The cause is chained."""

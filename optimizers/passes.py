@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.trace import Trace
 from tracefuse.optimizers.verify import verify
 
@@ -43,7 +43,10 @@ class Pass(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """The record of one pass on one trace. `error` is set, and `after` is `before`, where the pass failed."""
+    """The record of one pass on one trace.
+
+    Where the pass failed, `error` is its message, `cause` the exception, and `after` is `before`.
+    """
 
     name: str
     before: Trace
@@ -51,6 +54,7 @@ class Step:
     seconds: float
     decisions: tuple[Decision, ...]
     error: str | None = None
+    cause: TracefuseError | None = None
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -77,7 +81,8 @@ def run_pipeline(
 ) -> tuple[Step, ...]:
     """Apply `passes` in the order given and verify after each.
 
-    `clock` returns seconds; without it every step's `seconds` is 0. With `on_error="record"` a pass that raises becomes a
+    `clock` returns seconds; without it every step's `seconds` is 0. An exception that is no `TracefuseError` becomes a
+    `PassDefect`. With `on_error="record"` a pass that raises becomes a
     step with its message, and the next pass continues from the trace before it; with "raise" the error leaves.
     """
     steps: list[Step] = []
@@ -107,13 +112,27 @@ def _run_step(one: Pass, trace: Trace, clock: Callable[[], float], on_error: str
     decisions: list[Decision] = []
     start = clock()
     try:
-        after = one.run(trace, decisions.append)
-        verify(after)
+        after = _checked(one, trace, decisions.append)
     except TracefuseError as error:
         if on_error == "raise":
             raise
-        return Step(one.name, trace, trace, clock() - start, tuple(decisions), str(error))
+        return Step(one.name, trace, trace, clock() - start, tuple(decisions), str(error), error)
     return Step(one.name, trace, after, clock() - start, tuple(decisions))
+
+
+def _checked(one: Pass, trace: Trace, decide: Decide) -> Trace:
+    """What the pass makes of `trace`, verified. Raises nothing but `TracefuseError`s."""
+    try:
+        after = one.run(trace, decide)
+        verify(after)
+    except TracefuseError:
+        raise
+    except Exception as error:
+        raise PassDefect(
+            f"{type(error).__name__}: {str(error).rstrip('.')}. This is a defect of the pass {one.name}: switch it off, and "
+            "report it with the trace that it was given"
+        ) from error
+    return after
 
 
 def final(trace: Trace, steps: Sequence[Step]) -> Trace:

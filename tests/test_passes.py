@@ -1,0 +1,80 @@
+"""The pipeline records what passes do, and what they fail at, whatever that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from traces import captured
+
+from tracefuse.optimizers.errors import PassDefect, UnknownValue
+from tracefuse.optimizers.passes import Decide, Decision, run_pipeline
+from tracefuse.optimizers.simplify import Simplify
+from tracefuse.optimizers.trace import Trace
+from tracefuse.variant import PassError
+
+
+@dataclass(frozen=True)
+class Raising:
+    """A pass that decides something, then raises `error`."""
+
+    error: Exception
+    name: ClassVar[str] = "raising"
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        decide(Decision("x", "looked at", "before it went wrong"))
+        raise self.error
+
+
+@pytest.fixture
+def trace() -> Trace:
+    return captured(lambda x: x.sin().clone() * 2, torch.ones(3)).trace
+
+
+def test_a_defect_is_a_step_with_a_message_and_the_next_pass_runs(trace):
+    bug = ZeroDivisionError("division by zero")
+    failed, after = run_pipeline(trace, [Raising(bug), Simplify()], on_error="record")
+    assert failed.after is failed.before is after.before is trace
+    assert failed.error.startswith("ZeroDivisionError: division by zero. ")
+    assert "the pass raising: switch it off" in failed.error
+    assert isinstance(failed.cause, PassDefect)
+    assert failed.cause.__cause__ is bug
+    assert [d.value for d in failed.decisions] == ["x"]
+    assert after.error is None
+    assert "clone" in after.removed
+
+
+def test_a_defect_leaves_as_our_error_with_its_cause(trace):
+    with pytest.raises(PassDefect, match="switch it off, and report it") as caught:
+        run_pipeline(trace, [Raising(KeyError("y"))])
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_what_a_pass_raises_on_purpose_stays_as_it_is(trace):
+    error = UnknownValue("no such value: choose another")
+    (failed,) = run_pipeline(trace, [Raising(error)], on_error="record")
+    assert failed.error == "no such value: choose another"
+    assert failed.cause is error
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_is_no_defect(trace, interrupt):
+    with pytest.raises(interrupt):
+        run_pipeline(trace, [Raising(interrupt())], on_error="record")
+
+
+def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
+    def broken(self, trace, decide):
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(Simplify, "run", broken)
+    capture = captured(lambda x: x.sin() * 2, torch.ones(3))
+    with pytest.raises(PassError, match="simplify: IndexError: list index out of range") as caught:
+        capture.optimize()
+    assert isinstance(caught.value.__cause__.__cause__, IndexError)
+    errors = {
+        step.name: step.error is not None for step in capture.optimize(simplify=False).with_config(simplify=True).steps
+    }
+    assert errors == {"simplify": True, "freeze": False, "cat": False, "remat": False, "fuse": False}
