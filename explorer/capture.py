@@ -202,8 +202,8 @@ def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any) -> R
         default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
         sources[value] = recorder.names.get(tensor, default)
 
-    results = {root: bound.get(root, "") for root, _, _ in recording.roots}
-    results |= _returned_values(returned, value_of, bound)
+    results = _returned_values(returned, value_of, bound)
+    results |= {root: results.get(root) or bound.get(root, "") for root, _, _ in recording.roots}
     if not results:
         results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
     gradients, made_here = {}, {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,7 +75,7 @@ def build_graph(recording: Recording, kept: Sequence[Value]) -> Built:
         elif call.func in BATCH_NORMS and call.writes():
             _add_batch_norm(built, call)
         elif call.writes():
-            _add_in_place(built, call, hints.get(position), families, {v for v, p in last_read.items() if p > position})
+            _add_in_place(built, call, hints.get(position), families, lambda v, at=position: last_read.get(v, -1) > at)
         else:
             _bind(built, call, _emit(built, call, call.func, hints.get(position)))
     return built
@@ -117,12 +117,16 @@ def _item(built: Built, node: fx.Node, index: int) -> fx.Node:
 
 
 def _add_in_place(
-    built: Built, call: Call, hint: str | None, families: dict[Value, list[Value]], read_later: set[Value]
+    built: Built,
+    call: Call,
+    hint: str | None,
+    families: dict[Value, list[Value]],
+    is_read_later: Callable[[Value], bool],
 ) -> None:
     written = call.writes()
     others = [v for w in written for v in families[w.base] if not v.same_layout(w)]
     twin = functional_twin(call.func)
-    if twin is None or len(written) != 1 or any(v in read_later for v in others):
+    if twin is None or len(written) != 1 or any(map(is_read_later, others)):
         built.needs_functionalize = True
         _bind(built, call, _emit(built, call, call.func, hint))
         return

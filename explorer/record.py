@@ -16,10 +16,11 @@ import functools
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -125,18 +126,18 @@ class Recorder(TorchDispatchMode):
         self._count = 0
         self._twins: dict[int, Origin] = {}
         self._started: set[Value] = set()
+        self._made_memory: set[int | None] = set()
         self._external_storage: dict[int, Value] = {}
 
     def __enter__(self) -> Recorder:
         self._first_seq = torch.autograd._get_sequence_nr()
         self.modules.attach()
-        self._engine = torch.autograd._engine_run_backward
-        torch.autograd._engine_run_backward = self._run_backward
+        _BackwardHook.enter(self)
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
-        torch.autograd._engine_run_backward = self._engine
+        _BackwardHook.leave(self)
         self.modules.detach()
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
@@ -177,19 +178,25 @@ class Recorder(TorchDispatchMode):
         self.recording.externals[fresh] = tensor
         if value is not None:
             self.recording.superseded.add(value)
-        elif tensor.layout == torch.strided:
-            fresh.base = self._external_storage.setdefault(tensor.untyped_storage()._cdata, fresh)
+        elif (memory := _memory(tensor)) is not None:
+            fresh.base = self._external_storage.setdefault(memory, fresh)
         return fresh
 
     def _made_here(self, value: Value) -> bool:
         """Whether a leaf was made or initialised by the program and autograd is about to start at it: from there on it is
         an input, as if it had been made before."""
-        is_new = value not in self.recording.externals or value in self.recording.snapshots
-        return is_new and value not in self._started
+        tensor = self.recording.externals.get(value)
+        initialised_here = value in self.recording.snapshots and _memory(tensor) in self._made_memory
+        return (tensor is None or initialised_here) and value not in self._started
 
     def _made(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
-        return value if value is not None else self._new(tensor)
+        if value is not None:
+            return value
+        memory = _memory(tensor)
+        if memory not in self._external_storage:
+            self._made_memory.add(memory)
+        return self._new(tensor)
 
     def _snapshot(self, value: Value) -> None:
         """Keep what the inputs behind `value`'s memory held before the program overwrites them."""
@@ -230,14 +237,43 @@ class Recorder(TorchDispatchMode):
 
     # --- backward roots ---
 
-    def _run_backward(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        gradients = args[0] if args else kwargs["grad_tensors"]
+    def note_roots(self, outputs: Any, gradients: Any) -> None:
+        """A backward is about to start from `outputs` with `gradients`."""
         for output, gradient in zip(outputs, gradients, strict=True):
             root = self._ids.get(output) if isinstance(output, torch.Tensor) else None
             if root is not None:
                 given = None if gradient is None else self._read(gradient)
                 self.recording.roots.append((root, given, gradient))
-        return self._engine(outputs, *args, **kwargs)
+
+
+class _BackwardHook:
+    """Tells the recorders of the calling thread where a backward starts; in place while any thread records."""
+
+    _lock = threading.Lock()
+    _recorders: ClassVar[list[tuple[int, Recorder]]] = []
+    _engine: ClassVar[Any] = None
+
+    @classmethod
+    def enter(cls, recorder: Recorder) -> None:
+        with cls._lock:
+            if not cls._recorders:
+                cls._engine = torch.autograd._engine_run_backward
+                torch.autograd._engine_run_backward = cls._run
+            cls._recorders.append((threading.get_ident(), recorder))
+
+    @classmethod
+    def leave(cls, recorder: Recorder) -> None:
+        with cls._lock:
+            cls._recorders = [pair for pair in cls._recorders if pair[1] is not recorder]
+            if not cls._recorders:
+                torch.autograd._engine_run_backward = cls._engine
+
+    @classmethod
+    def _run(cls, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        for thread, recorder in cls._recorders:
+            if thread == threading.get_ident():
+                recorder.note_roots(outputs, args[0] if args else kwargs["grad_tensors"])
+        return cls._engine(outputs, *args, **kwargs)
 
 
 class _ModuleStack:
@@ -250,6 +286,7 @@ class _ModuleStack:
         self._handles: list[Any] = []
 
     def attach(self) -> None:
+        self._thread = threading.get_ident()
         self._handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -264,13 +301,19 @@ class _ModuleStack:
         """(dotted path, class name) of the innermost running module; ("", "") outside."""
         return self._stack[-1] if self._stack else ("", "")
 
+    def _is_ours(self) -> bool:
+        """Hooks are global: other threads' modules are not ours, those that autograd's threads run again are."""
+        return threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1
+
     def _enter(self, module: nn.Module, args: Any) -> None:
+        if not self._is_ours():
+            return
         if module not in self._paths:
             self.add_root(module)
         self._stack.append((self._paths[module], type(module).__name__))
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        if self._stack:
+        if self._stack and self._is_ours():
             self._stack.pop()
 
     def add_root(self, root: nn.Module) -> None:
@@ -284,6 +327,11 @@ class _ModuleStack:
         for path, buffer in root.named_buffers():
             if buffer not in self._names:
                 self._names[buffer] = ("buffer", path)
+
+
+def _memory(tensor: torch.Tensor | None) -> int | None:
+    """Equal for tensors that share memory while both are alive."""
+    return tensor.untyped_storage()._cdata if tensor is not None and tensor.layout == torch.strided else None
 
 
 def _bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
