@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracefuse.errors import TracefuseError
+from tracefuse.errors import ExportError, TracefuseError
 from tracefuse.optimizers.passes import Step, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 from tracefuse.options import Config
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 
 class PassError(TracefuseError):
     """A pass that could not do what its options ask for."""
+
+
+def _python_file(path: Path) -> Path:
+    if path.is_dir():
+        raise ExportError(f"{path} is a directory: name a file in it, such as {path / 'step.py'}")
+    if path.suffix != ".py":
+        raise ExportError(f"{path} does not end in .py: name a Python file, such as {path.with_suffix('.py')}")
+    if not path.parent.is_dir():
+        raise ExportError(f"there is no directory {path.parent}: create it, or name another one")
+    return path
 
 
 class Variant:
@@ -61,6 +71,13 @@ class Variant:
         for step in self.steps:
             if step.error is not None:
                 raise PassError(f"{step.name}: {step.error}") from step.cause
+        return self
+
+    def check_exportable(self) -> Variant:
+        """This variant, or `ExportError` where it is more than one differentiable step: neither compiled nor exported."""
+        from tracefuse.export import _check_one_step
+
+        _check_one_step(self)
         return self
 
     @property
@@ -102,10 +119,10 @@ class Variant:
     def export(self, path: str | Path) -> Path:
         """Write one Python file that needs only torch and triton; `python FILE` checks it and times it.
 
-        Returns the path. Raises `ExportError` for a program that is more than one differentiable step.
+        Returns the path. Raises `ExportError` for a program that is more than one differentiable step, and for a path
+        that is no `.py` file in a directory that exists.
         """
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = _python_file(Path(path))
         path.write_text(self.source)
         return path
 
@@ -123,10 +140,12 @@ class Variant:
         """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds.
 
         `progress` is called with the fraction done and what is being done. The result is kept as `timing`. Inputs are
-        those captured; results and gradients are compared with those of the captured program.
+        those captured; results and gradients are compared with those of the captured program. Ratios are optimised over
+        captured: below 1 is faster. Raises `MeasureError` for a budget or a `progress` that are none.
         """
-        from tracefuse.measure import measure
+        from tracefuse.measure import check_arguments, measure
 
+        check_arguments(budget_s, progress)
         inputs = self.capture.example_inputs
         programs = {"captured": self.baseline.compile(), "optimised": self.compile()}
         self.timing = measure(

@@ -256,6 +256,10 @@ def test_the_page_is_written(kernel: Kernel, tmp_path: Path) -> None:
 def test_help_and_lsmagic(kernel: Kernel) -> None:
     reply = kernel.run("%%tracefuse?")
     assert (reply.status, reply.displayed) == ("ok", [])
+    usage = kernel.value("get_ipython().find_cell_magic('tracefuse').__doc__")
+    assert "%%tracefuse [-o NAME]" in usage
+    assert "_magic" not in usage
+    assert "::" not in usage
     listed = (
         "magics = get_ipython().magics_manager.lsmagic()\n['tracefuse' in magics[kind] for kind in ('line', 'cell')]"
     )
@@ -279,6 +283,50 @@ def test_a_cell_without_operators_says_so(kernel: Kernel) -> None:
     assert "tracefuse: nothing was captured" in reply.text
     assert "Traceback" not in reply.text
     assert kernel.value("'__tracefuse_recording__' in globals()") == "False"
+
+
+def test_a_bad_glob_is_said_in_the_view_and_nothing_is_measured(kernel: Kernel) -> None:
+    reply = kernel.run("%%tracefuse --freeze nope\nx.sin().sum().backward()")
+    (bundle,) = (b for b in reply.displayed if WIDGET in b)
+    assert "freeze: " in bundle["text/plain"]
+    assert "times: not measured" in bundle["text/plain"]
+
+
+def test_a_wrong_option_in_python_shows_the_users_frames_only(kernel: Kernel) -> None:
+    kernel.run(f"{QUICK} -o c\nx.sin().sum().backward()")
+    kernel.run("def choose():\n    return c.optimize(remat='heavy')")
+    reply = kernel.run("choose()")
+    assert reply.status == "error"
+    assert reply.error is not None
+    name, shown = reply.error
+    assert name == "OptionError"
+    assert "is no weight" in shown
+    assert re.findall(r"^-+> +(\d+)", shown, re.MULTILINE) == ["1", "2"]
+    assert not re.search("explorer/|options.py", shown), shown
+    reply = kernel.run("c.optimize(freeze='nope')")
+    assert reply.error is not None
+    assert reply.error[0] == "PassError"
+    assert reply.error[1].count("nope") == 2  # the user's line and the message
+    assert "direct cause" not in reply.error[1]
+
+
+def test_captures_and_variants_are_shown_as_views_with_their_plain_form(kernel: Kernel) -> None:
+    kernel.run(f"{QUICK} -o c\nx.sin().sum().backward()")
+    views = "len(__import__('ipywidgets').widgets.widget._instances)"
+    for expression, shown in (("c", "<tracefuse.Capture"), ("c.optimize(cat=False)", "<tracefuse.Variant")):
+        before = int(kernel.value(views))
+        assert kernel.value(expression).startswith(shown)
+        assert int(kernel.value(views)) > before
+    assert "[<tracefuse.Capture" in kernel.value("[c]")
+
+
+def test_unloading_removes_the_handler_of_our_errors(kernel: Kernel) -> None:
+    state = "[e.__name__ for e in get_ipython().custom_exceptions]"
+    assert kernel.value(state) == "['TracefuseError']"
+    kernel.run("%unload_ext tracefuse")
+    assert kernel.value(state) == "[]"
+    kernel.run("%load_ext tracefuse")
+    assert kernel.value(state) == "['TracefuseError']"
 
 
 def test_reloading_and_unloading(kernel: Kernel) -> None:

@@ -117,12 +117,14 @@ def test_a_time_is_never_without_where_it_comes_from() -> None:
     assert {(k["time_us"], k["provenance"]) for k in shown["kernels"]} == {(None, NOT_MEASURED)}
 
 
-def test_the_ratio_says_how_many_times_faster() -> None:
+def test_the_ratio_is_that_of_the_medians_and_says_what_it_means() -> None:
     v = variant()
     shown = payload(v, (timing(), v.config))["timing"]
     (row,) = shown["rows"]
     assert (row["baseline_ms"]["median"], row["variant_ms"]["median"]) == (9.0, 6.0)
-    assert row["ratio"] == {"median": 1.5, "low": 1.5, "high": 1.5}
+    assert row["ratio"] == dict.fromkeys(("median", "low", "high"), pytest.approx(2 / 3))
+    assert row["verdict"] == "faster"
+    assert shown["notes"] == ["9 rounds of 1 replay, interleaved; stopped: coverage 0.0"]
     assert (shown["provenance"], shown["stale"]) == ("measured on CPU", False)
 
 
@@ -137,6 +139,45 @@ def test_a_kernel_time_is_the_mean_of_its_own_launches() -> None:
     times = (KernelTime(f"{kernel.name}_kernel", 4, 20.0), KernelTime("gemm", 1, 99.0))
     record = kernel_record(kernel, 4, Profile("measured on an H100", times, 5, 5))
     assert (record["time_us"], record["provenance"]) == (5.0, "measured on an H100, profiled once")
+
+
+# --- what cannot be measured -----------------------------------------------------------------------------------------
+
+
+def stepped() -> tracefuse.Capture:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(2, 4)
+    with tracefuse.capture() as c:
+        model(x).sum().backward()
+        optimizer.step()
+    return c
+
+
+def test_a_cell_with_an_optimizer_step_says_up_front_that_it_cannot_be_measured() -> None:
+    shown = payload(stepped().optimize())
+    assert shown["blocked"] == (
+        "This cell does more than one forward and one backward: optimizer.step() in the same cell. "
+        "Move it to another cell to measure and export."
+    )
+    assert shown["blocked"] in to_text(shown)
+
+
+def test_a_pass_that_failed_blocks_measuring_with_its_message() -> None:
+    blocked = payload(variant(freeze=["nope"]))["blocked"]
+    assert blocked.startswith("freeze: ")
+    assert "nope" in blocked
+
+
+def test_a_single_step_is_not_blocked() -> None:
+    assert payload(variant())["blocked"] is None
+
+
+def test_without_a_name_there_is_no_call_to_copy() -> None:
+    shown = payload(variant(), name=None)
+    assert shown["call"] == ""
+    assert "run it with -o c" in to_text(shown)
+    assert payload(variant(cat=False), name="mine")["call"] == "mine.optimize(cat=False)"
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
@@ -210,7 +251,8 @@ def test_the_text_has_what_the_view_has() -> None:
     for name in PASSES:
         assert f"\n{name} " in text
     assert "measured on CPU; median [95 % interval]" in text
-    assert "1.5 [1.5, 1.5]" in text
+    assert "0.667 [0.667, 0.667] faster" in text
+    assert "Triton kernels did not run: CPU" in text
     assert v.kernels[0].name in text
     assert "not measured" in text  # the kernels' own times
 

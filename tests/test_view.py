@@ -65,6 +65,7 @@ def test_a_bad_option_is_answered_in_the_panel_that_asked(
     before = explorer.payload
     send(explorer, {"type": "configure", "changes": changes})
     assert explorer.status["error"]["panel"] == "passes"
+    assert explorer.status["error"]["at"] == next(iter(changes))
     assert words in explorer.status["error"]["message"]
     assert (explorer.status["busy"], explorer.payload) == ("", before)
 
@@ -104,7 +105,14 @@ def test_an_interrupt_leaves_and_the_view_is_not_busy(explorer: Explorer, monkey
     monkeypatch.setattr(explorer.variant, "measure", measure)
     with pytest.raises(KeyboardInterrupt):
         explorer.measure()
-    assert explorer.status == {**IDLE, "error": {"panel": "timing", "message": "interrupted"}}
+    assert explorer.status == {**IDLE, "error": {"panel": "timing", "at": "", "message": "interrupted"}}
+
+
+def test_a_pass_that_failed_is_not_measured(explorer: Explorer) -> None:
+    send(explorer, {"type": "configure", "changes": {"freeze": ["nope"]}})
+    explorer.measure()
+    assert explorer.status["error"]["message"] == explorer.payload["blocked"]
+    assert explorer.payload["timing"] is None
 
 
 def test_a_message_that_does_not_exist_is_an_error(explorer: Explorer) -> None:

@@ -46,18 +46,21 @@ view.mountPage(view.default.render, JSON.parse(text("payloads")), document.getEl
 """)
 
 
-def to_html(variant: Variant) -> str:
-    """One self-contained page: `variant`, no pass at all, all passes, and each pass switched alone."""
+def to_html(variant: Variant, name: str | None = "c") -> str:
+    """One self-contained page: `variant`, no pass at all, all passes, and each pass switched alone.
+
+    `name` is the variable that holds the capture, if there is one.
+    """
     variants = [variant, *(variant.with_config(**_fields(config)) for config in configurations(variant.config))]
     timed = (variant.timing, variant.config) if variant.timing else None
-    payloads = [payload(v, (v.timing, v.config) if v.timing else timed) for v in variants]
+    payloads = [payload(v, (v.timing, v.config) if v.timing else timed, name=name) for v in variants]
     return page(payloads, title=f"tracefuse: {variant.config.as_code()}")
 
 
-def write_html(variant: Variant, path: str | Path) -> Path:
-    """Write `to_html(variant)` to `path`, and return that."""
+def write_html(variant: Variant, path: str | Path, name: str | None = "c") -> Path:
+    """Write `to_html(variant, name)` to `path`, and return that."""
     path = Path(path)
-    path.write_text(to_html(variant), encoding="utf-8")
+    path.write_text(to_html(variant, name), encoding="utf-8")
     return path
 
 

@@ -24,14 +24,12 @@ from IPython.utils.process import arg_split
 
 from tracefuse.capture import Capture
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.options import MAGIC_OPTIONS, OPTIONS, Config, OptionError, magic_arguments
+from tracefuse.options import MAGIC_OPTIONS, OPTIONS, Config, OptionError, magic_arguments, values
+from tracefuse.widgets import errors, rich
 from tracefuse.widgets.cell import MAGIC, NAME, WrapCell, mark_cell
+from tracefuse.widgets.errors import hide_frames
 from tracefuse.widgets.html import write_html
 from tracefuse.widgets.view import Explorer
-
-# Whose frames stand between the user's line and an operator while a cell is recorded.
-RECORDER = {"tracefuse.record", "tracefuse.capture"}
-
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
@@ -40,7 +38,10 @@ def _arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     expression = argument(
         "expression", nargs="*", help="what `%%tracefuse` runs as a line magic; a cell magic runs the cell"
     )
-    return magic_arguments([*MAGIC_OPTIONS, *OPTIONS])(expression(function))
+    made = magic_arguments([*MAGIC_OPTIONS, *OPTIONS])(expression(function))
+    # IPython's usage line is reStructuredText for one `%` and the function's own name.
+    made.__doc__ = (made.__doc__ or "").replace(f"::\n\n  %{function.__name__} ", f"  {MAGIC} ", 1)
+    return made
 
 
 @_arguments
@@ -137,7 +138,7 @@ class Recording:
         self._names |= {name: value for name, value in self.shell.user_ns.items() if not name.startswith("_")}
         self._capture.__exit__(kind, error, tb)
         if error is not None:
-            hide_recorder(error)
+            hide_frames(error)
             self._leave()
             return
         # The cell itself has worked: what goes wrong from here on is shown below it and does not stop Run-All.
@@ -155,14 +156,16 @@ class Recording:
         self.shell.user_ns.pop(NAME, None)
 
     def _show(self) -> None:
-        if self.arguments.output:
-            self.shell.user_ns[self.arguments.output] = self._capture
-        explorer = Explorer(self._capture.variant(self.config))
+        name = self.arguments.output
+        if name:
+            self.shell.user_ns[name] = self._capture
+        given = values(self.arguments, MAGIC_OPTIONS)
+        explorer = Explorer(self._capture.variant(self.config), name, given.get("budget"))
         display(explorer)
-        if not self.arguments.no_measure:
+        if given["measure"] and not explorer.payload["blocked"]:
             explorer.measure()
         if self.arguments.html:
-            write_html(explorer.variant, self.arguments.html)
+            write_html(explorer.variant, self.arguments.html, name)
 
 
 def _run_expression(line: str) -> Any:
@@ -177,42 +180,6 @@ def _run_expression(line: str) -> Any:
         return recording.value
 
 
-def hide_recorder(error: BaseException) -> None:
-    """Unlink the recorder's own frames from the traceback of `error` and of what it was raised from.
-
-    An operator that fails inside the recorder's dispatch mode would otherwise show our frames, and torch's behind them,
-    under the user's line.
-    """
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        link.__traceback__ = _without_recorder(link.__traceback__)
-        link = link.__cause__ or link.__context__
-
-
-def _without_recorder(tb: TracebackType | None) -> TracebackType | None:
-    kept: list[TracebackType] = []
-    inside = False
-    while tb is not None:
-        module = _module(tb)
-        if module in RECORDER:
-            # torch gets into a dispatch mode through a wrapper of its compiler's.
-            while kept and _module(kept[-1]).startswith(("torch._compile", "torch._dynamo")):
-                kept.pop()
-        inside = module in RECORDER or (inside and module.partition(".")[0] == "torch")
-        if not inside:
-            kept.append(tb)
-        tb = tb.tb_next
-    for link, following in zip(kept, [*kept[1:], None], strict=True):
-        link.tb_next = following
-    return kept[0] if kept else None
-
-
-def _module(tb: TracebackType) -> str:
-    return tb.tb_frame.f_globals.get("__name__", "")
-
-
 # --- registration -----------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +191,8 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     shell.input_transformers_cleanup.append(mark_cell)
     shell.ast_transformers.append(WrapCell(lambda: shell.ast_node_interactivity))
     shell.register_magic_function(_magic, "line_cell", "tracefuse")
+    errors.install(shell)
+    rich.install(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
@@ -233,3 +202,5 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     shell.ast_transformers[:] = [t for t in shell.ast_transformers if type(t).__module__ != WrapCell.__module__]
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("tracefuse", None)
+    errors.uninstall(shell)
+    rich.uninstall(shell)

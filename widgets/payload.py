@@ -3,22 +3,24 @@
     payload = {
       version: 1,
       config:   {simplify, freeze, cat, remat, fuse, ...}     as `Config`; null or false is off
-      call:     "c.optimize(...)"                             the same choice in Python
+      call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
+      blocked:  null, or why this variant can be neither measured nor exported
+      runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
       passes:   [{name, help, enabled, ops, saved_bytes, seconds, decisions, error}]      all five, in pipeline order
       summary:  {ops, saved_bytes, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, nbytes, phase, module, source, reads, uses, twins, saved, removed}}
       kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, source}]
-      timing:   null, or {provenance, stale, config, rows: [{label, baseline_ms, variant_ms, ratio}], notes}
+      timing:   null, or {provenance, stale, config, rows: [{label, baseline_ms, variant_ms, ratio, verdict}], notes}
       notes:    [{kind: "guard" | "note", text}]
       environment: {str: str}
     }
 
 `ops` and `saved_bytes` are `[before, after]`: of the pass, or of the whole pipeline. An interval is `{median, low, high}`,
-the bounds those of the median's 95 % confidence interval; `ratio` is baseline over variant, above 1 where the variant is
-faster; `time_us` is the mean over a kernel's launches. Every time stands beside its `provenance`: "measured on <device>" or
-"not measured". `decisions` are grouped: `{action, reason, nbytes, values}`. `lines[].diff` is against the capture as it was,
-before any pass.
+the bounds those of the median's 95 % confidence interval; `ratio` is the variant's median over the baseline's, below 1 where
+the variant is faster, and `verdict` what it lets one say ("faster", "slower", or why neither); `time_us` is the mean over a
+kernel's launches. Every time stands beside its `provenance`: "measured on <device>" or "not measured". `decisions` are
+grouped: `{action, reason, nbytes, values}`. `lines[].diff` is against the capture as it was, before any pass.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import Any
 
 from torch import fx
 
+from tracefuse.errors import ExportError
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.passes import Decision, Step
@@ -40,7 +43,7 @@ from tracefuse.options import OPTIONS, Config
 from tracefuse.profile import Profile
 from tracefuse.summary import summarise
 from tracefuse.timing import Estimate, Row, Timing
-from tracefuse.variant import Variant
+from tracefuse.variant import PassError, Variant
 from tracefuse.widgets.diff import Line, diff, lines_of
 
 VERSION = 1
@@ -51,17 +54,23 @@ MAX_NAMES = 64
 
 
 def payload(
-    variant: Variant, timed: tuple[Timing, Config] | None = None, profile: Profile | None = None
+    variant: Variant,
+    timed: tuple[Timing, Config] | None = None,
+    profile: Profile | None = None,
+    name: str | None = "c",
 ) -> dict[str, Any]:
     """What the view shows of `variant`.
 
-    `timed` are times and the configuration they belong to, which may be another one; `profile` has this variant's kernels.
+    `timed` are times and the configuration they belong to, which may be another one; `profile` has this variant's kernels;
+    `name` is the variable that holds the capture, if there is one.
     """
     before, after = variant.capture.trace, variant.trace
     return {
         "version": VERSION,
         "config": asdict(variant.config),
-        "call": variant.config.as_code(),
+        "call": variant.config.as_code(name) if name else "",
+        "blocked": blocked(variant),
+        "runs_triton": runs_triton(variant),
         "passes": [pass_record(name, variant.config, variant.steps) for name in PASSES],
         "summary": summary(before, after),
         "forward": half(before.split()[0], variant.forward),
@@ -82,6 +91,37 @@ def summary(before: Trace, after: Trace) -> dict[str, Any]:
         "saved_bytes": [old.saved_nbytes, new.saved_nbytes],
         "kernels": {"unique": new.unique_kernels, "launches": new.kernel_calls},
     }
+
+
+def runs_triton(variant: Variant) -> bool:
+    """Whether replays of this variant launch its Triton kernels."""
+    return any(t.is_cuda for t in variant.capture.example_inputs)
+
+
+def blocked(variant: Variant) -> str | None:
+    """Why `variant` can be neither measured nor exported, with the remedy; None if it can."""
+    try:
+        variant.check().check_exportable()
+    except PassError as error:
+        return str(error)
+    except ExportError as error:
+        late = _after_backward(variant.backward)
+        return f"{_SEVERAL_STEPS}: {late} in the same cell. {_MOVE_IT}" if late else str(error)
+    return None
+
+
+_SEVERAL_STEPS = "This cell does more than one forward and one backward"
+_MOVE_IT = "Move it to another cell to measure and export."
+
+
+def _after_backward(backward: Trace) -> str:
+    """The lines, at most two, of what is computed from gradients and is none; where no line is known, the names."""
+    late = [
+        (out, node) for out, node in zip(backward.outputs, backward.returned, strict=True) if out.kind != "gradient"
+    ]
+    sources = [(out, origin(node).source) for out, node in late]
+    found = list(dict.fromkeys(source.text.strip() if source else out.of for out, source in sources))
+    return " and ".join(found[:2])
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------
@@ -211,12 +251,13 @@ def _mean_us(kernel: Kernel, profile: Profile) -> float | None:
 def timing_record(timing: Timing, measured: Config, shown: Config) -> dict[str, Any]:
     """Times of the configuration `measured`; stale where another one is `shown`."""
     several = len(timing.programs) > 2
+    replays = "1 replay" if timing.inner == 1 else f"{timing.inner} replays"
     return {
         "provenance": timing.device,
         "stale": measured != shown,
         "config": measured.as_code(),
         "rows": [_timing_row(row, several) for row in timing.rows],
-        "notes": [f"{timing.rounds} rounds of {timing.inner} replays, interleaved; stopped: {timing.stopped}"],
+        "notes": [f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}"],
     }
 
 
@@ -225,19 +266,13 @@ def _timing_row(row: Row, several: bool) -> dict[str, Any]:
         "label": f"{row.label} ({row.program})" if several else row.label,
         "baseline_ms": _interval(row.baseline_ms),
         "variant_ms": _interval(row.variant_ms),
-        "ratio": _speedup(row.ratio),
+        "ratio": _interval(row.ratio),
+        "verdict": row.verdict,
     }
 
 
 def _interval(time: Estimate) -> dict[str, float]:
     return {"median": time.median, "low": time.low, "high": time.high}
-
-
-def _speedup(ratio: Estimate) -> dict[str, float] | None:
-    """`Timing` has variant over baseline; people read how many times faster."""
-    if min(ratio.low, ratio.median, ratio.high) <= 0:
-        return None
-    return {"median": 1 / ratio.median, "low": 1 / ratio.high, "high": 1 / ratio.low}
 
 
 def notes(variant: Variant) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ def to_text(payload: dict[str, Any]) -> str:
     sections = [
         _summary(payload),
         _table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]]),
-        _times(payload["timing"]),
+        _times(payload["timing"], payload["kernels"] and not payload["runs_triton"]),
         _kernels(payload["kernels"]),
         "\n".join(f"{note['kind']}: {note['text']}" for note in payload["notes"]),
     ]
@@ -32,10 +32,16 @@ def _summary(payload: dict[str, Any]) -> str:
     saved = " -> ".join(map(human_bytes, found["saved_bytes"]))
     kernels = found["kernels"]
     return (
-        f"tracefuse  {payload['call']}\n"
+        f"tracefuse  {payload['call'] or 'run it with -o c to use it in Python'}\n"
         f"{before} -> {after} ops, {saved} saved for backward, "
-        f"{kernels['unique']} Triton kernels in {kernels['launches']} launches"
+        f"{_count(kernels['unique'], 'Triton kernel')}"
+        + (f" in {_count(kernels['launches'], 'launch', 'launches')}" if kernels["launches"] else "")
+        + (f"\n{payload['blocked']}" if payload["blocked"] else "")
     )
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _pass(record: dict[str, Any]) -> tuple[str, ...]:
@@ -48,21 +54,23 @@ def _pass(record: dict[str, Any]) -> tuple[str, ...]:
     return record["name"], "on", ops, saved, f"{record['seconds'] * 1e3:.3g} ms"
 
 
-def _times(timing: dict[str, Any] | None) -> str:
+def _times(timing: dict[str, Any] | None, is_without_kernels: bool) -> str:
     if timing is None:
         return f"times: {NOT_MEASURED}"
     stale = f" (of {timing['config']}, not of these passes)" if timing["stale"] else ""
-    rows = [(r["label"], _time(r["baseline_ms"]), _time(r["variant_ms"]), _ratio(r["ratio"])) for r in timing["rows"]]
-    titles = ("", "as captured, ms", "optimised, ms", "speed-up")
-    return "\n".join([f"{timing['provenance']}{stale}; median [95 % interval]", _table(titles, rows), *timing["notes"]])
+    rows = [(r["label"], _time(r["baseline_ms"]), _time(r["variant_ms"]), _ratio(r)) for r in timing["rows"]]
+    titles = ("", "as captured, ms", "optimised, ms", "optimised / captured")
+    lines = [f"{timing['provenance']}{stale}; median [95 % interval]", _table(titles, rows), *timing["notes"]]
+    return "\n".join([*lines, "Triton kernels did not run: CPU"] if is_without_kernels else lines)
 
 
 def _time(time: dict[str, float] | None) -> str:
     return f"{time['median']:.4g} [{time['low']:.4g}, {time['high']:.4g}]" if time else NOT_MEASURED
 
 
-def _ratio(ratio: dict[str, float] | None) -> str:
-    return f"{ratio['median']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}]" if ratio else ""
+def _ratio(row: dict[str, Any]) -> str:
+    ratio = row["ratio"]
+    return f"{ratio['median']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}] {row['verdict']}"
 
 
 def _kernels(kernels: Sequence[dict[str, Any]]) -> str:

@@ -20,7 +20,7 @@ from tracefuse.options import Config
 from tracefuse.profile import Profile, profile
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload import payload, runs_triton
 from tracefuse.widgets.text import to_text
 
 STATIC = Path(__file__).parent / "static"
@@ -41,11 +41,14 @@ class Explorer(anywidget.AnyWidget):
     status = traitlets.Dict(IDLE).tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: Variant, name: str | None = None, budget_s: float | None = None) -> None:
+        """`name` is the user's variable that holds the capture; `budget_s` how long measuring takes (default: `BUDGET_S`)."""
         self.variant = variant
+        self.name = name
+        self.budget_s = BUDGET_S if budget_s is None else budget_s
         self.timed: tuple[Timing, Config] | None = (variant.timing, variant.config) if variant.timing else None
         self.profiles: dict[Config, Profile] = {}
-        super().__init__(payload=payload(variant, self.timed))
+        super().__init__(payload=payload(variant, self.timed, name=name))
         self.on_msg(self._on_message)
 
     def show(self, variant: Variant) -> None:
@@ -53,7 +56,7 @@ class Explorer(anywidget.AnyWidget):
         if variant.timing is not None:
             self.timed = (variant.timing, variant.config)
         self.variant = variant
-        self.payload = payload(variant, self.timed, self.profiles.get(variant.config))
+        self.payload = payload(variant, self.timed, self.profiles.get(variant.config), self.name)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
@@ -65,8 +68,8 @@ class Explorer(anywidget.AnyWidget):
         self._answer("timing", self._measure)
 
     def _measure(self) -> None:
-        self.variant.measure(progress=self._progress, budget_s=BUDGET_S)
-        if any(t.is_cuda for t in self.variant.capture.example_inputs):
+        self.variant.check().measure(progress=self._progress, budget_s=self.budget_s)
+        if runs_triton(self.variant):
             self._progress(1.0, "profiling the kernels")
             self.profiles[self.variant.config] = _profiled(self.variant)
         self.show(self.variant)
@@ -77,7 +80,8 @@ class Explorer(anywidget.AnyWidget):
     def _on_message(self, _: Any, message: dict[str, Any], __: Any) -> None:
         kind = message.get("type")
         if kind == "configure":
-            self._answer("passes", lambda: self.configure(message["changes"]))
+            changes = message["changes"]
+            self._answer("passes", lambda: self.configure(changes), at=next(iter(changes), ""))
         elif kind == "measure":
             self._answer("timing", self._measure)
         else:
@@ -85,15 +89,15 @@ class Explorer(anywidget.AnyWidget):
                 f"the view sent {kind!r}, which is none of its messages: restart the kernel after an update"
             )
 
-    def _answer(self, panel: str, act: Callable[[], None]) -> None:
-        """Run `act` for `panel`. An exception in a widget's callback is shown nowhere else, so it goes to the panel."""
+    def _answer(self, panel: str, act: Callable[[], None], at: str = "") -> None:
+        """Run `act` for `panel`, at the pass called `at`. Nothing else shows what a widget's callback raises."""
         self.status = {**IDLE, "busy": panel}
         try:
             act()
         except Exception as error:
-            self.status = {**IDLE, "error": {"panel": panel, "message": _sentence(error)}}
+            self.status = {**IDLE, "error": {"panel": panel, "at": at, "message": _sentence(error)}}
         except BaseException:  # an interrupt: leave, but not with a view that says it is busy
-            self.status = {**IDLE, "error": {"panel": panel, "message": "interrupted"}}
+            self.status = {**IDLE, "error": {"panel": panel, "at": at, "message": "interrupted"}}
             raise
         else:
             self.status = IDLE

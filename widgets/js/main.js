@@ -18,12 +18,14 @@ class Explorer {
     this.tab = "timing";
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
-    /** What the reader unfolded, so that a new payload does not fold it again. */
-    this.open = { passes: new Set(), kernels: new Set() };
+    /** @type {Open} */
+    this.open = { passes: new Set(), kernels: new Set(), freeze: null };
     this.act = {
       configure: (/** @type {Partial<Config>} */ changes) => this.ask("passes", { type: "configure", changes }),
       select: (/** @type {string} */ value) => this.select(value),
       openKernel: (/** @type {string} */ name) => this.openKernel(name),
+      live: model.get("live"),
+      holds: (/** @type {Partial<Config>} */ changes) => model.holds?.(changes) ?? true,
     };
     this.forward = new CodePane("Forward", this.act);
     this.backward = new CodePane("Backward", this.act);
@@ -88,14 +90,14 @@ class Explorer {
 
   drawPanels() {
     this.shown = this.status;
-    this.swap(this.slots.passes, passes(this.payload, this.status, this.open.passes, this.act));
+    this.swap(this.slots.passes, passes(this.payload, this.status, this.open, this.act));
     this.drawTables();
   }
 
   drawTables() {
     const { payload } = this;
     if (this.status.error?.panel === "timing") this.tab = "timing";
-    const panel = { timing: () => timingTable(payload, this.status), kernels: () => kernelTable(payload, this.open.kernels), notes: () => notesTable(payload) };
+    const panel = { timing: () => timingTable(payload, this.status, this.act.live), kernels: () => kernelTable(payload, this.open.kernels), notes: () => notesTable(payload) };
     const tabs = tabLabels(payload).map(([id, label]) =>
       h("button", { role: "tab", "aria-selected": String(id === this.tab), onclick: () => this.openTab(id), "data-testid": `tf-tab-${id}` }, label),
     );

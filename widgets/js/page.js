@@ -40,11 +40,22 @@ class PageModel {
   /** @param {Message} message */
   send(message) {
     if (message.type !== "configure") return;
-    const wanted = { ...this.state.payload.config, ...message.changes };
-    const found = this.payloads.find((payload) => same(payload.config, wanted));
+    const found = this.find(message.changes);
     if (found) this.set("payload", found);
-    const error = found ? null : { panel: /** @type {const} */ ("passes"), message: missing(wanted) };
+    const [at] = Object.keys(message.changes);
+    const error = found ? null : { panel: /** @type {const} */ ("passes"), at, message: missing({ ...this.state.payload.config, ...message.changes }) };
     this.set("status", { ...IDLE, error });
+  }
+
+  /** @param {Partial<Config>} changes */
+  holds(changes) {
+    return this.find(changes) !== undefined;
+  }
+
+  /** @param {Partial<Config>} changes */
+  find(changes) {
+    const wanted = { ...this.state.payload.config, ...changes };
+    return this.payloads.find((payload) => same(payload.config, wanted));
   }
 }
 

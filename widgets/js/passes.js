@@ -4,27 +4,31 @@ import { formatBytes, formatSeconds, h, plural, signed } from "./dom.js";
 
 const WEIGHTS = /** @type {[number, string][]} */ ([[1, "1: full size"], [0.5, "½: half"], [0, "0: free"]]);
 const DEFAULT_WEIGHT = 0.5;
+const NOT_HELD = "this saved page holds no other choice: run the cell in a notebook to change it";
 const SHOWN_VALUES = 8;
 const SHOWN_REASONS = 40;
 
-/**
- * @param {Payload} payload @param {Status} status @param {Set<string>} open names of the passes whose reasons are unfolded
- * @param {Act} act
- */
+/** @param {Payload} payload @param {Status} status @param {Open} open @param {Act} act */
 export function passes(payload, status, open, act) {
-  const error = status.error?.panel === "passes" ? status.error.message : null;
+  const error = status.error?.panel === "passes" ? status.error : null;
+  const isOfRow = payload.passes.some((one) => one.name === error?.at);
   return h(
     "section",
     { class: "tf-passes", "aria-label": "Passes", "aria-busy": String(status.busy === "passes") },
     h("h3", null, "Passes"),
-    payload.passes.map((one) => row(one, payload.config, open, act)),
-    error && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-passes" }, error),
+    payload.passes.map((one) => row(one, payload.config, open, act, error?.at === one.name ? error.message : null)),
+    error && !isOfRow && alert(error.message),
     callLine(payload.call),
   );
 }
 
-/** @param {PassRecord} one @param {Config} config @param {Set<string>} open @param {Act} act */
-function row(one, config, open, act) {
+/** @param {string} message */
+function alert(message) {
+  return h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-passes" }, message);
+}
+
+/** @param {PassRecord} one @param {Config} config @param {Open} open @param {Act} act @param {string | null} problem what the control answered */
+function row(one, config, open, act, problem) {
   const id = `tf-${one.name}-${Math.random().toString(36).slice(2, 8)}`;
   return h(
     "div",
@@ -42,12 +46,13 @@ function row(one, config, open, act) {
         "data-testid": `tf-toggle-${one.name}`,
       }),
       h("label", { for: id, title: one.help }, one.name),
-      one.seconds !== null && h("span", { class: "tf-note tf-seconds", title: "how long the pass itself took" }, formatSeconds(one.seconds)),
+      one.seconds !== null && h("span", { class: "tf-note tf-seconds", title: "how long the pass itself took, not the program" }, `took ${formatSeconds(one.seconds)}`),
     ),
-    one.enabled && option(one, config, act),
+    one.enabled && option(one, config, open, act),
+    problem && alert(problem),
     h("div", { class: "tf-effect" }, effect(one)),
     one.error && h("p", { class: "tf-error", role: "alert" }, one.error),
-    one.enabled && one.decisions.length > 0 && reasons(one, open, act),
+    one.enabled && one.decisions.length > 0 && reasons(one, open.passes, act),
   );
 }
 
@@ -67,14 +72,14 @@ function effect(one) {
   if (ops === 0 && saved === 0) return [h("span", { class: "tf-note" }, "same size")];
   return [
     ops !== 0 && h("span", { class: ops < 0 ? "tf-gain" : "tf-cost" }, `${signed(ops)} ops`),
-    saved !== 0 && h("span", { class: saved < 0 ? "tf-gain" : "tf-cost" }, `${saved > 0 ? "+" : ""}${formatBytes(saved)} saved`),
+    saved !== 0 && h("span", { class: saved < 0 ? "tf-gain" : "tf-cost" }, `keeps ${formatBytes(Math.abs(saved))} ${saved < 0 ? "less" : "more"} for backward`),
   ].filter((part) => part !== false);
 }
 
-/** @param {PassRecord} one @param {Config} config @param {Act} act */
-function option(one, config, act) {
+/** @param {PassRecord} one @param {Config} config @param {Open} open @param {Act} act */
+function option(one, config, open, act) {
   if (one.name === "remat") return weightOption(config, act);
-  if (one.name === "freeze") return freezeOption(config, act);
+  if (one.name === "freeze") return freezeOption(config, open, act);
   return null;
 }
 
@@ -82,32 +87,41 @@ function option(one, config, act) {
 function weightOption(config, act) {
   const known = WEIGHTS.some(([weight]) => weight === config.remat);
   const choices = known ? WEIGHTS : [...WEIGHTS, /** @type {[number, string]} */ ([config.remat, String(config.remat)])];
+  const isHeld = (/** @type {number} */ remat) => remat === config.remat || act.holds({ remat });
+  const isFixed = choices.filter(([weight]) => isHeld(weight)).length < 2;
   return h(
     "label",
-    { class: "tf-option", title: "how much a saved value counts that its producer's region reads anyway" },
+    { class: "tf-option", title: isFixed ? NOT_HELD : "how much a saved value counts that its producer's region reads anyway" },
     "input weight",
     h(
       "select",
       {
         onchange: (/** @type {any} */ e) => act.configure({ remat: Number(e.target.value) }),
+        disabled: isFixed,
         "data-testid": "tf-remat-weight",
       },
-      choices.map(([weight, label]) => h("option", { value: String(weight), selected: weight === config.remat }, label)),
+      choices.map(([weight, label]) => h("option", { value: String(weight), selected: weight === config.remat, disabled: !isHeld(weight) }, label)),
     ),
   );
 }
 
-/** @param {Config} config @param {Act} act */
-function freezeOption(config, act) {
+/** @param {Config} config @param {Open} open @param {Act} act */
+function freezeOption(config, open, act) {
   const patterns = (config.freeze ?? []).join(", ");
-  const change = (/** @type {any} */ e) =>
-    act.configure({ freeze: e.target.value.split(",").map((/** @type {string} */ p) => p.trim()).filter(Boolean) });
+  if (split(open.freeze ?? "").join() === (config.freeze ?? []).join()) open.freeze = null;
+  const type = (/** @type {any} */ e) => (open.freeze = e.target.value);
+  const change = (/** @type {any} */ e) => act.configure({ freeze: split(e.target.value) });
   return h(
     "label",
-    { class: "tf-option", title: "names or globs of parameters whose gradients nobody wants, separated by commas" },
+    { class: "tf-option", title: !act.live ? NOT_HELD : "names or globs of parameters whose gradients nobody wants, separated by commas" },
     "names",
-    h("input", { type: "text", value: patterns, placeholder: "h.*.mlp.*", spellcheck: "false", onchange: change, "data-testid": "tf-freeze" }),
+    h("input", { type: "text", value: open.freeze ?? patterns, placeholder: "h.*.mlp.*", spellcheck: "false", disabled: !act.live, oninput: type, onchange: change, "data-testid": "tf-freeze" }),
   );
+}
+
+/** @param {string} text */
+function split(text) {
+  return text.split(",").map((pattern) => pattern.trim()).filter(Boolean);
 }
 
 /** @param {PassRecord} one @param {Set<string>} open @param {Act} act */
@@ -148,6 +162,7 @@ export function chip(value, act) {
 
 /** @param {string} call */
 function callLine(call) {
+  if (!call) return h("p", { class: "tf-note", "data-testid": "tf-call" }, "re-run with ", h("code", null, "-o c"), " to use it in Python");
   const button = h("button", { class: "tf-chip", title: "copy" }, "copy");
   button.onclick = () => copy(call, button);
   return h("div", { class: "tf-call" }, h("span", { class: "tf-label" }, "In Python"), h("code", { "data-testid": "tf-call" }, call), button);

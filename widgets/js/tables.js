@@ -2,27 +2,31 @@
 
 import { figure, formatBytes, h, plural } from "./dom.js";
 import { copy } from "./passes.js";
-import { speedup } from "./verdict.js";
+import { ratio } from "./verdict.js";
 
-/** @param {Payload} payload @param {Status} status */
-export function timingTable(payload, status) {
+const NOT_YET = "Not measured yet. Measuring replays the recorded traces; your code is not run again.";
+const IN_A_NOTEBOOK = "Run the cell in a notebook to measure these passes.";
+
+/** @param {Payload} payload @param {Status} status @param {boolean} live */
+export function timingTable(payload, status, live) {
   const { timing } = payload;
   const error = status.error?.panel === "timing" ? status.error.message : null;
   const alert = error && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-timing" }, error);
-  if (!timing) return h("div", null, alert, h("p", { class: "tf-note" }, "Not measured yet. Measuring replays the recorded traces; your code is not run again."));
+  if (!timing) return h("div", null, alert, h("p", { class: "tf-note" }, payload.blocked ?? (live ? NOT_YET : `Not measured. ${IN_A_NOTEBOOK}`)));
   const scale = Math.max(...timing.rows.flatMap((row) => [row.baseline_ms?.high ?? 0, row.variant_ms?.high ?? 0])) || 1;
   return h(
     "div",
     { class: timing.stale ? "tf-stale" : "" },
     alert,
-    timing.stale && h("p", { class: "tf-warn" }, `These times are of ${timing.config}. Measure again for the passes chosen now.`),
+    timing.stale && h("p", { class: "tf-warn" }, `These times are of ${timing.config}. ${live ? "Measure again for the passes chosen now." : IN_A_NOTEBOOK}`),
     h(
       "table",
       { class: "tf-table", "data-testid": "tf-timing" },
-      head(["", "as captured", "optimised", "", "speed-up"], [1, 2]),
+      head(["", "as captured", "optimised", "", "optimised / captured"], [1, 2]),
       h("tbody", null, timing.rows.map((row) => timingRow(row, scale))),
     ),
     h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; bars share one scale.`),
+    !payload.runs_triton && payload.kernels.length > 0 && h("p", { class: "tf-note" }, "Triton kernels did not run: CPU. Both programs ran ATen operators."),
     timing.notes.map((text) => h("p", { class: "tf-note" }, text)),
   );
 }
@@ -36,7 +40,7 @@ function timingRow(row, scale) {
     h("td", { class: "tf-right" }, interval(row.baseline_ms)),
     h("td", { class: "tf-right" }, interval(row.variant_ms)),
     h("td", { class: "tf-bars" }, bar(row.baseline_ms, scale, "was"), bar(row.variant_ms, scale, "is")),
-    h("td", null, speedup(row)),
+    h("td", null, ratio(row)),
   );
 }
 
@@ -68,6 +72,7 @@ export function kernelTable(payload, open) {
     return h("p", { class: "tf-note" }, payload.config.fuse ? "No region of this trace became a Triton kernel; the decisions of `fuse` say why." : "Switch `fuse` on to turn regions into Triton kernels.");
   }
   const timed = payload.kernels.find((kernel) => kernel.time_us !== null);
+  const untimed = payload.runs_triton ? "No times of single kernels: press Measure." : "No times: a CPU never runs Triton kernels, it runs their ATen operators. Bytes are of one launch.";
   return h(
     "div",
     null,
@@ -77,7 +82,7 @@ export function kernelTable(payload, open) {
       head(["kernel", "launches", "reads", "writes", "time of one", "operators"], [1, 2, 3, 4]),
       h("tbody", null, payload.kernels.flatMap((kernel) => kernelRows(kernel, open))),
     ),
-    timed && h("p", { class: "tf-note" }, `Times: ${timed.provenance}, the mean over a kernel's launches. Bytes are of one launch.`),
+    h("p", { class: "tf-note" }, !timed ? untimed : `Times: ${timed.provenance}, the mean over a kernel's launches. Bytes are of one launch.`),
   );
 }
 
@@ -90,7 +95,7 @@ function kernelRows(kernel, open) {
     button.setAttribute("aria-expanded", String(!source.hidden));
     source.hidden ? open.delete(kernel.name) : open.add(kernel.name);
   };
-  const time = kernel.time_us === null ? h("span", { class: "tf-note" }, kernel.provenance) : `${figure(kernel.time_us)} µs`;
+  const time = kernel.time_us === null ? "" : `${figure(kernel.time_us)} µs`;
   const row = h(
     "tr",
     null,

@@ -71,7 +71,8 @@ interface TimingRow {
   label: string;
   baseline_ms: Interval | null;
   variant_ms: Interval | null;
-  ratio: Interval | null;
+  ratio: Interval;
+  verdict: string;
 }
 
 interface Timing {
@@ -97,6 +98,8 @@ interface Payload {
   version: 1;
   config: Config;
   call: string;
+  blocked: string | null;
+  runs_triton: boolean;
   passes: PassRecord[];
   summary: {
     ops: [number, number];
@@ -116,7 +119,8 @@ interface Status {
   busy: "" | "passes" | "timing";
   progress: number | null;
   text: string;
-  error: { panel: "passes" | "timing"; message: string } | null;
+  /** `at` is the pass whose control was used, or "". */
+  error: { panel: "passes" | "timing"; at: string; message: string } | null;
 }
 
 interface State {
@@ -127,6 +131,8 @@ interface State {
 }
 
 interface Model {
+  /** Only of a saved page: whether it has the payload for these changes. A kernel computes any. */
+  holds?(changes: Partial<Config>): boolean;
   get<K extends keyof State>(name: K): State[K];
   set<K extends keyof State>(name: K, value: State[K]): void;
   save_changes(): void;
@@ -137,9 +143,19 @@ interface Model {
 
 type Message = { type: "configure"; changes: Partial<Config> } | { type: "measure" };
 
+/** What the reader has unfolded or typed, which a new payload does not undo. */
+interface Open {
+  passes: Set<string>;
+  kernels: Set<string>;
+  freeze: string | null;
+}
+
 /** What a panel may ask for. */
 interface Act {
   configure(changes: Partial<Config>): void;
   select(value: string): void;
   openKernel(name: string): void;
+  /** Whether there is a kernel behind the view. */
+  live: boolean;
+  holds(changes: Partial<Config>): boolean;
 }
