@@ -5,6 +5,7 @@ from tracefuse.optimizers.errors import NotSupported, TracefuseError, UnknownVal
 __all__ = [
     "CaptureError",
     "ExportError",
+    "MeasureError",
     "NotSupported",
     "OptionError",
     "ReplayError",
@@ -27,3 +28,7 @@ class OptionError(TracefuseError):
 
 class ExportError(TracefuseError):
     """A trace that cannot be written as a Python file."""
+
+
+class MeasureError(TracefuseError):
+    """Programs that cannot be timed or compared with each other, or a measurement that cannot be made."""

@@ -3,7 +3,11 @@
     program = forward() -> state, backward(state) -> gradients; state[0] is the tuple of the program's results
     replay  = one forward and one backward of one program
     sample  = `inner` replays back to back, averaged, so that a short program outlasts what the host adds to it
-    round   = one sample of every program in turn (A, B, A, B, …): drift of clocks and heat falls on all alike
+    round   = one sample of every program in turn, in an order that rotates (A, B, then B, A, …): drift of clocks and heat
+              falls on all alike, and so does what it costs to be the first
+
+Reporting progress disturbs what follows: in a notebook it wakes a thread, and the browser draws. So it is told a few
+times a second at most, and untimed replays come between it and the next sample.
 
 The clock is injected (`tracefuse.clocks`). Nothing flushes the L2 cache between replays, as nothing does in training.
 """
@@ -20,21 +24,23 @@ from typing import Any
 import torch
 
 from tracefuse.clocks import Clock, clock_of, device_label
-from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.timing import MIN_ROUNDS, Difference, Estimate, ProgramTiming, Timing, estimate
+from tracefuse.compare import compare
+from tracefuse.errors import MeasureError
+from tracefuse.timing import MIN_ROUNDS, Estimate, ProgramTiming, Timing, estimate, ratio_of_medians
 
 SAMPLE_MS = 5.0  # Long against what the first launch after a wait costs the host.
 MAX_INNER = 100
 TIGHT = 0.005  # Half an interval over its median at which more rounds would change no third digit.
+REPORT_S = 0.25  # Between reports of progress at least: as often as people read.
+REPORT_ROUNDS = (
+    3  # And as many rounds as long as the longest, so that settling costs little; odd, to fall on every order.
+)
+SETTLE_S = 0.05  # Of untimed replays after one: about as long as a browser draws.
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and with what is being done."""
 Samples = dict[str, dict[str, list[float]]]
 """Program -> phase -> one time in ms per round."""
-
-
-class MeasureError(TracefuseError):
-    """Programs that cannot be timed or compared with each other."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +80,19 @@ def measure(
     (default: the baseline), and once to see how long it takes. Then rounds follow until every step's interval is within
     0.5 % of its median, or the next round would pass `budget_s` seconds (at least one round runs), or `max_rounds`.
 
-    Raises `MeasureError` for no programs or for outputs that do not match in number or shape; what a program raises
-    leaves as it is.
+    Raises `MeasureError` for no programs, for a budget that is no time, for a `progress` that cannot be called, or for
+    outputs that do not match in number or shape; what a program raises leaves as it is.
     """
     if not programs:
         raise MeasureError("there is nothing to measure: pass at least one program")
+    check_arguments(budget_s, progress)
     clock, report = clock or clock_of(device), progress or _silent
     cold = {}
     for name, program in programs.items():
         report(0.0, f"first run of {name}")
         cold[name] = _sample(program, clock, 1)["step"]
     report(0.0, "comparing results")
-    differences = _differences(programs, reference)
+    differences = compare(programs, reference)
     peaks = {name: _peak_nbytes(program, device) for name, program in programs.items()}
     inner = _inner(_sample(p, clock, 1)["step"] for p in programs.values())
     samples, stopped = _rounds(programs, clock, inner, budget_s, max_rounds, report)
@@ -96,6 +103,16 @@ def measure(
     )
     rounds = len(next(iter(samples.values()))["step"])
     return Timing(device_label(device), tuple(timings), rounds, inner, stopped)
+
+
+def check_arguments(budget_s: float, progress: Progress | None) -> None:
+    """Raises `MeasureError` for a budget that is not above 0 or a `progress` that cannot be called."""
+    if not isinstance(budget_s, (int, float)) or not budget_s > 0:
+        raise MeasureError(f"budget_s={budget_s!r} is no time to measure in: pass seconds above 0, such as budget_s=5")
+    if progress is not None and not callable(progress):
+        raise MeasureError(
+            f"progress={progress!r} cannot be called: pass a function of a fraction and a text, or leave it out"
+        )
 
 
 def _silent(fraction: float, text: str) -> None:
@@ -112,24 +129,45 @@ def _rounds(
     programs: Mapping[str, Program], clock: Clock, inner: int, budget_s: float, max_rounds: int, report: Progress
 ) -> tuple[Samples, str]:
     samples: Samples = {name: {} for name in programs}
-    start_s, longest_s = clock.now_s(), 0.0
+    start_s = reported_s = clock.now_s()
+    longest_s = 0.0
     with _no_garbage_collection():
         for count in range(1, max_rounds + 1):
             before_s = clock.now_s()
-            _round(programs, clock, inner, samples)
+            order = _order(list(programs), count - 1)
+            if before_s - reported_s >= max(REPORT_S, REPORT_ROUNDS * longest_s):
+                report(min((before_s - start_s) / budget_s, 1.0), f"round {count}")
+                reported_s = clock.now_s()
+                _settle(programs[order[0]], clock)
+                before_s = clock.now_s()
+            _round(programs, order, clock, inner, samples)
             longest_s = max(longest_s, clock.now_s() - before_s)
-            used_s = clock.now_s() - start_s
-            report(min(used_s / budget_s, 1.0) if budget_s > 0 else 1.0, f"round {count}")
             if count >= MIN_ROUNDS and _is_tight(samples):
                 return samples, "intervals are tight"
-            if used_s + longest_s > budget_s:
+            if clock.now_s() - start_s + longest_s > budget_s:
                 return samples, f"budget of {budget_s:g} s"
     return samples, f"{max_rounds} rounds"
 
 
-def _round(programs: Mapping[str, Program], clock: Clock, inner: int, samples: Samples) -> None:
-    for name, program in programs.items():
-        for phase, time_ms in _sample(program, clock, inner).items():
+def _order(names: Sequence[str], turn: int) -> list[str]:
+    """`names` rotated by one each turn: in as many turns as there are names, each has had every place."""
+    first = turn % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def _settle(program: Program, clock: Clock) -> None:
+    """Untimed replays, at least one, until what a report set off is over."""
+    start_s = clock.now_s()
+    for _ in range(MAX_INNER):
+        _replay(program, clock)
+        clock.wait()
+        if clock.now_s() - start_s >= SETTLE_S:
+            return
+
+
+def _round(programs: Mapping[str, Program], order: Sequence[str], clock: Clock, inner: int, samples: Samples) -> None:
+    for name in order:
+        for phase, time_ms in _sample(programs[name], clock, inner).items():
             samples[name].setdefault(phase, []).append(time_ms)
 
 
@@ -164,11 +202,11 @@ def _estimates(phases: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
 
 
 def _ratios(samples: Samples) -> dict[str, dict[str, Estimate]]:
-    """Program / baseline by phase, paired by round: what slows a whole round cancels."""
+    """Program / baseline by phase, paired by round."""
     baseline = next(iter(samples.values()))
     return {
         name: {
-            phase: estimate([mine / base for mine, base in zip(times_ms, baseline[phase], strict=True)])
+            phase: ratio_of_medians(times_ms, baseline[phase])
             for phase, times_ms in phases.items()
             if phase in baseline and all(baseline[phase])
         }
@@ -187,73 +225,6 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-# --- numbers and memory -----------------------------------------------------------------------------------------------
-
-
-def _differences(programs: Mapping[str, Program], reference: Program | None) -> dict[str, Difference | None]:
-    baseline = next(iter(programs))
-    expected = _outputs(reference or programs[baseline])
-    is_reference = {name: not p.compared or (reference is None and name == baseline) for name, p in programs.items()}
-    return {name: None if is_reference[name] else _difference(name, p, expected) for name, p in programs.items()}
-
-
-@dataclass(frozen=True)
-class _Outputs:
-    results: dict[str, Any]
-    gradients: dict[str, Any]
-
-
-def _outputs(program: Program) -> _Outputs:
-    state = program.forward()
-    # Before the backward runs: it may take the state apart.
-    results = {f"result {i}": r.detach() if isinstance(r, torch.Tensor) else r for i, r in enumerate(state[0])}
-    gradients = [] if program.backward is None else list(program.backward(state))
-    names = program.gradients or tuple(f"gradient {i}" for i in range(len(gradients)))
-    return _Outputs(results, dict(zip(names, gradients, strict=True)))
-
-
-def _difference(name: str, program: Program, expected: _Outputs) -> Difference:
-    mine = _outputs(program)
-    if program.gradients is None and len(mine.gradients) != len(expected.gradients):
-        raise MeasureError(
-            f"{name} returns {len(mine.gradients)} gradients where the reference returns {len(expected.gradients)}: name "
-            "them with Program(gradients=...) to compare those that both have"
-        )
-    if len(mine.results) != len(expected.results):
-        raise MeasureError(
-            f"{name} returns {len(mine.results)} results where the reference returns {len(expected.results)}: compare "
-            "programs with the same results"
-        )
-    return Difference(
-        _largest(name, mine.results, expected.results), _largest(name, mine.gradients, expected.gradients)
-    )
-
-
-def _largest(name: str, mine: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """The largest difference of any output; NaN if any is, which `max` alone would lose."""
-    unknown = sorted(mine.keys() - expected.keys())
-    if unknown:
-        raise MeasureError(f"{name} has {unknown[0]}, which the reference has not: compare the same outputs")
-    found = [max_abs_difference(f"{key} of {name}", value, expected[key]) for key, value in mine.items()]
-    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
-
-
-def max_abs_difference(name: str, mine: torch.Tensor | None, expected: torch.Tensor | None) -> float:
-    """`max |mine - expected|` in float64; equal infinities and NaNs differ by 0, a NaN in one alone is NaN.
-
-    Raises `MeasureError` if only one is None or the shapes differ; `name` is for its message.
-    """
-    if mine is None and expected is None:
-        return 0.0
-    if mine is None or expected is None or mine.shape != expected.shape:
-        shapes = [None if t is None else tuple(t.shape) for t in (mine, expected)]
-        raise MeasureError(f"{name} has {shapes[0]} where the reference has {shapes[1]}: compare the same outputs")
-    a, b = mine.double(), expected.to(mine.device).double()
-    same = (a == b) | (a.isnan() & b.isnan())
-    delta = torch.where(same, 0.0, (a - b).abs())
-    return delta.max().item() if delta.numel() else 0.0
 
 
 def _peak_nbytes(program: Program, device: str | torch.device) -> int | None:

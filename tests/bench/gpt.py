@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from tracefuse.bandwidth import Bandwidth, copy_bandwidth
 from tracefuse.capture import Capture
+from tracefuse.compare import max_abs_difference
 from tracefuse.demo import GPT, batch
-from tracefuse.measure import Program, max_abs_difference, measure
+from tracefuse.measure import Program, measure
 from tracefuse.profile import Profile, profile
 from tracefuse.summary import modules_table, steps_table
 from tracefuse.timing import aligned
