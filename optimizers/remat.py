@@ -59,12 +59,13 @@ from tracefuse.optimizers.crossing import (
     stored_bytes,
     unwise,
 )
+from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.mincut import Edge, min_cut
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.pins import Pin, resolve_pins
 from tracefuse.optimizers.reasons import explain
 from tracefuse.optimizers.schedule import forget, recompute
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, is_getitem, is_view, producer
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes, is_getitem, is_view, producer
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,18 @@ class Remat:
         eliminate_dead_code(new.graph)
         forward = Forward(new)
         choice = choose(forward, self)
-        for decision in explain(forward, choice, self.peaks):
-            decide(decision)
+        decisions = explain(forward, choice, self.peaks)
+        before = saved_bytes(new)
         recompute(new, choice.again)
         eliminate_dead_code(new.graph)
+        after = saved_bytes(new)
+        if after > before and not choice.pins:
+            new = forget(trace)
+            eliminate_dead_code(new.graph)
+            reason = f"the cheapest cut keeps {human_bytes(after)}, the forward keeps {human_bytes(before)} as it is"
+            decisions = [Decision(s.name, "save", f"left as it was: {reason}", s.nbytes) for s in saved_values(new)]
+        for decision in decisions:
+            decide(decision)
         return new
 
 
