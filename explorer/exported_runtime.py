@@ -25,6 +25,20 @@ def expect(tensor, name, shape, stride, dtype=None):
     return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
+def set_aside(tensors, written):
+    """`tensors` for the backward, those that lie in the memory of an input about to be overwritten as copies."""
+    memory = {t.untyped_storage().data_ptr() for t in written}
+    return [copy_strided(t) if t.untyped_storage().data_ptr() in memory else t for t in tensors]
+
+
+def copy_strided(tensor):
+    """A copy with the very strides, in memory of its own, however the elements overlap."""
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    copy = copy.conj() if tensor.is_conj() else copy
+    return torch._neg_view(copy) if tensor.is_neg() else copy
+
+
 class Step(torch.autograd.Function):
     """The program as one differentiable operation: takes INPUTS, returns the tuple of RESULTS."""
 
@@ -34,12 +48,14 @@ class Step(torch.autograd.Function):
             expect(t, n, shape, stride, dtype) for t, (n, _, shape, stride, dtype) in zip(inputs, INPUTS, strict=True)
         ]
         outputs = forward(*laid_out)
-        results, kept = outputs[: len(RESULTS)], list(outputs[len(RESULTS) + len(MUTATED) :])
-        for name, position in MUTATED.items():
-            inputs[[row[0] for row in INPUTS].index(name)].copy_(outputs[position])
+        written = [inputs[[row[0] for row in INPUTS].index(name)] for name in MUTATED]
+        results, kept = outputs[: len(RESULTS)], set_aside(outputs[len(RESULTS) + len(MUTATED) :], written)
+        read_again = set_aside([laid_out[i] for i in READ_AGAIN], written)
+        for tensor, position in zip(written, MUTATED.values(), strict=True):
+            tensor.copy_(outputs[position])
         # Results and inputs go through autograd, which breaks the cycles that they would make; the rest is freed early.
         ctx.places = [next((i for i, r in enumerate(results) if r is t), None) for t in kept]
-        ctx.save_for_backward(*results, *(laid_out[i] for i in READ_AGAIN))
+        ctx.save_for_backward(*results, *read_again)
         ctx.kept = [t if place is None else None for t, place in zip(kept, ctx.places, strict=True)]
         ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in ROOTS))
         return tuple(results)

@@ -112,8 +112,9 @@ class Mutating:
         self.program.fresh()
         run()
         after = [b.clone() for b in self.buffers]
-        for buffer, old in zip(self.buffers, before, strict=True):
-            buffer.copy_(old)
+        with torch.no_grad():
+            for buffer, old in zip(self.buffers, before, strict=True):
+                buffer.copy_(old)
         return after, self.program.gradients()
 
 
@@ -188,6 +189,24 @@ def _times_new(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return buffer * w.exp()
 
 
+def _after_the_backward() -> Mutating:
+    """The backward reads `x`, as it was, directly and through a view; `x` and the weight change when it is done."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    w, v = (torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def run() -> torch.Tensor:
+        loss = ((x @ w.t()).sin() @ v).square().mean() + (x[:, None].expand(3, 4, 4) * v).square().sum()
+        loss.backward()
+        with torch.no_grad():
+            x.add_(1.0)
+            w.mul_(0.5)
+            v.mul_(0.5)
+        return loss
+
+    return Mutating(programs.Program(run, {"w": w, "v": v}), [x, w, v])
+
+
 MUTATING = {
     "batch norm": _batch_norm,
     "copy": lambda: _mutating(_times_copy),
@@ -195,6 +214,7 @@ MUTATING = {
     "slice of cat": lambda: _mutating(_times_slice_of_cat),
     "cat of slices": lambda: _mutating(_times_cat_of_slices),
     "cast": lambda: _mutating(_times_round_trip, torch.float32),
+    "after the backward": _after_the_backward,
     "new value": lambda: _mutating(_times_new),
 }
 
