@@ -23,6 +23,7 @@ SQRT_HALF = repr(0.5**0.5)
 INV_SQRT_2PI = "0.3989422804014327"
 SQRT_2_OVER_PI = "0.7978845608028654"
 GELU_CUBIC = "0.044715"
+NAN = "float('nan')"
 
 
 def sigmoid(x: str) -> str:
@@ -76,7 +77,14 @@ def _silu_backward(grad: str, x: str) -> str:
     return f"{grad} * {gate} * (1.0 + {x} * (1.0 - {gate}))"
 
 
+def _sign(x: str) -> str:
+    """1, 0 or -1 in the type of `x`; ATen's sign of NaN and of -0.0 is 0."""
+    return f"({x} > 0).to({x}.dtype) - ({x} < 0).to({x}.dtype)"
+
+
 def _clamp(x: str, low: str | None = None, high: str | None = None) -> str:
+    if NAN in (low, high):
+        return f"{x} * {NAN}"
     above = x if low is None else f"tl.where({x} < {low}, {low}, {x})"
     return above if high is None else f"tl.where({above} > {high}, {high}, {above})"
 
@@ -85,8 +93,24 @@ def _scaled(b: str, alpha: str) -> str:
     return b if alpha.strip("()") in ("1", "1.0") else f"{b} * {alpha}"
 
 
+def _log1p(u: str) -> str:
+    """`log(1 + u)` for `u` in [0, 1]; the quotient makes up for what 1 + u rounds off.
+
+    Source: Goldberg, "What every computer scientist should know about floating-point arithmetic", theorem 4.
+    """
+    return f"tl.where(1.0 + {u} == 1.0, {u}, tl.log(1.0 + {u}) * ({u} / ((1.0 + {u}) - 1.0)))"
+
+
 def _softplus(x: str, beta: str = "1.0", threshold: str = "20.0") -> str:
-    return f"tl.where({x} * {beta} > {threshold}, {x}, tl.log(1.0 + tl.exp({x} * {beta})) / {beta})"
+    """`log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|))` for z = beta * x."""
+    is_plain = beta.strip("()") in ("1", "1.0")
+    z = x if is_plain else f"({x} * {beta})"
+    soft = f"tl.where({z} > 0, {z}, 0) + {_log1p(f'tl.exp(-tl.abs({z}))')}"
+    return f"tl.where({z} > {threshold}, {x}, {soft if is_plain else f'({soft}) / {beta}'})"
+
+
+def _either(a: str, b: str, alpha: str = "True") -> str:
+    return f"{a} | {b}" if alpha == "True" else a
 
 
 def _leaky_relu_backward(grad: str, x: str, slope: str, _is_result: Any = False) -> str:
@@ -106,8 +130,8 @@ ARITHMETIC: dict[Any, Rule] = {
     aten.div.Scalar: lambda a, b: f"{a} / {b}",
     aten.neg.default: lambda a: f"-{a}",
     aten.abs.default: lambda a: f"tl.abs({a})",
-    aten.sgn.default: lambda a: f"tl.where({a} > 0, 1, tl.where({a} < 0, -1, {a}))",
-    aten.sign.default: lambda a: f"tl.where({a} > 0, 1, tl.where({a} < 0, -1, {a}))",
+    aten.sgn.default: _sign,
+    aten.sign.default: _sign,
     aten.reciprocal.default: lambda a: f"1.0 / {a}",
     aten.square.default: lambda a: f"{a} * {a}",
     aten.sqrt.default: lambda a: f"tl.sqrt({a})",
@@ -147,6 +171,24 @@ ARITHMETIC: dict[Any, Rule] = {
     aten.native_dropout_backward.default: lambda grad, mask, scale: f"{grad} * ({mask} * {scale})",
 }
 
+# Rows for boolean results: Triton adds and multiplies one-bit integers without a carry, so True + True would be False.
+BOOLEAN: dict[Any, Rule] = {
+    aten.add.Tensor: _either,
+    aten.add.Scalar: _either,
+    aten.mul.Tensor: lambda a, b: f"{a} & {b}",
+    aten.mul.Scalar: lambda a, b: f"{a} & {b}",
+    aten.maximum.default: _either,
+    aten.minimum.default: lambda a, b: f"{a} & {b}",
+    aten.sgn.default: lambda a: a,
+    aten.sign.default: lambda a: a,
+}
+
+# Rows for integer results, where they differ.
+INTEGRAL: dict[Any, Rule] = {
+    aten.floor.default: lambda a: a,
+    aten.ceil.default: lambda a: a,
+}
+
 # The operand called `condition` or `mask` stays boolean.
 SELECTION: dict[Any, Rule] = {
     aten.where.self: lambda condition, a, b: f"tl.where({condition}, {a}, {b})",
@@ -181,6 +223,25 @@ LOGICAL: dict[Any, Rule] = {
 }
 
 POINTWISE: dict[Any, Rule] = ARITHMETIC | SELECTION | COMPARISON | BITWISE | LOGICAL
+
+# Their numbers are compared or stored as they are: ATen rounds them to the operands' type first.
+ROUNDING = {*SELECTION, *COMPARISON}
+
+# Ops whose text compares with a number.
+COMPARING = {
+    *COMPARISON, aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.threshold_backward.default,
+    aten.softplus.default,
+}  # fmt: skip
+
+
+def rule_of(target: Any, dtype: torch.dtype) -> Rule | None:
+    """The row of a pointwise operator with a result of `dtype`; None where it has no Triton form."""
+    if target in ARITHMETIC and dtype is torch.bool:
+        return BOOLEAN.get(target)
+    if target in INTEGRAL and not dtype.is_floating_point:
+        return INTEGRAL[target]
+    return POINTWISE.get(target)
+
 
 # Many instructions per element: worth computing once where the value is broadcast.
 TRANSCENDENTAL = frozenset({

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.composites import COMPOSITES, CONSTANTS, REDUCTIONS, reduced_dims
-from tracefuse.optimizers.expressions import POINTWISE
+from tracefuse.optimizers.expressions import POINTWISE, rule_of
 from tracefuse.optimizers.layout import MAX_ROW
 from tracefuse.optimizers.lowering import COMPUTE_TYPE, COPIES
 from tracefuse.optimizers.trace import SHORT_DTYPE, is_view, tensors, val
@@ -96,6 +96,8 @@ def _type_refusal(node: fx.Node) -> str | None:
             return f"its layout is {tensor.layout}"
         if set(map(type, tensor.shape)) - {int}:
             return "its shape is symbolic"
+    if node.target in POINTWISE and rule_of(node.target, val(node).dtype) is None:
+        return f"its result of {SHORT_DTYPE[val(node).dtype]} has no Triton form"
     if not is_view(node) and any(tensor.numel() == 0 for tensor in tensors(node)):
         return "it has no elements"
     return None

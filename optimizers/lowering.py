@@ -17,7 +17,16 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.expressions import ARITHMETIC, COMPARISON, LOGICAL, POINTWISE, tanh
+from tracefuse.optimizers.expressions import (
+    ARITHMETIC,
+    COMPARING,
+    COMPARISON,
+    LOGICAL,
+    POINTWISE,
+    ROUNDING,
+    rule_of,
+    tanh,
+)
 from tracefuse.optimizers.indexing import Index, Lanes, broadcast, ravel, unravel
 from tracefuse.optimizers.layout import Layout
 from tracefuse.optimizers.trace import op_name, origin, val
@@ -32,6 +41,7 @@ COMPUTE_TYPE = {
 }  # fmt: skip
 
 HALVES = (torch.float16, torch.bfloat16)
+SMALL_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8)
 EXACT_IN_HALVES = (torch.bool, torch.int8, torch.uint8)
 
 COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
@@ -123,46 +133,44 @@ class Lowering:
 
     def _pointwise(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
         args = arguments(node)
-        dtype = self._operand_type(node, args)
-        operands = [self._operand(node, name, arg, at, guards, dtype) for name, arg in args.items()]
+        common = _operand_type(node, args)
+        operands = [self._operand(node, name, arg, at, guards, common) for name, arg in args.items()]
         texts = [o.text if isinstance(o, Value) else o for o in operands]
-        rule = POINTWISE[node.target]
+        rule, dtype = rule_of(node.target, val(node).dtype), COMPUTE_TYPE[common]
         if node.target is aten.tanh.default:
             text = tanh(texts[0], dtype == "float64")  # type: ignore[arg-type]
         else:
-            text = rule(*texts)
+            text = rule(*texts) if rule else None
         if text is None:
             raise NotFusible(node, "this choice of its options has no Triton form")
         result = "int1" if node.target in COMPARISON or node.target in LOGICAL else dtype
         lanes = frozenset().union(*(o.lanes for o in operands if isinstance(o, Value)))
         return self.emit(node, text, result, lanes)
 
-    def _operand_type(self, node: fx.Node, args: dict[str, Any]) -> str:
-        """The type that an operator computes in: its result's, but what its operands promote to for a comparison."""
-        if node.target in LOGICAL:
-            return "int1"
-        if node.target not in COMPARISON:
-            return COMPUTE_TYPE[val(node).dtype]
-        operands = [val(a) if isinstance(a, fx.Node) else a for a in args.values()]
-        common = torch.result_type(*operands) if len(operands) == 2 else operands[0].dtype
-        return COMPUTE_TYPE[common]
-
     def _operand(
-        self, node: fx.Node, name: str, arg: Any, at: Indices, guards: tuple[Value, ...], dtype: str
+        self, node: fx.Node, name: str, arg: Any, at: Indices, guards: tuple[Value, ...], dtype: torch.dtype
     ) -> Value | str | None:
-        if isinstance(arg, fx.Node):
-            block = self.value(arg, broadcast(at, shape_of(arg)), guards)
-            is_condition = name in ("condition", "mask") and node.target not in ARITHMETIC
-            return self.cast(block, "int1" if is_condition else dtype)
-        return literal(arg, dtype) if isinstance(arg, (bool, int, float)) else arg
+        if not isinstance(arg, fx.Node):
+            return _number(node, arg, dtype) if isinstance(arg, (bool, int, float)) else arg
+        block = self.value(arg, broadcast(at, shape_of(arg)), guards)
+        if name in ("condition", "mask") and node.target not in ARITHMETIC:
+            return self.cast(block, "int1")
+        if node.target in ROUNDING:
+            return self.rounded(block, val(arg).dtype, dtype)
+        return self.cast(block, COMPUTE_TYPE[dtype])
 
     def _copy(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
         source: fx.Node = node.args[0]  # type: ignore[assignment]
         block, old, new = self.value(source, at, guards), val(source).dtype, val(node).dtype
-        cast = self.cast(block, COMPUTE_TYPE[new])
-        if new in HALVES and old not in (new, *EXACT_IN_HALVES):
-            cast = Value(f"{cast.text}.to(tl.{_triton_name(new)}).to(tl.float32)", cast.dtype, cast.lanes)
+        cast = self.rounded(block, old, new)
         return block if cast == block else self.emit(node, cast.text, cast.dtype, cast.lanes)
+
+    def rounded(self, block: Value, old: torch.dtype, new: torch.dtype) -> Value:
+        """`block`, of dtype `old`, as values that dtype `new` holds, as an expression."""
+        cast = self.cast(block, COMPUTE_TYPE[new])
+        if new not in HALVES or old in (new, *EXACT_IN_HALVES):
+            return cast
+        return Value(f"{cast.text}.to(tl.{_triton_name(new)}).to(tl.float32)", cast.dtype, cast.lanes)
 
     def cast(self, block: Value, dtype: str) -> Value:
         """`block` in the Triton type `dtype`, as an expression."""
@@ -210,6 +218,34 @@ class Lowering:
             name = f"{base}_{number}"
         self.names.add(name)
         return name
+
+
+def _operand_type(node: fx.Node, args: dict[str, Any]) -> torch.dtype:
+    """The type of an operator's operands: its result's, but what they promote to for a comparison."""
+    if node.target not in COMPARISON:
+        return torch.bool if node.target in LOGICAL else val(node).dtype
+    operands = [val(a) if isinstance(a, fx.Node) else a for a in args.values()]
+    return torch.result_type(*operands) if len(operands) == 2 else operands[0].dtype
+
+
+def _number(node: fx.Node, number: float, dtype: torch.dtype) -> str:
+    """The text of a number among operands of `dtype`, which ATen turns to that type: 0.1 > x is 0.10009765625 > x in bf16.
+
+    Triton rounds a literal to f32 where it is compared with f64, and takes none that an integer type does not hold.
+    """
+    text = literal(number, COMPUTE_TYPE[dtype])
+    is_wide = math.isfinite(number) and _held(number, torch.float32) != number
+    if dtype is torch.float64 and node.target in COMPARING and is_wide:
+        return f"tl.full((), {text}, tl.float64)"
+    if (dtype in HALVES and node.target in ROUNDING) or dtype in SMALL_INTEGERS:
+        return literal(_held(number, dtype), COMPUTE_TYPE[dtype])
+    return text
+
+
+def _held(number: float, dtype: torch.dtype) -> float:
+    """The number as a value of `dtype`."""
+    exact = torch.float64 if isinstance(number, float) else torch.int64
+    return torch.tensor(number, dtype=exact, device="cpu").to(dtype).item()
 
 
 def literal(number: float, dtype: str) -> str:
