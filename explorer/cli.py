@@ -19,7 +19,7 @@ from tracefuse.capture import Capture, capture
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.options import DEMO_OPTIONS, OPTIONS, Config, add_arguments, values
+from tracefuse.options import DEMO_OPTIONS, OPTIONS, Config, add_arguments, explain_errors, values
 from tracefuse.summary import modules_table, steps_table
 
 HEADS, VOCABULARY, BATCH, LENGTH = 4, 256, 4, 64
@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("demo", help=text, description=text)
     add_arguments(command, DEMO_OPTIONS)
     add_arguments(command.add_argument_group("passes"), OPTIONS)
+    for one in (parser, command):
+        explain_errors(one, (*DEMO_OPTIONS, *OPTIONS), f"{command.prog} --help")
     return parser
 
 
@@ -67,10 +69,11 @@ def demo(arguments: argparse.Namespace) -> None:
 
     say.next("measuring the captured trace beside the optimised one")
     timing = variant.measure(budget_s=chosen["budget"], progress=say.progress)
-    print(timing, end="\n\n", flush=True)
+    print(timing, flush=True)
+    print(f"\n{timing.note}\n" if timing.note and variant.kernels else "", flush=True)
 
     say.next("writing the optimised program")
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     program, report = out / "gpt_optimised.py", out / "report.html"
     variant.export(program)
     say.next("writing the report")
@@ -101,6 +104,14 @@ def _device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise NotSupported("torch sees no CUDA GPU on this machine: leave --device out to run on the CPU")
     return name
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory of `--out`, with its parents. Raises `OptionError` where there can be none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"--out {path} cannot be made ({error.strerror}): name a directory to write to") from None
 
 
 def write_report(variant: Any, path: Path) -> None:

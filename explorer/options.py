@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
@@ -25,67 +25,7 @@ from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.passes import Pass
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.simplify import Simplify
-
-# --- reading values ---------------------------------------------------------------------------------------------------
-
-
-def _switch(name: str, value: Any) -> bool:
-    if value is None:
-        return False
-    if isinstance(value, bool):
-        return value
-    raise OptionError(f"{name}={value!r} is neither on nor off: pass {name}=True or {name}=False")
-
-
-def _patterns(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = (value,)
-    if not isinstance(value, Iterable):
-        raise OptionError(
-            f"{name}={value!r} is not a list of patterns: pass names or globs, such as {name}=['h.*.mlp.*']"
-        )
-    patterns = tuple(value)
-    wrong = [p for p in patterns if not isinstance(p, str) or not p.strip()]
-    if wrong:
-        raise OptionError(f"{name} has the pattern {wrong[0]!r}: pass non-empty names or globs, such as 'h.*.mlp.*'")
-    return patterns
-
-
-def _pins(name: str, value: Any) -> tuple[str, ...]:
-    return () if value is None or value is False else _patterns(name, value)
-
-
-def _freeze(name: str, value: Any) -> tuple[str, ...] | None:
-    if value is None or value is False:
-        return None
-    return () if value is True else _patterns(name, value)
-
-
-def _weight(name: str, value: Any) -> float | None:
-    if value is None or value is False or value == "off":
-        return None
-    if value is True or value == "on":
-        return DEFAULT_WEIGHT
-    try:
-        weight = float(value)
-    except (TypeError, ValueError):
-        weight = math.nan
-    if not 0 <= weight <= 1:
-        raise OptionError(f"{name}={value!r} is no weight: pass a number from 0 to 1, or {name}=False to switch it off")
-    return weight
-
-
-DEFAULT_WEIGHT = 0.5
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "simplify": _switch,
-    "freeze": _freeze,
-    "cat": _switch,
-    "remat": _weight,
-    "save": _pins,
-    "recompute": _pins,
-    "fuse": _switch,
-}
-
+from tracefuse.readers import DEFAULT_WEIGHT, READERS, weight_of_flag
 
 # --- the choice of passes ---------------------------------------------------------------------------------------------
 
@@ -125,14 +65,16 @@ class Config:
         both = sorted(given.keys() & switched_off.keys())
         if both:
             raise OptionError(f"--{both[0]} and --no-{both[0]} contradict each other: give one of them")
+        if "remat" in given:
+            given["remat"] = weight_of_flag(given["remat"])
         return cls.of(**given, **switched_off)
 
     def changed(self, **options: Any) -> Config:
         """This configuration with `options` changed. Raises `OptionError` for an unknown name or a bad value."""
         for name in options:
-            if name not in _READERS:
+            if name not in READERS:
                 raise OptionError(_unknown(name))
-        return replace(self, **{name: _READERS[name](name, value) for name, value in options.items()})
+        return replace(self, **{name: READERS[name](name, value) for name, value in options.items()})
 
     def passes(self) -> list[Pass]:
         """The passes that are on, in pipeline order."""
@@ -165,9 +107,9 @@ class Config:
 
 
 def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, _READERS, n=1)
+    close = difflib.get_close_matches(name, READERS, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"there is no option {name!r}: {hint}choose from {', '.join(_READERS)}"
+    return f"there is no option {name!r}: {hint}choose from {', '.join(READERS)}"
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -236,10 +178,24 @@ OPTIONS: tuple[Option, ...] = (
 )
 """What chooses passes; the same on all three surfaces."""
 
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text} is no time: pass seconds above 0, such as 5")
+    return seconds
+
+
+_BUDGET = Option("budget", ("--budget",), "value", 5.0, "seconds of timed replays (default: 5)", _seconds, "SECONDS")
+
 MAGIC_OPTIONS: tuple[Option, ...] = (
     Option("output", ("-o", "--output"), "value", None, "assign the result to this variable", metavar="NAME"),
     Option("measure", (), "switch", True, "do not time anything", off_flag="--no-measure"),
     Option("html", ("--html",), "value", None, "also write the view to this file", metavar="PATH"),
+    _BUDGET,
 )
 """What only the magic takes."""
 
@@ -257,7 +213,7 @@ DEMO_OPTIONS: tuple[Option, ...] = (
         "directory of the two files (default: tracefuse-demo)",
         metavar="DIR",
     ),
-    Option("budget", ("--budget",), "value", 10.0, "seconds of timed replays (default: 10)", float, "SECONDS"),
+    _BUDGET,
 )
 """What only `tracefuse demo` takes."""
 
@@ -276,15 +232,32 @@ def add_arguments(parser: argparse.ArgumentParser, options: Iterable[Option]) ->
             parser.add_argument(*flags, **keywords)
 
 
+def explain_errors(parser: argparse.ArgumentParser, options: Iterable[Option], see: str) -> None:
+    """Let the parser's messages end with the flag that was probably meant and with where to `see` them all."""
+    error = parser.error
+    flags = {flag.lstrip("-"): flag for option in options for names, _ in option.arguments() for flag in names}
+
+    def explained(message: str) -> NoReturn:
+        words = [w.partition("=")[0].lstrip("-") for w in message.partition("unrecognized arguments: ")[2].split()]
+        close = [flags[match] for word in words for match in difflib.get_close_matches(word, flags, n=1)]
+        error(f"{message}: {f'did you mean {close[0]}? ' if close else ''}see {see}")
+
+    parser.error = explained
+
+
 def magic_arguments(options: Iterable[Option]) -> Callable[[Callable], Callable]:
     """A decorator that gives an IPython magic `options`, for `parse_argstring(function, line)`."""
     from IPython.core import magic_arguments as ipython
 
+    options = tuple(options)
+
     def decorate(function: Callable) -> Callable:
         # The decorators apply from the inside out, and IPython lists them in the order of the source.
-        for option in reversed(list(options)):
+        for option in reversed(options):
             for flags, keywords in reversed(option.arguments()):
                 function = ipython.argument(*flags, **keywords)(function)
-        return ipython.magic_arguments()(function)
+        magic = ipython.magic_arguments()(function)
+        explain_errors(magic.parser, options, "%%tracefuse?")
+        return magic
 
     return decorate

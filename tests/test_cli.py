@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tracefuse.cli import Steps, capture_step, main
+from tracefuse.cli import Steps, capture_step, main, make_directory
+from tracefuse.errors import ExportError, MeasureError, OptionError
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.summary import by_module, folded, modules_table, summarise
 
@@ -42,6 +43,51 @@ def test_errors_end_with_the_remedy(flags: list[str], message: str, capsys: pyte
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1].startswith("tracefuse: ")
     assert message in captured.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--bogus"], "--bogus: see tracefuse demo --help"),
+        (["--layer=2", "--widht", "8"], "did you mean --width? see tracefuse demo --help"),
+        (["--budget", "-1"], "pass seconds above 0, such as 5"),
+    ],
+)
+def test_bad_usage_ends_with_what_was_meant(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", *flags])
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_file_in_the_way_of_the_output_is_said(tmp_path: Path) -> None:
+    (tmp_path / "o").write_text("in the way")
+    with pytest.raises(OptionError, match="name a directory to write to"):
+        make_directory(tmp_path / "o")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("gone/step.py", "there is no directory .*gone: create it"),
+        ("", "is a directory: name a file in it, such as .*step.py"),
+        ("step.txt", "does not end in .py: name a Python file, such as .*step.py"),
+        ("step", "such as .*step.py"),
+    ],
+)
+def test_an_export_goes_to_a_python_file_in_a_directory_that_exists(tmp_path: Path, path: str, message: str) -> None:
+    variant = capture_step(layers=1, width=16, device="cpu").optimize()
+    with pytest.raises(ExportError, match=message):
+        variant.export(tmp_path / path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_measurement_that_cannot_be_made_is_refused_before_anything_compiles() -> None:
+    variant = capture_step(layers=1, width=16, device="cpu").optimize()
+    with pytest.raises(MeasureError, match="pass seconds above 0"):
+        variant.measure(budget_s=0)
+    with pytest.raises(MeasureError, match="pass a function"):
+        variant.measure("x")
+    assert "_program" not in vars(variant)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do without a GPU")
@@ -112,6 +158,7 @@ def test_the_demo_writes_a_report_and_a_program_that_runs(tmp_path: Path) -> Non
     steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("+ ")]
     assert steps == ["simplify", "freeze", "cat", "remat", "fuse"]
     assert "measured on CPU" in done.stdout
+    assert "fusion shows no gain here. On a GPU they run." in done.stdout
     page = (tmp_path / "o" / "report.html").read_text()
     assert "<script" in page
     assert not re.search(r"""(src|href)\s*=\s*["']?https?:""", page)

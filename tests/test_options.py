@@ -8,11 +8,12 @@ import sys
 from itertools import product
 
 import pytest
+from IPython.core.error import UsageError
 from IPython.core.magic_arguments import parse_argstring
 
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.options import MAGIC_OPTIONS, OPTIONS, Config, add_arguments, magic_arguments, values
+from tracefuse.options import DEMO_OPTIONS, MAGIC_OPTIONS, OPTIONS, Config, add_arguments, magic_arguments, values
 
 
 def of_flags(*flags: str) -> Config:
@@ -101,13 +102,40 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
         of_flags("--remat", "1", "--no-remat")
 
 
+def test_a_bad_flag_names_the_remedy_in_flags() -> None:
+    for text in ("7", "much"):
+        with pytest.raises(OptionError, match=rf"--remat {text} is no weight: .* or --no-remat to switch it off"):
+            of_flags("--remat", text)
+    with pytest.raises(OptionError, match=r"remat=7 is no weight: .* or remat=False"):
+        Config.of(remat=7)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--bogus", r"--bogus: see %%tracefuse\?$"),
+        ("--outptu=c", r"--outptu=c: did you mean --output\? see %%tracefuse\?$"),
+        ("--no-fuze", r"--no-fuze: did you mean --no-fuse\? see %%tracefuse\?$"),
+        ("--budget 0", r"0 is no time: pass seconds above 0, such as 5: see %%tracefuse\?$"),
+        ("--budget soon", r"soon is no time: pass seconds above 0"),
+    ],
+)
+def test_the_magic_says_what_was_meant_and_where_to_look(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        tracefuse(line)
+
+
+def test_the_magic_and_the_demo_measure_equally_long() -> None:
+    (magic,) = [o for o in MAGIC_OPTIONS if o.name == "budget"]
+    assert magic in DEMO_OPTIONS
+
+
 def test_the_magic_has_options_of_its_own() -> None:
-    assert values(tracefuse("-o run --no-measure"), MAGIC_OPTIONS) == {"output": "run", "measure": False, "html": None}
-    assert values(tracefuse("--html page.html"), MAGIC_OPTIONS) == {
-        "output": None,
-        "measure": True,
-        "html": "page.html",
-    }
+    default = {"output": None, "measure": True, "html": None, "budget": 5.0}
+    assert values(tracefuse(""), MAGIC_OPTIONS) == default
+    assert values(tracefuse("-o run --no-measure"), MAGIC_OPTIONS) == {**default, "output": "run", "measure": False}
+    assert values(tracefuse("--html page.html"), MAGIC_OPTIONS) == {**default, "html": "page.html"}
+    assert values(tracefuse("--budget 0.5"), MAGIC_OPTIONS) == {**default, "budget": 0.5}
     assert "--remat WEIGHT" in (tracefuse.__doc__ or "")
 
 
