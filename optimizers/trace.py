@@ -397,7 +397,8 @@ def _half(
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for entry, node in inputs:
-        new[node] = graph.placeholder(entry.name)
+        # Not `graph.placeholder`, which puts the name in lower case.
+        new[node] = graph.create_node("placeholder", entry.name, name=entry.name)
         new[node].meta = dict(node.meta)
     for node in ops:
         new[node] = copy_node(graph, node, new)
