@@ -169,7 +169,8 @@ class Recorder(TorchDispatchMode):
 
     def _read(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
-        starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled()
+        in_engine = torch._C._current_graph_task_id() != -1  # a checkpoint detaches what it recomputes from
+        starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled() and not in_engine
         if value is not None and not (starts and self._made_here(value)):
             self._started |= {value} if starts else set()
             return value
@@ -239,6 +240,8 @@ class Recorder(TorchDispatchMode):
 
     def note_roots(self, outputs: Any, gradients: Any) -> None:
         """A backward is about to start from `outputs` with `gradients`."""
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint's own: its gradients are the program's
+            return
         for output, gradient in zip(outputs, gradients, strict=True):
             root = self._ids.get(output) if isinstance(output, torch.Tensor) else None
             if root is not None:
