@@ -10,14 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from tracefuse.draws import is_in_engine, merge_repeated
+from tracefuse.export import RESERVED_NAMES
 from tracefuse.functional import Built
 from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code, is_getitem, op_name, producer
 from tracefuse.record import Recording, Value
 
 aten = torch.ops.aten
 
-# What a gradient handed to `backward()` may come from and still be a cotangent: the caller's choice, not the program's.
-_SEEDS = {"ones_like", "zeros_like", "full_like", "ones", "zeros", "full", "scalar_tensor", "randn_like", "rand_like"}
+# Of their tensor argument these read only the type.
+_READS_NO_NUMBERS = re.compile(r"aten\.(\w+_like|new_\w+)\.")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ _KINDS = ("input", "parameter", "buffer")
 def assemble(built: Built, recording: Recording, roles: Roles) -> tuple[Trace, list[int | torch.Tensor]]:
     """The trace, and for each of its inputs the position of its external or, for a cotangent, the tensor itself."""
     _drop_detaches(built)
+    merge_repeated(built, recording.rng_states)
     cotangents = _cut_cotangents(built, recording, roles)
     _drop_accumulation(built, roles)
     _mark_phases(built.graph, set(cotangents))
@@ -55,22 +58,46 @@ def _drop_detaches(built: Built) -> None:
 
 
 def _cut_cotangents(built: Built, recording: Recording, roles: Roles) -> Cotangents:
-    """Placeholders for the gradients that backwards started from, with the result they belong to and their values."""
+    """Placeholders for the gradients that backwards started from, with the result they belong to and their values.
+
+    All of them or none: a program that computes one of its own cotangents is no function of the others alone.
+    """
+    given = [(root, built.nodes[g], tensor) for root, g, tensor in recording.roots if g is not None]
+    starts = [node for _, node, _ in given]
+    if len(set(starts)) < len(starts) or not all(_is_callers_choice(node, built, roles) for node in starts):
+        return {}
     cotangents: Cotangents = {}
-    for root, given, tensor in recording.roots:
-        if given is None or tensor is None:
-            continue
-        node = built.nodes[given]
+    for root, node, tensor in given:
+        assert tensor is not None
         result = _result_name(built, roles, root)
-        if node.op == "placeholder":
-            cotangents[node] = (result, tensor)
-        elif op_name(node).split(".")[1] in _SEEDS and node.graph is built.graph and node not in cotangents:
-            with built.graph.inserting_before(next(iter(built.graph.nodes))):
-                seed = built.graph.placeholder(f"grad_{result}")
-            seed.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(seed)
-            cotangents[seed] = (result, tensor)
+        cotangents[_cut(built, node, f"grad_{result}")] = (result, tensor)
     return cotangents
+
+
+def _cut(built: Built, node: fx.Node, name: str) -> fx.Node:
+    """The placeholder that stands for `node` from now on."""
+    if node.op == "placeholder":
+        return node
+    with built.graph.inserting_before(next(iter(built.graph.nodes))):
+        seed = built.graph.create_node("placeholder", name, name=name)
+    seed.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(seed)
+    return seed
+
+
+def _is_callers_choice(node: fx.Node, built: Built, roles: Roles) -> bool:
+    """Whether a gradient given to `backward()` comes from nothing that the program computes, and only backward reads it."""
+    results = {built.nodes[v] for v in roles.results}
+    if node in results or any(not is_in_engine(user) and (user.users or user in results) for user in node.users):
+        return False
+    kept = {built.placeholders[v] for v in (*roles.gradients, *built.mutated) if v in built.placeholders}
+    made, left = {node}, [node]
+    while left:
+        read = [] if _READS_NO_NUMBERS.match(op_name(at := left.pop())) else at.all_input_nodes
+        left += [n for n in read if n not in made]
+        made |= set(read)
+    outside = [n for n in made if n.op == "placeholder"]
+    return all(n not in kept and (n is node or set(n.users) <= made) for n in outside)
 
 
 def _drop_accumulation(built: Built, roles: Roles) -> None:
@@ -93,9 +120,9 @@ def _drop_accumulation(built: Built, roles: Roles) -> None:
 def _mark_phases(graph: fx.Graph, cotangents: set[fx.Node]) -> None:
     """Backward is what autograd's engine ran, and whatever depends on it or on a cotangent."""
     for node in graph.nodes:
-        recorded = (node.meta.get("custom") or {}).get("recorded")
-        in_engine = recorded is not None and recorded.in_engine
-        late = node in cotangents or in_engine or any(a.meta["phase"] == "backward" for a in node.all_input_nodes)
+        late = (
+            node in cotangents or is_in_engine(node) or any(a.meta["phase"] == "backward" for a in node.all_input_nodes)
+        )
         node.meta["phase"] = "backward" if late else "forward"
 
 
@@ -110,12 +137,12 @@ def _rebuild(built: Built, roles: Roles, cotangents: Cotangents) -> tuple[Trace,
         if node not in cotangents and (node.users or value in built.mutated):
             kind, source = roles.sources[value]
             name_of[value] = name = names.fresh(source or "constant")
-            new[node] = graph.placeholder(name)
+            new[node] = graph.create_node("placeholder", name, name=name)
             inputs.append(Input(name, kind, source or name, value in roles.gradients))  # type: ignore[arg-type]
             chosen.append(externals.index(value))
     for node, (result, tensor) in cotangents.items():
         name = names.fresh(f"grad_{result}")
-        new[node] = graph.placeholder(name)
+        new[node] = graph.create_node("placeholder", name, name=name)
         inputs.append(Input(name, "cotangent", result))
         chosen.append(tensor)
     for node, copy in new.items():
@@ -173,7 +200,7 @@ class _Names:
     """Python identifiers, each given out once: `x`, `x_1`, `x_2`."""
 
     def __init__(self) -> None:
-        self._next: dict[str, int] = {"torch": 1, "triton": 1, "aten": 1}
+        self._next: dict[str, int] = dict.fromkeys(RESERVED_NAMES, 1)
 
     def fresh(self, wanted: str) -> str:
         name = re.sub(r"\W+", "_", wanted).strip("_") or "value"

@@ -6,17 +6,20 @@ captured_*          the halves as they were captured: what the file checks itsel
 Step, run           the autograd.Function and the callable around it
 example_inputs      tensors of the captured shapes, values of the captured range
 python FILE         checks results and gradients against the captured program and times both
+
+Random ops draw fresh numbers at each run, also where the program seeded its generator.
 """
 
 from __future__ import annotations
 
-import math
+import ast
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tracefuse.draws import repeated
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.render import INDENT, body_lines, literal, render
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, val
@@ -25,8 +28,23 @@ from tracefuse.optimizers.triton import LAUNCH, kernel_source
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
 
-_RUNTIME = (
-    (Path(__file__).parent / "exported_runtime.py").read_text().split("# --- copied into every exported file ---\n")[1]
+_RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
+_RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
+_BOXED = "boxed"
+
+
+def _bound_names(statement: ast.stmt) -> list[str]:
+    """What a statement at module level binds."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return [a.asname or a.name for a in statement.names]
+    if isinstance(statement, ast.Assign):
+        return [t.id for t in statement.targets if isinstance(t, ast.Name)]
+    return [statement.name] if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) else []
+
+
+# A value of a trace must not be called like what the file's functions read from around them.
+RESERVED_NAMES = frozenset(
+    {"aten", "triton", "tl", "launch", _BOXED, *(n for s in ast.parse(_RUNTIME_FILE).body for n in _bound_names(s))}
 )
 
 
@@ -34,7 +52,7 @@ def module_source(variant: Variant) -> str:
     """The file's text. Raises `ExportError` for what is more than one differentiable step."""
     forward, backward = variant.forward, variant.backward
     captured_forward, captured_backward = variant.baseline.forward, variant.baseline.backward
-    _check_one_step(variant.trace)
+    _check_one_step(variant)
     sections = [
         _header(variant),
         *([_rule("kernels"), LAUNCH] if variant.kernels else []),
@@ -55,10 +73,10 @@ def module_source(variant: Variant) -> str:
 
 def render_boxed(trace: Trace, name: str) -> str:
     """`trace` as a function that takes its inputs in one list and empties it, so that each can be freed after its last use."""
-    lines = [f"def {name}(boxed):"]
+    lines = [f"def {name}({_BOXED}):"]
     if trace.inputs:
-        lines.append(f"{INDENT}({', '.join(i.name for i in trace.inputs)},) = boxed")
-        lines.append(f"{INDENT}boxed.clear()")
+        lines.append(f"{INDENT}({', '.join(i.name for i in trace.inputs)},) = {_BOXED}")
+        lines.append(f"{INDENT}{_BOXED}.clear()")
         kinds = zip(trace.inputs, trace.placeholders, strict=True)
         lines += [f"{INDENT}# {i.name}: {tensor_type(val(p))}  {human_bytes(nbytes(p))}  {i.kind}" for i, p in kinds]
     return "\n".join([*lines, *(text for text, _ in body_lines(trace))]) + "\n"
@@ -92,8 +110,8 @@ def _rule(title: str) -> str:
     return f"# --- {title} ".ljust(120, "-")
 
 
-def _check_one_step(trace: Trace) -> None:
-    forward, backward = trace.split()
+def _check_one_step(variant: Variant) -> None:
+    forward, backward = variant.forward, variant.backward
     results = [out.of for out in forward.outputs if out.kind == "result"]
     late = [out.of for out in backward.outputs if out.kind in ("result", "mutation")]
     if late:
@@ -104,6 +122,16 @@ def _check_one_step(trace: Trace) -> None:
     roots = [i.source for i in backward.inputs if i.kind == "cotangent"]
     if len(set(roots)) != len(roots) or len(set(results)) != len(results):
         raise ExportError("a result has two cotangents or two results share a name. Capture one backward per result.")
+    if backward.outputs and not roots:
+        raise ExportError(
+            "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
+            "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
+        )
+    for earlier, later in repeated(variant.trace.ops, variant.capture.rng_states):
+        raise ExportError(
+            f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
+            "the same numbers. Draw the numbers once, keep them in a variable and use them twice."
+        )
 
 
 def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward: Trace) -> str:
@@ -123,7 +151,7 @@ def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward
             "INPUTS = [",
             *rows,
             "]",
-            "# mean and standard deviation, or for integers the least and the greatest, of what was captured",
+            "# mean, standard deviation, least and greatest of what was captured; of a complex tensor, of both its parts",
             "RANGES = [",
             *values,
             "]",
@@ -132,14 +160,14 @@ def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward
             f"CAPTURED_MUTATED = { {o.of: k for k, o in enumerate(captured.outputs) if o.kind == 'mutation'}!r}",
             f"ROOTS = {[results.index(i.source) for i in cotangents]!r}  # the results that have a cotangent",
             f"COTANGENTS = {[_layout(p) for p in backward.placeholders if p.name in {i.name for i in cotangents}]}",
-            f"SEEDS = {[float(t.flatten()[0]) if _is_constant(t) else None for t in seeds]!r}  # captured, None: not constant",
+            f"SEEDS = {literal([_constant(t) for t in seeds])}  # what the cotangents were, None: not one number",
             f"READ_AGAIN = {[names.index(i.name) for i in backward.inputs if i.name in names]!r}  # inputs of backward too",
             f"CAPTURED_READ_AGAIN = {[names.index(i.name) for i in captured_backward.inputs if i.name in names]!r}",
             f"GRADIENTS = {[names.index(out.of) for out in backward.outputs]!r}  # the inputs whose gradients are returned",
             f"CAPTURED_GRADIENTS = {[names.index(out.of) for out in captured_backward.outputs]!r}",
             f'DEVICE = "{_device(variant)}"',
         ]
-    ).replace("'torch.", "torch.")
+    )
 
 
 def _input_row(name: str, source: str, placeholder: torch.fx.Node) -> str:
@@ -152,17 +180,24 @@ def _layout(placeholder: torch.fx.Node) -> Any:
 
 
 def _range_row(tensor: torch.Tensor) -> str:
-    if tensor.numel() == 0:
-        return "(0, 1)"
+    """(mean, standard deviation, least, greatest) of the finite elements, the real and imaginary parts of complex ones."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
     if not tensor.is_floating_point():
-        return f"({int(tensor.min())}, {int(tensor.max())})"
+        bounds = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)
+        return literal((0.0, 0.0, *bounds))
     wide = tensor.detach().double()
-    mean, deviation = float(wide.mean()), float(wide.std()) if tensor.numel() > 1 else 0.0
-    return f"({literal(mean)}, {literal(deviation)})" if math.isfinite(mean + deviation) else "(0.0, 1.0)"
+    finite = wide[wide.isfinite()]
+    if finite.numel() == 0:
+        return literal((0.0, 1.0, -1.0, 1.0))
+    deviation = float(finite.std(correction=0))
+    return literal((float(finite.mean()), deviation, float(finite.min()), float(finite.max())))
 
 
-def _is_constant(tensor: torch.Tensor) -> bool:
-    return tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
+def _constant(tensor: torch.Tensor) -> float | complex | None:
+    """The one number that all elements are; None if they differ or there are none."""
+    is_constant = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
+    return tensor.flatten()[0].item() if is_constant else None
 
 
 def _device(variant: Variant) -> str:

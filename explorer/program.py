@@ -10,8 +10,9 @@ import torch
 
 from tracefuse import measure
 from tracefuse.compile import load, warm_up
+from tracefuse.draws import draws
 from tracefuse.errors import OptionError
-from tracefuse.optimizers.trace import origin
+from tracefuse.optimizers.trace import origin, tensors
 from tracefuse.record import default_generator
 
 if TYPE_CHECKING:
@@ -26,19 +27,20 @@ class Program:
     ones (ValueError otherwise). `module` is the imported file, `inputs` are the names in order.
     """
 
-    def __init__(self, module: ModuleType, inputs: dict[str, torch.Tensor], random: torch.device | None) -> None:
+    def __init__(
+        self, module: ModuleType, inputs: dict[str, torch.Tensor], first_draws: dict[torch.device, int]
+    ) -> None:
         self.module = module
         self._inputs = inputs
-        self._random = random
+        self._first_draws = first_draws
 
     @classmethod
     def load(cls, variant: Variant) -> Program:
         trace, live = variant.trace, variant.capture.live_inputs
         inputs = {i.name: t for i, t in zip(trace.inputs, live, strict=True) if i.kind != "cotangent"}
-        draws = [n for n in trace.ops if origin(n).rng is not None]
-        device = draws[0].meta["val"] if draws else None
+        drawn = [(tensors(n)[0].device, origin(n).rng) for n in trace.ops if draws(n)]
         warm_up(variant.kernels)
-        return cls(load(variant.source), inputs, _device_of(device))
+        return cls(load(variant.source), inputs, dict(reversed(drawn)))  # type: ignore[arg-type]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -56,7 +58,9 @@ class Program:
         return self.module.run(*given.values())
 
     def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> measure.Program:
-        """Forward and backward as closures for `measure`: on `inputs` (cotangents last), random ops from the captured state.
+        """Forward and backward as closures for `measure`: on `inputs` (cotangents last), random ops from the state that the
+        first of each device was captured with. A generator that the program seeded in between is not seeded again, alike in
+        every variant.
 
         The state that `forward` returns is (results, what the backward reads, in a list that the backward empties).
         """
@@ -64,12 +68,12 @@ class Program:
         tensors, cotangents = [t.detach() for t in inputs[:count]], [t.detach() for t in inputs[count:]]
         results, mutated = len(module.RESULTS), len(module.MUTATED)
         again = [tensors[i] for i in module.READ_AGAIN]
-        generator = default_generator(self._random) if self._random is not None and rng_states else None
+        starts = [(default_generator(d), rng_states[i]) for d, i in self._first_draws.items()] if rng_states else []
 
         @torch.no_grad()
         def forward() -> tuple[Any, list[torch.Tensor]]:
-            if generator is not None:
-                generator.set_state(rng_states[0])
+            for generator, state in starts:
+                generator.set_state(state)
             outputs = module.forward(*tensors)
             return outputs[:results], [*outputs[results + mutated :], *again, *cotangents]
 
@@ -79,9 +83,3 @@ class Program:
 
         gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
         return measure.Program(forward, backward if gradients else None, gradients)
-
-
-def _device_of(value: Any) -> torch.device | None:
-    if isinstance(value, (tuple, list)):
-        value = next((v for v in value if isinstance(v, torch.Tensor)), None)
-    return value.device if value is not None else None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import math
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import programs
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import tracefuse
 from tracefuse.errors import ExportError
@@ -171,3 +175,245 @@ def test_more_than_one_step_is_refused():
 
     with pytest.raises(ExportError, match="Capture only those"):
         _ = tracefuse.capture(step).optimize().source
+
+
+def gradients_of(run, *leaves: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients that `run()` leaves in `leaves`, with the generator seeded."""
+    for leaf in leaves:
+        leaf.grad = None
+    torch.manual_seed(5)
+    run()
+    return [leaf.grad.clone() for leaf in leaves]
+
+
+def check_against_eager(run, *leaves: torch.Tensor, **options) -> None:
+    """The compiled program gives eager's gradients when both start from the same generator state."""
+    expected = gradients_of(run, *leaves)
+    program = tracefuse.capture(run).optimize(**options).compile()
+    torch.testing.assert_close(gradients_of(lambda: program().backward(), *leaves), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"remat": 0.0}, {"simplify": False, "remat": None, "fuse": False}])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_dropout_draws_its_mask_once(options, reentrant):
+    w, x = torch.randn(6, 6, requires_grad=True), torch.randn(5, 6, requires_grad=True)
+
+    def block(t: torch.Tensor) -> torch.Tensor:
+        return F.dropout(torch.tanh(t @ w), 0.5)
+
+    def run() -> torch.Tensor:
+        h = checkpoint(block, checkpoint(block, x, use_reentrant=reentrant), use_reentrant=reentrant)
+        loss = (h * h).sum()
+        loss.backward()
+        return loss
+
+    check_against_eager(run, w, x, **options)
+
+
+def test_the_same_seed_twice_draws_the_same_numbers():
+    x = torch.randn(50, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(3)
+        a = torch.rand(50)
+        torch.manual_seed(3)
+        b = torch.rand(50)
+        loss = (x * (a - b)).sum()
+        loss.backward()
+        return loss
+
+    check_against_eager(run, x)
+    assert x.grad.abs().max() == 0
+
+
+def test_the_same_seed_for_other_shapes_is_refused():
+    x = torch.randn(4, requires_grad=True)
+
+    def run() -> None:
+        torch.manual_seed(3)
+        a = torch.rand(4)
+        torch.manual_seed(3)
+        (x * a * torch.rand(2, 4)).sum().backward()
+
+    with pytest.raises(ExportError, match="use them twice"):
+        _ = tracefuse.capture(run).optimize().source
+
+
+def test_attention_without_dropout_draws_nothing():
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        h = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        loss = F.scaled_dot_product_attention(h, q.sin(), q).sum()
+        loss.backward()
+        return loss
+
+    check_against_eager(run, q)
+
+
+def test_a_second_derivative_is_refused():
+    x = torch.randn(3, requires_grad=True)
+    program = tracefuse.capture(lambda: (x**3).sum().backward()).optimize().compile()
+    with pytest.raises(RuntimeError, match="leave out create_graph"):
+        torch.autograd.grad(program(), x, create_graph=True)
+
+
+def test_any_variable_name_is_fine(tmp_path):
+    x = torch.randn(4, 4, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        boxed = x.sin()
+        tl = boxed * boxed.exp()
+        math = tl.cos()
+        aten = math * tl
+        INPUTS = aten * boxed
+        loss = (INPUTS * tl).sum()
+        loss.backward()
+        return loss
+
+    for options in ({}, {"simplify": False, "remat": None, "fuse": False}):
+        check_against_eager(run, x, **options)
+    done = run_file(tracefuse.capture(run).optimize().export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_submodule_called_torch_is_fine():
+    model = torch.nn.Sequential(OrderedDict(torch=torch.nn.Linear(4, 4)))
+    x = torch.randn(3, 4)
+
+    def run() -> torch.Tensor:
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    check_against_eager(run, *model.parameters())
+    assert "'torch.weight', (4, 4), (4, 1), torch.float32" in tracefuse.capture(run).optimize().source
+
+
+def test_expanded_inputs_and_cotangents_are_taken_dense(tmp_path):
+    row = torch.randn(1, 5)
+    x, w = row.expand(4, 5), torch.randn(4, 5, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        y = (x * w).sin() * x
+        y.backward(torch.ones(()).expand(4, 5))
+        return y
+
+    variant = tracefuse.capture(run).optimize()
+    (expected,) = gradients_of(run, w)
+    program = variant.compile()
+    w.grad = None
+    program(x=row.repeat(4, 1)).backward(torch.ones(4, 5))
+    torch.testing.assert_close(w.grad, expected)
+    with pytest.raises(ValueError, match="capture again with"):
+        program(x=torch.randn(4, 5))
+    done = run_file(variant.export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_overlapping_windows_are_laid_over_each_other(tmp_path):
+    series, w = torch.randn(9), torch.randn(3, requires_grad=True)
+    windows = series.unfold(0, 3, 1)
+    variant = tracefuse.capture(lambda: (windows * w).square().sum().backward()).optimize()
+    expected, w.grad = w.grad, None
+    variant.compile()(windows.contiguous(), w).backward()
+    torch.testing.assert_close(w.grad, expected)
+    done = run_file(variant.export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_complex_programs_export(tmp_path):
+    x = torch.randn(4, dtype=torch.complex128, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        loss = (x * x.conj() * x.exp()).real.sum()
+        loss.backward()
+        return loss
+
+    check_against_eager(run, x)
+    done = run_file(tracefuse.capture(run).optimize().export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "ok   gradient of x" in done.stdout
+
+
+def test_example_inputs_stay_in_the_captured_range(tmp_path):
+    x = (torch.rand(200) ** 4 + 1e-3).requires_grad_()
+    variant = tracefuse.capture(lambda: x.log().sum().backward()).optimize()
+    (example,) = variant.compile().module.example_inputs()
+    assert x.min() <= example.min()
+    assert example.max() <= x.max()
+    done = run_file(variant.export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_check_takes_nan_for_nan_and_nothing_for_nothing(tmp_path):
+    x, w = torch.randn(3, 2, requires_grad=True), torch.randn(0, 2, requires_grad=True)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        y = (x - x.max() - 1).log()
+        z = w.exp() * 2
+        torch.autograd.backward([y, z], [torch.ones(3, 2), torch.ones(0, 2)])
+        return y, z
+
+    done = run_file(tracefuse.capture(run).optimize().export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_check_sees_one_sided_nan(tmp_path):
+    x = torch.randn(3, requires_grad=True)
+    distances = tracefuse.capture(lambda: x.exp().sum().backward()).optimize().compile().module.distances
+    nan, inf = float("nan"), float("inf")
+    assert distances(torch.tensor([nan, inf, 1.0]), torch.tensor([nan, inf, 1.0])) == (0.0, 0.0)
+    for ours, theirs in ((nan, 1.0), (1.0, nan), (inf, -inf), (inf, 1.0)):
+        assert not math.isfinite(distances(torch.tensor([ours, 1.0]), torch.tensor([theirs, 1.0]))[0])
+
+
+def test_the_check_covers_overwritten_inputs(tmp_path):
+    norm = torch.nn.BatchNorm1d(3)
+    x = torch.randn(8, 3, requires_grad=True)
+    path = (
+        tracefuse.capture(lambda: norm(x).square().sum().backward()).optimize(fuse=False).export(tmp_path / "step.py")
+    )
+    assert "new value of running_mean" in run_file(path).stdout
+    text = path.read_text()
+    start = text.index("def forward(")
+    path.write_text(
+        text[:start]
+        + text[start:].replace("aten.add.Tensor(num_batches_tracked, 1)", "aten.add.Tensor(num_batches_tracked, 2)", 1)
+    )
+    done = run_file(path)
+    assert done.returncode != 0
+    assert "BAD  new value of num_batches_tracked" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "gradient", [lambda: torch.randn(3), lambda: torch.randn(3) * 2, lambda: torch.tensor([1.0, 2.0, 3.0]),
+                 lambda: torch.ones(()).expand(3), lambda: torch.empty(3).normal_()],
+)  # fmt: skip
+def test_a_gradient_made_for_backward_is_a_cotangent(gradient):
+    x = torch.randn(3, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        y = x.sin() * x
+        y.backward(gradient())
+        return y
+
+    capture = tracefuse.capture(run)
+    assert [i.kind for i in capture.trace.inputs] == ["input", "cotangent"]
+    program = capture.optimize().compile()
+    x.grad = None
+    program().sum().backward()
+    torch.testing.assert_close(x.grad, (x.cos() * x + x.sin()).detach())
+
+
+def test_a_gradient_computed_from_the_program_is_refused():
+    x = torch.randn(3, requires_grad=True)
+
+    def run() -> None:
+        y = x.sin() * x
+        y.backward(y.detach() * 2)
+
+    capture = tracefuse.capture(run)
+    torch.testing.assert_close(capture.replay()[-1], x.grad)
+    with pytest.raises(ExportError, match="Reduce to a loss"):
+        _ = capture.optimize().source
