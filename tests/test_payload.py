@@ -231,6 +231,31 @@ def test_a_removed_group_keeps_its_header_and_precedes_the_next_one() -> None:
     ]  # fmt: skip
 
 
+def test_a_removed_line_waits_for_the_end_of_a_group_that_is_not_its_own() -> None:
+    before = lines("# line 1", "a = f(x)", "# line 2", "b = g(a)", "# line 1", "c = h(b)")
+    after = lines("# line 1", "a = f(x)", "c = h(a)", "# line 3", "d = k(c)")
+    assert marks(before, after)[2:] == [
+        " # line 1", " a = f(x)", "-c = h(b)", "~c = h(a)", "-# line 2", "-b = g(a)", " # line 3", "+d = k(c)",
+        " return (a,)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_every_removed_line_stands_under_its_own_header(name: str) -> None:
+    for before, after in zip(
+        captured(name).trace.split(), (variant(name).forward, variant(name).backward), strict=True
+    ):
+        old, above = {}, ""
+        for line in lines_of(before):
+            above = line.comment if line.kind == "group" else above
+            old[line.key] = above
+        shown = ""
+        for line in diff(lines_of(before), lines_of(after)):
+            shown = line.comment if line.kind == "group" else shown
+            if line.mark == "-" and line.kind == "op" and old[line.key]:
+                assert shown == old[line.key], line
+
+
 @pytest.mark.parametrize("name", ["gpt", "rope", "conv_batchnorm"])
 def test_a_diff_holds_both_versions(name: str) -> None:
     before = lines_of(captured(name).trace.split()[1])

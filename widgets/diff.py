@@ -7,7 +7,7 @@ are aligned by name: the longest common subsequence of names, which for unique n
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -66,39 +66,74 @@ def _line(text: str, value: str | None) -> Line:
 def diff(before: Sequence[Line], after: Sequence[Line]) -> list[Line]:
     """`after` with "+" at what is new and "~" at what changed, and the lines of `before` that are gone, marked "-".
 
-    A removed line follows the line that it followed before, under its own group's header where that went too.
+    A removed line stands near the line that it followed before, always under its own group's header: inside that group
+    where it is still there, else between two groups under a header of its own.
     """
     old = [line for line in before if line.kind in _ALIGNED]
     new = [line for line in after if line.kind in _ALIGNED]
     pairs = _common([line.key for line in old], [line.key for line in new])
-    headers = _headers(before)
-    kept_headers = {line.comment for line in after if line.kind == "group"}
-    merged: list[Line] = []
+    merged = _Merged(_headers(before))
     at = position = 0
-
-    def remove(until: int) -> Iterator[Line]:
-        above = ""
-        for line in old[at:until]:
-            header = headers[line.key]
-            if header != above and header and header not in kept_headers:
-                yield Line("", header, "", "group", "-")
-            above = header
-            yield replace(line, mark="-")
-
     for line in after:
+        if line.kind in ("group", "blank"):
+            merged.open(line)
+            continue
         if line.kind not in _ALIGNED:
-            merged.append(line)
+            merged.add([], [line])
             continue
         match = pairs.get(position)
         if match is None:
-            merged.append(replace(line, mark="+"))
+            merged.add([], [replace(line, mark="+")])
         else:
-            _insert(merged, remove(match))
+            merged.add(old[at:match], _matched(old[match], line))
             at = match + 1
-            merged += _matched(old[match], line)
         position += 1
-    _insert(merged, remove(len(old)))
-    return merged
+    merged.add(old[at:], [])
+    return merged.lines
+
+
+class _Merged:
+    """The lines of a diff so far. `opening` is the header of the next group; `held` are removed lines of other groups, which
+    wait for the end of this one: in its middle, they would take its remaining lines under their header.
+    """
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.headers = headers
+        self.lines: list[Line] = []
+        self.opening: list[Line] = []
+        self.held: list[Line] = []
+        self.header = ""
+
+    def open(self, line: Line) -> None:
+        self.opening.append(line)
+
+    def add(self, removed: Sequence[Line], shown: Sequence[Line]) -> None:
+        """Append what was removed before `shown`, and `shown`."""
+        is_end = bool(self.opening) or not shown or shown[-1].kind == "return"
+        self.held += [line for line in removed if self.headers[line.key] != self.header]
+        self._remove(line for line in removed if self.headers[line.key] == self.header)
+        if is_end:
+            self._end_group()
+        self.lines += shown
+
+    def _end_group(self) -> None:
+        following = next((line.comment for line in reversed(self.opening) if line.kind == "group"), self.header)
+        self._remove_under_headers([line for line in self.held if self.headers[line.key] != following])
+        self.lines += self.opening
+        self._remove(line for line in self.held if self.headers[line.key] == following)
+        self.opening, self.held, self.header = [], [], following
+
+    def _remove_under_headers(self, removed: Sequence[Line]) -> None:
+        above = self.header
+        for line in removed:
+            header = self.headers[line.key]
+            if header and header != above:
+                self.lines.append(Line("", header, "", "group", "-"))
+            above = header
+            self._remove([line])
+
+    def _remove(self, removed: Iterable[Line]) -> None:
+        self.lines += [replace(line, mark="-") for line in removed]
 
 
 def _matched(old: Line, new: Line) -> list[Line]:
@@ -106,14 +141,6 @@ def _matched(old: Line, new: Line) -> list[Line]:
     if old.code == new.code:
         return [new]
     return [replace(new, mark="~")] if new.kind == "return" else [replace(old, mark="-"), replace(new, mark="~")]
-
-
-def _insert(merged: list[Line], removed: Iterator[Line]) -> None:
-    """Put removed lines behind the last op, before the header that belongs to what comes next."""
-    end = len(merged)
-    while end and merged[end - 1].kind in ("group", "blank"):
-        end -= 1
-    merged[end:end] = removed
 
 
 def _headers(lines: Sequence[Line]) -> dict[str, str]:

@@ -21,7 +21,7 @@ NASTY = "<img src=x onerror=alert(1)>"
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    model = GPT(layers=1, width=32, heads=2, vocab=61, length=16)
+    model = GPT(layers=1, width=32, heads=2, vocab=61, length=16, dropout=0.1)
     model.register_parameter(NASTY, torch.nn.Parameter(torch.ones(())))
     tokens, targets = batch(61, 2, 12)
     with tracefuse.capture() as c:
@@ -67,6 +67,33 @@ def test_what_the_page_does_not_hold_it_says(page: Page) -> None:
     expect(page.get_by_test_id("tf-toggle-cat")).to_be_checked()
 
 
+def test_its_answer_stands_beside_the_switch(page: Page) -> None:
+    page.get_by_test_id("tf-toggle-fuse").click()
+    page.get_by_test_id("tf-toggle-cat").click()
+    expect(page.get_by_test_id("tf-pass-cat").get_by_role("alert")).to_have_count(1)
+    expect(page.get_by_role("alert")).to_have_count(1)
+
+
+@pytest.mark.parametrize("control", ["tf-freeze", "tf-remat-weight"])
+def test_a_control_with_nothing_to_choose_says_so(page: Page, control: str) -> None:
+    expect(page.get_by_test_id(control)).to_be_disabled()
+    title = page.get_by_test_id(control).locator("..").get_attribute("title")
+    assert title is not None
+    assert "run the cell in a notebook" in title
+
+
+@pytest.mark.parametrize("width", [600, 1300])
+def test_types_and_bytes_stay_visible_however_long_a_line_is(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    pane = page.get_by_test_id("tf-code-forward")
+    assert pane.evaluate("e => e.scrollWidth > e.clientWidth")
+    edges = pane.evaluate(
+        "e => [...e.querySelectorAll('.tf-types')].slice(0, 9).map(t => t.getBoundingClientRect().right)"
+    )
+    right = pane.evaluate("e => e.getBoundingClientRect().left + e.clientWidth")
+    assert max(edges) <= right + 1
+
+
 def test_strings_of_the_session_are_text(page: Page) -> None:
     page.locator("[data-testid=tf-code-forward] .tf-inputs summary").click()
     expect(page.get_by_test_id("tf-code-forward")).to_contain_text(NASTY)
@@ -106,7 +133,7 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement?.dataset?.testid ?? ''"))
     toggles = {f"tf-toggle-{name}" for name in ("simplify", "freeze", "cat", "remat", "fuse")}
-    assert toggles | {"tf-freeze", "tf-remat-weight", "tf-diff", "tf-code-forward", "tf-code-backward"} <= reached
+    assert toggles | {"tf-diff", "tf-code-forward", "tf-code-backward"} <= reached
 
 
 def test_a_kernels_call_leads_to_its_source(page: Page) -> None:

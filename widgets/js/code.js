@@ -6,6 +6,8 @@ import { h, plural, signed } from "./dom.js";
 const CHUNK = 100;
 const GLYPHS = { " ": "", "+": "+", "-": "−", "~": "~" };
 const TOKEN = /("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(torch\.ops\.\w+\.\w+(?:\.\w+)?)|([A-Za-z_]\w*)|(\d[\w.]*(?:e-?\d+)?)/g;
+// One value of an operator that has several: nothing runs for it.
+const ITEM = /^\s*\w+ = \w+\[\d+\]$/;
 const KEYWORDS = new Set(["def", "return", "del", "None", "True", "False", "import", "from", "as"]);
 
 export class CodePane {
@@ -39,7 +41,7 @@ export class CodePane {
     this.kernels = kernels;
     this.tokens.clear();
     this.rows.clear();
-    const lines = diff ? half.lines : half.lines.filter((line) => line.diff !== "-");
+    const lines = (diff ? half.lines : half.lines.filter((line) => line.diff !== "-")).map((line, at, all) => withModuleType(line, all[at + 1], values));
     const rows = (/** @type {Line[]} */ some) => some.map((line) => this.row(line, values, diff));
     const body = lines.filter((line) => line.kind !== "input" && line.kind !== "signature");
     /** @type {HTMLElement[]} */
@@ -82,11 +84,13 @@ export class CodePane {
   row(line, values, diff) {
     const mark = diff ? line.diff : " ";
     const classes = `tf-line tf-is-${line.kind}${mark === "-" ? " tf-del" : mark === "+" ? " tf-add" : mark === "~" ? " tf-mod" : ""}`;
+    const isOp = line.kind === "op";
     const row = h(
       "div",
-      { class: classes, "data-defines": line.value || null },
+      { class: `${classes}${isOp && ITEM.test(line.code) ? " tf-is-item" : ""}`, "data-defines": line.value || null },
       h("span", { class: "tf-glyph", "aria-label": { "+": "added", "-": "removed", "~": "changed" }[mark.trim()] }, GLYPHS[mark]),
-      h("code", null, ...this.paint(line.code, values), line.comment && h("span", { class: "tf-type" }, (line.code.trim() ? "  " : "") + line.comment)),
+      h("code", null, ...this.paint(line.code, values), !isOp && line.comment && h("span", { class: "tf-type" }, line.comment)),
+      isOp && line.comment && types(line.comment),
     );
     // A value that was rewritten has two lines: the new one is where it is defined.
     if (line.value && (line.diff !== "-" || !this.rows.has(line.value))) this.rows.set(line.value, row);
@@ -173,6 +177,23 @@ export class CodePane {
     const next = current < 0 ? (by > 0 ? 0 : names.length - 1) : Math.min(names.length - 1, Math.max(0, current + by));
     this.act.select(names[next]);
   }
+}
+
+/** Type and bytes in a column of their own; of a long type, the end gives way. @param {string} comment "# f32[2, 3]  24 B" */
+function types(comment) {
+  const [type, ...rest] = comment.replace(/^# /, "").split("  ");
+  return h("code", { class: "tf-types", title: comment.slice(2) }, h("span", { class: "tf-type" }, type), h("span", { class: "tf-note" }, `  ${rest.join("  ")}`));
+}
+
+/**
+ * A header that names a child of an nn.Sequential by its index alone says what the child is: "# 1 (BatchNorm2d)".
+ * @param {Line} line @param {Line | undefined} next @param {Record<string, Value>} values @returns {Line}
+ */
+function withModuleType(line, next, values) {
+  if (line.kind !== "group" || !next) return line;
+  const [path, type] = (values[next.value]?.module ?? "").split(": ");
+  const isNumbered = /(^|\.)\d+$/.test(path) && line.comment.startsWith(`# ${path}  `);
+  return isNumbered ? { ...line, comment: line.comment.replace(path, `${path} (${type})`) } : line;
 }
 
 /** The prefix that all operators share is there for copying, and takes no room. @param {string} text "torch.ops.aten.mm.default" */

@@ -21,7 +21,7 @@ export function timingTable(payload, status, live) {
     timing.stale && h("p", { class: "tf-warn" }, `These times are of ${timing.config}. ${live ? "Measure again for the passes chosen now." : IN_A_NOTEBOOK}`),
     h(
       "table",
-      { class: "tf-table", "data-testid": "tf-timing" },
+      { class: "tf-table tf-timing", "data-testid": "tf-timing" },
       head(["", "as captured", "optimised", "", "optimised / captured"], [1, 2]),
       h("tbody", null, timing.rows.map((row) => timingRow(row, scale))),
     ),
