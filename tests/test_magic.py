@@ -292,6 +292,21 @@ def test_a_bad_glob_is_said_in_the_view_and_nothing_is_measured(kernel: Kernel) 
     assert "times: not measured" in bundle["text/plain"]
 
 
+def test_the_budget_is_that_of_the_first_line(kernel: Kernel) -> None:
+    reply = kernel.run("%%tracefuse -o timed --budget 0.01\nx.sin().sum().backward()")
+    assert reply.status == "ok", reply.error
+    rounds = "[v.timing.stopped for v in timed._variants.values() if v.timing]"
+    assert kernel.value(rounds) == "['budget of 0.01 s']"
+
+
+def test_a_cell_with_an_optimizer_step_is_not_measured_and_says_why(kernel: Kernel) -> None:
+    kernel.run("w = torch.randn(4, requires_grad=True)\nopt = torch.optim.SGD([w], lr=0.1)")
+    reply = kernel.run("%%tracefuse\nw.sin().sum().backward()\nopt.step()")
+    (bundle,) = (b for b in reply.displayed if WIDGET in b)
+    assert "more than one forward and one backward: opt.step() in the same cell" in bundle["text/plain"]
+    assert reply.text == ""
+
+
 def test_a_wrong_option_in_python_shows_the_users_frames_only(kernel: Kernel) -> None:
     kernel.run(f"{QUICK} -o c\nx.sin().sum().backward()")
     kernel.run("def choose():\n    return c.optimize(remat='heavy')")
