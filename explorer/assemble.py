@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import keyword
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -39,6 +40,7 @@ def assemble(built: Built, recording: Recording, roles: Roles) -> tuple[Trace, l
     """The trace, and for each of its inputs the position of its external or, for a cotangent, the tensor itself."""
     _drop_detaches(built)
     merge_repeated(built, recording.rng_states)
+    roles = replace(roles, results=_named_results(built, roles))
     cotangents = _cut_cotangents(built, recording, roles)
     _drop_accumulation(built, roles)
     _mark_phases(built.graph, set(cotangents))
@@ -69,7 +71,7 @@ def _cut_cotangents(built: Built, recording: Recording, roles: Roles) -> Cotange
     cotangents: Cotangents = {}
     for root, node, tensor in given:
         assert tensor is not None
-        result = _result_name(built, roles, root)
+        result = roles.results[root]
         cotangents[_cut(built, node, f"grad_{result}")] = (result, tensor)
     return cotangents
 
@@ -155,21 +157,28 @@ def _rebuild(built: Built, roles: Roles, cotangents: Cotangents) -> tuple[Trace,
 
 def _outputs(built: Built, roles: Roles) -> list[tuple[str, Value | str, fx.Node]]:
     """(kind, external or result's name, node) of every output."""
-    results = [("result", _result_name(built, roles, v), built.nodes[v]) for v in roles.results]
+    results = [("result", name, built.nodes[v]) for v, name in roles.results.items()]
     gradients = [("gradient", leaf, built.nodes[g]) for leaf, g in roles.gradients.items()]
     return [*results, *gradients, *(("mutation", external, node) for external, node in built.mutated.items())]
 
 
-def _result_name(built: Built, roles: Roles, value: Value) -> str:
-    """The user's variable where it is known, else "loss" for a scalar."""
-    name = roles.results.get(value) or _hint(built.nodes[value])
-    return name or ("result" if value.shape else "loss")
+def _named_results(built: Built, roles: Roles) -> dict[Value, str]:
+    """A name of its own for each result: the user's variable where it is known, else "loss" for a scalar."""
+    named: dict[Value, str] = {}
+    for value, known in roles.results.items():
+        plain = name = known or _hint(built.nodes[value]) or ("result" if value.shape else "loss")
+        for count in itertools.count(1):
+            if name not in named.values():
+                break
+            name = f"{plain}_{count}"
+        named[value] = name
+    return named
 
 
 def _preferred_names(built: Built, roles: Roles, name_of: dict[Value, str]) -> dict[fx.Node, str]:
     """Names worth more than the op's: the variable that the user assigned, and `grad_<input>` for gradients."""
     hints = {n: hint for n in built.graph.nodes if (hint := _hint(n))}
-    results = {built.nodes[v]: _result_name(built, roles, v) for v in roles.results}
+    results = {built.nodes[v]: name for v, name in roles.results.items()}
     gradients = {built.nodes[g]: f"grad_{name_of[leaf]}" for leaf, g in roles.gradients.items() if leaf in name_of}
     return hints | results | gradients
 

@@ -52,7 +52,7 @@ def module_source(variant: Variant) -> str:
     """The file's text. Raises `ExportError` for what is more than one differentiable step."""
     forward, backward = variant.forward, variant.backward
     captured_forward, captured_backward = variant.baseline.forward, variant.baseline.backward
-    _check_one_step(variant)
+    check_one_step(variant)
     sections = [
         _header(variant),
         *([_rule("kernels"), LAUNCH] if variant.kernels else []),
@@ -110,9 +110,8 @@ def _rule(title: str) -> str:
     return f"# --- {title} ".ljust(120, "-")
 
 
-def _check_one_step(variant: Variant) -> None:
-    forward, backward = variant.forward, variant.backward
-    results = [out.of for out in forward.outputs if out.kind == "result"]
+def check_one_step(variant: Variant) -> None:
+    backward = variant.backward
     late = [out.of for out in backward.outputs if out.kind in ("result", "mutation")]
     if late:
         raise ExportError(
@@ -120,8 +119,8 @@ def _check_one_step(variant: Variant) -> None:
             "forward and one backward. Capture only those."
         )
     roots = [i.source for i in backward.inputs if i.kind == "cotangent"]
-    if len(set(roots)) != len(roots) or len(set(results)) != len(results):
-        raise ExportError("a result has two cotangents or two results share a name. Capture one backward per result.")
+    if len(set(roots)) != len(roots):
+        raise ExportError("a result has two cotangents. Capture one backward per result.")
     if backward.outputs and not roots:
         raise ExportError(
             "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "

@@ -23,7 +23,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_map
 
 from tracefuse.errors import CaptureError
-from tracefuse.optimizers.trace import is_getitem, is_view, producer, set_origin
+from tracefuse.optimizers.trace import Source, is_getitem, is_view, producer, set_origin
 from tracefuse.record import BATCH_NORMS, Call, Guard, Recording, Value
 
 aten = torch.ops.aten
@@ -295,14 +295,16 @@ def _assigned_names(calls: Sequence[Call]) -> dict[int, str]:
         for (position, call), after in zip(forward, [*forward[1:], None], strict=True)
         if after is None or after[1].origin.source != call.origin.source
     ]
-    named = ((p, _target_name(c.origin.source.text)) for p, c in last_of_line if isinstance(c.outs, (Value, tuple)))  # type: ignore[union-attr]
+    named = ((p, _target_name(c.origin.source)) for p, c in last_of_line if isinstance(c.outs, (Value, tuple)))  # type: ignore[arg-type]
     return {position: name for position, name in named if name is not None}
 
 
-def _target_name(text: str) -> str | None:
-    """The variable that the one-line statement `text` assigns, if it is one name."""
+def _target_name(source: Source) -> str | None:
+    """The variable that the line assigns, if it is one statement with one name; what a lambda on it computes is not that."""
+    if source.function == "<lambda>":
+        return None
     try:
-        (statement,) = ast.parse(textwrap.dedent(text)).body
+        (statement,) = ast.parse(textwrap.dedent(source.text)).body
     except (SyntaxError, ValueError):  # part of a longer statement, or several
         return None
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]

@@ -75,9 +75,9 @@ class Variant:
 
     def check_exportable(self) -> Variant:
         """This variant, or `ExportError` where it is more than one differentiable step: neither compiled nor exported."""
-        from tracefuse.export import _check_one_step
+        from tracefuse.export import check_one_step
 
-        _check_one_step(self)
+        check_one_step(self)
         return self
 
     @property

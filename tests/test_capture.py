@@ -246,8 +246,16 @@ def test_results_keep_the_order_in_which_they_are_returned():
         return a * 2, loss
 
     outputs = tracefuse.capture(step)
+    assert [out.of for out in outputs.trace.outputs[:2]] == ["result", "loss"]
     shapes = [v.shape for out, v in zip(outputs.trace.outputs, outputs.replay(), strict=True) if out.kind == "result"]
     assert shapes == [(3,), ()]
+
+
+def test_results_without_names_get_one_each():
+    x = torch.randn(3)
+    c = tracefuse.capture(lambda: (x.sin(), x.cos(), x.sum(), x.prod()))
+    assert [out.of for out in c.trace.outputs] == ["result", "result_1", "loss", "loss_1"]
+    assert len(c.optimize().compile()()) == 4
 
 
 def test_captures_of_two_threads_do_not_mix():
