@@ -228,7 +228,14 @@ def _launcher(kernel: Kernel, program: Program) -> str:
     inputs = [p.name for p in body.placeholders]
     results = [name.removesuffix("_ptr") for name in _results(body)]
     blocks = [f"{BLOCK_NAMES[lane]}={layout.blocks[lane]}" for lane in ("row", "col") if lane in layout.blocks]
-    launch = [f"{kernel.name}_kernel", str(layout.programs), *inputs, *results, *blocks, f"num_warps={layout.num_warps}"]
+    launch = [
+        f"{kernel.name}_kernel",
+        str(layout.programs),
+        *inputs,
+        *results,
+        *blocks,
+        f"num_warps={layout.num_warps}",
+    ]
     return "\n".join([
         f"def {kernel.name}({', '.join(inputs)}):",
         f"    if not {inputs[0]}.is_cuda and isinstance({kernel.name}_kernel, triton.JITFunction):",
