@@ -6,8 +6,7 @@ eager would have freed, except what the program reads from outside (its inputs) 
 of the input's first contents.
 
 Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15:
-`torch._C._current_autograd_node`, `torch._C._current_graph_task_id`, `torch.autograd._get_sequence_nr`,
-`torch.autograd._engine_run_backward`, `torch.utils.weak.WeakIdKeyDictionary`.
+`torch._C._current_autograd_node`, `torch.autograd._get_sequence_nr`, `torch.utils.weak.WeakIdKeyDictionary`.
 """
 
 from __future__ import annotations
@@ -16,25 +15,23 @@ import functools
 import linecache
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import nn
 from torch._ops import OpOverload
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
 from tracefuse.optimizers.trace import Origin, Source
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = (__file__, os.path.join(os.path.dirname(__file__), "capture.py"))
+_OURS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("record.py", "hooks.py", "capture.py"))
 
 # These write their running statistics although their schema does not say so.
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
@@ -121,7 +118,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.recording = Recording()
         self.names: Any = WeakIdKeyDictionary()
-        self.modules = _ModuleStack(self.names)
+        self.modules = ModuleStack(self.names)
         self._ids: Any = WeakIdKeyDictionary()
         self._count = 0
         self._twins: dict[int, Origin] = {}
@@ -132,12 +129,12 @@ class Recorder(TorchDispatchMode):
     def __enter__(self) -> Recorder:
         self._first_seq = torch.autograd._get_sequence_nr()
         self.modules.attach()
-        _BackwardHook.enter(self)
+        BackwardHook.enter(self)
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
-        _BackwardHook.leave(self)
+        BackwardHook.leave(self)
         self.modules.detach()
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
@@ -169,7 +166,7 @@ class Recorder(TorchDispatchMode):
 
     def _read(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
-        in_engine = torch._C._current_graph_task_id() != -1  # a checkpoint detaches what it recomputes from
+        in_engine = is_in_engine()  # a checkpoint detaches what it recomputes from
         starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled() and not in_engine
         if value is not None and not (starts and self._made_here(value)):
             self._started |= {value} if starts else set()
@@ -209,7 +206,7 @@ class Recorder(TorchDispatchMode):
 
     def _origin(self) -> tuple[Origin, bool]:
         node = torch._C._current_autograd_node()
-        in_engine = node is not None or torch._C._current_graph_task_id() != -1
+        in_engine = node is not None or is_in_engine()
         if node is not None:
             seq, name = node._sequence_nr(), node.name().rpartition("::")[2]
             twin = self._twins.get(seq)
@@ -240,96 +237,13 @@ class Recorder(TorchDispatchMode):
 
     def note_roots(self, outputs: Any, gradients: Any) -> None:
         """A backward is about to start from `outputs` with `gradients`."""
-        if torch._C._current_graph_task_id() != -1:  # a checkpoint's own: its gradients are the program's
+        if is_in_engine():  # a checkpoint's own: its gradients are the program's
             return
         for output, gradient in zip(outputs, gradients, strict=True):
             root = self._ids.get(output) if isinstance(output, torch.Tensor) else None
             if root is not None:
                 given = None if gradient is None else self._read(gradient)
                 self.recording.roots.append((root, given, gradient))
-
-
-class _BackwardHook:
-    """Tells the recorders of the calling thread where a backward starts; in place while any thread records."""
-
-    _lock = threading.Lock()
-    _recorders: ClassVar[list[tuple[int, Recorder]]] = []
-    _engine: ClassVar[Any] = None
-
-    @classmethod
-    def enter(cls, recorder: Recorder) -> None:
-        with cls._lock:
-            if not cls._recorders:
-                cls._engine = torch.autograd._engine_run_backward
-                torch.autograd._engine_run_backward = cls._run
-            cls._recorders.append((threading.get_ident(), recorder))
-
-    @classmethod
-    def leave(cls, recorder: Recorder) -> None:
-        with cls._lock:
-            cls._recorders = [pair for pair in cls._recorders if pair[1] is not recorder]
-            if not cls._recorders:
-                torch.autograd._engine_run_backward = cls._engine
-
-    @classmethod
-    def _run(cls, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        for thread, recorder in cls._recorders:
-            if thread == threading.get_ident():
-                recorder.note_roots(outputs, args[0] if args else kwargs["grad_tensors"])
-        return cls._engine(outputs, *args, **kwargs)
-
-
-class _ModuleStack:
-    """The `nn.Module`s that are running, by global forward hooks."""
-
-    def __init__(self, names: Any) -> None:
-        self._stack: list[tuple[str, str]] = []
-        self._paths: Any = WeakIdKeyDictionary()
-        self._names = names
-        self._handles: list[Any] = []
-
-    def attach(self) -> None:
-        self._thread = threading.get_ident()
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._stack.clear()
-
-    def current(self) -> tuple[str, str]:
-        """(dotted path, class name) of the innermost running module; ("", "") outside."""
-        return self._stack[-1] if self._stack else ("", "")
-
-    def _is_ours(self) -> bool:
-        """Hooks are global: other threads' modules are not ours, those that autograd's threads run again are."""
-        return threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        if not self._is_ours():
-            return
-        if module not in self._paths:
-            self.add_root(module)
-        self._stack.append((self._paths[module], type(module).__name__))
-
-    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        if self._stack and self._is_ours():
-            self._stack.pop()
-
-    def add_root(self, root: nn.Module) -> None:
-        """Learn the dotted paths of `root`'s modules, parameters and buffers."""
-        for path, module in root.named_modules():
-            if module not in self._paths:
-                self._paths[module] = path
-        for path, parameter in root.named_parameters():
-            if parameter not in self._names:
-                self._names[parameter] = ("parameter", path)
-        for path, buffer in root.named_buffers():
-            if buffer not in self._names:
-                self._names[buffer] = ("buffer", path)
 
 
 def _memory(tensor: torch.Tensor | None) -> int | None:
