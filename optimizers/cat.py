@@ -50,11 +50,10 @@ from tracefuse.optimizers.cat_sums import as_sum, join_padded
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import (
     is_newly_saved,
-    mark_overwritten,
-    once,
     replace_by,
     replace_by_call,
     replace_value,
+    until_settled,
 )
 from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, human_bytes, is_getitem, nbytes, phase
 
@@ -161,8 +160,4 @@ class Cat:
     name: ClassVar[str] = "cat"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        new, tell = trace.copy(), once(decide)
-        mark_overwritten(new)
-        while _sweep(new.graph, tell):
-            pass
-        return new
+        return until_settled(trace, decide, _sweep)

@@ -278,7 +278,16 @@ def _restride_conflict(node: fx.Node, known: dict[fx.Node, Any], returned: set[f
 # --- telling ----------------------------------------------------------------------------------------------------------
 
 
-def once(decide: Decide) -> Decide:
+def until_settled(trace: Trace, decide: Decide, sweep: Callable[[fx.Graph, Decide], bool]) -> Trace:
+    """A copy of `trace` after as many sweeps as change something; equal decisions of later sweeps are told only once."""
+    new, tell = trace.copy(), _once(decide)
+    mark_overwritten(new)
+    while sweep(new.graph, tell):
+        pass
+    return new
+
+
+def _once(decide: Decide) -> Decide:
     """`decide`, but equal decisions of later sweeps are passed on only once."""
     seen: set[Decision] = set()
 

@@ -24,7 +24,7 @@ from torch import fx
 
 from tracefuse.optimizers.axes import as_range, permutation
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import is_newly_saved, layout, mark_overwritten, once, replace_by_call, replace_value
+from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_by_call, replace_value, until_settled
 from tracefuse.optimizers.trace import (
     Trace,
     aten,
@@ -293,8 +293,4 @@ class Simplify:
     name: ClassVar[str] = "simplify"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        new, tell = trace.copy(), once(decide)
-        mark_overwritten(new)
-        while _sweep(new.graph, tell):
-            pass
-        return new
+        return until_settled(trace, decide, _sweep)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import replace
 
 import pytest
@@ -95,8 +94,3 @@ def test_only_inputs_and_calls_are_ops(trace):
         trace.graph.get_attr("weight", torch.nn.Module).meta["val"] = trace.node("y").meta["val"]
     with pytest.raises(VerifyError, match="get_attr is no op of a trace"):
         verify(trace)
-
-
-def test_getitem_is_an_op(trace):
-    assert operator.getitem not in {n.target for n in trace.ops}
-    verify(trace)
