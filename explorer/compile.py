@@ -29,9 +29,7 @@ import torch
 
 from tracefuse.errors import TracefuseError
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.layout import BLOCK_NAMES
-from tracefuse.optimizers.trace import val
-from tracefuse.optimizers.triton import HEADER, kernel_source, lower
+from tracefuse.optimizers.triton import HEADER, Launch, kernel_source, launches
 
 TRITON_TYPE = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
@@ -132,33 +130,39 @@ def _module(kernel: Kernel) -> ModuleType:
 def resources(kernel: Kernel, arch: int = HOPPER) -> Resources:
     """Compile `kernel` for the GPU architecture `arch` (90 is Hopper) and say what it takes. Needs no GPU.
 
-    Raises `BuildError` where Triton refuses the text or runs as an interpreter.
+    Of a kernel that is several launches, the first. Raises `BuildError` where Triton refuses the text or runs as an
+    interpreter.
     """
-    made, layout = machine_code(kernel, arch), lower(kernel.body).layout
+    launch = launches(kernel)[0]
+    made = machine_code(kernel, arch)[0]
     registers, spills = _ptxas_report(made.asm["ptx"], arch)
-    return Resources(registers, made.metadata.shared, spills, layout.num_warps, layout.programs)
+    return Resources(registers, made.metadata.shared, spills, launch.num_warps, launch.programs)
 
 
-def machine_code(kernel: Kernel, arch: int = HOPPER) -> Any:
-    """Triton's `CompiledKernel` for `arch`: `.asm["ptx"]`, `.asm["cubin"]`, `.metadata`. Raises as `resources` does."""
+def machine_code(kernel: Kernel, arch: int = HOPPER) -> tuple[Any, ...]:
+    """Triton's `CompiledKernel` for `arch` of each of the kernel's launches: `.asm["ptx"]`, `.asm["cubin"]`, `.metadata`.
+
+    Raises as `resources` does.
+    """
+    return tuple(_compiled(kernel, launch, arch) for launch in launches(kernel))
+
+
+def _compiled(kernel: Kernel, launch: Launch, arch: int) -> Any:
     # Here, not above: without kernels `load` works where Triton has no wheel.
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    layout = lower(kernel.body).layout
-    function = getattr(_module(kernel), f"{kernel.name}_kernel")
+    function = getattr(_module(kernel), launch.function)
     if not isinstance(function, triton.JITFunction):
         raise BuildError("Triton interprets kernels in this process: unset TRITON_INTERPRET to compile them")
-    values = [*kernel.body.placeholders, *kernel.body.returned]
-    pointers = function.arg_names[: len(values)]
-    blocks = {BLOCK_NAMES[lane]: size for lane, size in layout.blocks.items()}
-    signature = {name: f"*{TRITON_TYPE[val(v).dtype]}" for name, v in zip(pointers, values, strict=True)}
+    names = function.arg_names[: len(launch.pointers)]
+    signature = {name: f"*{TRITON_TYPE[dtype]}" for name, dtype in zip(names, launch.pointers, strict=True)}
     # torch's allocator aligns to 512 bytes; a launch finds that out by itself, here it must be said, or loads are scalar.
-    aligned = {(at,): [["tt.divisibility", 16]] for at in range(len(values))}
-    source = ASTSource(function, signature | dict.fromkeys(blocks, "constexpr"), blocks, aligned)
+    aligned = {(at,): [["tt.divisibility", 16]] for at in range(len(names))}
+    source = ASTSource(function, signature | dict.fromkeys(launch.blocks, "constexpr"), launch.blocks, aligned)
     try:
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": layout.num_warps})
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": launch.num_warps})
     except Exception as error:
         raise BuildError(f"Triton refused {kernel.name}: {error}; switch it off with fuse=False") from error
 

@@ -66,6 +66,28 @@ class Program:
     stores: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Launch:
+    """How one jitted function of a kernel is launched: a grid of `programs`, each of `num_warps` warps.
+
+    `function` is its name, `pointers` the dtypes of its tensors in order, `blocks` the constants that follow them.
+    """
+
+    function: str
+    pointers: tuple[torch.dtype, ...]
+    blocks: dict[str, int]
+    programs: int
+    num_warps: int
+
+
+def launches(kernel: Kernel) -> tuple[Launch, ...]:
+    """The launches that one call of the kernel is, in order. Raises `NotFusible` as `kernel_source` does."""
+    layout = lower(kernel.body).layout
+    dtypes = tuple(val(v).dtype for v in (*kernel.body.placeholders, *kernel.body.returned))
+    blocks = {BLOCK_NAMES[lane]: layout.blocks[lane] for lane in ("row", "col") if lane in layout.blocks}
+    return (Launch(f"{kernel.name}_kernel", dtypes, blocks, layout.programs, layout.num_warps),)
+
+
 def kernel_source(kernel: Kernel) -> str:
     """Python text that defines `kernel.name(*tensors)`. Raises `NotFusible` where an op has no form in this kernel."""
     program = lower(kernel.body)

@@ -17,9 +17,7 @@ from triton.compiler import ASTSource, make_backend
 
 from tracefuse.compile import HOPPER, TRITON_TYPE, launcher
 from tracefuse.optimizers.kernel import Kernel, make_kernel
-from tracefuse.optimizers.layout import BLOCK_NAMES
-from tracefuse.optimizers.trace import val
-from tracefuse.optimizers.triton import lower
+from tracefuse.optimizers.triton import launches
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
 
@@ -73,15 +71,12 @@ def triton_ir(kernel: Kernel) -> str:
 
     Private to Triton, seen on 3.6, 3.7 and 3.9: `ASTSource.make_ir` and what `triton.compile` hands it.
     """
-    target, layout = GPUTarget("cuda", HOPPER, 32), lower(kernel.body).layout
-    launch = launcher(kernel)
-    function = launch.__globals__[f"{kernel.name}_kernel"]
-    values = [*kernel.body.placeholders, *kernel.body.returned]
-    blocks = {BLOCK_NAMES[lane]: size for lane, size in layout.blocks.items()}
-    pointers = {n: f"*{TRITON_TYPE[val(v).dtype]}" for n, v in zip(function.arg_names, values, strict=False)}
-    source = ASTSource(function, pointers | dict.fromkeys(blocks, "constexpr"), blocks)
+    target, (launch, *_) = GPUTarget("cuda", HOPPER, 32), launches(kernel)
+    function = launcher(kernel).__globals__[launch.function]
+    pointers = {n: f"*{TRITON_TYPE[t]}" for n, t in zip(function.arg_names, launch.pointers, strict=False)}
+    source = ASTSource(function, pointers | dict.fromkeys(launch.blocks, "constexpr"), launch.blocks)
     backend, context = make_backend(target), ir.context()
-    options = backend.parse_options({"num_warps": layout.num_warps})
+    options = backend.parse_options({"num_warps": launch.num_warps})
     ir.load_dialects(context)
     backend.load_dialects(context)
     implementation, modules = backend.get_codegen_implementation(options), backend.get_module_map()
