@@ -1,7 +1,8 @@
-"""The ops that are more than one expression: constants, row reductions, softmax, norms; `placements` has the others.
+"""The ops that are more than one expression: constants, reductions, softmax, norms; `placements` has the others.
 
 Each row of `COMPOSITES` is a function `(lowering, node, at, guards) -> Value`. A row reduction reads its operand along the
-whole row that the program holds, then continues at the index asked for.
+whole row that the program holds, then continues at the index asked for. A column reduction adds up its operand over the
+rows that the program goes through, and is known after the last of them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.indexing import broadcast, constant
-from tracefuse.optimizers.lowering import COMPUTE_TYPE, Lowering, NotFusible, Value, index_block, literal
+from tracefuse.optimizers.indexing import broadcast, constant, reshape
+from tracefuse.optimizers.literals import COMPUTE_TYPE, literal
+from tracefuse.optimizers.lowering import Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.placements import PLACEMENTS
+from tracefuse.optimizers.reductions import columns_of, operand_of, reduced_dims
 from tracefuse.optimizers.trace import val
 from tracefuse.optimizers.views import Indices, arguments, shape_of
 
@@ -51,18 +54,6 @@ def _arange(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value
 # --- row reductions ---------------------------------------------------------------------------------------------------
 
 
-def reduced_dims(node: fx.Node) -> tuple[int, ...]:
-    """The dimensions of its first operand along which a row op reduces."""
-    args = arguments(node)
-    operand = next(iter(args.values()))
-    rank = len(shape_of(operand))
-    if "normalized_shape" in args:
-        return tuple(range(rank - len(args["normalized_shape"]), rank))
-    dims = args.get("dim")
-    dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
-    return tuple(sorted(dim % rank for dim in dims)) if rank else ()
-
-
 def _row_index(self: Lowering, node: fx.Node, operand: fx.Node, at: Indices) -> Indices:
     """Indices along the row of `operand` that the reduction's element `at` comes from; `at` is of the reduced shape."""
     dims, shape = reduced_dims(node), shape_of(operand)
@@ -75,16 +66,38 @@ def _row_index(self: Lowering, node: fx.Node, operand: fx.Node, at: Indices) -> 
 def _reduction(how: str) -> Callable[[Lowering, fx.Node, Indices, Guards], Value]:
     def lower(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
         operand, dtype = node.args[0], COMPUTE_TYPE[val(node).dtype]
+        if columns_of(node) is not None:
+            return _column_reduction(self, node, at, how)
         where = _row_index(self, node, operand, at)  # type: ignore[arg-type]
         block = self.cast(self.value(operand, where, self.row_guards(node, guards)), dtype)  # type: ignore[arg-type]
         if how == "mean":
             total = self.reduce(node, block, "sum", "total")
-            return self.emit(node, f"{total.text} / {self.layout.columns}", dtype, total.lanes)
+            return self.emit(node, f"{total.text} / {self.layout.row_length}", dtype, total.lanes)
         if how == "sum":
             return self.reduce(node, block, "sum", node.name)
         return _extremum(self, node, block, how)
 
     return lower
+
+
+def _column_reduction(self: Lowering, node: fx.Node, at: Indices, how: str) -> Value:
+    rows = _summed_rows(self, node)
+    operand, dtype = operand_of(node), COMPUTE_TYPE[val(node).dtype]
+    where = reshape(rows.layout.indices, rows.layout.shape, shape_of(operand))
+    total = self.column_total(node, rows.cast(rows.value(operand, where), dtype), at)
+    if how == "sum":
+        return total
+    return self.emit(node, f"{total.text} / {rows.layout.columns.sizes[1]}", dtype, total.lanes)  # type: ignore[union-attr]
+
+
+def _summed_rows(self: Lowering, node: fx.Node) -> Lowering:
+    """The lowering of the elements that `node` sums down the columns. Raises `NotFusible` where there is none."""
+    if self.rows is None:
+        raise NotFusible(node, "it is known only after the last row, and read among the rows")
+    geometry, columns = columns_of(node), self.rows.layout.columns
+    if columns is None or geometry is None or geometry.sizes != columns.sizes:
+        raise NotFusible(node, "it sums other columns than those that the kernel's programs share out")
+    return self.rows
 
 
 def _extremum(self: Lowering, node: fx.Node, block: Value, how: str) -> Value:
@@ -103,14 +116,14 @@ def _var(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
     squares = self.emit(node, f"{centred.text} * {centred.text}", dtype, centred.lanes, "squares")
     total = self.reduce(node, squares, "sum", "total")
     correction = 1 if args["correction"] is None else args["correction"]
-    count = max(self.layout.columns - correction, 0)
+    count = max(self.layout.row_length - correction, 0)
     text = f"{total.text} / {count}" if count else f"{total.text} * float('nan')"
     return self.emit(node, text, dtype, total.lanes)
 
 
 def _centred(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
     total = self.reduce(node, block, "sum", "total")
-    mean = self.emit(node, f"{total.text} / {self.layout.columns}", block.dtype, total.lanes, "mean")
+    mean = self.emit(node, f"{total.text} / {self.layout.row_length}", block.dtype, total.lanes, "mean")
     return mean, self.emit(node, f"{block.text} - {mean.text}", block.dtype, block.lanes, "centred")
 
 
@@ -121,9 +134,7 @@ def _softmax(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Valu
     args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
     operand, rows = args["self"], self.row_guards(node, guards)
     row = self.cast(self.value(operand, _softmax_row(self, node, at), rows), dtype)
-    maximum = self.reduce(node, row, "max", "maximum")
-    power = self.emit(node, f"tl.exp({row.text} - {maximum.text})", dtype, row.lanes, "power")
-    total = self.reduce(node, power, "sum", "total")
+    maximum, total = self.exponentials(node, row)
     here = self.cast(self.value(operand, at, guards), dtype)
     if node.target is aten._log_softmax.default:
         return self.emit(node, f"{here.text} - {maximum.text} - tl.log({total.text})", dtype, here.lanes | total.lanes)
@@ -183,22 +194,22 @@ def _rstd(self: Lowering, node: fx.Node, centred: Value, eps: float | None) -> V
     squares = self.emit(node, f"{centred.text} * {centred.text}", centred.dtype, centred.lanes, "squares")
     total = self.reduce(node, squares, "sum", "total")
     return self.emit(
-        node, f"1.0 / tl.sqrt({total.text} / {self.layout.columns} + {eps!r})", centred.dtype, total.lanes, "rstd"
+        node, f"1.0 / tl.sqrt({total.text} / {self.layout.row_length} + {eps!r})", centred.dtype, total.lanes, "rstd"
     )
 
 
 def _norm_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-    """The gradient of the input, output 0, of `native_layer_norm_backward` or `_fused_rms_norm_backward`."""
+    """`native_layer_norm_backward` (gradients of input, weight, bias) or `_fused_rms_norm_backward` (input, weight)."""
     norm, which = node.args
     if which != 0:
-        raise NotFusible(norm, "the gradients of weight and bias are sums over rows")  # type: ignore[arg-type]
+        return _norm_weight_gradient(self, node, at)
     args, shape = arguments(norm), shape_of(node)  # type: ignore[arg-type]
     row = self.along_row(norm, shape, reduced_dims(norm), at)  # type: ignore[arg-type]
     rows = self.row_guards(node, guards)
     grad, normed = _scaled_gradient(self, norm, args, row, rows), _normed(self, norm, args, row, rows)  # type: ignore[arg-type]
     product = self.emit(norm, f"{grad.text} * {normed.text}", grad.dtype, grad.lanes | normed.lanes, "product")  # type: ignore[arg-type]
     slope = self.reduce(norm, product, "sum", "slope")  # type: ignore[arg-type]
-    columns = self.layout.columns
+    columns = self.layout.row_length
     g, x = _scaled_gradient(self, norm, args, at, guards), _normed(self, norm, args, at, guards)  # type: ignore[arg-type]
     inner = f"{g.text} - {x.text} * ({slope.text} / {columns})"
     if "mean" in args:
@@ -206,6 +217,18 @@ def _norm_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -
         inner = f"{inner} - {shift.text} / {columns}"
     rstd = self.value(args["rstd"], broadcast(at, shape_of(args["rstd"])), guards)
     return self.emit(norm, f"{rstd.text} * ({inner})", g.dtype, g.lanes | x.lanes, "grad_input")  # type: ignore[arg-type]
+
+
+def _norm_weight_gradient(self: Lowering, node: fx.Node, at: Indices) -> Value:
+    """The gradient of a norm's weight, the sum of `grad * normed` down the columns, or of its bias, that of `grad`."""
+    (norm, which), rows = node.args, _summed_rows(self, node)
+    args = arguments(norm)  # type: ignore[arg-type]
+    where = reshape(rows.layout.indices, rows.layout.shape, shape_of(args["grad_out"]))
+    block = rows.value(args["grad_out"], where)
+    if which == 1:
+        normed = _normed(rows, norm, args, where, ())  # type: ignore[arg-type]
+        block = rows.emit(norm, f"{block.text} * {normed.text}", block.dtype, block.lanes | normed.lanes, "product")  # type: ignore[arg-type]
+    return self.column_total(node, block, at)
 
 
 def _scaled_gradient(self: Lowering, node: fx.Node, args: dict[str, Any], at: Indices, guards: Guards) -> Value:

@@ -7,7 +7,8 @@ import math
 from torch import fx
 
 from tracefuse.optimizers.cost import bytes_moved, op_class, touched_bytes
-from tracefuse.optimizers.fusible import refusal, row_of
+from tracefuse.optimizers.fusible import refusal
+from tracefuse.optimizers.regions import agree, loops_of
 from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import (
     Trace,
@@ -114,8 +115,8 @@ class Forward:
     def _share_kernel(self, node: fx.Node, reader: fx.Node) -> bool:
         if refusal(reader) is not None:
             return False
-        rows = row_of(producer(node)), row_of(producer(reader))
-        return None in rows or rows[0] == rows[1]
+        loops = [loops_of(producer(node)), loops_of(producer(reader))]
+        return agree({rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns})
 
 
 def is_free(node: fx.Node) -> bool:

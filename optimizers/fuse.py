@@ -6,8 +6,8 @@ lies between in registers, and writes only what others read:
     mul = aten.mul.Tensor(x, 2)                      fused = fused_mul_softmax_8ea576(x)
     softmax = aten._softmax.default(mul, -1, False)
 
-It does nothing to matmuls, attention, convolutions, gathers, scatters and random ops, to sums over leading dimensions, to
-single ops (ATen's kernel moves the same bytes) and to views (they are free).
+It does nothing to matmuls, attention, convolutions, scatters and random ops, to most single ops (ATen's kernel moves the
+same bytes) and to views (they are free).
 
 `carve` turns a region into kernels. What a kernel's text cannot hold (a value at an index that its rows do not reach, an
 output of another size) is where the region is split, so that it is tried in smaller parts down to single ops. Views that
@@ -23,10 +23,10 @@ from typing import ClassVar
 from torch import fx
 
 from tracefuse.optimizers.cost import bytes_moved
-from tracefuse.optimizers.fusible import FILL_THEN_COPY, is_constant, is_free, refusal
+from tracefuse.optimizers.functions import Misfit, lower
+from tracefuse.optimizers.fusible import is_better_alone, is_constant, is_free, refusal
 from tracefuse.optimizers.kernel import Kernel, make_kernel
 from tracefuse.optimizers.lowering import NotFusible
-from tracefuse.optimizers.norm_gradients import split_norm_gradients
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rebuild import Carved, rebuild
 from tracefuse.optimizers.regions import form_regions
@@ -36,7 +36,6 @@ from tracefuse.optimizers.trace import (
     is_getitem,
     is_view,
 )
-from tracefuse.optimizers.triton import Misfit, lower
 from tracefuse.optimizers.views import SPLITS
 
 
@@ -48,7 +47,6 @@ class Fuse:
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
         graph = trace.copy().graph
-        split_norm_gradients(graph)
         refused = {node: refusal(node) for node in graph.nodes}
         for node, reason in refused.items():
             if reason and node.op == "call_function" and not is_free(node):
@@ -140,7 +138,7 @@ def _obstacle(kernel: Kernel) -> _Obstacle | None:
     if not kernel.body.inputs:
         return _Obstacle(order[kernel.body.returned[0]], "it reads no tensor")
     try:
-        lower(kernel.body)
+        lower(kernel)
     except Misfit as misfit:
         returned = kernel.body.returned
         return _Obstacle(order[misfit.node], misfit.reason, tuple(returned.index(n) for n in misfit.fitting))
@@ -151,7 +149,7 @@ def _obstacle(kernel: Kernel) -> _Obstacle | None:
 
 def _worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
     """Why a kernel that could be written is not worth it beside `alone`, the bytes that its ops move; None if it is."""
-    if len(work) == 1 and work[0].target not in FILL_THEN_COPY:
+    if len(work) == 1 and not is_better_alone(work[0]):
         return "one op alone: ATen's kernel moves the same bytes"
     if kernel.nbytes > alone:
         return f"its kernel would move {human_bytes(kernel.nbytes)}, ATen's ops move {human_bytes(alone)}"

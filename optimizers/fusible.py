@@ -12,12 +12,13 @@ import operator
 import torch
 from torch import fx
 
-from tracefuse.optimizers.composites import COMPOSITES, CONSTANTS, REDUCTIONS, reduced_dims
+from tracefuse.optimizers.composites import COMPOSITES, CONSTANTS, REDUCTIONS
 from tracefuse.optimizers.expressions import POINTWISE, rule_of
-from tracefuse.optimizers.layout import MAX_ROW
-from tracefuse.optimizers.lowering import COMPUTE_TYPE, COPIES
+from tracefuse.optimizers.literals import COMPUTE_TYPE
+from tracefuse.optimizers.lowering import COPIES
+from tracefuse.optimizers.reductions import NORM_BACKWARD, columns_of, operand_of, reduced_dims, rows_of
 from tracefuse.optimizers.trace import SHORT_DTYPE, is_view, tensors, val
-from tracefuse.optimizers.views import SPLITS, VIEWS, arguments, shape_of
+from tracefuse.optimizers.views import SPLITS, VIEWS, shape_of
 
 aten = torch.ops.aten
 
@@ -33,7 +34,7 @@ GATHERS = {
     "index_select",
 }
 
-# Ops that ATen runs as two kernels, a fill and a copy: one kernel of ours is fewer bytes even alone.
+# ATen runs these as two kernels, a fill and a copy.
 FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default}
 
 
@@ -58,14 +59,9 @@ def is_free(node: fx.Node) -> bool:
     return node.target is operator.getitem or is_view(node) or is_constant(node)
 
 
-def row_of(node: fx.Node) -> tuple[int, int] | None:
-    """(elements, elements per row) of what a row reduction reads; None for other ops."""
-    if node.op != "call_function" or node.target not in REDUCTIONS:
-        return None
-    shape, columns = shape_of(next(iter(arguments(node).values()))), 1
-    for dim in reduced_dims(node):
-        columns *= shape[dim]
-    return torch.Size(shape).numel(), columns
+def is_better_alone(node: fx.Node) -> bool:
+    """Whether a kernel of this op alone beats ATen, which reads a norm's operands twice and sums columns slowly."""
+    return node.target in FILL_THEN_COPY or node.target in NORM_BACKWARD or columns_of(node) is not None
 
 
 def _getitem_refusal(node: fx.Node) -> str | None:
@@ -115,19 +111,13 @@ def _device_refusal(node: fx.Node) -> str | None:
 def _row_refusal(node: fx.Node) -> str | None:
     if node.target not in REDUCTIONS:
         return None
-    args = arguments(node)
-    mask = args.get("output_mask")
-    if mask is not None and list(mask) != [True] + [False] * (len(mask) - 1):
-        return "the gradients of weight and bias are sums over rows"
-    shape = shape_of(next(iter(args.values())))
-    dims = reduced_dims(node)
+    shape = shape_of(operand_of(node))
     if 0 in shape:
         return "it reduces no elements"
-    if not dims or torch.Size(shape).numel() == 1:
+    if not reduced_dims(node) or torch.Size(shape).numel() == 1:
         return "it reduces a single element"
-    if any(shape[dim] > 1 for dim in range(dims[0], len(shape)) if dim not in dims):
-        return "it reduces leading dimensions: only rows, the trailing ones, are reduced in a kernel"
-    _, columns = row_of(node)  # type: ignore[misc]
-    if columns > MAX_ROW:
-        return f"its rows of {columns} elements do not fit one program (at most {MAX_ROW})"
-    return "it reduces rows of one element" if columns == 1 else None
+    geometry = rows_of(node) or columns_of(node)
+    if geometry is None:
+        return "it reduces dimensions on both sides of one that it keeps, or leading ones by more than a sum"
+    _, n_rows, n_cols = geometry.sizes
+    return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None

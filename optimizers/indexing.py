@@ -106,9 +106,9 @@ class Index:
         """`self - by`, an index known to lie in `[0, count)` wherever it is used."""
         if by == 0:
             return self
-        if not self.terms:
-            return Index((), self.const - by)
         down = Index(self.terms, self.const - by)
+        if not self.terms or down.const >= 0:
+            return down
         return variable(f"({_signed(down)})", count, self.lanes)
 
     def _divmod(self, by: int) -> tuple[Index, Index]:

@@ -1,40 +1,77 @@
 """Loop layouts: how the programs of one kernel share out the elements of its domain.
 
-    layout = program id -> block of rows x block of columns of the domain
-    flat   one block axis over all elements                                   pointwise kernels
-    rows   a program holds ROWS whole rows; columns are what is reduced       kernels with row reductions
-    tiles  rows x columns, where a costly value varies along one axis only    pointwise kernels with broadcasts
+    layout  = program id -> block of rows x block of columns of the domain
+    flat    one block axis over all elements                                     pointwise kernels
+    tiles   rows x columns                                                       pointwise kernels that broadcast or transpose
+    rows    a program holds ROWS whole rows, or reads one row in a loop          kernels that reduce rows
+    columns a program reads block after block of rows of its columns             kernels that sum down columns
 
 A layout gives the index of every domain dimension in terms of its loop variables. Lanes name the block axes: a value with
 lanes {"col"} has shape [1, COLS] in a two-dimensional layout, one without lanes is a scalar.
+
+Block sizes are a first guess by what memory-bound kernels need: enough bytes in flight per multiprocessor, and few enough
+registers. `Tuning` moves the guess; the numbers that a kernel computes do not depend on it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tracefuse.optimizers.indexing import Index, constant, unravel, variable
+from tracefuse.optimizers.reductions import MAX_ROW, Geometry
 
 ZERO = constant(0)
-COL, ROW = frozenset({"col"}), frozenset({"row"})
-
-MAX_ROW = 16384
-"""The longest row that one program holds in registers."""
+COL, ROW, SCALAR = frozenset({"col"}), frozenset({"row"}), frozenset[str]()
 
 FLAT_BLOCK = 1024
 TILE = 4096
-"""Elements per program of a tiled kernel."""
+"""Elements per program of a tiled kernel, and per step of one that sums columns."""
+COLUMN_BLOCK = 128
+"""Columns per program where they are summed: 256 bytes of bf16 in one row."""
+LOOP_BLOCK = 4096
+"""Elements of a long row that a program reads per step."""
+PROGRAMS = 1024
+"""So many programs fill a GPU several times over: columns are cut into chunks of rows until there are as many."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A factor on the elements of a program's block and on its warps, as powers of two."""
+
+    block: int = 0
+    warps: int = 0
+
+    def elements(self, guess: int) -> int:
+        return max(1, guess << self.block if self.block >= 0 else guess >> -self.block)
+
+    def num_warps(self, guess: int) -> int:
+        return min(32, max(1, guess << self.warps if self.warps >= 0 else guess >> -self.warps))
+
+
+GUESS = Tuning()
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop inside a program, over blocks along `lane`: its `header`, and the lines that define the variables in it."""
+
+    lane: str
+    header: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where a program's block lies in a domain of `shape`.
 
-    `indices` are the domain's indices, one per dimension; `col` enumerates the reduced dimensions `reduced`. `prologue` are
-    the lines that define the loop variables and masks; `masks` maps a lane to the name of its mask where one is needed.
-    `blocks` are the block sizes by lane, `programs` is the grid.
+    `indices` are the domain's indices, one per dimension. `prologue` are the lines that define the loop variables and masks,
+    but for those of a `loop`; `masks` maps a lane to the name of its mask where one is needed. `blocks` are the block sizes
+    by lane, `programs` is the grid.
+
+    Where rows are reduced, `col` enumerates the dimensions `reduced`. Where columns are summed, `columns` says how they lie
+    in the domain; program `chunk` of `chunks` reads a part of their rows. A segment's programs begin with number `first`.
     """
 
     shape: tuple[int, ...]
@@ -46,24 +83,29 @@ class Layout:
     num_warps: int
     reduced: tuple[int, ...] = ()
     col: Index = ZERO
+    loop: Loop | None = None
+    columns: Geometry | None = None
+    chunks: int = 1
+    first: int = 0
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
 
     @property
-    def columns(self) -> int:
+    def row_length(self) -> int:
         """Elements of one reduced row; 0 without reductions."""
         return math.prod(self.shape[d] for d in self.reduced) if self.reduced else 0
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        return tuple(d for d in range(len(self.shape)) if d not in self.reduced)
 
     @property
     def is_flat(self) -> bool:
         """Whether blocks have one axis."""
         return len(self.blocks) == 1
+
+    def kept(self, dims: Sequence[int]) -> tuple[tuple[Index, ...], tuple[int, ...]]:
+        """The indices of the domain's dimensions other than `dims`, and their sizes."""
+        others = [d for d in range(len(self.shape)) if d not in dims]
+        return tuple(self.indices[d] for d in others), tuple(self.shape[d] for d in others)
 
     def block_shape(self) -> str:
         names = [BLOCK_NAMES[lane] for lane in ("row", "col") if lane in self.blocks]
@@ -73,31 +115,33 @@ class Layout:
 BLOCK_NAMES = {"row": "ROWS", "col": "COLS"}
 
 
-def flat(shape: Sequence[int], order: Sequence[int], wide: bool) -> Layout:
+def flat(shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning = GUESS) -> Layout:
     """One block axis over all elements, dimension `order[-1]` fastest. `wide`: offsets need 64 bits."""
     numel = math.prod(shape)
-    block = min(FLAT_BLOCK, max(32, next_power_of_2(numel)))
+    block = min(tuning.elements(FLAT_BLOCK), max(32, next_power_of_2(numel)))
     index = variable("index", numel, COL)
     prologue = [
         f"index = {_program(wide)} * COLS + tl.arange(0, COLS)" if numel > block else "index = tl.arange(0, COLS)"
     ]
     masks = _mask(prologue, "col", "index", numel, block)
     return Layout(
-        tuple(shape), _ordered(index, shape, order), tuple(prologue), masks, {"col": block}, -(-numel // block),
-        num_warps=4 if block >= 512 else 1,
+        tuple(shape), _grouped(shape, [(index, order)]), tuple(prologue), masks, {"col": block}, -(-numel // block),
+        num_warps=tuning.num_warps(4 if block >= 512 else 1),
     )  # fmt: skip
 
 
-def rows(shape: Sequence[int], reduced: Sequence[int], wide: bool) -> Layout:
-    """Whole rows per program; `reduced` are the dimensions along the row."""
+def rows(shape: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tuning = GUESS) -> Layout:
+    """Whole rows per program; `reduced` are the dimensions along the row. Rows too long for registers are read in a loop."""
     kept = [d for d in range(len(shape)) if d not in reduced]
     n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (kept, reduced))
+    if n_cols > MAX_ROW:
+        return _long_rows(shape, kept, reduced, wide, tuning)
     cols_block = next_power_of_2(n_cols)
-    rows_block = max(1, min(2048 // cols_block, next_power_of_2(n_rows), 64))
+    rows_block = max(1, min(tuning.elements(2048) // cols_block, next_power_of_2(n_rows), 64))
     col = variable("col", n_cols, COL)
     if rows_block == 1:
         blocks, prologue = {"col": cols_block}, [f"row = {_program(wide)}", "col = tl.arange(0, COLS)"]
-        row = variable("row", n_rows, frozenset())
+        row = variable("row", n_rows, SCALAR)
     else:
         blocks = {"row": rows_block, "col": cols_block}
         prologue = [
@@ -106,22 +150,42 @@ def rows(shape: Sequence[int], reduced: Sequence[int], wide: bool) -> Layout:
         ]
         row = variable("row", n_rows, ROW)
     masks = _mask(prologue, "row", "row", n_rows, rows_block) | _mask(prologue, "col", "col", n_cols, cols_block)
-    indices = _grouped(shape, [(row, kept), (col, reduced)])
     return Layout(
-        tuple(shape), indices, tuple(prologue), masks, blocks, -(-n_rows // rows_block),
-        num_warps=_row_warps(rows_block * cols_block), reduced=tuple(reduced), col=col,
+        tuple(shape), _grouped(shape, [(row, kept), (col, reduced)]), tuple(prologue), masks, blocks,
+        -(-n_rows // rows_block), tuning.num_warps(_row_warps(rows_block * cols_block)), tuple(reduced), col,
+    )  # fmt: skip
+
+
+def _long_rows(shape: Sequence[int], kept: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tuning) -> Layout:
+    n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (kept, reduced))
+    block = min(tuning.elements(LOOP_BLOCK), next_power_of_2(n_cols))
+    row, col = variable("row", n_rows, SCALAR), variable("col", n_cols, COL)
+    lines = ["col = start + tl.arange(0, COLS)"]
+    masks = _mask(lines, "col", "col", n_cols, block)
+    return Layout(
+        tuple(shape), _grouped(shape, [(row, kept), (col, reduced)]), (f"row = {_program(wide)}",), masks, {"col": block},
+        n_rows, tuning.num_warps(8), tuple(reduced), col, Loop("col", f"for start in range(0, {n_cols}, COLS):", tuple(lines)),
     )  # fmt: skip
 
 
 def tiles(
-    shape: Sequence[int], outer: Sequence[int], row_dims: Sequence[int], col_dims: Sequence[int], wide: bool
+    shape: Sequence[int],
+    outer: Sequence[int],
+    row_dims: Sequence[int],
+    col_dims: Sequence[int],
+    wide: bool,
+    tuning: Tuning = GUESS,
+    square: bool = False,
 ) -> Layout:
-    """Blocks of rows x columns of a pointwise domain, for each position of the `outer` dimensions."""
+    """Blocks of rows x columns of a pointwise domain, for each position of the `outer` dimensions.
+
+    `square` blocks serve a kernel that reads along rows what it writes along columns.
+    """
     n_outer, n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (outer, row_dims, col_dims))
-    cols_block = min(next_power_of_2(n_cols), 256)
-    rows_block = min(next_power_of_2(n_rows), TILE // cols_block, 64)
+    cols_block = min(next_power_of_2(n_cols), 64 if square else 256)
+    rows_block = min(next_power_of_2(n_rows), max(1, tuning.elements(TILE) // cols_block), 64)
     col_steps, row_steps = -(-n_cols // cols_block), -(-n_rows // rows_block)
-    program = variable("program", n_outer * row_steps * col_steps, frozenset())
+    program = variable("program", n_outer * row_steps * col_steps, SCALAR)
     outer_block, row_block, col_block = unravel(program, (n_outer, row_steps, col_steps))
     prologue = [
         f"program = {_program(wide)}",
@@ -131,14 +195,110 @@ def tiles(
     ]
     masks = _mask(prologue, "row", "row", n_rows, rows_block) | _mask(prologue, "col", "col", n_cols, cols_block)
     groups = [
-        (variable("outer", n_outer, frozenset()), outer),
+        (variable("outer", n_outer, SCALAR), outer),
         (variable("row", n_rows, ROW), row_dims),
         (variable("col", n_cols, COL), col_dims),
     ]
     return Layout(
         tuple(shape), _grouped(shape, groups), tuple(prologue), masks, {"row": rows_block, "col": cols_block},
-        n_outer * row_steps * col_steps, num_warps=4 if rows_block * cols_block >= 1024 else 1,
+        n_outer * row_steps * col_steps, tuning.num_warps(4 if rows_block * cols_block >= 1024 else 1),
     )  # fmt: skip
+
+
+def columns(
+    shape: Sequence[int],
+    columns: Geometry,
+    wide: bool,
+    whole_rows: bool = False,
+    tuning: Tuning = GUESS,
+    segments: Sequence[int] = (),
+) -> Layout:
+    """Sums down the columns of a domain: a program reads block after block of the rows of some columns.
+
+    Where the columns are too few for the GPU, their rows are cut into `chunks`, each summed by a program of its own.
+    `whole_rows`: the kernel reduces rows too, so that a program holds all columns. `segments`: the columns of all segments
+    that share this one's blocks.
+    """
+    n_outer, n_rows, n_cols = columns.sizes
+    parts = segments or (n_cols,)
+    cols_block = next_power_of_2(n_cols) if whole_rows else min(next_power_of_2(min(parts)), COLUMN_BLOCK)
+    rows_block = max(1, min(tuning.elements(TILE) // cols_block, next_power_of_2(n_rows)))
+    row_blocks, col_blocks = -(-n_rows // rows_block), sum(-(-part // cols_block) for part in parts)
+    wanted = max(1, PROGRAMS // (n_outer * col_blocks))
+    steps = _divisor(row_blocks, max(1, row_blocks // wanted))
+    chunks = -(-row_blocks // steps)
+    layout = _columns(shape, columns, wide, (rows_block, cols_block), steps, chunks, tuning)
+    if not whole_rows:
+        return layout
+    return replace(layout, reduced=columns.col_dims, col=variable("col", n_cols, COL))
+
+
+def _divisor(count: int, about: int) -> int:
+    """The largest divisor of `count` up to `about`, so that no step is empty; `about` if there is none near it."""
+    return next((d for d in range(about, about // 2, -1) if count % d == 0), about)
+
+
+def partial_sums(columns: Geometry, chunks: int) -> Layout:
+    """The layout that sums `chunks` partial sums for each of the columns; its domain is `(chunks, outer, cols)`."""
+    n_outer, _, n_cols = columns.sizes
+    cols_block, shape = min(next_power_of_2(n_cols), 32), (chunks, n_outer, n_cols)
+    rows_block = min(next_power_of_2(chunks), max(1, TILE // cols_block))
+    geometry = Geometry((1,), (0,), (2,), (n_outer, chunks, n_cols))
+    steps = -(-chunks // rows_block)
+    return _columns(shape, geometry, chunks * n_outer * n_cols >= 2**31, (rows_block, cols_block), steps, 1, GUESS)
+
+
+def _columns(
+    shape: Sequence[int],
+    columns: Geometry,
+    wide: bool,
+    block: tuple[int, int],
+    steps: int,
+    chunks: int,
+    tuning: Tuning,
+) -> Layout:
+    (n_outer, n_rows, n_cols), (rows_block, cols_block) = columns.sizes, block
+    col_steps = -(-n_cols // cols_block)
+    program = variable("program", n_outer * chunks * col_steps, SCALAR)
+    outer_block, chunk_block, col_block = unravel(program, (n_outer, chunks, col_steps))
+    chunk = variable("chunk", chunks, SCALAR)
+    step = chunk * steps + (variable("step", steps, SCALAR) if steps > 1 else ZERO)
+    prologue = [
+        f"program = {_program(wide)}",
+        *([f"outer = {outer_block.text}"] if n_outer > 1 else []),
+        *([f"chunk = {chunk_block.text}"] if chunks > 1 else []),
+        f"col = {_range(col_block, 'COLS')}[None, :]",
+    ]
+    masks = _mask(prologue, "col", "col", n_cols, cols_block)
+    row_lines = [f"row = {_range(step, 'ROWS')}[:, None]"]
+    masks |= _mask(row_lines, "row", "row", n_rows, rows_block, whole=rows_block * steps * chunks)
+    groups = [
+        (variable("outer", n_outer, SCALAR), columns.outer_dims),
+        (variable("row", n_rows, ROW), columns.row_dims),
+        (variable("col", n_cols, COL), columns.col_dims),
+    ]
+    loop = Loop("row", f"for step in range({steps}):", tuple(row_lines)) if steps > 1 else None
+    return Layout(
+        tuple(shape), _grouped(shape, groups), tuple(prologue if loop else [*prologue, *row_lines]), masks,
+        {"row": rows_block, "col": cols_block}, n_outer * chunks * col_steps,
+        tuning.num_warps(_row_warps(rows_block * cols_block)), loop=loop, columns=columns, chunks=chunks,
+    )  # fmt: skip
+
+
+def segment(layout: Layout, shape: Sequence[int], dim: int, start: int, first: int) -> Layout:
+    """`layout`, whose domain is the part of `shape` that begins at `start` along `dim`, with indices into `shape`.
+
+    Its programs are those from number `first` on.
+    """
+    indices = tuple(index + start if d == dim else index for d, index in enumerate(layout.indices))
+    prologue = tuple(_counted_from(first, line) for line in layout.prologue) if first else layout.prologue
+    return replace(layout, shape=tuple(shape), indices=indices, prologue=prologue, first=first)
+
+
+def _counted_from(first: int, line: str) -> str:
+    """A line of a prologue with program numbers that count from `first`."""
+    number = f"{_ID} - {first}"
+    return line.replace(_ID, number if line.endswith(f"= {_ID}") else f"({number})")
 
 
 def probe(shape: Sequence[int]) -> Layout:
@@ -151,24 +311,27 @@ def next_power_of_2(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
+_ID = "tl.program_id(0)"
+
+
 def _program(wide: bool) -> str:
-    return "tl.program_id(0).to(tl.int64)" if wide else "tl.program_id(0)"
+    return f"{_ID}.to(tl.int64)" if wide else _ID
 
 
 def _range(block: Index, size: str) -> str:
     """The positions that a block covers."""
-    return f"({block.text} * {size} + tl.arange(0, {size}))" if block.terms else f"tl.arange(0, {size})"
+    if not block.terms:
+        return f"tl.arange(0, {size})"
+    place = f"({block.text})" if " + " in block.text else block.text
+    return f"({place} * {size} + tl.arange(0, {size}))"
 
 
-def _mask(prologue: list[str], lane: str, name: str, count: int, block: int) -> dict[str, str]:
-    if count % block == 0:
+def _mask(lines: list[str], lane: str, name: str, count: int, block: int, whole: int | None = None) -> dict[str, str]:
+    """The mask of `lane`, appended to `lines`, where blocks of `block` (`whole` in all) do not just fill `count`."""
+    if count == whole or (whole is None and count % block == 0):
         return {}
-    prologue.append(f"{name}_mask = {name} < {count}")
+    lines.append(f"{name}_mask = {name} < {count}")
     return {lane: f"{name}_mask"}
-
-
-def _ordered(index: Index, shape: Sequence[int], order: Sequence[int]) -> tuple[Index, ...]:
-    return _grouped(shape, [(index, order)])
 
 
 def _grouped(shape: Sequence[int], groups: Sequence[tuple[Index, Sequence[int]]]) -> tuple[Index, ...]:

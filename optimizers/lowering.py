@@ -3,6 +3,9 @@
 `Lowering.value(node, at)` is the text of one block of `node`'s elements at the indices `at`, the statements that compute it
 having been emitted. Views only change `at`; loads happen where the pull reaches an input. f16 and bf16 are computed in f32;
 an explicit cast rounds.
+
+Statements are in single static assignment and know nothing of loops. What is summed up over the steps of a loop is an
+`Accumulator`: a reduction of a row that is read in a loop, or the sum down a column. `loops` puts both into place.
 """
 
 from __future__ import annotations
@@ -17,31 +20,15 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.expressions import (
-    ARITHMETIC,
-    COMPARING,
-    COMPARISON,
-    LOGICAL,
-    POINTWISE,
-    ROUNDING,
-    rule_of,
-    tanh,
-)
-from tracefuse.optimizers.indexing import Index, Lanes, broadcast, ravel, unravel
+from tracefuse.optimizers.expressions import ARITHMETIC, COMPARISON, LOGICAL, POINTWISE, ROUNDING, rule_of, tanh
+from tracefuse.optimizers.indexing import Index, Lanes, broadcast, ravel, reshape, unravel
 from tracefuse.optimizers.layout import Layout
+from tracefuse.optimizers.literals import COMPUTE_TYPE, HALVES, number_text
 from tracefuse.optimizers.trace import op_name, origin, val
 from tracefuse.optimizers.views import Indices, arguments, is_index_map, operand_of_view, shape_of
 
 aten = torch.ops.aten
 
-COMPUTE_TYPE = {
-    torch.float64: "float64", torch.float32: "float32", torch.float16: "float32", torch.bfloat16: "float32",
-    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8",
-    torch.bool: "int1",
-}  # fmt: skip
-
-HALVES = (torch.float16, torch.bfloat16)
-SMALL_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8)
 EXACT_IN_HALVES = (torch.bool, torch.int8, torch.uint8)
 
 COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
@@ -64,20 +51,38 @@ class Value:
     lanes: Lanes = frozenset()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Statement:
+    """`name = text`, a block along `lanes`; `comment` says where it comes from."""
+
     name: str
     text: str
+    comment: str
+    lanes: Lanes
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Blocks that the steps of a loop add to: `starts` are the assignments before the loop, `updates` those in each step."""
+
+    starts: dict[str, str]
+    updates: tuple[str, ...]
     comment: str
 
 
 @dataclass
 class Lowering:
-    """The statements of one kernel body. `pointers` maps the graph's placeholders to the kernel's parameter names."""
+    """The statements of one kernel body. `pointers` maps the graph's placeholders to the kernel's parameter names.
+
+    What is computed once all rows of some columns are summed has a lowering of its own, whose `rows` is the one of the
+    elements that are summed.
+    """
 
     layout: Layout
     pointers: dict[fx.Node, str]
+    rows: Lowering | None = None
     statements: list[Statement] = field(default_factory=list)
+    accumulators: list[Accumulator] = field(default_factory=list)
     seen: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     by_text: dict[str, Value] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
@@ -93,7 +98,7 @@ class Lowering:
         """Name the value of the expression `text`; the same text has one name."""
         if text not in self.by_text:
             name = self._fresh(hint or node.name)
-            self.statements.append(Statement(name, text, comment_of(node)))
+            self.statements.append(Statement(name, text, comment_of(node), lanes))
             self.by_text[text] = Value(name, dtype, lanes)
         return self.by_text[text]
 
@@ -151,7 +156,7 @@ class Lowering:
         self, node: fx.Node, name: str, arg: Any, at: Indices, guards: tuple[Value, ...], dtype: torch.dtype
     ) -> Value | str | None:
         if not isinstance(arg, fx.Node):
-            return _number(node, arg, dtype) if isinstance(arg, (bool, int, float)) else arg
+            return number_text(node, arg, dtype) if isinstance(arg, (bool, int, float)) else arg
         block = self.value(arg, broadcast(at, shape_of(arg)), guards)
         if name in ("condition", "mask") and node.target not in ARITHMETIC:
             return self.cast(block, "int1")
@@ -179,26 +184,89 @@ class Lowering:
         text = f"({block.text} != 0)" if dtype == "int1" else f"{block.text}.to(tl.{dtype})"
         return Value(text, dtype, block.lanes)
 
-    # --- rows ---------------------------------------------------------------------------------------------------------
+    # --- rows and columns ---------------------------------------------------------------------------------------------
 
     def reduce(self, node: fx.Node, block: Value, how: str, hint: str) -> Value:
-        """`tl.sum`, `tl.max` or `tl.min` of `block` along the row."""
-        fill = {"sum": "0", "max": "float('-inf')", "min": "float('inf')"}[how]
+        """The sum, max or min (`how`) of `block` along the row."""
         if how != "sum" and "int" in block.dtype:
             raise NotFusible(node, "the extremum of integers is not written yet")
+        fill = _FILL[how]
+        text, lanes = self._whole_block(block, fill), block.lanes - {"col"}
+        if self.layout.loop is None or self.layout.loop.lane != "col":
+            axis = "axis=0" if self.layout.is_flat else "axis=1, keep_dims=True"
+            return self.emit(node, f"tl.{how}({text}, {axis})", block.dtype, lanes, hint)
+        if (how, text) not in self.seen:
+            name = self._fresh(f"{hint}_lanes")
+            update = f"{name} += {text}" if how == "sum" else f"{name} = tl.{how}imum({name}, {text})"
+            start = f"tl.full({self.layout.block_shape()}, {fill}, tl.{block.dtype})"
+            self.accumulators.append(Accumulator({name: start}, (update,), comment_of(node)))
+            self.seen[how, text] = self.emit(node, f"tl.{how}({name}, axis=0)", block.dtype, lanes, hint)
+        return self.seen[how, text]
+
+    def exponentials(self, node: fx.Node, block: Value) -> tuple[Value, Value]:
+        """(maximum of the row, sum of `exp(block - maximum)` along the row).
+
+        In a loop both come from one pass over the row: a lane's sum is rescaled whenever its maximum grows.
+        Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+        """
+        if self.layout.loop is None or self.layout.loop.lane != "col":
+            maximum = self.reduce(node, block, "max", "maximum")
+            power = self.emit(node, f"tl.exp({block.text} - {maximum.text})", block.dtype, block.lanes, "power")
+            return maximum, self.reduce(node, power, "sum", "total")
+        text, key = self._whole_block(block, _FILL["max"]), ("exponentials", block.text)
+        if key not in self.seen:
+            peaks, sums, peak = (self._fresh(name) for name in ("peaks", "sums", "peak"))
+            shape, dtype = self.layout.block_shape(), block.dtype
+            least = torch.finfo(getattr(torch, dtype)).min
+            updates = (
+                f"{peak} = tl.maximum({peaks}, {text})",
+                f"{sums} = {sums} * tl.exp({peaks} - {peak}) + tl.exp({text} - {peak})",
+                f"{peaks} = {peak}",
+            )
+            starts = {peaks: f"tl.full({shape}, {least!r}, tl.{dtype})", sums: f"tl.zeros({shape}, tl.{dtype})"}
+            self.accumulators.append(Accumulator(starts, updates, comment_of(node)))
+            lanes = block.lanes - {"col"}
+            maximum = self.emit(node, f"tl.max({peaks}, axis=0)", dtype, lanes, "maximum")
+            total = self.emit(node, f"tl.sum({sums} * tl.exp({peaks} - {maximum.text}), axis=0)", dtype, lanes, "total")
+            self.seen[key], self.seen["total", block.text] = maximum, total
+        return self.seen[key], self.seen["total", block.text]
+
+    def _whole_block(self, block: Value, fill: str) -> str:
+        """`block` in the shape of the layout's blocks, `fill` where the row has ended."""
         text = block.text
         if "col" in self.layout.masks:
             text = f"tl.where({self.layout.masks['col']}, {text}, {fill})"
         if not block.lanes >= frozenset(self.layout.blocks):
             text = f"tl.broadcast_to({text}, {self.layout.block_shape()})"
-        axis = "axis=0" if self.layout.is_flat else "axis=1, keep_dims=True"
-        return self.emit(node, f"tl.{how}({text}, {axis})", block.dtype, block.lanes - {"col"}, hint)
+        return text
+
+    def column_total(self, node: fx.Node, block: Value, at: Indices) -> Value:
+        """The sum of `block`, of `self.rows`, down the columns, at the index `at` of the result `node`."""
+        rows, columns = self.rows, self.layout.columns
+        assert rows is not None
+        assert columns is not None
+        kept, shape = self.layout.kept(columns.row_dims)
+        if reshape(kept, shape, shape_of(node)) != at:
+            raise NotFusible(node, "its result is read at another column than the one that the program holds")
+        name = rows.accumulate(node, block)
+        total = f"tl.sum({name})" if columns.sizes[2] == 1 else f"tl.sum({name}, axis=0, keep_dims=True)"
+        return self.emit(node, total, block.dtype, frozenset().union(*(i.lanes for i in kept)), "total")
+
+    def accumulate(self, node: fx.Node, block: Value) -> str:
+        """The name of the accumulator that adds up `block` over the rows, for the result `node`."""
+        if ("accumulate", node) not in self.seen:
+            name, mask = self._fresh(f"{node.name}_sums"), self.layout.masks.get("row")
+            text = f"tl.where({mask}, {block.text}, 0)" if mask else block.text
+            start = f"tl.zeros({self.layout.block_shape()}, tl.{block.dtype})"
+            self.accumulators.append(Accumulator({name: start}, (f"{name} += {text}",), comment_of(node)))
+            self.seen["accumulate", node] = Value(name, block.dtype)
+        return self.seen["accumulate", node].text
 
     def along_row(self, node: fx.Node, shape: tuple[int, ...], dims: tuple[int, ...], at: Indices) -> Indices:
         """`at` with the reduced `dims` of an operand of `shape` running over the whole row. Raises `NotFusible`."""
         count = math.prod(shape[d] for d in dims)
-        if count != self.layout.columns:
-            raise NotFusible(node, f"it reduces {count} elements, the kernel's rows have {self.layout.columns}")
+        if count != self.layout.row_length:
+            raise NotFusible(node, f"it reduces {count} elements, the kernel's rows have {self.layout.row_length}")
         if any("col" in at[d].lanes for d in range(len(shape)) if d not in dims):
             raise NotFusible(node, "its result is read at another row than the one that the program holds")
         inner = _unravel_some(self.layout.col, shape, dims)
@@ -220,44 +288,15 @@ class Lowering:
         return name
 
 
+_FILL = {"sum": "0", "max": "float('-inf')", "min": "float('inf')"}
+
+
 def _operand_type(node: fx.Node, args: dict[str, Any]) -> torch.dtype:
     """The type of an operator's operands: its result's, but what they promote to for a comparison."""
     if node.target not in COMPARISON:
         return torch.bool if node.target in LOGICAL else val(node).dtype
     operands = [val(a) if isinstance(a, fx.Node) else a for a in args.values()]
     return torch.result_type(*operands) if len(operands) == 2 else operands[0].dtype
-
-
-def _number(node: fx.Node, number: float, dtype: torch.dtype) -> str:
-    """The text of a number among operands of `dtype`, which ATen turns to that type: 0.1 > x is 0.10009765625 > x in bf16.
-
-    Triton rounds a literal to f32 where it is compared with f64, and takes none that an integer type does not hold.
-    """
-    text = literal(number, COMPUTE_TYPE[dtype])
-    is_wide = math.isfinite(number) and _held(number, torch.float32) != number
-    if dtype is torch.float64 and node.target in COMPARING and is_wide:
-        return f"tl.full((), {text}, tl.float64)"
-    if (dtype in HALVES and node.target in ROUNDING) or dtype in SMALL_INTEGERS:
-        return literal(_held(number, dtype), COMPUTE_TYPE[dtype])
-    return text
-
-
-def _held(number: float, dtype: torch.dtype) -> float:
-    """The number as a value of `dtype`."""
-    exact = torch.float64 if isinstance(number, float) else torch.int64
-    return torch.tensor(number, dtype=exact, device="cpu").to(dtype).item()
-
-
-def literal(number: float, dtype: str) -> str:
-    """A number as Triton text that may stand in any expression."""
-    if dtype == "int1":
-        return str(bool(number))
-    if "int" in dtype:
-        return str(int(number)) if number >= 0 else f"({int(number)})"
-    number = float(number)
-    if math.isnan(number) or math.isinf(number):
-        return f"float('{number}')"
-    return repr(number) if number >= 0 else f"({number!r})"
 
 
 def comment_of(node: fx.Node) -> str:

@@ -14,7 +14,8 @@ from torch import fx
 
 from tracefuse.optimizers.expressions import POINTWISE
 from tracefuse.optimizers.indexing import variable
-from tracefuse.optimizers.lowering import COMPUTE_TYPE, Lowering, NotFusible, Value, index_block, literal
+from tracefuse.optimizers.literals import COMPUTE_TYPE, literal
+from tracefuse.optimizers.lowering import Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.trace import val
 from tracefuse.optimizers.views import Indices, arguments, is_index_map, operand_of_view, shape_of
 
@@ -48,7 +49,7 @@ def _pick(
     if len(pieces) == 1 or index.upper < start + size:
         inside = (*at[:dim], index.shifted_down(start, size), *at[dim + 1 :])
         return self.cast(self.value(part, inside, guards), dtype)
-    if not index.terms and index.const >= start + size:
+    if index.const >= start + size:
         return _pick(self, node, at, guards, dim, pieces[1:], dtype)
     here = self.emit(node, f"{index.text} < {start + size}", "int1", index.lanes, f"in_{part.name}")
     there = self.emit(node, f"{index.text} >= {start + size}", "int1", index.lanes, f"past_{part.name}")

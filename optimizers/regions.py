@@ -7,8 +7,8 @@ A region is grown in one walk over the trace, in linear time. Every op has a dep
 and a region is a set of joined ops of one depth. Since a border always adds to the depth, no path can leave a region and
 come back: regions are convex and the trace stays acyclic, whatever decides "may join".
 
-An op may join where phase and device agree and where the rows that are reduced agree. Afterwards an op that is cheaper to
-compute where it is read sinks into the region of its readers.
+An op may join where phase and device agree, and where its loops do: all reductions of a kernel are of the same elements.
+Afterwards an op that is cheaper to compute where it is read sinks into the region of its readers.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from tracefuse.optimizers.fusible import row_of
+from tracefuse.optimizers.composites import REDUCTIONS
+from tracefuse.optimizers.reductions import MAX_ROW, columns_of, rows_of
 from tracefuse.optimizers.trace import is_getitem, nbytes, phase, tensors
 from tracefuse.optimizers.views import SPLITS
 
-Row = tuple[int, int]
+Sizes = tuple[int, int, int]
 
 
 @dataclass(eq=False)
 class Region:
-    """Ops being joined. `row` is (elements, elements per row) once one of them reduces; `below` are those after that."""
+    """Ops being joined. `rows` and `columns` are the sizes (outer, rows, columns) of what its reductions read, where it has
+    any; `below` are the ops after a reduction of rows, `after` those after a sum down columns."""
 
     nodes: dict[fx.Node, None]
     phase: str
     device: torch.device | None
-    row: Row | None = None
+    rows: Sizes | None = None
+    columns: Sizes | None = None
     below: set[fx.Node] = field(default_factory=set)
+    after: set[fx.Node] = field(default_factory=set)
 
 
 # --- growing ----------------------------------------------------------------------------------------------------------
@@ -59,9 +63,8 @@ def _may_join(node: fx.Node, region: Region) -> bool:
 
 
 def _join(node: fx.Node, near: list[Region], region_of: dict[fx.Node, Region]) -> bool:
-    """Put `node` and the regions `near` together; where their rows disagree, begin a region and return False."""
-    row = row_of(node)
-    own = Region({node: None}, phase(node), _device(node), row, {node} if row else set())
+    """Put `node` and the regions `near` together; where their loops disagree, begin a region and return False."""
+    own = _alone(node)
     if not _agree(node, own, near):
         region_of[node] = own
         return False
@@ -70,23 +73,58 @@ def _join(node: fx.Node, near: list[Region], region_of: dict[fx.Node, Region]) -
         if other is not largest:
             largest.nodes |= other.nodes
             largest.below |= other.below
-            largest.row = largest.row or other.row
+            largest.after |= other.after
+            largest.rows = largest.rows or other.rows
+            largest.columns = largest.columns or other.columns
             region_of.update(dict.fromkeys(other.nodes, largest))
     region_of.setdefault(node, largest)
-    if any(a in largest.below for a in node.all_input_nodes):
-        largest.below.add(node)
+    for follows in (largest.below, largest.after):
+        if any(a in follows for a in node.all_input_nodes) and node not in largest.after:
+            follows.add(node)
     return True
 
 
+def _alone(node: fx.Node) -> Region:
+    rows, columns = loops_of(node)
+    own = Region({node: None}, phase(node), _device(node), rows, columns)
+    (own.after if columns and not rows else own.below if rows else set()).add(node)
+    return own
+
+
+def loops_of(node: fx.Node) -> tuple[Sizes | None, Sizes | None]:
+    """The sizes of what an op reduces by rows, and of what it sums down columns."""
+    if node.op != "call_function":
+        return None, None
+    columns = columns_of(node)
+    if columns is not None or node.target not in REDUCTIONS:
+        return None, columns.sizes if columns else None
+    rows = rows_of(node)
+    return rows.sizes if rows else None, None
+
+
+def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
+    """Whether one kernel can have these reductions: of the same elements, in rows that a program holds if it needs both."""
+    if not (rows and columns):
+        return len(rows) <= 1 and len(columns) <= 1
+    return len(rows | columns) == 1 and next(iter(rows))[2] <= MAX_ROW
+
+
 def _agree(node: fx.Node, own: Region, near: list[Region]) -> bool:
-    rows = {r.row for r in [own, *near] if r.row}
-    if len(rows) > 1:
+    regions = [own, *near]
+    rows, columns = {r.rows for r in regions if r.rows}, {r.columns for r in regions if r.columns}
+    if not agree(rows, columns):
         return False
-    follows = any(a in r.below for r in near for a in node.all_input_nodes)
-    if not rows or not (follows or own.row) or not isinstance(node.meta["val"], torch.Tensor):
+    operands, value = node.all_input_nodes, node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return not any(a in r.after for r in near for a in operands)
+    if any(a in r.after for r in near for a in operands) and not is_getitem(node):
+        ((outer, _, n_cols),) = columns
+        return own.rows is None and own.columns is None and value.numel() == outer * n_cols
+    follows = any(a in r.below for r in near for a in operands)
+    if not rows or not (follows or own.rows):
         return True
-    ((numel, columns),) = rows
-    return node.meta["val"].numel() in (numel, numel // columns)
+    ((_, n_rows, n_cols),) = rows
+    return own.columns is not None or value.numel() in (n_rows * n_cols, n_rows)
 
 
 def _device(node: fx.Node) -> torch.device | None:
@@ -110,4 +148,4 @@ def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
 
 def _is_anchored(node: fx.Node, region: Region) -> bool:
     """Whether an op must stay with what it reads: row results, and the parts of a multi-output op."""
-    return bool(row_of(node)) or node in region.below or is_getitem(node) or node.target in SPLITS
+    return node in region.below or node in region.after or is_getitem(node) or node.target in SPLITS

@@ -1,6 +1,7 @@
-"""The Triton text of a kernel: the jitted function, its meaning in ATen ops, and the launcher. Pure text, nothing is compiled.
+"""The Triton text of a kernel: the jitted functions, their meaning in ATen ops, and the launcher. Nothing is compiled here.
 
     kernel_source(kernel) = @triton.jit def NAME_kernel     one program per block
+                            @triton.jit def NAME_finish     where columns are summed in two steps: of chunks, then of those
                             def NAME_reference              the ATen ops, for the CPU
                             def NAME                        allocates the results, launches
 
@@ -20,12 +21,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.blocking import choose_layout, element_of
-from tracefuse.optimizers.indexing import ravel
+from tracefuse.optimizers.functions import Buffer, Function, Program, lower
+from tracefuse.optimizers.indexing import row_major
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.layout import BLOCK_NAMES, Layout
-from tracefuse.optimizers.lowering import Lowering, NotFusible, Statement
-from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, nbytes, op_name, tensor_type, val
+from tracefuse.optimizers.layout import BLOCK_NAMES, GUESS, Tuning
+from tracefuse.optimizers.trace import human_bytes, is_getitem, nbytes, op_name, tensor_type, val
 
 LAUNCH = '''_compiled = {}
 
@@ -49,23 +49,6 @@ HEADER = f"import torch\nimport triton\nimport triton.language as tl\n\n{LAUNCH}
 LINE_LENGTH = 110
 
 
-class Misfit(NotFusible):
-    """An output whose elements are not those of the kernel's blocks; `fitting` are the outputs whose are."""
-
-    def __init__(self, node: fx.Node, reason: str, fitting: list[fx.Node]) -> None:
-        super().__init__(node, reason)
-        self.fitting = fitting
-
-
-@dataclass(frozen=True)
-class Program:
-    """A lowered kernel: its loop layout, the statements of its body and its stores."""
-
-    layout: Layout
-    statements: tuple[Statement, ...]
-    stores: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Launch:
     """How one jitted function of a kernel is launched: a grid of `programs`, each of `num_warps` warps.
@@ -80,101 +63,60 @@ class Launch:
     num_warps: int
 
 
-def launches(kernel: Kernel) -> tuple[Launch, ...]:
+def launches(kernel: Kernel, tuning: Tuning = GUESS) -> tuple[Launch, ...]:
     """The launches that one call of the kernel is, in order. Raises `NotFusible` as `kernel_source` does."""
-    layout = lower(kernel.body).layout
-    dtypes = tuple(val(v).dtype for v in (*kernel.body.placeholders, *kernel.body.returned))
-    blocks = {BLOCK_NAMES[lane]: layout.blocks[lane] for lane in ("row", "col") if lane in layout.blocks}
-    return (Launch(f"{kernel.name}_kernel", dtypes, blocks, layout.programs, layout.num_warps),)
+    return tuple(
+        Launch(f.name, tuple(b.dtype for b in f.buffers), f.blocks, f.programs, f.num_warps)
+        for f in lower(kernel, tuning).functions
+    )
 
 
-def kernel_source(kernel: Kernel) -> str:
+def kernel_source(kernel: Kernel, tuning: Tuning = GUESS) -> str:
     """Python text that defines `kernel.name(*tensors)`. Raises `NotFusible` where an op has no form in this kernel."""
-    program = lower(kernel.body)
-    return "\n\n".join([_jitted(kernel, program), _reference(kernel), _launcher(kernel, program)])
-
-
-def lower(body: Trace) -> Program:
-    """The program of a kernel's body. Raises `NotFusible` with the op that stands in the way."""
-    return _fill(body, choose_layout(body))
-
-
-def _fill(body: Trace, layout: Layout) -> Program:
-    lowering = Lowering(layout, dict(zip(body.placeholders, _pointers(body), strict=True)))
-    lowering.names |= set(_parameters(body)) | {
-        "index",
-        "row",
-        "col",
-        "program",
-        "outer",
-        *BLOCK_NAMES.values(),
-        *layout.masks.values(),
-    }
-    _check_fit(body, layout)
-    stores = [_store(lowering, node, name) for node, name in zip(body.returned, _results(body), strict=True)]
-    return Program(layout, _live(lowering.statements, stores), tuple(stores))
-
-
-def _live(statements: Sequence[Statement], stores: Sequence[str]) -> tuple[Statement, ...]:
-    """The statements whose names are used below them."""
-    used, kept = set(re.findall(r"\w+", " ".join(stores))), []
-    for one in reversed(statements):
-        if one.name in used:
-            kept.append(one)
-            used |= set(re.findall(r"\w+", one.text))
-    return tuple(reversed(kept))
-
-
-def _store(lowering: Lowering, node: fx.Node, pointer: str) -> str:
-    layout = lowering.layout
-    at, lanes = element_of(node, layout)
-    block = lowering.value(node, at)
-    if not block.lanes <= lanes:
-        raise NotFusible(node, "its value differs along a row of which it is one element")
-    offset = ravel(at, val(node).stride())
-    masks = [layout.masks[lane] for lane in ("row", "col") if lane in lanes and lane in layout.masks]
-    place = pointer if offset.text == "0" else f"{pointer} + {_bracketed(offset.text)}"
-    missing = lanes - offset.lanes
-    if missing:
-        raise NotFusible(node, "one element would be written several times")
-    return f"tl.store({place}, {block.text}{', mask=' + ' & '.join(masks) if masks else ''})"
-
-
-def _check_fit(body: Trace, layout: Layout) -> None:
-    sizes = {layout.numel} | ({layout.numel // layout.columns} if layout.reduced else set())
-    fitting = [n for n in body.returned if val(n).numel() in sizes]
-    for node in body.returned:
-        if node not in fitting:
-            reason = f"its {val(node).numel()} elements are not the {layout.numel} that the kernel's programs share out"
-            raise Misfit(node, reason, fitting)
+    program = lower(kernel, tuning)
+    functions = [_jitted(kernel, function) for function in program.functions]
+    heading = "\n".join(_heading(kernel))
+    return "\n\n".join([f"{heading}\n{functions[0]}", *functions[1:], _reference(kernel), _launcher(kernel, program)])
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _pointers(body: Trace) -> list[str]:
-    return [f"{p.name}_ptr" for p in body.placeholders]
-
-
-def _results(body: Trace) -> list[str]:
-    return [f"{node.name}_ptr" for node in body.returned]
-
-
-def _parameters(body: Trace) -> list[str]:
-    return [*_pointers(body), *_results(body)]
-
-
-def _jitted(kernel: Kernel, program: Program) -> str:
-    body, layout = kernel.body, program.layout
-    constants = [f"{BLOCK_NAMES[lane]}: tl.constexpr" for lane in ("row", "col") if lane in layout.blocks]
-    lines = [*layout.prologue, *_statements(program.statements), "", *program.stores]
+def _jitted(kernel: Kernel, function: Function) -> str:
+    parameters = [*(b.pointer for b in function.buffers), *(f"{name}: tl.constexpr" for name in function.blocks)]
     return "\n".join([
-        *_heading(kernel),
         "@triton.jit",
-        *_wrapped(f"def {kernel.name}_kernel(", [*_parameters(body), *constants], "):"),
-        *(f"    {line}".rstrip() for line in lines),
+        *_wrapped(f"def {function.name}(", parameters, "):"),
+        *(f"    {line}".rstrip() for line in _segmented(function)),
         "",
     ])  # fmt: skip
+
+
+def _segmented(function: Function) -> list[str]:
+    """The lines of the only body, or each body under the condition that a program is one of its own."""
+    if len(function.bodies) == 1:
+        return _spaced(function.bodies[0][1])
+    lines: list[str] = []
+    for at, (layout, body) in enumerate(function.bodies):
+        end = layout.first + layout.programs
+        last = at == len(function.bodies) - 1
+        lines.append("else:" if last else f"{'elif' if at else 'if'} tl.program_id(0) < {end}:")
+        own = {
+            BLOCK_NAMES[lane]: str(size)
+            for lane, size in layout.blocks.items()
+            if size != function.blocks[BLOCK_NAMES[lane]]
+        }
+        text = [re.sub(r"\b(ROWS|COLS)\b", lambda found, own=own: own.get(found[0], found[0]), line) for line in body]
+        lines += [f"    {line}".rstrip() for line in _spaced(text)]
+    return lines
+
+
+def _spaced(lines: Sequence[str]) -> list[str]:
+    """Without blank lines at the ends or next to each other."""
+    kept = [line for at, line in enumerate(lines) if line.strip() or (at and lines[at - 1].strip())]
+    while kept and not kept[-1].strip():
+        kept.pop()
+    return kept
 
 
 def _wrapped(start: str, parts: Sequence[str], end: str) -> list[str]:
@@ -186,17 +128,6 @@ def _wrapped(start: str, parts: Sequence[str], end: str) -> list[str]:
     unbroken = ", ".join(part.replace(" ", "\0") for part in parts) + ","
     packed = textwrap.wrap(unbroken, LINE_LENGTH, break_long_words=False, break_on_hyphens=False)
     return [start, *(f"{indent}    {line}".replace("\0", " ") for line in packed), f"{indent}{end}"]
-
-
-def _statements(statements: Sequence[Statement]) -> list[str]:
-    """One line each; the op that they come from stands above them where it changes."""
-    lines, comment = [], ""
-    for one in statements:
-        if one.comment != comment:
-            lines += ["", f"# {one.comment}"] if one.comment else [""]
-            comment = one.comment
-        lines.append(f"{one.name} = {one.text}")
-    return lines
 
 
 def _heading(kernel: Kernel) -> list[str]:
@@ -246,34 +177,37 @@ def _argument(value: Any) -> str:
 
 
 def _launcher(kernel: Kernel, program: Program) -> str:
-    body, layout = kernel.body, program.layout
+    body = kernel.body
     inputs = [p.name for p in body.placeholders]
-    results = [name.removesuffix("_ptr") for name in _results(body)]
-    blocks = [f"{BLOCK_NAMES[lane]}={layout.blocks[lane]}" for lane in ("row", "col") if lane in layout.blocks]
-    launch = [
-        f"{kernel.name}_kernel",
-        str(layout.programs),
-        *inputs,
-        *results,
-        *blocks,
-        f"num_warps={layout.num_warps}",
-    ]
+    first = program.functions[0].name
     return "\n".join([
         f"def {kernel.name}({', '.join(inputs)}):",
-        f"    if not {inputs[0]}.is_cuda and isinstance({kernel.name}_kernel, triton.JITFunction):",
+        f"    if not {inputs[0]}.is_cuda and isinstance({first}, triton.JITFunction):",
         f"        return {kernel.name}_reference({', '.join(inputs)})",
         *(f"    {line}" for p in body.placeholders for line in _with_strides(p)),
-        *(f"    {_allocation(name, node, inputs[0])}" for name, node in zip(results, body.returned, strict=True)),
-        *_wrapped("    launch(", launch, ")"),
-        f"    return {', '.join(results)}",
+        *(f"    {_allocation(node, inputs[0])}" for node in body.returned),
+        *(f"    {_partial_allocation(one, inputs[0])}" for one in program.partials),
+        *(line for function in program.functions for line in _launch(function)),
+        f"    return {', '.join(node.name for node in body.returned)}",
         "",
     ])  # fmt: skip
 
 
-def _allocation(name: str, node: fx.Node, like: str) -> str:
+def _launch(function: Function) -> list[str]:
+    blocks = [f"{name}={size}" for name, size in function.blocks.items()]
+    names = [function.name, str(function.programs), *(b.name for b in function.buffers), *blocks]
+    return _wrapped("    launch(", [*names, f"num_warps={function.num_warps}"], ")")
+
+
+def _partial_allocation(partial: Buffer, like: str) -> str:
+    shape, stride = partial.shape, row_major(partial.shape)
+    return f"{partial.name} = torch.empty_strided({shape}, {stride}, dtype={partial.dtype}, device={like}.device)"
+
+
+def _allocation(node: fx.Node, like: str) -> str:
     tensor = val(node)
     shape, stride = tuple(tensor.shape), tensor.stride()
-    return f"{name} = torch.empty_strided({shape}, {stride}, dtype={tensor.dtype}, device={like}.device)"
+    return f"{node.name} = torch.empty_strided({shape}, {stride}, dtype={tensor.dtype}, device={like}.device)"
 
 
 def _with_strides(placeholder: fx.Node) -> list[str]:
@@ -283,7 +217,3 @@ def _with_strides(placeholder: fx.Node) -> list[str]:
         return []
     copy = f"torch.empty_strided({name}.shape, {stride}, dtype={name}.dtype, device={name}.device).copy_({name})"
     return [f"if {name}.stride() != {stride}:", f"    {name} = {copy}"]
-
-
-def _bracketed(text: str) -> str:
-    return text if text.isidentifier() else f"({text})"

@@ -143,6 +143,23 @@ SHAPED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "everything to one number": (lambda x: x.square().mean(), [(7, 9)]),
     "sum of a broadcast": (lambda x: x.expand(5, 16).sum(-1), [(5, 1)]),
     "softmax": (lambda x: torch.softmax(x * 3, -1), [(2, 3, 17)]),
+    "sum of columns": (lambda x: (x * 2).sum(0), [(100, 70)]),
+    "sum of columns and what follows": (lambda x, w: (x * 2, (x * 2).sum((0, 1)) * w + 1), [(6, 30, 33), (33,)]),
+    "mean of columns": (lambda x: x.exp().mean(0, keepdim=True), [(77, 5)]),
+    "sums in the middle": (lambda x: ((x * 2).sum(1), x.square().sum(1, keepdim=True)), [(3, 90, 5)]),
+    "sum of everything": (lambda x: ((x * 2).sum(), x.square().mean()), [(150, 170)]),
+    "sums of few long rows": (lambda x: (x * 2).sum(-1), [(3, 17000)]),
+    "columns of whole rows": (lambda x: (y := torch.softmax(x, -1), (y * x).sum(0)), [(90, 17)]),
+    "softmax of long rows": (lambda x: torch.softmax(x * 3, -1), [(2, 40, 17000)]),
+    "log_softmax of long rows": (lambda x: (torch.log_softmax(x, -1), x.amax(-1)), [(70, 16500)]),
+    "layer norm of long rows": (lambda x, w: torch.native_layer_norm(x, [16500], w, w, 1e-5), [(66, 16500), (16500,)]),
+    "segments": (lambda x, y, z: torch.cat([x * 2, y, z.exp()], 1), [(3, 4, 20), (3, 5, 20), (3, 11, 20)]),
+    "sums of segments": (
+        lambda x, y, z: (c := torch.cat([x.t(), y, z.exp()], 1), c.sum(0)),
+        [(64, 100), (100, 128), (100, 70)],
+    ),
+    "read along rows": (lambda x, y: x.t() * 2 + y, [(70, 90), (90, 70)]),
+    "read along several": (lambda x, y: x.permute(0, 3, 1, 2) * y, [(2, 7, 6, 40), (2, 40, 7, 6)]),
     "rolled softmax": (lambda x: torch.cat([(y := torch.softmax(x * 3, -1))[:, 4:], y[:, :4]], 1), [(4, 9)]),
     "log_softmax": (lambda x: torch.log_softmax(x * 3, -1), [(4, 100)]),
     "softmax backward": (lambda g, y: aten._softmax_backward_data(g, y, -1, f32) * 2, [(5, 33), (5, 33)]),
@@ -175,10 +192,14 @@ def test_layer_norm_backward() -> None:
     g, x, w = rand(6, 33), rand(6, 33), rand(33)
     mean, rstd = torch.native_layer_norm(x, [33], w, None, 1e-5)[1:]
 
-    def backward(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> Tensor:
+    def of_input(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> Tensor:
         return aten.native_layer_norm_backward(g, x, [33], mean, rstd, w, None, [True, False, False])[0] + g
 
-    check_kernel(*kernel_of(backward, g, x, mean, rstd, w))
+    def of_all(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return aten.native_layer_norm_backward(g * 2, x, [33], mean, rstd, w, w, [True, True, True])
+
+    check_kernel(*kernel_of(of_input, g, x, mean, rstd, w))
+    check_kernel(*kernel_of(of_all, g, x, mean, rstd, w))
 
 
 @interpreted

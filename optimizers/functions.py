@@ -1,0 +1,201 @@
+"""A kernel as jitted functions: each with its pointers, its grid, and the lines of its body.
+
+Most kernels are one function. One that sums down columns is two where the columns are too few for the GPU: programs sum
+chunks of the rows, then a second function, `finish`, sums those and does what follows. A function whose grid is cut into
+segments has a body for each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.blocking import below_columns, choose_layouts, element_of
+from tracefuse.optimizers.indexing import ravel, row_major, variable
+from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.layout import BLOCK_NAMES, GUESS, Layout, Tuning, partial_sums
+from tracefuse.optimizers.loops import Store, body_lines
+from tracefuse.optimizers.lowering import Accumulator, Lowering, NotFusible
+from tracefuse.optimizers.trace import Trace, val
+
+LOOP_NAMES = ("index", "program", "outer", "chunk", "step", "start", "row", "col", "row_mask", "col_mask", "index_mask")
+"""Names that a body's own lines use."""
+
+
+class Misfit(NotFusible):
+    """An output whose elements are not those of the kernel's blocks; `fitting` are the outputs whose are."""
+
+    def __init__(self, node: fx.Node, reason: str, fitting: list[fx.Node]) -> None:
+        super().__init__(node, reason)
+        self.fitting = fitting
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a jitted function is handed: an input, a result, or partial sums of `shape`."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...] = ()
+
+    @property
+    def pointer(self) -> str:
+        return f"{self.name}_ptr"
+
+
+@dataclass(frozen=True)
+class Function:
+    """One jitted function: its pointers, and the layout and lines of each segment of its grid."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    bodies: tuple[tuple[Layout, tuple[str, ...]], ...]
+
+    @property
+    def programs(self) -> int:
+        return sum(layout.programs for layout, _ in self.bodies)
+
+    @property
+    def num_warps(self) -> int:
+        return max(layout.num_warps for layout, _ in self.bodies)
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """The block sizes, by the names that the lines call them."""
+        layout = self.bodies[0][0]
+        return {BLOCK_NAMES[lane]: layout.blocks[lane] for lane in ("row", "col") if lane in layout.blocks}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered kernel: the functions that one call launches, in order, and the partial sums that they hand on."""
+
+    functions: tuple[Function, ...]
+    partials: tuple[Buffer, ...] = ()
+
+
+def lower(kernel: Kernel, tuning: Tuning = GUESS) -> Program:
+    """The program of a kernel. Raises `NotFusible` with the op that stands in the way."""
+    body = kernel.body
+    layouts, below = choose_layouts(body, tuning), below_columns(body)
+    _check_fit(body, layouts[0], below)
+    if layouts[0].chunks > 1:
+        return _in_two_steps(kernel, layouts, below)
+    bodies = []
+    for layout in layouts:
+        lowering, after = _lowerings(body, layout)
+        stores = [_store(after if node in below else lowering, node, node in below) for node in body.returned]
+        bodies.append((layout, _lines(layout, (lowering, after), stores)))
+    return Program((_function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body)], bodies),))
+
+
+def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]) -> Program:
+    """A function that sums chunks of the columns, and one that sums those and does what follows."""
+    body, columns = kernel.body, layouts[0].columns
+    assert columns is not None
+    finish = partial_sums(columns, layouts[0].chunks)
+    bodies, partials, lines = [], (), ()
+    for layout in layouts:
+        lowering, _ = _lowerings(body, layout)
+        stores = [_store(lowering, node, False) for node in body.returned if node not in below]
+        after = Lowering(finish, lowering.pointers, rows=lowering, names=lowering.names)
+        last = [_store(after, node, True) for node in body.returned if node in below]
+        partials = tuple(_partial(name, one, finish) for one in lowering.accumulators for name in one.starts)
+        stores += [_store_partial(layout, p) for p in partials]
+        bodies.append((layout, _lines(layout, (lowering,), stores)))
+        lines = _lines(finish, (_partial_lowering(finish, partials), after), last)
+    first = _function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body), *partials], bodies)
+    second = _function(f"{kernel.name}_finish", [*partials, *_inputs(body), *_results(body)], [(finish, lines)])
+    return Program((first, second), partials)
+
+
+def _lowerings(body: Trace, layout: Layout) -> tuple[Lowering, Lowering]:
+    """The lowering of a layout's elements, and of what is known after their columns are summed."""
+    pointers = {p: b.pointer for p, b in zip(body.placeholders, _inputs(body), strict=True)}
+    names = {b.pointer for b in (*_inputs(body), *_results(body))} | {*LOOP_NAMES, *BLOCK_NAMES.values()}
+    lowering = Lowering(layout, pointers, names=names)
+    return lowering, Lowering(layout, pointers, rows=lowering, names=names)
+
+
+def _partial_lowering(finish: Layout, partials: Sequence[Buffer]) -> Lowering:
+    """Adds up partial sums under the names of the accumulators that they come from."""
+    lowering = Lowering(finish, {})
+    place = ravel(finish.indices, row_major(finish.shape))
+    masks = " & ".join(finish.masks[lane] for lane in ("row", "col") if lane in finish.masks)
+    for one in partials:
+        load = f"tl.load({one.pointer} + ({place.text}){f', mask={masks}, other=0' if masks else ''})"
+        name, start = one.name, f"tl.zeros({finish.block_shape()}, tl.{str(one.dtype).removeprefix('torch.')})"
+        lowering.accumulators.append(Accumulator({name: start}, (f"{name} += {load}",), "partial sums"))
+    return lowering
+
+
+def _partial(name: str, accumulator: Accumulator, finish: Layout) -> Buffer:
+    dtype = re.search(r"tl\.(\w+)\)$", accumulator.starts[name])
+    assert dtype is not None
+    return Buffer(name, getattr(torch, dtype[1]), finish.shape)
+
+
+def _store_partial(layout: Layout, partial: Buffer) -> Store:
+    """The line that writes a chunk's sum of some columns, summed over the rows of the block."""
+    columns, (_, n_outer, n_cols) = layout.columns, partial.shape
+    assert columns is not None
+    kept, shape = layout.kept(columns.row_dims)
+    at = variable("chunk", layout.chunks, frozenset()) * (n_outer * n_cols) + ravel(kept, row_major(shape))
+    total = f"tl.sum({partial.name})" if columns.sizes[2] == 1 else f"tl.sum({partial.name}, axis=0, keep_dims=True)"
+    mask = f", mask={layout.masks['col']}" if "col" in layout.masks else ""
+    return Store(f"tl.store({partial.pointer} + ({at.text}), {total}{mask})", at.lanes)
+
+
+def _function(name: str, buffers: Sequence[Buffer], bodies: Sequence[tuple[Layout, tuple[str, ...]]]) -> Function:
+    """The function over `bodies`, with those of `buffers` whose pointers they use."""
+    used = {word for _, lines in bodies for line in lines for word in re.findall(r"\w+", line)}
+    return Function(name, tuple(b for b in buffers if b.pointer in used), tuple(bodies))
+
+
+def _lines(layout: Layout, lowerings: Sequence[Lowering], stores: Sequence[Store]) -> tuple[str, ...]:
+    statements = [s for one in lowerings for s in one.statements]
+    accumulators = [a for one in lowerings for a in one.accumulators]
+    return (*layout.prologue, *body_lines(statements, accumulators, stores, layout.loop))
+
+
+def _store(lowering: Lowering, node: fx.Node, is_column: bool) -> Store:
+    layout = lowering.layout
+    at, lanes = element_of(node, layout, is_column)
+    block = lowering.value(node, at)
+    if not block.lanes <= lanes:
+        raise NotFusible(node, "its value differs along a row of which it is one element")
+    offset = ravel(at, val(node).stride())
+    masks = [layout.masks[lane] for lane in ("row", "col") if lane in lanes and lane in layout.masks]
+    pointer = f"{node.name}_ptr"
+    place = pointer if offset.text == "0" else f"{pointer} + {_bracketed(offset.text)}"
+    missing = lanes - offset.lanes
+    if missing:
+        raise NotFusible(node, "one element would be written several times")
+    return Store(f"tl.store({place}, {block.text}{', mask=' + ' & '.join(masks) if masks else ''})", lanes)
+
+
+def _check_fit(body: Trace, layout: Layout, below: set[fx.Node]) -> None:
+    per_column = math.prod(layout.kept(layout.columns.row_dims)[1]) if layout.columns else 0
+    per_row = {layout.numel // layout.row_length} if layout.reduced else set()
+    fitting = [n for n in body.returned if val(n).numel() in ({per_column} if n in below else {layout.numel} | per_row)]
+    for node in body.returned:
+        if node not in fitting:
+            reason = f"its {val(node).numel()} elements are not the {layout.numel} that the kernel's programs share out"
+            raise Misfit(node, reason, fitting)
+
+
+def _inputs(body: Trace) -> list[Buffer]:
+    return [Buffer(p.name, val(p).dtype) for p in body.placeholders]
+
+
+def _results(body: Trace) -> list[Buffer]:
+    return [Buffer(node.name, val(node).dtype) for node in body.returned]
+
+
+def _bracketed(text: str) -> str:
+    return text if text.isidentifier() else f"({text})"
