@@ -23,7 +23,23 @@ from tracefuse.optimizers.loops import Store, body_lines
 from tracefuse.optimizers.lowering import Accumulator, Lowering, NotFusible
 from tracefuse.optimizers.trace import Trace, val
 
-LOOP_NAMES = ("index", "program", "outer", "chunk", "step", "start", "row", "col", "row_mask", "col_mask", "index_mask")
+LOOP_NAMES = (
+    "index",
+    "program",
+    "outer",
+    "chunk",
+    "step",
+    "start",
+    "row",
+    "col",
+    "row_mask",
+    "col_mask",
+    "index_mask",
+    "place",
+    "place_mask",
+    "skip",
+    "end",
+)
 """Names that a body's own lines use."""
 
 

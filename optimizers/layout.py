@@ -30,8 +30,12 @@ TILE = 4096
 """Elements per program of a tiled kernel, and per step of one that sums columns."""
 COLUMN_BLOCK = 128
 """Columns per program where they are summed: 256 bytes of bf16 in one row."""
-LOOP_BLOCK = 4096
-"""Elements of a long row that a program reads per step."""
+LOOP_BLOCK = 2048
+"""Elements of a long row that a program reads per step, and of whole rows per step where columns are summed too."""
+STAGES = 3
+"""Steps of a loop over rows whose loads are under way at a time."""
+LINE = 16
+"""Elements at whose multiples loads are as wide as they get, for any dtype."""
 PROGRAMS = 1024
 """So many programs fill a GPU several times over: columns are cut into chunks of rows until there are as many."""
 
@@ -72,6 +76,8 @@ class Layout:
 
     Where rows are reduced, `col` enumerates the dimensions `reduced`. Where columns are summed, `columns` says how they lie
     in the domain; program `chunk` of `chunks` reads a part of their rows. A segment's programs begin with number `first`.
+
+    `aligned` is (offset, name, mask): loads at that offset are written by that name and mask, which let them be wide.
     """
 
     shape: tuple[int, ...]
@@ -87,6 +93,7 @@ class Layout:
     columns: Geometry | None = None
     chunks: int = 1
     first: int = 0
+    aligned: tuple[str, str, str] | None = None
 
     @property
     def numel(self) -> int:
@@ -160,11 +167,24 @@ def _long_rows(shape: Sequence[int], kept: Sequence[int], reduced: Sequence[int]
     n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (kept, reduced))
     block = min(tuning.elements(LOOP_BLOCK), next_power_of_2(n_cols))
     row, col = variable("row", n_rows, SCALAR), variable("col", n_cols, COL)
-    lines = ["col = start + tl.arange(0, COLS)"]
-    masks = _mask(lines, "col", "col", n_cols, block)
+    prologue, aligned = [f"row = {_program(wide)}"], None
+    if n_cols % LINE and n_rows * n_cols % LINE == 0:
+        # Rows that begin at any element are read from the line in which they begin, into the one in which they end.
+        aligned = (f"row * {n_cols} + col", "place", "place_mask")
+        prologue += [f"skip = row * {n_cols} % {LINE}", f"end = ((row + 1) * {n_cols} + {LINE - 1}) // {LINE} * {LINE}"]
+        lines = [
+            "col = start - skip + tl.arange(0, COLS)",
+            f"col_mask = (col >= 0) & (col < {n_cols})",
+            f"place = tl.max_contiguous(tl.multiple_of(row * {n_cols} + col, {LINE}), {LINE})",
+            "place_mask = place < end",
+        ]
+        masks, header = {"col": "col_mask"}, f"for start in range(0, {n_cols + LINE - 1}, COLS):"
+    else:
+        lines, header = ["col = start + tl.arange(0, COLS)"], f"for start in range(0, {n_cols}, COLS):"
+        masks = _mask(lines, "col", "col", n_cols, block)
     return Layout(
-        tuple(shape), _grouped(shape, [(row, kept), (col, reduced)]), (f"row = {_program(wide)}",), masks, {"col": block},
-        n_rows, tuning.num_warps(8), tuple(reduced), col, Loop("col", f"for start in range(0, {n_cols}, COLS):", tuple(lines)),
+        tuple(shape), _grouped(shape, [(row, kept), (col, reduced)]), tuple(prologue), masks, {"col": block}, n_rows,
+        tuning.num_warps(4), tuple(reduced), col, Loop("col", header, tuple(lines)), aligned=aligned,
     )  # fmt: skip
 
 
@@ -222,7 +242,8 @@ def columns(
     n_outer, n_rows, n_cols = columns.sizes
     parts = segments or (n_cols,)
     cols_block = next_power_of_2(n_cols) if whole_rows else min(next_power_of_2(min(parts)), COLUMN_BLOCK)
-    rows_block = max(1, min(tuning.elements(TILE) // cols_block, next_power_of_2(n_rows)))
+    elements = tuning.elements(LOOP_BLOCK if whole_rows else TILE)
+    rows_block = max(1, min(elements // cols_block, next_power_of_2(n_rows)))
     row_blocks, col_blocks = -(-n_rows // rows_block), sum(-(-part // cols_block) for part in parts)
     wanted = max(1, PROGRAMS // (n_outer * col_blocks))
     steps = _divisor(row_blocks, max(1, row_blocks // wanted))
@@ -277,7 +298,9 @@ def _columns(
         (variable("row", n_rows, ROW), columns.row_dims),
         (variable("col", n_cols, COL), columns.col_dims),
     ]
-    loop = Loop("row", f"for step in range({steps}):", tuple(row_lines)) if steps > 1 else None
+    loop = (
+        Loop("row", f"for step in tl.range(0, {steps}, num_stages={STAGES}):", tuple(row_lines)) if steps > 1 else None
+    )
     return Layout(
         tuple(shape), _grouped(shape, groups), tuple(prologue if loop else [*prologue, *row_lines]), masks,
         {"row": rows_block, "col": cols_block}, n_outer * chunks * col_steps,

@@ -125,6 +125,9 @@ class Lowering:
         pointer, lanes = self.pointers[node], offset.lanes
         conditions = [self.layout.masks[lane] for lane in ("row", "col") if lane in lanes and lane in self.layout.masks]
         place = offset.text
+        if self.layout.aligned is not None and place == self.layout.aligned[0]:
+            _, place, mask = self.layout.aligned
+            conditions = [mask]
         for guard in guards if offset.terms else ():
             # A masked pointer must have the mask's shape; where the guard fails, the element at 0 is as good as any.
             place = place if guard.lanes <= lanes else f"tl.where({guard.text}, {place}, 0)"

@@ -14,7 +14,7 @@ import math
 import operator
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ def launches(kernel: Kernel, tuning: Tuning = GUESS) -> tuple[Launch, ...]:
 def kernel_source(kernel: Kernel, tuning: Tuning = GUESS) -> str:
     """Python text that defines `kernel.name(*tensors)`. Raises `NotFusible` where an op has no form in this kernel."""
     program = lower(kernel, tuning)
-    functions = [_jitted(kernel, function) for function in program.functions]
+    functions = [_jitted(function) for function in program.functions]
     heading = "\n".join(_heading(kernel))
     return "\n\n".join([f"{heading}\n{functions[0]}", *functions[1:], _reference(kernel), _launcher(kernel, program)])
 
@@ -82,33 +82,27 @@ def kernel_source(kernel: Kernel, tuning: Tuning = GUESS) -> str:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _jitted(kernel: Kernel, function: Function) -> str:
-    parameters = [*(b.pointer for b in function.buffers), *(f"{name}: tl.constexpr" for name in function.blocks)]
-    return "\n".join([
-        "@triton.jit",
-        *_wrapped(f"def {function.name}(", parameters, "):"),
-        *(f"    {line}".rstrip() for line in _segmented(function)),
-        "",
-    ])  # fmt: skip
-
-
-def _segmented(function: Function) -> list[str]:
-    """The lines of the only body, or each body under the condition that a program is one of its own."""
+def _jitted(function: Function) -> str:
+    """The function; where its grid is cut into segments, one for each and one that calls that of its program."""
     if len(function.bodies) == 1:
-        return _spaced(function.bodies[0][1])
-    lines: list[str] = []
-    for at, (layout, body) in enumerate(function.bodies):
-        end = layout.first + layout.programs
-        last = at == len(function.bodies) - 1
-        lines.append("else:" if last else f"{'elif' if at else 'if'} tl.program_id(0) < {end}:")
-        own = {
-            BLOCK_NAMES[lane]: str(size)
-            for lane, size in layout.blocks.items()
-            if size != function.blocks[BLOCK_NAMES[lane]]
-        }
-        text = [re.sub(r"\b(ROWS|COLS)\b", lambda found, own=own: own.get(found[0], found[0]), line) for line in body]
-        lines += [f"    {line}".rstrip() for line in _spaced(text)]
-    return lines
+        return _definition(function.name, function.buffers, function.blocks, _spaced(function.bodies[0][1]))
+    texts, calls = [], []
+    for at, (layout, lines) in enumerate(function.bodies):
+        name, used = f"{function.name}_segment_{at}", {word for line in lines for word in re.findall(r"\w+", line)}
+        buffers = [b for b in function.buffers if b.pointer in used]
+        blocks = {BLOCK_NAMES[lane]: size for lane, size in layout.blocks.items()}
+        texts.append(_definition(name, buffers, blocks, _spaced(lines)))
+        condition = f"{'elif' if at else 'if'} tl.program_id(0) < {layout.first + layout.programs}:"
+        calls.append("else:" if at == len(function.bodies) - 1 else condition)
+        own = [name if size == function.blocks[name] else str(size) for name, size in blocks.items()]
+        calls += _wrapped(f"    {name}(", [*(b.pointer for b in buffers), *own], ")")
+    return "\n\n".join([*texts, _definition(function.name, function.buffers, function.blocks, calls)])
+
+
+def _definition(name: str, buffers: Sequence[Buffer], blocks: Iterable[str], lines: Sequence[str]) -> str:
+    parameters = [*(b.pointer for b in buffers), *(f"{block}: tl.constexpr" for block in blocks)]
+    body = (f"    {line}".rstrip() for line in lines)
+    return "\n".join(["@triton.jit", *_wrapped(f"def {name}(", parameters, "):"), *body, ""])
 
 
 def _spaced(lines: Sequence[str]) -> list[str]:
