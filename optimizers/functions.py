@@ -35,8 +35,8 @@ LOOP_NAMES = (
     "row_mask",
     "col_mask",
     "index_mask",
-    "place",
-    "place_mask",
+    "offset",
+    "offset_mask",
     "skip",
     "end",
 )

@@ -170,13 +170,13 @@ def _long_rows(shape: Sequence[int], kept: Sequence[int], reduced: Sequence[int]
     prologue, aligned = [f"row = {_program(wide)}"], None
     if n_cols % LINE and n_rows * n_cols % LINE == 0:
         # Rows that begin at any element are read from the line in which they begin, into the one in which they end.
-        aligned = (f"row * {n_cols} + col", "place", "place_mask")
+        aligned = (f"row * {n_cols} + col", "offset", "offset_mask")
         prologue += [f"skip = row * {n_cols} % {LINE}", f"end = ((row + 1) * {n_cols} + {LINE - 1}) // {LINE} * {LINE}"]
         lines = [
             "col = start - skip + tl.arange(0, COLS)",
             f"col_mask = (col >= 0) & (col < {n_cols})",
-            f"place = tl.max_contiguous(tl.multiple_of(row * {n_cols} + col, {LINE}), {LINE})",
-            "place_mask = place < end",
+            f"offset = tl.max_contiguous(tl.multiple_of(row * {n_cols} + col, {LINE}), {LINE})",
+            "offset_mask = offset < end",
         ]
         masks, header = {"col": "col_mask"}, f"for start in range(0, {n_cols + LINE - 1}, COLS):"
     else:
