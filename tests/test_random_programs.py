@@ -11,19 +11,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 from drawn_programs import Drawn, programs
+from exactness import Differentiated, check_program
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from kernels import poisoned_empty
-from torch import Tensor
-
-import tracefuse
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EXAMPLES = int(os.environ.get("TRACEFUSE_EXAMPLES", "0"))
@@ -70,7 +67,7 @@ def test_what_is_drawn_becomes_kernels() -> None:
     """That the tests above try something: there are programs with three kernels, and with gradients."""
 
     def has_kernels(drawn: Drawn) -> bool:
-        capture, _, _ = captured(drawn)
+        capture, _ = differentiated(drawn).capture()
         kinds = [out.kind for out in capture.trace.outputs]
         return len(capture.optimize().kernels) >= 3 and kinds.count("gradient") >= 2
 
@@ -90,68 +87,13 @@ def run_examples(dtype: torch.dtype, count: int) -> None:
 
 
 def check(drawn: Drawn, remat: float) -> None:
-    """The optimised program's results and gradients, its kernels' memory poisoned first, against eager and float64."""
-    capture, inputs, cotangents = captured(drawn)
-    variant = capture.optimize(remat=remat)
-    program = variant.compile().replays(capture.example_inputs, capture.rng_states)
-    with mock.patch("torch.empty_strided", poisoned_empty):
-        state = program.forward()
-        results = list(state[0])
-        gradients = list(program.backward(state)) if program.backward else []
-    places = {id(tensor): at for at, tensor in enumerate(inputs)}
-    names = dict(zip((i.name for i in capture.trace.inputs), capture.live_inputs, strict=True))
-    of = [places[id(names[name])] for name in program.gradients or ()]
-    eager, exact = outputs(drawn, cotangents, of), outputs(drawn, cotangents, of, f64)
-    found = [*results, *gradients]
-    assert len(found) == len(eager)
-    for mine, theirs, true in zip(found, eager, exact, strict=True):
-        assert_close(mine, theirs, true, RELATIVE[coarsest(capture)])
+    program = differentiated(drawn)
+    check_program(program, RELATIVE[coarsest(drawn)], lambda capture: capture.optimize(remat=remat))
 
 
-def captured(drawn: Drawn) -> tuple[tracefuse.Capture, list[Tensor], list[Tensor]]:
-    """The capture of forward and backward, the inputs it read and the cotangents of the differentiable results."""
-    inputs = drawn.inputs()
-    wanted = [r for r in drawn(*drawn.inputs()) if r.requires_grad]
-    generator = torch.Generator().manual_seed(1)
-    cotangents = [torch.randn(r.shape, generator=generator, dtype=f64).to(r.dtype) for r in wanted]
-
-    def step(*tensors: Tensor) -> list[Tensor]:
-        results = drawn(*tensors)
-        backward_from(results, cotangents)
-        return results
-
-    return tracefuse.capture(step, *inputs), inputs, cotangents
+def differentiated(drawn: Drawn) -> Differentiated:
+    return Differentiated(drawn, drawn.inputs(), exact=partial(drawn, casts_to=f64))
 
 
-def backward_from(results: Sequence[Tensor], cotangents: Sequence[Tensor]) -> None:
-    starts = [r for r in results if r.requires_grad]
-    if starts:
-        torch.autograd.backward(starts, cotangents)
-
-
-def outputs(
-    drawn: Drawn, cotangents: Sequence[Tensor], of: Sequence[int], dtype: torch.dtype | None = None
-) -> list[Tensor]:
-    """Results and the gradients of the inputs `of`, computed eagerly; every floating value of `dtype` if it is given."""
-    inputs = [
-        t.detach().to(dtype if dtype and t.is_floating_point() else t.dtype).requires_grad_(t.requires_grad)
-        for t in drawn.inputs()
-    ]
-    results = drawn(*inputs, casts_to=dtype)
-    starts = [r for r in results if r.requires_grad]
-    backward_from(results, [c.to(r.dtype) for c, r in zip(cotangents, starts, strict=True)])
-    return [*(r.detach() for r in results), *(inputs[at].grad for at in of)]
-
-
-def coarsest(capture: tracefuse.Capture) -> torch.dtype:
-    dtypes = {t.dtype for n in capture.trace.graph.nodes if isinstance(t := n.meta.get("val"), Tensor)}
-    return max((d for d in dtypes if d.is_floating_point), key=lambda d: torch.finfo(d).eps, default=f64)
-
-
-def assert_close(mine: Tensor, theirs: Tensor, true: Tensor, relative: float) -> None:
-    assert (mine.shape, mine.dtype, mine.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
-    if true.numel():
-        scale = 1 + true.abs().max().item()
-        allowed = 4 * (theirs.double() - true).abs().max().item() + relative * scale
-        worst = (mine.double() - true).abs().max().item()
-        assert worst <= allowed, f"off by {worst:.3g} where {allowed:.3g} is allowed:\n{mine}\n{true}"
+def coarsest(drawn: Drawn) -> torch.dtype:
+    return bf16 if drawn.dtype is bf16 or "bf16" in "".join(drawn.lines) else drawn.dtype
