@@ -48,6 +48,18 @@ def test_kernels(tmp_path: Path) -> None:
     assert "below what must be: none" in printed
 
 
+def test_depth(tmp_path: Path) -> None:
+    found, printed = run("depth.py", tmp_path, "--deepest", "2")
+    rows = found["rows"]
+    assert [(r["program"], r["layers"], r["weight"], r["when"]) for r in rows if r["program"] == "gpt"] == [
+        ("gpt", layers, 1.0, when) for layers in (1, 2) for when in ("cold", "warm")
+    ]
+    kernels = {(r["layers"], r["weight"]): r["kernels"] for r in rows if r["program"] == "chain"}
+    assert kernels[1, 1.0] < kernels[2, 1.0] < kernels[2, 0.0], "weight 0 recomputes"
+    assert all(r["seconds"]["build"] > 0 and r["unique_kernels"] <= r["kernels"] for r in rows)
+    assert "built for sm_90, not run" in printed
+
+
 def test_toggle(tmp_path: Path) -> None:
     found, printed = run("toggle.py", tmp_path, "--limit", "60")
     assert 0 < max(found["toggle_s"].values()) < 60
