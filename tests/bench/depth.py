@@ -52,7 +52,7 @@ def chain_rows(arguments: Namespace) -> list[dict[str, Any]]:
 
 def gpt_rows(arguments: Namespace) -> list[dict[str, Any]]:
     layers = (1, 2) if arguments.small else (2, 4, 12)
-    rows = [row for n in layers for row in compiled("gpt", n, 1.0, arguments, warm=True)]
+    rows = [row for n in layers for row in compiled("gpt", n, 1.0, arguments, warm=n == layers[-1])]
     return rows + (peers("gpt", [layers[-1]]) if arguments.device == "cuda" else [])
 
 
