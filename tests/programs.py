@@ -97,17 +97,21 @@ def rope_full(dtype: torch.dtype, device: str = "cpu") -> Program:
     return rope(dtype, device, rotary_dim=16)
 
 
+def chain_loss(x: Tensor, weight: Tensor, layers: int) -> Tensor:
+    """Each layer adds its two halves to what it reads, so that every value is read again by all that follow."""
+    for _ in range(layers):
+        after_attention = weight @ torch.tanh(x) + x
+        x = weight @ torch.tanh(after_attention) + after_attention
+    return x.square().mean()
+
+
 def residual_chain(dtype: torch.dtype, device: str = "cpu", layers: int = 6) -> Program:
     torch.manual_seed(0)
     weight = (torch.randn(10, 10, dtype=dtype, device=device) / 16).requires_grad_()
     x0 = torch.randn(10, 10, dtype=dtype, device=device, requires_grad=True)
 
     def run() -> Tensor:
-        x = x0
-        for _ in range(layers):
-            after_attention = weight @ torch.tanh(x) + x
-            x = weight @ torch.tanh(after_attention) + after_attention
-        loss = x.square().mean()
+        loss = chain_loss(x0, weight, layers)
         loss.backward()
         return loss
 

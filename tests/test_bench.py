@@ -33,6 +33,35 @@ def test_rope(tmp_path: Path) -> None:
     assert "measured on CPU" in printed
 
 
+def test_kernels(tmp_path: Path) -> None:
+    chosen = ["rope_bfloat16_64", "dqkv_large", "layer_norm", "dropout_residual", "cross_entropy"]
+    flags = [flag for name in chosen for flag in ("--case", name)]
+    found, printed = run("kernels.py", tmp_path, "--budget", "0.2", *flags)
+    assert list(found["cases"]) == chosen
+    for name, case in found["cases"].items():
+        assert [row["phase"] for row in case["rows"]] == ["forward", "backward"][: 1 if name == "dqkv_large" else 2]
+    forward, backward = found["cases"]["layer_norm"]["rows"]
+    assert (forward["must"], forward["aim"], forward["of_compile"]) == (None, None, None)
+    for row in (forward, backward):
+        assert row["max_abs_difference"]["tracefuse"] < 1.5 * row["max_abs_difference"]["eager"] + 0.01
+    assert found["cases"]["dropout_residual"]["rows"][0]["max_abs_difference"] == {}
+    assert "below what must be: none" in printed
+
+
+def test_depth(tmp_path: Path) -> None:
+    found, printed = run("depth.py", tmp_path, "--deepest", "2")
+    rows = found["rows"]
+    assert [(r["layers"], r["when"]) for r in rows if r["program"] == "gpt"] == [
+        (1, "cold"),
+        (2, "cold"),
+        (2, "warm"),
+    ]
+    kernels = {(r["layers"], r["weight"]): r["kernels"] for r in rows if r["program"] == "chain"}
+    assert kernels[1, 1.0] < kernels[2, 1.0] < kernels[2, 0.0], "weight 0 recomputes"
+    assert all(r["seconds"]["build"] > 0 and r["unique_kernels"] <= r["kernels"] for r in rows)
+    assert "built for sm_90, not run" in printed
+
+
 def test_toggle(tmp_path: Path) -> None:
     found, printed = run("toggle.py", tmp_path, "--limit", "60")
     assert 0 < max(found["toggle_s"].values()) < 60
