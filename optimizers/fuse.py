@@ -1,4 +1,4 @@
-"""fuse: pointwise ops, views, casts and row reductions become Triton kernels; identical layers share one.
+"""fuse: pointwise ops, views, casts, gathers and row reductions become Triton kernels; identical layers share one.
 
 Without it every op reads its operands from memory and writes its result back. A kernel reads each input once, keeps what
 lies between in registers, and writes only what others read:
@@ -6,7 +6,7 @@ lies between in registers, and writes only what others read:
     mul = aten.mul.Tensor(x, 2)                      fused = fused_mul_softmax_8ea576(x)
     softmax = aten._softmax.default(mul, -1, False)
 
-It does nothing to matmuls, attention, convolutions, gathers, scatters and random ops, to sums over leading dimensions, to
+It does nothing to matmuls, attention, convolutions, scatters and random ops, to sums over leading dimensions, to
 single ops (ATen's kernel moves the same bytes) and to views (they are free).
 
 `carve` turns a region into kernels. What a kernel's text cannot hold (a value at an index that its rows do not reach, an

@@ -14,6 +14,7 @@ from torch import fx
 
 from tracefuse.optimizers.composites import COMPOSITES, CONSTANTS, REDUCTIONS, reduced_dims
 from tracefuse.optimizers.expressions import POINTWISE, rule_of
+from tracefuse.optimizers.gathers import gather_refusal
 from tracefuse.optimizers.layout import MAX_ROW
 from tracefuse.optimizers.lowering import COMPUTE_TYPE, COPIES
 from tracefuse.optimizers.trace import SHORT_DTYPE, is_view, tensors, val
@@ -22,16 +23,7 @@ from tracefuse.optimizers.views import SPLITS, VIEWS, arguments, shape_of
 aten = torch.ops.aten
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
-GATHERS = {
-    "embedding",
-    "embedding_dense_backward",
-    "index",
-    "index_put",
-    "gather",
-    "scatter",
-    "scatter_add",
-    "index_select",
-}
+SCATTERS = {"embedding_dense_backward", "index_put", "scatter", "scatter_add", "index_add"}
 
 # Ops that ATen runs as two kernels, a fill and a copy: one kernel of ours is fewer bytes even alone.
 FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default}
@@ -45,7 +37,13 @@ def refusal(node: fx.Node) -> str | None:
         return _getitem_refusal(node)
     if not isinstance(node.target, torch._ops.OpOverload):
         return "it is a kernel already"
-    return _unknown(node.target) or _type_refusal(node) or _device_refusal(node) or _row_refusal(node)
+    return (
+        _unknown(node.target)
+        or _type_refusal(node)
+        or _device_refusal(node)
+        or _row_refusal(node)
+        or gather_refusal(node)
+    )
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -82,8 +80,8 @@ def _unknown(target: torch._ops.OpOverload) -> str | None:
     name = target.overloadpacket.__name__
     if name in MATRIX or "convolution" in name or "attention" in name:
         return "matmul, convolution and attention stay with ATen's library kernels"
-    if name in GATHERS:
-        return "gather and scatter read or write at addresses that are data"
+    if name in SCATTERS:
+        return "scatter writes at addresses that are data"
     draws = torch.Tag.nondeterministic_seeded in target.tags
     return "it draws random numbers" if draws else "no Triton form is known for it"
 

@@ -194,6 +194,18 @@ class Lowering:
         axis = "axis=0" if self.layout.is_flat else "axis=1, keep_dims=True"
         return self.emit(node, f"tl.{how}({text}, {axis})", block.dtype, block.lanes - {"col"}, hint)
 
+    def logsumexp(self, node: fx.Node, block: Value) -> Value:
+        """`log(sum(exp(block)))` along the row, computed as `m + log(sum(exp(block - m)))` with the row's maximum m.
+
+        An infinite m counts as 0, as in ATen, so that a row of -inf gives -inf.
+        """
+        maximum = self.reduce(node, block, "max", "maximum")
+        finite = f"tl.where(tl.abs({maximum.text}) == float('inf'), 0.0, {maximum.text})"
+        shift = self.emit(node, finite, block.dtype, maximum.lanes, "shift")
+        power = self.emit(node, f"tl.exp({block.text} - {shift.text})", block.dtype, block.lanes, "power")
+        total = self.reduce(node, power, "sum", "total")
+        return self.emit(node, f"tl.log({total.text}) + {shift.text}", block.dtype, total.lanes)
+
     def along_row(self, node: fx.Node, shape: tuple[int, ...], dims: tuple[int, ...], at: Indices) -> Indices:
         """`at` with the reduced `dims` of an operand of `shape` running over the whole row. Raises `NotFusible`."""
         count = math.prod(shape[d] for d in dims)
