@@ -7,6 +7,7 @@ ATen's composites store whole matrices for each other. Of R rows of C logits x, 
     nll_loss_forward(p, t)          sum(where(valid, -p[r, t[r]], 0)) / count(valid)         valid: t != ignore_index
     g = nll_loss_backward(s, p, t)  where(c == t, -s, 0)                     with s = 0 where a row is ignored
     _log_softmax_backward_data(g, p)  g - exp(p) * rowsum(g)
+    sum(p) along rows               sum(x) - C * logsumexp(x)                for label smoothing
 
 Each row of the table holds by itself. Together they leave nothing of R x C elements but x and its gradient:
 
@@ -33,6 +34,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from tracefuse.optimizers.composites import reduced_dims
 from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_overwritten, mark_overwritten, replace_by, replace_value
@@ -68,19 +70,44 @@ def log_softmax_backward(node: fx.Node, total: fx.Node | None) -> fx.Node:
     return _cast(node, call(node, aten.sub.Tensor, grad, slope), val(node).dtype)
 
 
+def sum_of_log_softmax(node: fx.Node) -> fx.Node:
+    """`sum(x) - C * logsumexp(x)`, of which neither sum waits for the other: one loop over a long row does both."""
+    out, dims, *keepdim = node.args
+    x, lse = _log_softmax_operands(out)  # type: ignore[misc]
+    total = call(node, aten.sum.dim_IntList, x, dims, True)
+    found = call(node, aten.sub.Tensor, total, call(node, aten.mul.Scalar, lse, shape_of(x)[-1]))
+    found = found if keepdim == [True] else call(node, aten.squeeze.dims, found, dims)
+    return _cast(node, found, val(node).dtype)
+
+
+def is_sum_of_log_softmax(node: fx.Node) -> bool:
+    """Whether the op adds up the log-probabilities of each row, as label smoothing does."""
+    if node.target is not aten.sum.dim_IntList or node.kwargs or not node.args[1]:
+        return False
+    out: fx.Node = node.args[0]  # type: ignore[assignment]
+    is_along_rows = reduced_dims(node) == (val(out).dim() - 1,)
+    return is_along_rows and phase(node) == phase(out) and _log_softmax_operands(out) is not None
+
+
 def recomputed(node: fx.Node, out: fx.Node) -> fx.Node:
     """`out` computed again for the backward op `node` where it is a log-softmax that would be kept for nobody else."""
-    difference = out.args[0] if out.target is aten._to_copy.default else out
-    x, lse = difference.all_input_nodes if _is_log_softmax(difference) else (None, None)
-    if x is None or is_overwritten(x) or phase(node) == phase(out) or _is_kept_anyway(out, node):
+    operands = _log_softmax_operands(out)
+    if operands is None or phase(node) == phase(out) or _is_kept_anyway(out, node):
+        return out
+    x, lse = operands
+    if is_overwritten(x):
         return out
     return _cast(node, call(node, aten.sub.Tensor, x, lse), val(out).dtype)
 
 
-def _is_log_softmax(node: Any) -> bool:
-    """Whether `node` is `x - logsumexp(x)`."""
-    operands = node.all_input_nodes if node.target is aten.sub.Tensor and not node.kwargs else []
-    return len(operands) == 2 and operands[1].target is aten.logsumexp.default and operands[1].args[0] is operands[0]
+def _log_softmax_operands(out: Any) -> tuple[fx.Node, fx.Node] | None:
+    """x and logsumexp(x) where `out` is their difference along the last dimension, or that rounded to a half."""
+    difference = out.args[0] if out.target is aten._to_copy.default else out
+    operands = difference.all_input_nodes if difference.target is aten.sub.Tensor and not difference.kwargs else []
+    if len(operands) != 2 or operands[1].target is not aten.logsumexp.default or operands[1].args[0] is not operands[0]:
+        return None
+    x, lse = operands
+    return (x, lse) if shape_of(lse) == (*shape_of(x)[:-1], 1) else None
 
 
 def _is_kept_anyway(out: fx.Node, node: fx.Node) -> bool:
@@ -178,18 +205,25 @@ def _cast(node: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 # --- the pass ---------------------------------------------------------------------------------------------------------
 
-IMAGE_LOSSES = {aten.nll_loss2d_forward.default, aten.nll_loss2d_backward.default}
-
 BECOMES = {
     aten._log_softmax.default: "x - logsumexp(x)",
     aten._log_softmax_backward_data.default: "grad - exp(output) * (row sum of grad)",
     aten.nll_loss_forward.default: "a gather, a masked sum and a count",
+    aten.nll_loss2d_forward.default: "a gather, a masked sum and a count",
     aten.nll_loss_backward.default: "a comparison of classes with targets",
+    aten.nll_loss2d_backward.default: "a comparison of classes with targets",
 }
 
 
+def becomes(node: fx.Node) -> str | None:
+    """What the pass makes of an op, in words; None for ops that do not concern it."""
+    return "sum(x) - C * logsumexp(x)" if is_sum_of_log_softmax(node) else BECOMES.get(node.target)
+
+
 def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
-    """Replace one composite. Returns None when done, else the reason why it stays."""
+    """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
+    if node.target is aten.sum.dim_IntList:
+        return replace_by(node, lambda: sum_of_log_softmax(node))
     if node.target is aten._log_softmax.default:
         return refusal(node) or replace_by(node, lambda: log_softmax(node))
     if node.target is aten._log_softmax_backward_data.default:
@@ -229,11 +263,9 @@ class Decompose:
         new, sums = trace.copy(), {}
         mark_overwritten(new)
         for node in new.ops:
-            if node.target in IMAGE_LOSSES:
-                decide(Decision(node.name, "leave", "it is a loss over images: only rows of classes are taken apart"))
-            elif node.target in BECOMES and node.users:
+            if node.users and (result := becomes(node)):
                 reason = _rewrite(node, sums)
                 action = "leave" if reason else "decompose"
-                decide(Decision(node.name, action, reason or f"it becomes {BECOMES[node.target]}"))
+                decide(Decision(node.name, action, reason or f"it becomes {result}"))
         eliminate_dead_code(new.graph)
         return new
