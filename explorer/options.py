@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn
 
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.passes import Pass
@@ -35,6 +36,7 @@ class Config:
     """Which passes run, in pipeline order, with which options.
 
     `freeze`: globs over parameters whose gradients nobody wants; `()` only prunes what nobody demanded, None is off.
+    `decompose`: takes composites apart into what kernels hold, so it runs only where `fuse` does.
     `remat`: the weight, 0 to 1, of a value that is an input of its producer's region (1: in full); None is off.
     `save`, `recompute`: globs over values or module paths that `remat` must keep, or must not keep.
     """
@@ -42,6 +44,7 @@ class Config:
     simplify: bool = True
     freeze: tuple[str, ...] | None = ()
     cat: bool = True
+    decompose: bool = True
     remat: float | None = DEFAULT_WEIGHT
     save: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
@@ -55,7 +58,7 @@ class Config:
     @classmethod
     def off(cls) -> Config:
         """No pass at all: the trace as it was captured."""
-        return cls(simplify=False, freeze=None, cat=False, remat=None, fuse=False)
+        return cls(simplify=False, freeze=None, cat=False, decompose=False, remat=None, fuse=False)
 
     @classmethod
     def of_arguments(cls, arguments: argparse.Namespace) -> Config:
@@ -85,6 +88,8 @@ class Config:
             chosen.append(Freeze(self.freeze))
         if self.cat:
             chosen.append(Cat())
+        if self.decompose and self.fuse:
+            chosen.append(Decompose())
         if self.remat is not None:
             chosen.append(Remat(producer_input_weight=self.remat, save=self.save, recompute=self.recompute))
         if self.fuse:
@@ -163,6 +168,7 @@ OPTIONS: tuple[Option, ...] = (
         off_flag="--no-freeze",
     ),
     _pass("cat", "elimination of concatenations"),
+    _pass("decompose", "losses and log-softmax as ops that fuse; it needs the pass `fuse`"),
     Option(
         name="remat",
         flags=("--remat",),

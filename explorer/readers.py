@@ -75,6 +75,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "simplify": switch,
     "freeze": freeze,
     "cat": switch,
+    "decompose": switch,
     "remat": weight,
     "save": pins,
     "recompute": pins,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracefuse.optimizers.gathers import GATHERS
 from tracefuse.optimizers.indexing import broadcast, constant, reshape
 from tracefuse.optimizers.literals import COMPUTE_TYPE, literal
 from tracefuse.optimizers.lowering import Lowering, NotFusible, Value, index_block
@@ -119,6 +120,13 @@ def _var(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
     count = max(self.layout.row_length - correction, 0)
     text = f"{total.text} / {count}" if count else f"{total.text} * float('nan')"
     return self.emit(node, text, dtype, total.lanes)
+
+
+def _logsumexp(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    operand: fx.Node = node.args[0]  # type: ignore[assignment]
+    where = _row_index(self, node, operand, at)
+    block = self.cast(self.value(operand, where, self.row_guards(node, guards)), COMPUTE_TYPE[val(node).dtype])
+    return self.logsumexp(node, block)
 
 
 def _centred(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
@@ -260,10 +268,13 @@ REDUCTIONS = {
     aten.sum.dim_IntList: _reduction("sum"), aten.sum.default: _reduction("sum"), aten.mean.dim: _reduction("mean"),
     aten.mean.default: _reduction("mean"), aten.amax.default: _reduction("max"), aten.amin.default: _reduction("min"),
     aten.max.default: _reduction("max"), aten.min.default: _reduction("min"), aten.var.correction: _var,
+    aten.logsumexp.default: _logsumexp,
     aten._softmax.default: _softmax, aten._log_softmax.default: _softmax,
     aten._softmax_backward_data.default: _softmax_backward, aten._log_softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _norm, aten.native_layer_norm_backward.default: _norm_backward,
     aten._fused_rms_norm.default: _norm, aten._fused_rms_norm_backward.default: _norm_backward,
 }  # fmt: skip
 
-COMPOSITES: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = CONSTANTS | REDUCTIONS | PLACEMENTS
+COMPOSITES: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = (
+    CONSTANTS | REDUCTIONS | PLACEMENTS | GATHERS
+)

@@ -1,4 +1,4 @@
-"""fuse: pointwise ops, views, casts and row reductions become Triton kernels; identical layers share one.
+"""fuse: pointwise ops, views, casts, gathers and row reductions become Triton kernels; identical layers share one.
 
 Without it every op reads its operands from memory and writes its result back. A kernel reads each input once, keeps what
 lies between in registers, and writes only what others read:

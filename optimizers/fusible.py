@@ -14,6 +14,7 @@ from torch import fx
 
 from tracefuse.optimizers.composites import COMPOSITES, CONSTANTS, REDUCTIONS
 from tracefuse.optimizers.expressions import POINTWISE, rule_of
+from tracefuse.optimizers.gathers import gather_refusal
 from tracefuse.optimizers.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering import COPIES
 from tracefuse.optimizers.reductions import NORM_BACKWARD, columns_of, operand_of, reduced_dims, rows_of
@@ -23,16 +24,7 @@ from tracefuse.optimizers.views import SPLITS, VIEWS, shape_of
 aten = torch.ops.aten
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
-GATHERS = {
-    "embedding",
-    "embedding_dense_backward",
-    "index",
-    "index_put",
-    "gather",
-    "scatter",
-    "scatter_add",
-    "index_select",
-}
+SCATTERS = {"embedding_dense_backward", "index_put", "scatter", "scatter_add", "index_add"}
 
 # ATen runs these as two kernels, a fill and a copy.
 FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default}
@@ -46,7 +38,13 @@ def refusal(node: fx.Node) -> str | None:
         return _getitem_refusal(node)
     if not isinstance(node.target, torch._ops.OpOverload):
         return "it is a kernel already"
-    return _unknown(node.target) or _type_refusal(node) or _device_refusal(node) or _row_refusal(node)
+    return (
+        _unknown(node.target)
+        or _type_refusal(node)
+        or _device_refusal(node)
+        or _row_refusal(node)
+        or gather_refusal(node)
+    )
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -78,8 +76,8 @@ def _unknown(target: torch._ops.OpOverload) -> str | None:
     name = target.overloadpacket.__name__
     if name in MATRIX or "convolution" in name or "attention" in name:
         return "matmul, convolution and attention stay with ATen's library kernels"
-    if name in GATHERS:
-        return "gather and scatter read or write at addresses that are data"
+    if name in SCATTERS:
+        return "scatter writes at addresses that are data"
     draws = torch.Tag.nondeterministic_seeded in target.tags
     return "it draws random numbers" if draws else "no Triton form is known for it"
 

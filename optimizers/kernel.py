@@ -21,6 +21,7 @@ from torch import fx
 
 from tracefuse.optimizers.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.errors import NotSupported
+from tracefuse.optimizers.gathers import is_table_of
 from tracefuse.optimizers.trace import Input, Output, Trace, is_view, op_name, tensor_type, tensors, val
 
 aten = torch.ops.aten
@@ -212,7 +213,7 @@ def _elements_read(node: fx.Node, user: fx.Node) -> int:
         return (
             min(_elements(user), sum(_elements_read(user, u) for u in user.users)) if tensors(user) else _through(user)
         )
-    return _elements(node)
+    return min(_elements(node), val(user).numel()) if is_table_of(node, user) else _elements(node)
 
 
 def _through(split: fx.Node) -> int:

@@ -265,6 +265,17 @@ class Lowering:
             self.seen["accumulate", node] = Value(name, block.dtype)
         return self.seen["accumulate", node].text
 
+    def logsumexp(self, node: fx.Node, block: Value) -> Value:
+        """`log(sum(exp(block)))` along the row, as `m + log(sum(exp(block - m)))` with the row's maximum m.
+
+        It is infinite where m is, as in ATen.
+        """
+        maximum, total = self.exponentials(node, block)
+        text = (
+            f"tl.where(tl.abs({maximum.text}) == float('inf'), {maximum.text}, tl.log({total.text}) + {maximum.text})"
+        )
+        return self.emit(node, text, block.dtype, total.lanes)
+
     def along_row(self, node: fx.Node, shape: tuple[int, ...], dims: tuple[int, ...], at: Indices) -> Indices:
         """`at` with the reduced `dims` of an operand of `shape` running over the whole row. Raises `NotFusible`."""
         count = math.prod(shape[d] for d in dims)

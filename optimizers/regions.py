@@ -19,11 +19,16 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.composites import REDUCTIONS
+from tracefuse.optimizers.cost import touched_bytes
+from tracefuse.optimizers.fusible import is_constant
 from tracefuse.optimizers.reductions import MAX_ROW, columns_of, rows_of
 from tracefuse.optimizers.trace import is_getitem, nbytes, phase, tensors
 from tracefuse.optimizers.views import SPLITS
 
 Sizes = tuple[int, int, int]
+
+SINKING_TOGETHER = 16
+"""At most so many ops are looked at as one when they might be cheaper where their result is read."""
 
 
 @dataclass(eq=False)
@@ -132,7 +137,10 @@ def _device(node: fx.Node) -> torch.device | None:
 
 
 def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
-    """Move an op whose readers are all in one other region there, if that region then reads no more bytes than before."""
+    """Move an op whose readers are all in one other region there, if that region then reads no more bytes than before.
+
+    What only this op needs goes with it.
+    """
     for node in reversed(graph.nodes):
         if node not in region_of or _is_anchored(node, region_of[node]):
             continue
@@ -140,10 +148,36 @@ def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
         target = homes.pop() if len(homes) == 1 else None
         if target is None or target is region_of[node] or not _may_join(node, target):
             continue
-        if sum(map(nbytes, node.all_input_nodes)) <= nbytes(node):
-            del region_of[node].nodes[node]
-            target.nodes[node] = None
-            region_of[node] = target
+        moved = next((m for m in ({node}, _own_operands(node, region_of)) if _is_no_dearer(m, node, target)), ())
+        for one in moved:
+            del region_of[one].nodes[one]
+            target.nodes[one] = None
+            region_of[one] = target
+
+
+def _own_operands(node: fx.Node, region_of: dict[fx.Node, Region]) -> set[fx.Node]:
+    """`node` with the ops of its region, not many, that nothing else needs."""
+    found, home = {node}, region_of[node]
+    waiting = list(node.all_input_nodes)
+    while waiting and len(found) < SINKING_TOGETHER:
+        one = waiting.pop()
+        is_at_home = region_of.get(one) is home and one not in found
+        if is_at_home and not _is_anchored(one, home) and found.issuperset(one.users):
+            found.add(one)
+            waiting += one.all_input_nodes
+    return found
+
+
+def _is_no_dearer(moved: set[fx.Node], node: fx.Node, target: Region) -> bool:
+    """Whether a region that computes `node` by the ops `moved` reads no more bytes for that than `node` has."""
+    read = {a for one in moved for a in one.all_input_nodes if a not in moved}
+    return sum(touched_bytes(t) for a in read if not _is_at_hand(a, target) for t in tensors(a)) <= nbytes(node)
+
+
+def _is_at_hand(value: fx.Node, region: Region) -> bool:
+    """Whether a region reads `value` at no cost: it does already, or the value is a constant or one element."""
+    is_read = any(user in region.nodes for user in value.users)
+    return is_read or is_constant(value) or sum(t.numel() for t in tensors(value)) == 1
 
 
 def _is_anchored(node: fx.Node, region: Region) -> bool:

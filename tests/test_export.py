@@ -59,11 +59,14 @@ def exported(tmp_path_factory) -> dict[str, tuple[list, list, list, list]]:
     return {name: (*eager[name], *torch.load(folder / f"{name}.py.outputs")) for name in eager}
 
 
+# Autocast computes in bfloat16, HF LLaMA its loss in float32: what rounding gives depends on the order that passes change.
+TOLERANCE = {"autocast": {"rtol": 2e-2, "atol": 1e-3}, "llama": {"rtol": 1e-5, "atol": 1e-6}}
+
+
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_results_and_gradients_are_eagers(exported, name):
     results, gradients, our_results, our_gradients = exported[name]
-    # Autocast computes in bfloat16, whose sums depend on the order that fusion changes.
-    tolerance = {"rtol": 2e-2, "atol": 1e-3} if name == "autocast" else {"rtol": 1e-9, "atol": 1e-11}
+    tolerance = TOLERANCE.get(name, {"rtol": 1e-9, "atol": 1e-11})
     torch.testing.assert_close(our_results, results, **tolerance)
     assert [g is None for g in our_gradients] == [g is None for g in gradients]
     torch.testing.assert_close(

@@ -25,10 +25,11 @@ CHOICES = {
     "simplify": {"simplify": True},
     "freeze": {"freeze": True},
     "cat": {"cat": True},
+    "decompose": {"decompose": True, "fuse": True},
     "remat": {"remat": 0.5},
     "remat of all": {"remat": 0.0},
     "fuse": {"fuse": True},
-    "all": {"simplify": True, "freeze": True, "cat": True, "remat": 0.5, "fuse": True},
+    "all": {"simplify": True, "freeze": True, "cat": True, "decompose": True, "remat": 0.5, "fuse": True},
 }
 
 

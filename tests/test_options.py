@@ -70,7 +70,7 @@ def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, 
         ({"freeze": ["h", ""]}, "pass non-empty names"),
         ({"freeze": ["h", 1]}, "pass non-empty names"),
         ({"remta": 0}, "did you mean remat"),
-        ({"whatever": 0}, "choose from simplify, freeze, cat, remat, save, recompute, fuse"),
+        ({"whatever": 0}, "choose from simplify, freeze, cat, decompose, remat, save, recompute, fuse"),
     ],
 )
 def test_bad_options_name_the_remedy(given: dict, message: str) -> None:
@@ -84,6 +84,7 @@ def test_bad_options_name_the_remedy(given: dict, message: str) -> None:
     [
         ([], {}),
         (["--no-simplify", "--no-cat", "--no-fuse"], {"simplify": False, "cat": False, "fuse": False}),
+        (["--no-decompose"], {"decompose": False}),
         (["--remat", "0"], {"remat": 0}),
         (["--remat", "off"], {"remat": None}),
         (["--no-remat"], {"remat": None}),
@@ -160,9 +161,15 @@ def test_the_key_is_the_same_in_another_process() -> None:
 
 
 def test_passes_are_in_pipeline_order() -> None:
-    assert [p.name for p in Config().passes()] == ["simplify", "freeze", "cat", "remat", "fuse"]
-    assert [p.name for p in Config.of(cat=False, remat=None).passes()] == ["simplify", "freeze", "fuse"]
+    assert [p.name for p in Config().passes()] == ["simplify", "freeze", "cat", "decompose", "remat", "fuse"]
+    assert [p.name for p in Config.of(cat=False, remat=None).passes()] == ["simplify", "freeze", "decompose", "fuse"]
+    assert [p.name for p in Config.of(decompose=False).passes()] == ["simplify", "freeze", "cat", "remat", "fuse"]
     assert Config.off().passes() == []
+
+
+def test_nothing_is_taken_apart_where_nothing_is_fused() -> None:
+    assert Config.of(fuse=False).decompose
+    assert [p.name for p in Config.of(fuse=False).passes()] == ["simplify", "freeze", "cat", "remat"]
 
 
 def test_pass_options_reach_the_passes() -> None:

@@ -77,4 +77,11 @@ def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
     errors = {
         step.name: step.error is not None for step in capture.optimize(simplify=False).with_config(simplify=True).steps
     }
-    assert errors == {"simplify": True, "freeze": False, "cat": False, "remat": False, "fuse": False}
+    assert errors == {
+        "simplify": True,
+        "freeze": False,
+        "cat": False,
+        "decompose": False,
+        "remat": False,
+        "fuse": False,
+    }

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from traces import Tried, captured, tried
+from traces import Tried, captured, ops, tried
 
 import tracefuse
 from tracefuse.demo import GPT, batch
@@ -144,6 +144,19 @@ def test_results_of_another_size_split_the_region() -> None:
     assert any("are not the" in reason for reason in result.reasons("split"))
 
 
+def test_an_op_sinks_to_its_reader_where_that_costs_no_bytes() -> None:
+    """A comparison with a constant, of what the reader loads anyway, is not worth a kernel above the matmul."""
+
+    def fn(x: Tensor, target: Tensor, scale: Tensor) -> Tensor:
+        factor = torch.where(target == 0, -scale, 0.0)
+        is_target = torch.arange(37) == target[:, None]
+        return torch.where(is_target, (x @ x.t() @ x) * factor[:, None], 0.0)
+
+    result = fused(fn, torch.randn(5, 37), torch.arange(5), torch.tensor(2.0))
+    assert len(kernels(result)) == 1
+    assert ops(result.after) == ["t", "mm", "mm", kernels(result)[0].name]
+
+
 def test_constants_are_made_again_in_every_kernel() -> None:
     def fn(x: Tensor) -> Tensor:
         two = torch.full((4,), 2.0)
@@ -160,7 +173,7 @@ def test_constants_are_made_again_in_every_kernel() -> None:
         (lambda x: (x * 2).view(5, 7, 1).expand(5, 7, 3).sum((0, 2)), "both sides"),
         (lambda x: (x * 2).view(-1).cumsum(0) + 1, "no Triton form"),
         (lambda x: F.dropout(x * 2 + 1, 0.5), "random"),
-        (lambda x: F.embedding(torch.tensor([1, 2]), x * 2 + 1), "addresses that are data"),
+        (lambda x: torch.scatter(x + 1, 0, torch.tensor([[1, 2]]), x * 2), "addresses that are data"),
         (lambda x: torch.complex(x * 2, x).abs(), "c64"),
     ],
 )

@@ -1,7 +1,7 @@
 """What kernels compute: numbers equal to ATen's, under Triton's interpreter.
 
 Triton decides when it is imported whether it interprets, so the numbers are checked in a process of their own:
-`test_numbers_under_the_interpreter` runs the rest of this file, and `test_expressions`, with TRITON_INTERPRET=1.
+`test_numbers_under_the_interpreter` runs the rest of this file, `test_expressions` and `test_gathers` with TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tracefuse
 from tracefuse.compile import launcher
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Trace, op_name
 
 aten = torch.ops.aten
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -41,7 +41,7 @@ def rand(*shape: int, dtype: torch.dtype = f32) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_numbers_under_the_interpreter() -> None:
-    files = [__file__, str(Path(__file__).with_name("test_expressions.py"))]
+    files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("expressions", "gathers"))]
     command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     root = Path(__file__).parent.parent
@@ -257,6 +257,26 @@ def test_programs_after_all_passes(name: str) -> None:
     check_trace(capture.optimize(remat=0.5).trace, capture, 3e-2 if name == "autocast" else 1e-8)
 
 
+@interpreted
+@pytest.mark.parametrize(("dtype", "tolerance"), [(f64, 1e-9), (f32, 1e-5), (bf16, 4e-2)], ids=["f64", "f32", "bf16"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_with_ignored_rows(smoothing: float, dtype: torch.dtype, tolerance: float) -> None:
+    """Forward and backward: 41 rows are more than one program holds, 300 classes no power of 2."""
+    x, target = rand(41, 300, dtype=dtype).requires_grad_(), torch.arange(41) * 7 % 300
+    target[::5] = -100
+
+    def step() -> Tensor:
+        loss = torch.nn.functional.cross_entropy(x * 2, target, label_smoothing=smoothing)
+        loss.backward()
+        return loss
+
+    capture = tracefuse.capture(step)
+    variant = capture.optimize().check()
+    inside = {op_name(n) for kernel in variant.kernels for n in kernel.body.ops}
+    assert {"aten.logsumexp.default", "aten.gather.default"} <= inside
+    check_trace(variant.trace, capture, tolerance)
+
+
 def check_trace(trace: Trace, capture: tracefuse.Capture, tolerance: float) -> None:
     """With its kernels launched, `trace` yields what the captured program did."""
     launched = trace.copy()
@@ -297,6 +317,9 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "halve": lambda a, b: a[..., : max(1, a.shape[-1] // 2)],
     "rotate": lambda a, b: torch.cat([-a[..., a.shape[-1] // 2 :], a[..., : a.shape[-1] // 2]], -1),
     "cat": lambda a, b: torch.cat([a, a.cos()], 0),
+    "reverse": lambda a, b: a[..., torch.arange(a.shape[-1] - 1, -1, -1)],
+    "pick": lambda a, b: a.index_select(0, (a.flatten()[:5] > 0).long() * (a.shape[0] - 1)),
+    "logsumexp": lambda a, b: a - a.logsumexp(-1, keepdim=True),
     "flatten": lambda a, b: a.reshape(a.shape[0], -1),
     "softmax": lambda a, b: torch.softmax(a, -1),
     "centre": lambda a, b: a - a.mean(-1, keepdim=True),

@@ -2,7 +2,7 @@
 
     payload = {
       version: 1,
-      config:   {simplify, freeze, cat, remat, fuse, ...}     as `Config`; null or false is off
+      config:   {simplify, freeze, cat, decompose, remat, ...} as `Config`; null or false is off
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
@@ -47,7 +47,7 @@ from tracefuse.variant import PassError, Variant
 from tracefuse.widgets.diff import Line, diff, lines_of
 
 VERSION = 1
-PASSES = ("simplify", "freeze", "cat", "remat", "fuse")
+PASSES = ("simplify", "freeze", "cat", "decompose", "remat", "fuse")
 NOT_MEASURED = "not measured"
 # More twins or readers of one value than anybody follows by hand.
 MAX_NAMES = 64

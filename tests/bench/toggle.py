@@ -25,11 +25,19 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "freeze off": {"freeze": None},
     "freeze h.*.mlp.*": {"freeze": ["h.*.mlp.*"]},
     "cat off": {"cat": False},
+    "decompose off": {"decompose": False},
     "remat off": {"remat": None},
     "remat 0": {"remat": 0.0},
     "remat 1": {"remat": 1.0},
     "fuse off": {"fuse": False},
-    "every pass off": {"simplify": False, "freeze": None, "cat": False, "remat": None, "fuse": False},
+    "every pass off": {
+        "simplify": False,
+        "freeze": None,
+        "cat": False,
+        "decompose": False,
+        "remat": None,
+        "fuse": False,
+    },
 }
 
 

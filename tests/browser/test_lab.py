@@ -58,7 +58,7 @@ def root(opened: Page) -> Locator:
     return view
 
 
-PASSES = ("simplify", "freeze", "cat", "remat", "fuse")
+PASSES = ("simplify", "freeze", "cat", "decompose", "remat", "fuse")
 
 
 def switch(root: Locator, name: str) -> None:
@@ -81,7 +81,7 @@ def code(root: Locator) -> str:
     return "\n".join(root.locator(".tf-code .tf-line").all_text_contents())
 
 
-@pytest.mark.parametrize("name", ["simplify", "cat", "remat", "fuse"])
+@pytest.mark.parametrize("name", ["simplify", "cat", "decompose", "remat", "fuse"])
 def test_every_pass_changes_the_shown_trace(root: Locator, name: str) -> None:
     before = code(root)
     switch(root, name)

@@ -132,7 +132,7 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
     for _ in range(40):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement?.dataset?.testid ?? ''"))
-    toggles = {f"tf-toggle-{name}" for name in ("simplify", "freeze", "cat", "remat", "fuse")}
+    toggles = {f"tf-toggle-{name}" for name in ("simplify", "freeze", "cat", "decompose", "remat", "fuse")}
     assert toggles | {"tf-diff", "tf-code-forward", "tf-code-backward"} <= reached
 
 

@@ -66,7 +66,7 @@ function same(one, other) {
 
 /** @param {Config} wanted */
 function missing(wanted) {
-  const on = ["simplify", "freeze", "cat", "remat", "fuse"].filter((name) => wanted[name] !== null && wanted[name] !== false);
+  const on = ["simplify", "freeze", "cat", "decompose", "remat", "fuse"].filter((name) => wanted[name] !== null && wanted[name] !== false);
   return `This saved page does not hold the combination “${on.join(" + ") || "no pass"}” with these options: run the cell in a notebook to see it.`;
 }
 

@@ -9,6 +9,7 @@ interface Config {
   simplify: boolean;
   freeze: string[] | null;
   cat: boolean;
+  decompose: boolean;
   remat: number | null;
   fuse: boolean;
   [more: string]: unknown;

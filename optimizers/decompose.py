@@ -1,0 +1,271 @@
+"""decompose: losses and log-softmax as the ops that kernels hold, so that what lies between them is never stored.
+
+ATen's composites store whole matrices for each other. Of R rows of C logits x, with targets t and gradient s per row:
+
+    op                              becomes
+    p = _log_softmax(x)             p = x - logsumexp(x)                     computed in f32 for halves
+    nll_loss_forward(p, t)          sum(where(valid, -p[r, t[r]], 0)) / count(valid)         valid: t != ignore_index
+    g = nll_loss_backward(s, p, t)  where(c == t, -s, 0)                     with s = 0 where a row is ignored
+    _log_softmax_backward_data(g, p)  g - exp(p) * rowsum(g)
+    sum(p) along rows               sum(x) - C * logsumexp(x)                for label smoothing
+
+Each row of the table holds by itself. Together they leave nothing of R x C elements but x and its gradient:
+
+* p is a pointwise function of x and of one number per row, so the backward computes it again from x, which the matmul before
+  it stores anyway, and logsumexp(x): unless p is kept for another reader.
+* The picked p[r, t[r]] is computed at one element per row (`gathers`).
+* The row sum of g is known: it has one element per row, so it is -s. Sums, multiples and broadcasts of such gradients (label
+  smoothing) have known row sums as well, so that the backward reads x once and reduces nothing.
+
+The row's logsumexp is one f32 number (f64 for f64): where logits are large, p has its rounding error, an ulp of logsumexp(x).
+Where a row of x holds +inf, its finite neighbours become -inf instead of NaN. Left as they are, each with a reason: what a
+kernel could not hold anyway (`fusible.refusal`; another dimension than the last), class weights, losses over images
+(`nll_loss2d`) and over a single row. It is for traces that are fused afterwards: without kernels the composites move fewer
+bytes.
+
+Sources: the formulas are those of `aten/src/ATen/native/LossNLL.cpp` and `SoftMax.cpp`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.composites import reduced_dims
+from tracefuse.optimizers.fusible import refusal
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.rewrite import is_overwritten, mark_overwritten, replace_by, replace_value
+from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, is_getitem, phase, val
+from tracefuse.optimizers.views import arguments, shape_of
+
+NONE, MEAN = 0, 1
+"""ATen's numbers for a loss's reduction; 2 is the sum."""
+
+HALVES = (torch.float16, torch.bfloat16)
+
+RowSums = dict[fx.Node, fx.Node]
+"""For gradients `[R, C]` whose sum along the rows is known without adding up: that sum, `[R, 1]`."""
+
+
+# --- log-softmax ------------------------------------------------------------------------------------------------------
+
+
+def log_softmax(node: fx.Node) -> fx.Node:
+    args = arguments(node)
+    x = _wide(node, args["self"])
+    lse = call(node, aten.logsumexp.default, x, [args["dim"]], True, name="logsumexp")
+    return _cast(node, call(node, aten.sub.Tensor, x, lse), val(node).dtype)
+
+
+def log_softmax_backward(node: fx.Node, total: fx.Node | None) -> fx.Node:
+    """`total` is the row sum of the gradient where it is known."""
+    args = arguments(node)
+    grad, out = _wide(node, args["grad_output"]), _wide(node, recomputed(node, args["output"]))
+    if total is None:
+        total = call(node, aten.sum.dim_IntList, grad, [args["dim"]], True)
+    slope = call(node, aten.mul.Tensor, call(node, aten.exp.default, out), total)
+    return _cast(node, call(node, aten.sub.Tensor, grad, slope), val(node).dtype)
+
+
+def sum_of_log_softmax(node: fx.Node) -> fx.Node:
+    """`sum(x) - C * logsumexp(x)`, of which neither sum waits for the other: one loop over a long row does both."""
+    out, dims, *keepdim = node.args
+    x, lse = _log_softmax_operands(out)  # type: ignore[misc]
+    total = call(node, aten.sum.dim_IntList, x, dims, True)
+    found = call(node, aten.sub.Tensor, total, call(node, aten.mul.Scalar, lse, shape_of(x)[-1]))
+    found = found if keepdim == [True] else call(node, aten.squeeze.dims, found, dims)
+    return _cast(node, found, val(node).dtype)
+
+
+def is_sum_of_log_softmax(node: fx.Node) -> bool:
+    """Whether the op adds up the log-probabilities of each row, as label smoothing does."""
+    if node.target is not aten.sum.dim_IntList or node.kwargs or not node.args[1]:
+        return False
+    out: fx.Node = node.args[0]  # type: ignore[assignment]
+    is_along_rows = reduced_dims(node) == (val(out).dim() - 1,)
+    return is_along_rows and phase(node) == phase(out) and _log_softmax_operands(out) is not None
+
+
+def recomputed(node: fx.Node, out: fx.Node) -> fx.Node:
+    """`out` computed again for the backward op `node` where it is a log-softmax that would be kept for nobody else."""
+    operands = _log_softmax_operands(out)
+    if operands is None or phase(node) == phase(out) or _is_kept_anyway(out, node):
+        return out
+    x, lse = operands
+    if is_overwritten(x):
+        return out
+    return _cast(node, call(node, aten.sub.Tensor, x, lse), val(out).dtype)
+
+
+def _log_softmax_operands(out: Any) -> tuple[fx.Node, fx.Node] | None:
+    """x and logsumexp(x) where `out` is their difference along the last dimension, or that rounded to a half."""
+    difference = out.args[0] if out.target is aten._to_copy.default else out
+    operands = difference.all_input_nodes if difference.target is aten.sub.Tensor and not difference.kwargs else []
+    if len(operands) != 2 or operands[1].target is not aten.logsumexp.default or operands[1].args[0] is not operands[0]:
+        return None
+    x, lse = operands
+    return (x, lse) if shape_of(lse) == (*shape_of(x)[:-1], 1) else None
+
+
+def _is_kept_anyway(out: fx.Node, node: fx.Node) -> bool:
+    """Whether the caller, or an op of the backward but `node`, needs the log-probabilities. What nothing reads is dead."""
+    others = [user for user in out.users if user is not node and (user.op == "output" or phase(user) == "backward")]
+    return any(user.op == "output" or user.users for user in others)
+
+
+def row_sum(grad: fx.Node, sums: RowSums) -> fx.Node | None:
+    """The sum along the rows of `grad`, where it is known. What is inserted for it comes right behind `grad`."""
+    if grad in sums or grad.op != "call_function":
+        return sums.get(grad)
+    with grad.graph.inserting_before(grad.next):
+        found = _row_sum_by_rule(grad, sums)
+    if found is not None:
+        sums[grad] = found
+    return found
+
+
+def _row_sum_by_rule(grad: fx.Node, sums: RowSums) -> fx.Node | None:
+    operands = grad.all_input_nodes
+    if grad.target is aten.expand.default and shape_of(operands[0]) == (*shape_of(grad)[:-1], 1):
+        return call(grad, aten.mul.Scalar, _wide(grad, operands[0]), shape_of(grad)[-1])
+    if grad.target is aten.mul.Scalar:
+        inner = row_sum(operands[0], sums)
+        return None if inner is None else call(grad, aten.mul.Scalar, inner, grad.args[1])
+    is_plain_add = grad.target is aten.add.Tensor and not grad.kwargs
+    if not is_plain_add or len(operands) != 2 or any(shape_of(a) != shape_of(grad) for a in operands):
+        return None
+    one, other = (row_sum(a, sums) for a in operands)
+    return None if one is None or other is None else call(grad, aten.add.Tensor, one, other)
+
+
+# --- negative log-likelihood ------------------------------------------------------------------------------------------
+
+
+def nll_loss(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The loss and the total weight, which without class weights is the number of rows that count."""
+    args, dtype = arguments(node), val(node)[0].dtype
+    valid = call(node, aten.ne.Scalar, args["target"], args["ignore_index"], name="valid")
+    # An ignored target may lie outside of the classes, where nothing can be gathered.
+    target = call(node, aten.where.ScalarOther, valid, args["target"], 0)
+    column = call(node, aten.unsqueeze.default, target, 1)
+    picked = call(node, aten.gather.default, args["self"], 1, column, name="picked")
+    negated = call(node, aten.neg.default, call(node, aten.squeeze.dim, picked, 1))
+    losses = call(node, aten.where.ScalarOther, valid, negated, 0.0, name="losses")
+    if args["reduction"] == NONE:
+        return losses, call(node, aten.full.default, [], 0.0, dtype=dtype, device=val(losses).device)
+    wide = torch.float32 if dtype in HALVES else dtype
+    loss = call(node, aten.sum.default, losses, dtype=wide)
+    count = call(node, aten.sum.default, valid, dtype=wide, name="count")
+    if args["reduction"] == MEAN:
+        loss = call(node, aten.div.Tensor, loss, count)
+    return _cast(node, loss, dtype), _cast(node, count, dtype)
+
+
+def nll_loss_backward(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The gradient of the log-probabilities and its row sum."""
+    args = arguments(node)
+    grad = _wide(node, args["grad_output"])
+    if args["reduction"] == MEAN:
+        grad = call(node, aten.div.Tensor, grad, _wide(node, args["total_weight"]))
+    valid = call(node, aten.ne.Scalar, args["target"], args["ignore_index"], name="valid")
+    # Without a single valid row the quotient is infinite, and every row 0 all the same.
+    per_row = call(node, aten.where.ScalarOther, valid, call(node, aten.neg.default, grad), 0.0)
+    column = call(node, aten.unsqueeze.default, per_row, 1)
+    classes = shape_of(node)[1]
+    arange = call(node, aten.arange.default, classes, dtype=torch.int64, device=val(node).device)
+    target = call(node, aten.unsqueeze.default, args["target"], 1)
+    is_target = call(node, aten.eq.Tensor, arange, target, name="is_target")
+    return _cast(node, call(node, aten.where.ScalarOther, is_target, column, 0.0), val(node).dtype), column
+
+
+def loss_refusal(node: fx.Node) -> str | None:
+    """Why a loss stays as it is."""
+    args = arguments(node)
+    logp, target = args["self"], args["target"]
+    if val(logp).dim() != 2:
+        return f"its input has {val(logp).dim()} dimensions, not rows of classes"
+    if args["weight"] is not None:
+        return "it weighs the classes"
+    if val(logp).numel() == 0:
+        return "it has no elements"
+    return None if val(target).dtype is torch.int64 else f"its targets are {val(target).dtype}, not 64-bit integers"
+
+
+def _wide(node: fx.Node, value: fx.Node) -> fx.Node:
+    """`value` in the type that ATen computes halves in."""
+    return _cast(node, value, torch.float32) if val(value).dtype in HALVES else value
+
+
+def _cast(node: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
+    return value if val(value).dtype is dtype else call(node, aten._to_copy.default, value, dtype=dtype)
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------------
+
+BECOMES = {
+    aten._log_softmax.default: "x - logsumexp(x)",
+    aten._log_softmax_backward_data.default: "grad - exp(output) * (row sum of grad)",
+    aten.nll_loss_forward.default: "a gather, a masked sum and a count",
+    aten.nll_loss2d_forward.default: "a gather, a masked sum and a count",
+    aten.nll_loss_backward.default: "a comparison of classes with targets",
+    aten.nll_loss2d_backward.default: "a comparison of classes with targets",
+}
+
+
+def becomes(node: fx.Node) -> str | None:
+    """What the pass makes of an op, in words; None for ops that do not concern it."""
+    return "sum(x) - C * logsumexp(x)" if is_sum_of_log_softmax(node) else BECOMES.get(node.target)
+
+
+def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
+    """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
+    if node.target is aten.sum.dim_IntList:
+        return replace_by(node, lambda: sum_of_log_softmax(node))
+    if node.target is aten._log_softmax.default:
+        return refusal(node) or replace_by(node, lambda: log_softmax(node))
+    if node.target is aten._log_softmax_backward_data.default:
+        total = row_sum(node.args[0], sums)  # type: ignore[arg-type]
+        # Without a sum it is pointwise, and a row of any length fits.
+        reason = refusal(node) if total is None else None
+        return reason or replace_by(node, lambda: log_softmax_backward(node, total))
+    if reason := loss_refusal(node):
+        return reason
+    return _replace_loss(node) if node.target is aten.nll_loss_forward.default else _replace_loss_backward(node, sums)
+
+
+def _replace_loss(node: fx.Node) -> str | None:
+    with node.graph.inserting_before(node):
+        results = nll_loss(node)
+    parts = [user for user in node.users if is_getitem(user)]
+    reasons = [replace_value(part, results[part.args[1]]) for part in parts]  # type: ignore[index]
+    return next(filter(None, reasons), None)
+
+
+def _replace_loss_backward(node: fx.Node, sums: RowSums) -> str | None:
+    with node.graph.inserting_before(node):
+        grad, total = nll_loss_backward(node)
+    reason = replace_value(node, grad)
+    if reason is None:
+        sums[grad] = total
+    return reason
+
+
+@dataclass(frozen=True)
+class Decompose:
+    """Cross-entropy, negative log-likelihood and log-softmax as ops that fuse: see the module's table."""
+
+    name: ClassVar[str] = "decompose"
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        new, sums = trace.copy(), {}
+        mark_overwritten(new)
+        for node in new.ops:
+            if node.users and (result := becomes(node)):
+                reason = _rewrite(node, sums)
+                action = "leave" if reason else "decompose"
+                decide(Decision(node.name, action, reason or f"it becomes {result}"))
+        eliminate_dead_code(new.graph)
+        return new
