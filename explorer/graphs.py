@@ -16,69 +16,22 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 
 from tracefuse import measure
 from tracefuse.errors import NotSupported, OptionError
-from tracefuse.optimizers.composites import CONSTANTS
-from tracefuse.optimizers.trace import Trace, op_name, tensors, val
 from tracefuse.program import Program
+from tracefuse.replayable import check_replayable
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
 
-aten = torch.ops.aten
-
 WARM_UPS = 3  # As many as `make_graphed_callables` takes: lazy initialisation, then cuDNN's choice of an algorithm.
-_SYNCHRONISES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-
-# --- what cannot be replayed ------------------------------------------------------------------------------------------
-
-
-def check_replayable(trace: Trace) -> None:
-    """Raises `NotSupported` with the reason where a graph of `trace` could not be captured or would be wrong."""
-    reason = _refusal(trace)
-    if reason is not None:
-        raise NotSupported(f"no CUDA graph of this program: {reason}; leave out cuda_graph")
-
-
-def _refusal(trace: Trace) -> str | None:
-    written = [out.of for out in trace.outputs if out.kind == "mutation"]
-    if written:
-        return f"it overwrites its input {written[0]}, and a graph would not put the new value there"
-    elsewhere = [n for n in (*trace.placeholders, *trace.ops) if not _is_on_gpu(n)]
-    if elsewhere:
-        return f"{elsewhere[0].name} is on the CPU, and a graph replays the work of a GPU only"
-    devices = sorted({str(t.device) for n in trace.graph.nodes for t in tensors(n)} - {"cpu"})
-    if len(devices) != 1:
-        return f"it runs on {' and '.join(devices) or 'no GPU'}, and a graph replays the work of one GPU"
-    waiting = [n for n in trace.ops if _waits_for_the_host(n)]
-    if waiting:
-        return f"the host must read a number to run {op_name(waiting[0])} ({waiting[0].name})"
-    return None
-
-
-def _is_on_gpu(node: fx.Node) -> bool:
-    """Numbers that the program itself makes on the CPU are part of the launches that read them."""
-    is_number = node.target in CONSTANTS and val(node).dim() == 0
-    return is_number or all(t.device.type == "cuda" for t in tensors(node))
-
-
-def _waits_for_the_host(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or _SYNCHRONISES.isdisjoint(node.target.tags):
-        return False
-    if node.target is not aten.index.Tensor:
-        return True
-    # Of indices the shape is known, of a mask it is not.
-    indices: Any = node.args[1]
-    return any(val(i).dtype in (torch.bool, torch.uint8) for i in indices if i is not None)
 
 
 # --- capture and replay -----------------------------------------------------------------------------------------------
@@ -88,7 +41,8 @@ class Graphs:
     """Two captured graphs, of `module.forward` and `module.backward`, around the memory of `inputs`.
 
     `module` is an exported file. Inputs at the positions in `in_place` are read where they are; of the others the graphs
-    have copies. Raises `NotSupported` with CUDA's own words for what CUDA cannot capture.
+    have copies. `held_nbytes` is the GPU memory that they keep between replays. Raises `NotSupported` with CUDA's own words
+    for what CUDA cannot capture.
     """
 
     def __init__(self, module: ModuleType, inputs: Sequence[torch.Tensor], in_place: frozenset[int]) -> None:
@@ -97,8 +51,10 @@ class Graphs:
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
         with torch.no_grad(), torch.cuda.device(device), torch.random.fork_rng([device]), _restored_stream():
+            before = _reserved_nbytes()
             self.inputs = [t.detach() if i in in_place else self._copied(i, t.detach()) for i, t in enumerate(inputs)]
             self._capture(torch.cuda.Stream())
+            self.held_nbytes = _reserved_nbytes() - before
 
     def _capture(self, side: torch.cuda.Stream) -> None:
         module = self.module
@@ -137,36 +93,44 @@ class Graphs:
         """A copy in the captured layout."""
         name, _, shape, stride, dtype = self.module.INPUTS[position]
         copy = given.new_empty(self.module.memory_size(shape, stride)).as_strided(shape, stride)
-        _write(copy, self.module.expect(given, name, shape, stride, dtype))
+        _write([(copy, self.module.expect(given, name, shape, stride, dtype))])
         return copy
 
-    def forward(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results of `inputs`, in memory of their own.
 
         Raises `OptionError` where an input that is read in place lies elsewhere, `ValueError` for another shape or dtype.
         """
+        new = []
         for position, (mine, row) in enumerate(zip(self.inputs, self.module.INPUTS, strict=True)):
             name, _, *layout = row
-            given = self.module.expect(inputs[position].detach(), name, *layout)
+            given = self.module.expect(inputs[position], name, *layout)
             if position not in self.in_place:
-                _write(mine, given)
+                new.append((mine, given))
             elif given.data_ptr() != mine.data_ptr():
                 raise OptionError(
                     f"the graph reads {name} where it was when the graph was captured: write new numbers into it with "
                     f"{name}.copy_(...), or compile without cuda_graph"
                 )
+        _write(new)
         self.turn += 1
         self.forward_graph.replay()
-        return tuple(t.clone() for t in self.results)
+        return _copies(self.results)
 
     def backward(self, cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients of the latest forward, in memory of their own, for a cotangent of each result that has one."""
         module = self.module
-        for root, layout, mine, given in zip(module.ROOTS, module.COTANGENTS, self.cotangents, cotangents, strict=True):
-            _write(mine, module.expect(given, module.RESULTS[root], *layout))
+        rows = zip(module.ROOTS, module.COTANGENTS, self.cotangents, cotangents, strict=True)
+        _write([(mine, module.expect(given, module.RESULTS[i], *layout)) for i, layout, mine, given in rows])
         self.turn += 1
         self.backward_graph.replay()
-        return [t.clone() for t in self.gradients]
+        return _copies(self.gradients)
+
+
+def _reserved_nbytes() -> int:
+    """What the allocator holds of the current GPU, without what it would give back."""
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 @contextmanager
@@ -188,12 +152,31 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
         raise NotSupported(f"CUDA cannot capture this program as a graph: {reason}; leave out cuda_graph") from error
 
 
-def _write(mine: torch.Tensor, given: torch.Tensor) -> None:
-    """Copy numbers into a tensor laid out alike; those that an expanded dimension shares, once."""
+def _write(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second of each pair into the first, which is laid out alike."""
+    dense = [_shared_once(*pair) for pair in pairs]
+    if dense:
+        _copy_all([mine for mine, _ in dense], [given for _, given in dense])
+
+
+def _shared_once(mine: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both without what an expanded dimension repeats."""
     for dim, step in enumerate(mine.stride()):
         if step == 0 and mine.shape[dim] > 1:
             mine, given = mine.narrow(dim, 0, 1), given.narrow(dim, 0, 1)
-    mine.copy_(given)
+    return mine, given
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    copies = [torch.empty_like(t) for t in tensors]
+    if copies:
+        _copy_all(copies, list(tensors))
+    return copies
+
+
+def _copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
+    """A few launches for all: private, what torch's own optimizers use. Seen on torch 2.11, 2.13 and 2.15."""
+    torch._foreach_copy_(into, of)
 
 
 # --- the callable -----------------------------------------------------------------------------------------------------
@@ -204,7 +187,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, graphs: Graphs, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results, module = graphs.forward(inputs), graphs.module
+        results, module = tuple(graphs.forward(inputs)), graphs.module
         ctx.graphs, ctx.turn = graphs, graphs.turn
         # Kept only for autograd to notice that one was overwritten before the backward read it.
         ctx.save_for_backward(*(inputs[i] for i in module.READ_AGAIN if i in graphs.in_place))
@@ -273,4 +256,4 @@ class GraphedProgram(Program):
             return graphs.backward(cotangents)
 
         gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
-        return measure.Program(forward, backward if gradients else None, gradients)
+        return measure.Program(forward, backward if gradients else None, gradients, held_nbytes=graphs.held_nbytes)

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map_only
 import tracefuse
 from tracefuse.cli import main
 from tracefuse.errors import NotSupported, OptionError
-from tracefuse.graphs import check_replayable
 from tracefuse.optimizers.trace import Trace
+from tracefuse.replayable import check_replayable
 
 gpu = pytest.mark.gpu
 
@@ -224,4 +224,5 @@ def test_measuring_adds_a_column() -> None:
     timing = tracefuse.capture(program.run).optimize().measure(budget_s=1, cuda_graph=True)
     assert [p.name for p in timing.programs] == ["captured", "optimised", "CUDA graph"]
     assert timing.program("CUDA graph").difference.gradients < 1e-4
+    assert timing.program("CUDA graph").peak_nbytes > timing.program("optimised").peak_nbytes / 2
     assert timing.program("CUDA graph").times_ms["step"].median < timing.program("optimised").times_ms["step"].median
