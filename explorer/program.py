@@ -51,6 +51,8 @@ class Program:
 
     def given(self, tensors: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """The captured inputs, some replaced by position or by name. Raises `OptionError` for more or other ones."""
+        if not tensors and not named:
+            return list(self._inputs.values())
         unknown = sorted(named.keys() - self._inputs.keys())
         if unknown:
             raise OptionError(f"there is no input {unknown[0]!r}: choose from {', '.join(self._inputs)}")

@@ -13,7 +13,7 @@ from torch import fx
 
 from tracefuse.errors import NotSupported
 from tracefuse.optimizers.composites import CONSTANTS
-from tracefuse.optimizers.trace import Trace, op_name, tensors, val
+from tracefuse.optimizers.trace import Trace, op_name, producer, tensors, val
 
 aten = torch.ops.aten
 
@@ -44,9 +44,11 @@ def _refusal(trace: Trace) -> str | None:
 
 
 def _is_on_gpu(node: fx.Node) -> bool:
-    """Numbers that the program itself makes on the CPU are part of the launches that read them."""
+    """Numbers that the program itself makes on the CPU are part of the launches that read them, and attention, which returns
+    the seed of its dropout on the CPU, leaves it on the GPU while a graph is captured."""
     is_number = node.target in CONSTANTS and val(node).dim() == 0
-    return is_number or all(t.device.type == "cuda" for t in tensors(node))
+    made = tensors(producer(node))
+    return is_number or not made or any(t.device.type == "cuda" for t in made)
 
 
 def _waits_for_the_host(node: fx.Node) -> bool:

@@ -69,6 +69,12 @@ def test_a_value_on_the_cpu_is_refused() -> None:
         check_replayable(trace)
 
 
+def test_one_of_several_results_may_be_on_the_cpu() -> None:
+    """As attention's seed is, but while a graph is captured."""
+    x = torch.randn(5, requires_grad=True)
+    check_replayable(on_gpu(lambda: loss_of(x.sort().values), stays="sort_1"))
+
+
 @pytest.mark.parametrize(
     ("run", "op"),
     [
