@@ -136,6 +136,7 @@ def test_the_magic_has_options_of_its_own() -> None:
     assert values(tracefuse("-o run --no-measure"), MAGIC_OPTIONS) == {**default, "output": "run", "measure": False}
     assert values(tracefuse("--html page.html"), MAGIC_OPTIONS) == {**default, "html": "page.html"}
     assert values(tracefuse("--budget 0.5"), MAGIC_OPTIONS) == {**default, "budget": 0.5}
+    assert values(tracefuse("--cuda-graph"), MAGIC_OPTIONS) == {**default, "cuda_graph": True}
     assert "--remat WEIGHT" in (tracefuse.__doc__ or "")
 
 

@@ -74,7 +74,7 @@ class Explorer(anywidget.AnyWidget):
         self._answer("timing", self._measure)
 
     def _measure(self) -> None:
-        self.variant.check().measure(self._progress, self.budget_s, self.cuda_graph)
+        self.variant.check().measure(progress=self._progress, budget_s=self.budget_s, cuda_graph=self.cuda_graph)
         if runs_triton(self.variant):
             self._progress(1.0, "profiling the kernels")
             self.profiles[self.variant.config] = _profiled(self.variant)
