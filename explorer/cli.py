@@ -68,7 +68,7 @@ def demo(arguments: argparse.Namespace) -> None:
     print(steps_table(captured.trace, variant.steps), end="\n\n", flush=True)
 
     say.next("measuring the captured trace beside the optimised one")
-    timing = variant.measure(budget_s=chosen["budget"], progress=say.progress)
+    timing = variant.measure(say.progress, budget_s=chosen["budget"], cuda_graph=chosen["cuda_graph"])
     print(timing, flush=True)
     print(f"\n{timing.note}\n" if timing.note and variant.kernels else "", flush=True)
 

@@ -29,7 +29,8 @@ import torch
 
 from tracefuse.errors import TracefuseError
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.triton import HEADER, Launch, kernel_source, launches
+from tracefuse.optimizers.launch import HEADER
+from tracefuse.optimizers.triton import Launch, kernel_source, launches
 
 TRITON_TYPE = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",

@@ -21,9 +21,10 @@ import torch
 
 from tracefuse.draws import repeated
 from tracefuse.errors import ExportError
+from tracefuse.optimizers.launch import LAUNCH
 from tracefuse.optimizers.render import INDENT, body_lines, literal, render
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, val
-from tracefuse.optimizers.triton import LAUNCH, kernel_source
+from tracefuse.optimizers.triton import kernel_source
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant

@@ -18,10 +18,13 @@ TOLERANCE |= {torch.complex128: 1e-9, torch.complex64: 1e-3}
 
 def expect(tensor, name, shape, stride, dtype=None):
     """`tensor` with the strides that the kernels were generated for; raises ValueError for another shape or dtype."""
-    if tuple(tensor.shape) != shape or dtype not in (None, tensor.dtype):
+    is_shape_right, is_dtype_right = tensor.shape == shape, dtype is None or tensor.dtype is dtype
+    if is_shape_right and is_dtype_right and tensor.stride() == stride:
+        return tensor
+    if not (is_shape_right and is_dtype_right):
         given = f"{tensor.dtype}{list(tensor.shape)}"
         raise ValueError(f"{name} is {given}, this file is for {dtype or tensor.dtype}{list(shape)}: capture it again")
-    if tensor.stride() == stride or tensor.numel() <= 1:
+    if tensor.numel() <= 1:
         return tensor
     if memory_size(shape, stride) < tensor.numel():
         return laid_over(tensor, name, shape, stride)
@@ -62,6 +65,11 @@ def copy_strided(tensor):
     return torch._neg_view(copy) if tensor.is_neg() else copy
 
 
+# Positions among the inputs of those that are overwritten, and among the results of those without a cotangent.
+OVERWRITTEN = [position for position, row in enumerate(INPUTS) if row[0] in MUTATED]
+WITHOUT_GRADIENT = [position for position in range(len(RESULTS)) if position not in ROOTS]
+
+
 class Step(torch.autograd.Function):
     """The program as one differentiable operation: takes INPUTS, returns the tuple of RESULTS."""
 
@@ -71,16 +79,19 @@ class Step(torch.autograd.Function):
             expect(t, n, shape, stride, dtype) for t, (n, _, shape, stride, dtype) in zip(inputs, INPUTS, strict=True)
         ]
         outputs = forward(*laid_out)
-        written = [inputs[[row[0] for row in INPUTS].index(name)] for name in MUTATED]
-        results, kept = outputs[: len(RESULTS)], set_aside(outputs[len(RESULTS) + len(MUTATED) :], written)
-        read_again = set_aside([laid_out[i] for i in READ_AGAIN], written)
-        for tensor, position in zip(written, MUTATED.values(), strict=True):
-            tensor.copy_(outputs[position])
+        results, kept = outputs[: len(RESULTS)], outputs[len(RESULTS) + len(MUTATED) :]
+        read_again = [laid_out[i] for i in READ_AGAIN]
+        if OVERWRITTEN:
+            written = [inputs[i] for i in OVERWRITTEN]
+            kept, read_again = set_aside(kept, written), set_aside(read_again, written)
+            for position, tensor in zip(OVERWRITTEN, written, strict=True):
+                tensor.copy_(outputs[MUTATED[INPUTS[position][0]]])
         # Results and inputs go through autograd, which breaks the cycles that they would make; the rest is freed early.
-        ctx.places = [next((i for i, r in enumerate(results) if r is t), None) for t in kept]
-        ctx.save_for_backward(*results, *read_again)
-        ctx.kept = [t if place is None else None for t, place in zip(kept, ctx.places, strict=True)]
-        ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in ROOTS))
+        own = {id(t) for t in results}
+        ctx.save_for_backward(*(t for t in kept if id(t) in own), *read_again)
+        ctx.kept = [None if id(t) in own else t for t in kept]
+        if WITHOUT_GRADIENT:
+            ctx.mark_non_differentiable(*(results[i] for i in WITHOUT_GRADIENT))
         return tuple(results)
 
     @staticmethod
@@ -92,12 +103,11 @@ class Step(torch.autograd.Function):
             )
         if ctx.kept is None:
             raise RuntimeError("backward has run and freed what it needs: call `run` again")
-        saved = ctx.saved_tensors
-        boxed = [t if place is None else saved[place] for t, place in zip(ctx.kept, ctx.places, strict=True)]
+        saved = iter(ctx.saved_tensors)
+        boxed = [next(saved) if t is None else t for t in ctx.kept]
         ctx.kept = None
-        boxed += saved[len(RESULTS) :]
+        boxed += saved
         boxed += [expect(cotangents[i], RESULTS[i], *layout) for i, layout in zip(ROOTS, COTANGENTS, strict=True)]
-        del saved
         gradients = [None] * len(INPUTS)
         for position, gradient in zip(GRADIENTS, backward(boxed), strict=True):
             gradients[position] = gradient

@@ -52,13 +52,14 @@ class Program:
 
     `gradients` names what `backward` returns, for a program that returns fewer gradients than the reference does (freeze
     drops some); without it they are compared by position. `compared` is False for a yardstick that computes something
-    else, such as a copy.
+    else, such as a copy. `held_nbytes` is GPU memory that it keeps between replays, part of its peak.
     """
 
     forward: Callable[[], Sequence[Any]]
     backward: Callable[[Any], Sequence[torch.Tensor | None]] | None = None
     gradients: tuple[str, ...] | None = None
     compared: bool = True
+    held_nbytes: int = 0
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _peak_nbytes(program: Program, device: str | torch.device) -> int | None:
-    """Bytes that one replay adds to the allocated memory at its peak; None where torch keeps no count."""
+    """What a replay needs: bytes that it adds at its peak and bytes that it holds anyway; None where torch keeps no count."""
     if torch.device(device).type != "cuda":
         return None
     torch.cuda.synchronize()
@@ -238,4 +239,4 @@ def _peak_nbytes(program: Program, device: str | torch.device) -> int | None:
     gradients = program.backward(state) if program.backward else None
     torch.cuda.synchronize()
     del state, gradients
-    return torch.cuda.max_memory_allocated() - before
+    return torch.cuda.max_memory_allocated() - before + program.held_nbytes

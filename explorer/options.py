@@ -196,12 +196,14 @@ def _seconds(text: str) -> float:
 
 
 _BUDGET = Option("budget", ("--budget",), "value", 5.0, "seconds of timed replays (default: 5)", _seconds, "SECONDS")
+_CUDA_GRAPH = Option("cuda_graph", ("--cuda-graph",), "switch", False, "time replays of the program's CUDA graphs too")
 
 MAGIC_OPTIONS: tuple[Option, ...] = (
     Option("output", ("-o", "--output"), "value", None, "assign the result to this variable", metavar="NAME"),
     Option("measure", (), "switch", True, "do not time anything", off_flag="--no-measure"),
     Option("html", ("--html",), "value", None, "also write the view to this file", metavar="PATH"),
     _BUDGET,
+    _CUDA_GRAPH,
 )
 """What only the magic takes."""
 
@@ -220,6 +222,7 @@ DEMO_OPTIONS: tuple[Option, ...] = (
         metavar="DIR",
     ),
     _BUDGET,
+    _CUDA_GRAPH,
 )
 """What only `tracefuse demo` takes."""
 

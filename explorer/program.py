@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,12 @@ class Program:
         return tuple(self._inputs)
 
     def __call__(self, *tensors: torch.Tensor, **named: torch.Tensor) -> Any:
+        return self.module.run(*self.given(tensors, named))
+
+    def given(self, tensors: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The captured inputs, some replaced by position or by name. Raises `OptionError` for more or other ones."""
+        if not tensors and not named:
+            return list(self._inputs.values())
         unknown = sorted(named.keys() - self._inputs.keys())
         if unknown:
             raise OptionError(f"there is no input {unknown[0]!r}: choose from {', '.join(self._inputs)}")
@@ -54,8 +60,17 @@ class Program:
             raise OptionError(
                 f"the program has {len(self._inputs)} inputs, got {len(tensors)}: {', '.join(self._inputs)}"
             )
-        given = {**self._inputs, **dict(zip(self._inputs, tensors, strict=False)), **named}
-        return self.module.run(*given.values())
+        return list({**self._inputs, **dict(zip(self._inputs, tensors, strict=False)), **named}.values())
+
+    def restarts(self, rng_states: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """A function that sets each generator to the state that its first draw was captured with."""
+        starts = [(default_generator(d), rng_states[i]) for d, i in self._first_draws.items()] if rng_states else []
+
+        def restart() -> None:
+            for generator, state in starts:
+                generator.set_state(state)
+
+        return restart
 
     def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> measure.Program:
         """Forward and backward as closures for `measure`: on `inputs` (cotangents last), random ops from the state that the
@@ -68,12 +83,11 @@ class Program:
         tensors, cotangents = [t.detach() for t in inputs[:count]], [t.detach() for t in inputs[count:]]
         results, mutated = len(module.RESULTS), len(module.MUTATED)
         again = [tensors[i] for i in module.READ_AGAIN]
-        starts = [(default_generator(d), rng_states[i]) for d, i in self._first_draws.items()] if rng_states else []
+        restart = self.restarts(rng_states)
 
         @torch.no_grad()
         def forward() -> tuple[Any, list[torch.Tensor]]:
-            for generator, state in starts:
-                generator.set_state(state)
+            restart()
             outputs = module.forward(*tensors)
             return outputs[:results], [*outputs[results + mutated :], *again, *cotangents]
 

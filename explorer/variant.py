@@ -21,6 +21,7 @@ from tracefuse.options import Config
 
 if TYPE_CHECKING:
     from tracefuse.capture import Capture
+    from tracefuse.graphs import GraphedProgram
     from tracefuse.optimizers.kernel import Kernel
     from tracefuse.program import Program
     from tracefuse.timing import Timing
@@ -132,22 +133,40 @@ class Variant:
 
         return Program.load(self)
 
-    def compile(self) -> Program:
-        """The variant as a differentiable callable. See `tracefuse.program.Program`."""
-        return self._program
+    @functools.cached_property
+    def _graphed(self) -> GraphedProgram:
+        from tracefuse.graphs import GraphedProgram
 
-    def measure(self, progress: Callable[[float, str], None] | None = None, budget_s: float = 10.0) -> Timing:
+        return GraphedProgram.load(self)
+
+    def compile(self, cuda_graph: bool = False) -> Program:
+        """The variant as a differentiable callable. See `tracefuse.program.Program`.
+
+        With `cuda_graph` it replays two CUDA graphs: see `tracefuse.graphs.GraphedProgram`, also for what is refused.
+        """
+        return self._graphed if cuda_graph else self._program
+
+    def measure(
+        self,
+        progress: Callable[[float, str], None] | None = None,
+        budget_s: float = 10.0,
+        cuda_graph: bool = False,
+    ) -> Timing:
         """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds.
 
         `progress` is called with the fraction done and what is being done. The result is kept as `timing`. Inputs are
         those captured; results and gradients are compared with those of the captured program. Ratios are optimised over
-        captured: below 1 is faster. Raises `MeasureError` for a budget or a `progress` that are none.
+        captured: below 1 is faster. With `cuda_graph`, replays of this program's CUDA graphs are timed too, as a column of
+        their own. Raises `MeasureError` for a budget or a `progress` that are none, `NotSupported` for what no CUDA graph
+        can replay.
         """
         from tracefuse.measure import check_arguments, measure
 
         check_arguments(budget_s, progress)
         inputs = self.capture.example_inputs
         programs = {"captured": self.baseline.compile(), "optimised": self.compile()}
+        if cuda_graph:
+            programs["CUDA graph"] = self.compile(cuda_graph=True)
         self.timing = measure(
             {name: program.replays(inputs, self.capture.rng_states) for name, program in programs.items()},
             device=inputs[0].device if inputs else "cpu",

@@ -5,7 +5,7 @@
                             def NAME_reference              the ATen ops, for the CPU
                             def NAME                        allocates the results, launches
 
-The text needs `HEADER` above it and nothing else.
+The text needs `tracefuse.optimizers.launch.HEADER` above it and nothing else.
 """
 
 from __future__ import annotations
@@ -26,25 +26,6 @@ from tracefuse.optimizers.indexing import row_major
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import BLOCK_NAMES, GUESS, Tuning
 from tracefuse.optimizers.trace import human_bytes, is_getitem, nbytes, op_name, tensor_type, val
-
-LAUNCH = '''_compiled = {}
-
-
-def launch(kernel, programs, *tensors, num_warps, **blocks):
-    """`kernel[(programs,)](*tensors, ...)`, finding the machine code of an earlier launch by what it depends on here.
-
-    Triton looks at every argument's type and value at each launch, which takes the host longer than the launch itself.
-    """
-    key = (id(kernel), tensors[0].device, *[(t.dtype, t.data_ptr() % 16 == 0) for t in tensors])
-    found = _compiled.get(key)
-    if found is None:  # always under the interpreter, which compiles nothing
-        _compiled[key] = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)
-    else:
-        found[(programs, 1, 1)](*tensors, *blocks.values())
-'''
-"""How launchers reach the GPU. `CompiledKernel.__getitem__` takes constexprs by position; seen on triton 3.6, 3.7 and 3.9."""
-
-HEADER = f"import torch\nimport triton\nimport triton.language as tl\n\n{LAUNCH}"
 
 LINE_LENGTH = 110
 

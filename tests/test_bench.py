@@ -77,3 +77,12 @@ def test_gpt(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert found["gradients"]["tracefuse from eager"]["parameters"] == 28
     assert found["kernels"]["kernels"]
     assert "measured on CPU" in printed
+
+
+def test_launch(tmp_path: Path) -> None:
+    found, printed = run("launch.py", tmp_path, "--budget", "0.3")
+    assert list(found["host_us"]) == ["one launch", "1 layer", "10 layers"]
+    assert list(found["host_us"]["1 layer"]) == ["eager", "tracefuse"]
+    median, low, high = found["host_us"]["10 layers"]["eager"]["step"]
+    assert 0 < low <= median <= high
+    assert "µs of the host" in printed

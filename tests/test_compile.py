@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tracefuse import compile as build
 from tracefuse.compile import BuildError, Resources, cache_directory, launcher, load
-from tracefuse.optimizers.triton import HEADER, kernel_source
+from tracefuse.optimizers.launch import HEADER
+from tracefuse.optimizers.triton import kernel_source
 
 aten = torch.ops.aten
 f32, bf16 = torch.float32, torch.bfloat16

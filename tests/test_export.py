@@ -161,6 +161,15 @@ def test_backward_runs_once_per_run():
         loss.backward()
 
 
+def test_the_backward_keeps_only_what_it_reads():
+    x = torch.randn(3, requires_grad=True)
+    with tracefuse.capture() as c:
+        y = x.sin()
+        y.backward(torch.ones(3))
+    result = c.optimize().compile()()
+    assert [t.data_ptr() for t in result.grad_fn.saved_tensors] == [x.data_ptr()]
+
+
 def test_unknown_inputs_are_refused_by_name():
     x = torch.randn(3, requires_grad=True)
     program = tracefuse.capture(lambda: x.exp().sum().backward()).optimize().compile()

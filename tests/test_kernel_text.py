@@ -14,8 +14,9 @@ from programs import apply_rope
 from torch import Tensor
 
 from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.lowering import NotFusible
-from tracefuse.optimizers.triton import HEADER, kernel_source
+from tracefuse.optimizers.triton import kernel_source
 
 GOLDEN = Path(__file__).parent / "golden"
 f32, bf16 = torch.float32, torch.bfloat16

@@ -34,7 +34,7 @@ def send(explorer: Explorer, message: dict[str, Any]) -> None:
 
 
 def measures(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(progress: Any, budget_s: float) -> Timing:
+    def measure(progress: Any, budget_s: float, cuda_graph: bool) -> Timing:
         progress(0.5, "half way")
         assert explorer.status == {"busy": "timing", "progress": 0.5, "text": "half way", "error": None}
         explorer.variant.timing = TIMING
@@ -96,6 +96,13 @@ def test_a_failing_measurement_says_why_where_it_was_asked(explorer: Explorer, m
     explorer.measure()
     assert explorer.status["error"]["panel"] == "timing"
     assert "RuntimeError: out of memory" in explorer.status["error"]["message"]
+
+
+def test_cuda_graphs_are_timed_where_they_were_asked_for(explorer: Explorer) -> None:
+    """On a CPU that is refused, with the reason."""
+    asked = Explorer(explorer.variant, cuda_graph=True)
+    asked.measure()
+    assert "a graph replays the work of a GPU only" in asked.status["error"]["message"]
 
 
 def test_an_interrupt_leaves_and_the_view_is_not_busy(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:

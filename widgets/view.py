@@ -41,11 +41,17 @@ class Explorer(anywidget.AnyWidget):
     status = traitlets.Dict(IDLE).tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
 
-    def __init__(self, variant: Variant, name: str | None = None, budget_s: float | None = None) -> None:
-        """`name` is the user's variable that holds the capture; `budget_s` how long measuring takes (default: `BUDGET_S`)."""
+    def __init__(
+        self, variant: Variant, name: str | None = None, budget_s: float | None = None, cuda_graph: bool = False
+    ) -> None:
+        """`name` is the user's variable that holds the capture; `budget_s` how long measuring takes (default: `BUDGET_S`).
+
+        With `cuda_graph`, measuring times replays of CUDA graphs too.
+        """
         self.variant = variant
         self.name = name
         self.budget_s = BUDGET_S if budget_s is None else budget_s
+        self.cuda_graph = cuda_graph
         self.timed: tuple[Timing, Config] | None = (variant.timing, variant.config) if variant.timing else None
         self.profiles: dict[Config, Profile] = {}
         super().__init__(payload=payload(variant, self.timed, name=name))
@@ -68,7 +74,7 @@ class Explorer(anywidget.AnyWidget):
         self._answer("timing", self._measure)
 
     def _measure(self) -> None:
-        self.variant.check().measure(progress=self._progress, budget_s=self.budget_s)
+        self.variant.check().measure(progress=self._progress, budget_s=self.budget_s, cuda_graph=self.cuda_graph)
         if runs_triton(self.variant):
             self._progress(1.0, "profiling the kernels")
             self.profiles[self.variant.config] = _profiled(self.variant)

@@ -2,20 +2,41 @@ import torch
 import triton
 import triton.language as tl
 
-_compiled = {}
+_knobs = triton.knobs.runtime
+_is_known = triton.__version__.startswith(("3.6.", "3.7.", "3.8.", "3.9.")) and torch.version.hip is None
+_machine_code = {}
+
+
+def _public_stream(device):
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
 
 
 def launch(kernel, programs, *tensors, num_warps, **blocks):
-    """`kernel[(programs,)](*tensors, ...)`, finding the machine code of an earlier launch by what it depends on here.
+    """`kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)` on the GPU of the first tensor, at less cost to the host.
 
-    Triton looks at every argument's type and value at each launch, which takes the host longer than the launch itself.
+    The machine code of an earlier launch serves again where the same addresses are multiples of 16.
     """
-    key = (id(kernel), tensors[0].device, *[(t.dtype, t.data_ptr() % 16 == 0) for t in tensors])
-    found = _compiled.get(key)
-    if found is None:  # always under the interpreter, which compiles nothing
-        _compiled[key] = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)
-    else:
-        found[(programs, 1, 1)](*tensors, *blocks.values())
+    device = tensors[0].get_device()
+    if device >= 0 and torch.cuda.current_device() != device:
+        with torch.cuda.device(device):
+            return launch(kernel, programs, *tensors, num_warps=num_warps, **blocks)
+    # Triton refuses by name a tensor that lies elsewhere; as an address it could not.
+    addresses = [t.data_ptr() for t in tensors if t.get_device() == device]
+    constants = blocks.values()
+    key = (id(kernel), device, num_warps, *constants, *[a % 16 == 0 for a in addresses])
+    found = _machine_code.get(key)
+    before, after = _knobs.launch_enter_hook, _knobs.launch_exit_hook
+    if found is None or getattr(before, "calls", before) or getattr(after, "calls", after):
+        found = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)
+        if _is_known and len(addresses) == len(tensors):
+            _machine_code[key] = found
+        return
+    found.run(
+        programs, 1, 1, _stream(device), found.function, found.packed_metadata, None, None, None, *addresses, *constants
+    )
 
 
 # fused_add_native_layer_norm_75e4b5: 2 ATen ops; reads 24 MiB, writes 24.03 MiB.
