@@ -37,7 +37,7 @@ from torch import fx
 from tracefuse.optimizers.composites import reduced_dims
 from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import is_overwritten, mark_overwritten, replace_by, replace_value
+from tracefuse.optimizers.rewrite import is_overwritten, mark_overwritten, replace_by, replace_value, views_of
 from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, is_getitem, phase, val
 from tracefuse.optimizers.views import arguments, shape_of
 
@@ -54,6 +54,7 @@ RowSums = dict[fx.Node, fx.Node]
 
 
 def log_softmax(node: fx.Node) -> fx.Node:
+    """`x - logsumexp(x)` before `node`, a `_log_softmax` along the last dimension; rounded once, at the end."""
     args = arguments(node)
     x = _wide(node, args["self"])
     lse = call(node, aten.logsumexp.default, x, [args["dim"]], True, name="logsumexp")
@@ -61,7 +62,7 @@ def log_softmax(node: fx.Node) -> fx.Node:
 
 
 def log_softmax_backward(node: fx.Node, total: fx.Node | None) -> fx.Node:
-    """`total` is the row sum of the gradient where it is known."""
+    """`grad - exp(output) * total`; `total`, the row sum of the gradient, is added up where it is not known."""
     args = arguments(node)
     grad, out = _wide(node, args["grad_output"]), _wide(node, recomputed(node, args["output"]))
     if total is None:
@@ -102,7 +103,8 @@ def recomputed(node: fx.Node, out: fx.Node) -> fx.Node:
 
 def _log_softmax_operands(out: Any) -> tuple[fx.Node, fx.Node] | None:
     """x and logsumexp(x) where `out` is their difference along the last dimension, or that rounded to a half."""
-    difference = out.args[0] if out.target is aten._to_copy.default else out
+    is_rounded = out.target is aten._to_copy.default and val(out).dtype in HALVES
+    difference = out.args[0] if is_rounded else out
     operands = difference.all_input_nodes if difference.target is aten.sub.Tensor and not difference.kwargs else []
     if len(operands) != 2 or operands[1].target is not aten.logsumexp.default or operands[1].args[0] is not operands[0]:
         return None
@@ -112,8 +114,8 @@ def _log_softmax_operands(out: Any) -> tuple[fx.Node, fx.Node] | None:
 
 def _is_kept_anyway(out: fx.Node, node: fx.Node) -> bool:
     """Whether the caller, or an op of the backward but `node`, needs the log-probabilities. What nothing reads is dead."""
-    others = [user for user in out.users if user is not node and (user.op == "output" or phase(user) == "backward")]
-    return any(user.op == "output" or user.users for user in others)
+    readers = {user for one in views_of(out) for user in one.users} - {node}
+    return any(user.op == "output" or (phase(user) == "backward" and user.users) for user in readers)
 
 
 def row_sum(grad: fx.Node, sums: RowSums) -> fx.Node | None:
@@ -165,7 +167,7 @@ def nll_loss(node: fx.Node) -> tuple[fx.Node, fx.Node]:
 
 
 def nll_loss_backward(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """The gradient of the log-probabilities and its row sum."""
+    """The gradient of the log-probabilities, `[R, C]`, and its row sum, `[R, 1]`."""
     args = arguments(node)
     grad = _wide(node, args["grad_output"])
     if args["reduction"] == MEAN:
@@ -205,7 +207,7 @@ def _cast(node: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 # --- the pass ---------------------------------------------------------------------------------------------------------
 
-BECOMES = {
+BECOMES: dict[Any, str] = {
     aten._log_softmax.default: "x - logsumexp(x)",
     aten._log_softmax_backward_data.default: "grad - exp(output) * (row sum of grad)",
     aten.nll_loss_forward.default: "a gather, a masked sum and a count",

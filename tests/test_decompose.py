@@ -193,8 +193,15 @@ def test_the_sum_of_smoothed_labels_waits_for_no_other_sum() -> None:
     assert len({n.args[0] for n in sums}) == 1
 
 
-def test_log_probabilities_that_are_kept_anyway_are_read_not_computed_again() -> None:
-    result = decomposed(lambda y: F.nll_loss(F.log_softmax(y, 1), targets(), weight=torch.ones(CLASSES, dtype=f64)))
+@pytest.mark.parametrize("shape", [(ROWS, CLASSES), (3, 4, CLASSES)])
+def test_log_probabilities_that_are_kept_anyway_are_read_not_computed_again(shape: tuple[int, ...]) -> None:
+    """A loss with class weights stays with ATen, which reads them in the backward, here also through a view."""
+    weight = torch.ones(CLASSES, dtype=f64)
+
+    def loss(y: Tensor) -> Tensor:
+        return F.nll_loss(F.log_softmax(y.view(shape), -1).view(ROWS, CLASSES), targets(), weight=weight)
+
+    result = decomposed(loss)
     assert ops(result.after, "backward").count("sub") == 1
 
 
