@@ -47,6 +47,8 @@ class Variant:
         self.capture = capture
         self.config = config
         self.timing: Timing | None = None
+        self.fallbacks: dict[str, str] = {}
+        """Kernels that cannot run on this GPU and why, found when they are built; their ATen ops run instead."""
 
     def __repr__(self) -> str:
         return f"<tracefuse.Variant {self.config.as_code()}: {self.trace.op_count} ops, {len(self.kernels)} kernels>"
@@ -114,7 +116,18 @@ class Variant:
         """The text of the exported file, which is also what `compile` runs and `measure` times."""
         from tracefuse.export import module_source
 
+        self.check_exportable()
+        self.build()
         return module_source(self)
+
+    def build(self, progress: Callable[[float, str], None] | None = None) -> None:
+        """Compile the kernels for this machine's GPU, those that the cache lacks, and note `fallbacks`; nothing on a CPU.
+
+        `progress` is called with the fraction done and with `compiling 7 of 31 kernels`.
+        """
+        from tracefuse.build import build
+
+        self.fallbacks = build(self.kernels, progress)
 
     def export(self, path: str | Path) -> Path:
         """Write one Python file that needs only torch and triton; `python FILE` checks it and times it.
@@ -132,8 +145,14 @@ class Variant:
 
         return Program.load(self)
 
-    def compile(self) -> Program:
-        """The variant as a differentiable callable. See `tracefuse.program.Program`."""
+    def compile(self, progress: Callable[[float, str], None] | None = None) -> Program:
+        """The variant as a differentiable callable. See `tracefuse.program.Program`.
+
+        `progress` is called as by `build`. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`.
+        """
+        if "_program" not in vars(self):
+            self.check_exportable()
+            self.build(progress)
         return self._program
 
     def measure(self, progress: Callable[[float, str], None] | None = None, budget_s: float = 10.0) -> Timing:
@@ -147,7 +166,8 @@ class Variant:
 
         check_arguments(budget_s, progress)
         inputs = self.capture.example_inputs
-        programs = {"captured": self.baseline.compile(), "optimised": self.compile()}
+        compiling = None if progress is None else lambda fraction, text: progress(0.0, text)
+        programs = {"captured": self.baseline.compile(), "optimised": self.compile(compiling)}
         self.timing = measure(
             {name: program.replays(inputs, self.capture.rng_states) for name, program in programs.items()},
             device=inputs[0].device if inputs else "cpu",
