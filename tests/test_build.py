@@ -38,6 +38,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(driver, "_active", worker._NoGpu(GPUTarget("cuda", 90, 32)))
     monkeypatch.setattr(building, "this_gpu", lambda: HOPPER)
     monkeypatch.setattr(building, "_refused", {})
+    monkeypatch.setattr(building, "IN_PROCESS", 2)
     yield tmp_path / "users"
     workers.close_all()
 
