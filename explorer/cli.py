@@ -1,4 +1,5 @@
-"""The command line: `tracefuse demo` drives one GPT training step through the whole path and says where the files are.
+"""The command line: `tracefuse demo` drives one GPT training step through the whole path and says where the files are;
+`tracefuse cache` shows and clears what is kept on disk.
 
 This and `load_ipython_extension` are the two front doors: the only places outside `widgets` that open that room, and only
 when somebody knocks (`write_report` below).
@@ -15,12 +16,15 @@ from typing import Any, TextIO
 
 import torch
 
+from tracefuse import cache
 from tracefuse.capture import Capture, capture
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.optimizers.trace import human_bytes
 from tracefuse.options import DEMO_OPTIONS, OPTIONS, Config, add_arguments, explain_errors, values
 from tracefuse.summary import modules_table, steps_table
+from tracefuse.timing import aligned
 
 HEADS, VOCABULARY, BATCH, LENGTH = 4, 256, 4, 64
 
@@ -33,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        demo(arguments)
+        {"demo": demo, "cache": show_cache}[arguments.command](arguments)
     except TracefuseError as error:
         print(f"tracefuse: {error}", file=sys.stderr)
         return 1
@@ -48,9 +52,31 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("demo", help=text, description=text)
     add_arguments(command, DEMO_OPTIONS)
     add_arguments(command.add_argument_group("passes"), OPTIONS)
+    text = "show what generated kernels keep on disk, and clear it"
+    kept = commands.add_parser("cache", help=text, description=text)
+    kept.add_argument("--clear", action="store_true", help="remove all of it")
     for one in (parser, command):
         explain_errors(one, (*DEMO_OPTIONS, *OPTIONS), f"{command.prog} --help")
     return parser
+
+
+def show_cache(arguments: argparse.Namespace) -> None:
+    """Print where the disk cache is and what each version takes; with `--clear`, remove all of it."""
+    print(f"{cache.cache_directory()}   (TRACEFUSE_CACHE names another place)")
+    if arguments.clear:
+        print(f"removed {human_bytes(cache.clear())}")
+        return
+    found, limit = cache.entries(), cache.size_limit()
+    nbytes = sum(one.nbytes for one in found)
+    print(f"{human_bytes(nbytes)} of at most {human_bytes(limit)}   (TRACEFUSE_CACHE_SIZE sets the bound)")
+    rows = [("version", *cache.KINDS, "size", "")]
+    for name in sorted({one.version for one in found}):
+        mine = [one for one in found if one.version == name]
+        counts = (str(sum(one.kind == kind for one in mine)) for kind in cache.KINDS)
+        size = human_bytes(sum(one.nbytes for one in mine))
+        rows.append((name, *counts, size, "in use" if name == cache.versioned().name else ""))
+    if found:
+        print(f"\n{aligned(rows)}")
 
 
 def demo(arguments: argparse.Namespace) -> None:

@@ -1,25 +1,24 @@
-"""Building kernels: generated text to a module, a kernel to its launcher, and what the compiler made of it.
+"""Generated text to modules, a kernel to its launcher, and what the compiler makes of it for a chosen GPU.
 
     load(text)            the module, from a file named by the text's hash (Triton reads a kernel's source from a file)
     launcher(kernel)      a function that runs the kernel: on CUDA tensors by Triton, on CPU tensors by its ATen reference
-    resources(kernel)     registers, shared memory and spills for a chosen GPU, with no GPU in the machine
-    build(kernels)        `resources` of many, each distinct kernel once, several at a time
-    warm_up(kernels)      the same for this machine's GPU, before the first launches
+    machine_code(kernel)  PTX, cubin and metadata for a chosen GPU, with no GPU in the machine
+    resources(kernel)     registers, shared memory and spills, of the same
 
-Triton's own disk cache keeps the machine code, so that a kernel is compiled once per machine whichever way it is asked for.
+What the launches of this machine's GPU need is made by `tracefuse.build`, in parallel; the files are `tracefuse.cache`'s.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -27,10 +26,12 @@ from typing import Any
 
 import torch
 
-from tracefuse.errors import TracefuseError
+from tracefuse import cache
+from tracefuse.errors import BuildError
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.triton import Launch, kernel_source, launches
+from tracefuse.worker import forget_line_numbers
 
 TRITON_TYPE = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
@@ -38,10 +39,6 @@ TRITON_TYPE = {
 }  # fmt: skip
 
 HOPPER = 90
-
-
-class BuildError(TracefuseError):
-    """A kernel's text that the compiler refused, or a cache that cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +56,12 @@ class Resources:
 # --- text to module ---------------------------------------------------------------------------------------------------
 
 
-def cache_directory() -> Path:
-    """Where generated files lie: $TRACEFUSE_CACHE, else the platform's place for caches."""
-    if chosen := os.environ.get("TRACEFUSE_CACHE"):
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "tracefuse"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "tracefuse"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracefuse"
-
-
 def load(source_text: str) -> ModuleType:
     """The module that `source_text` defines; the same text gives the same module. Raises what the text raises."""
     name = f"tracefuse_generated_{hashlib.sha256(source_text.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, _written(name, source_text))
+    spec = importlib.util.spec_from_file_location(name, cache.write_module(name, source_text))
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -84,36 +70,8 @@ def load(source_text: str) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    _forget_line_numbers(module)
+    forget_line_numbers(module)
     return module
-
-
-def _forget_line_numbers(module: ModuleType) -> None:
-    """Let a kernel keep its compiled code wherever in a file it stands.
-
-    Triton's cache key holds the line at which a function starts (`JITFunction.starting_line_number`, seen on 3.6, 3.7 and
-    3.9), which else serves line tables only. Toggling a pass moves the other kernels up or down in the generated file.
-    """
-    for value in vars(module).values():
-        if hasattr(value, "starting_line_number"):
-            value.starting_line_number = 0
-
-
-def _written(name: str, text: str) -> Path:
-    """The file `name`.py in the cache; written whole or not at all, as other processes may read it."""
-    path = cache_directory() / f"{name}.py"
-    try:
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            file.write(text)
-        os.replace(file.name, path)
-    except OSError as error:
-        raise BuildError(
-            f"cannot write generated code to {path.parent}: {error}; set TRACEFUSE_CACHE to a folder"
-        ) from error
-    return path
 
 
 def launcher(kernel: Kernel) -> Callable[..., Any]:
@@ -126,6 +84,23 @@ def _module(kernel: Kernel) -> ModuleType:
 
 
 # --- kernel to machine code -------------------------------------------------------------------------------------------
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def kept_in(folder: Path) -> Iterator[None]:
+    """Let Triton keep machine code in `folder` while this lasts, one thread at a time.
+
+    The place is a setting of the whole process, so it is changed for the shortest time: a kernel of the user's own that
+    another thread compiles meanwhile works, and is compiled again by the next process. `triton.knobs`, seen on 3.6, 3.7
+    and 3.9, restores the environment too.
+    """
+    from triton import knobs
+
+    with _lock, knobs.cache.scope():
+        knobs.cache.dir = str(folder)
+        yield
 
 
 def resources(kernel: Kernel, arch: int = HOPPER) -> Resources:
@@ -163,7 +138,8 @@ def _compiled(kernel: Kernel, launch: Launch, arch: int) -> Any:
     aligned = {(at,): [["tt.divisibility", 16]] for at in range(len(names))}
     source = ASTSource(function, signature | dict.fromkeys(launch.blocks, "constexpr"), launch.blocks, aligned)
     try:
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": launch.num_warps})
+        with kept_in(cache.machine_code_directory(f"sm_{arch}")):
+            return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": launch.num_warps})
     except Exception as error:
         raise BuildError(f"Triton refused {kernel.name}: {error}; switch it off with fuse=False") from error
 
@@ -184,32 +160,3 @@ def _ptxas_report(ptx: str, arch: int) -> tuple[int, int]:
     if done.returncode or registers is None or spills is None:
         raise BuildError(f"ptxas failed: {done.stderr.strip()}; reinstall triton, whose wheel brings it")
     return int(registers[1]), int(spills[1])
-
-
-def build(kernels: Iterable[Kernel], arch: int | None = None, jobs: int | None = None) -> dict[Kernel, Resources]:
-    """`resources` of each distinct kernel, `jobs` at a time (all processors by default).
-
-    `arch` defaults to this machine's GPU, for which the launches that follow then find their machine code in Triton's
-    cache; without a GPU, to Hopper.
-    """
-    arch = _arch() if arch is None else arch
-    distinct = list(dict.fromkeys(kernels))
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        return dict(zip(distinct, pool.map(lambda kernel: resources(kernel, arch), distinct), strict=True))
-
-
-def warm_up(kernels: Iterable[Kernel], jobs: int | None = None) -> None:
-    """Compile `kernels` for this machine's GPU, `jobs` at a time, so that their first launches find machine code.
-
-    Does nothing without a GPU. Raises `BuildError` as `resources` does.
-    """
-    if torch.cuda.is_available():
-        with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-            list(pool.map(lambda kernel: machine_code(kernel, _arch()), dict.fromkeys(kernels)))
-
-
-def _arch() -> int:
-    if not torch.cuda.is_available():
-        return HOPPER
-    major, minor = torch.cuda.get_device_capability()
-    return major * 10 + minor

@@ -3,6 +3,7 @@
 from tracefuse.optimizers.errors import NotSupported, TracefuseError, UnknownValue
 
 __all__ = [
+    "BuildError",
     "CaptureError",
     "ExportError",
     "MeasureError",
@@ -32,3 +33,7 @@ class ExportError(TracefuseError):
 
 class MeasureError(TracefuseError):
     """Programs that cannot be timed or compared with each other, or a measurement that cannot be made."""
+
+
+class BuildError(TracefuseError):
+    """A kernel's text that the compiler refused, or a cache that cannot be written."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tracefuse import measure
-from tracefuse.compile import load, warm_up
+from tracefuse.build import preload
+from tracefuse.compile import load
 from tracefuse.draws import draws
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.trace import origin, tensors
@@ -39,8 +40,9 @@ class Program:
         trace, live = variant.trace, variant.capture.live_inputs
         inputs = {i.name: t for i, t in zip(trace.inputs, live, strict=True) if i.kind != "cotangent"}
         drawn = [(tensors(n)[0].device, origin(n).rng) for n in trace.ops if draws(n)]
-        warm_up(variant.kernels)
-        return cls(load(variant.source), inputs, dict(reversed(drawn)))  # type: ignore[arg-type]
+        module = load(variant.source)
+        preload(module, [k for k in variant.kernels if k.name not in variant.fallbacks])
+        return cls(module, inputs, dict(reversed(drawn)))  # type: ignore[arg-type]
 
     @property
     def inputs(self) -> tuple[str, ...]:

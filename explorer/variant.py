@@ -48,6 +48,8 @@ class Variant:
         self.capture = capture
         self.config = config
         self.timing: Timing | None = None
+        self.fallbacks: dict[str, str] = {}
+        """Kernels that cannot run on this GPU and why, found when they are built; their ATen ops run instead."""
 
     def __repr__(self) -> str:
         return f"<tracefuse.Variant {self.config.as_code()}: {self.trace.op_count} ops, {len(self.kernels)} kernels>"
@@ -115,7 +117,18 @@ class Variant:
         """The text of the exported file, which is also what `compile` runs and `measure` times."""
         from tracefuse.export import module_source
 
+        self.check_exportable()
+        self.build()
         return module_source(self)
+
+    def build(self, progress: Callable[[float, str], None] | None = None) -> None:
+        """Compile the kernels for this machine's GPU, those that the cache lacks, and note `fallbacks`; nothing on a CPU.
+
+        `progress` is called with the fraction done and with `compiling 7 of 31 kernels`.
+        """
+        from tracefuse.build import build
+
+        self.fallbacks = build(self.kernels, progress)
 
     def export(self, path: str | Path) -> Path:
         """Write one Python file that needs only torch and triton; `python FILE` checks it and times it.
@@ -139,11 +152,15 @@ class Variant:
 
         return GraphedProgram.load(self)
 
-    def compile(self, cuda_graph: bool = False) -> Program:
+    def compile(self, cuda_graph: bool = False, progress: Callable[[float, str], None] | None = None) -> Program:
         """The variant as a differentiable callable. See `tracefuse.program.Program`.
 
+        `progress` is called as by `build`. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`.
         With `cuda_graph` it replays two CUDA graphs: see `tracefuse.graphs.GraphedProgram`, also for what is refused.
         """
+        if "_program" not in vars(self):
+            self.check_exportable()
+            self.build(progress)
         return self._graphed if cuda_graph else self._program
 
     def measure(
@@ -164,7 +181,8 @@ class Variant:
 
         check_arguments(budget_s, progress)
         inputs = self.capture.example_inputs
-        programs = {"captured": self.baseline.compile(), "optimised": self.compile()}
+        compiling = None if progress is None else lambda fraction, text: progress(0.0, text)
+        programs = {"captured": self.baseline.compile(), "optimised": self.compile(progress=compiling)}
         if cuda_graph:
             programs["CUDA graph"] = self.compile(cuda_graph=True)
         self.timing = measure(

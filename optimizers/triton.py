@@ -52,12 +52,17 @@ def launches(kernel: Kernel, tuning: Tuning = GUESS) -> tuple[Launch, ...]:
     )
 
 
-def kernel_source(kernel: Kernel, tuning: Tuning = GUESS) -> str:
-    """Python text that defines `kernel.name(*tensors)`. Raises `NotFusible` where an op has no form in this kernel."""
+def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = None) -> str:
+    """Python text that defines `kernel.name(*tensors)`. Raises `NotFusible` where an op has no form in this kernel.
+
+    `refused` says why the kernel cannot run where the text is for: then its ATen ops do, and a comment tells.
+    """
+    if refused is not None:
+        return _unfused(kernel, refused)
     program = lower(kernel, tuning)
     functions = [_jitted(function) for function in program.functions]
-    heading = "\n".join(_heading(kernel))
-    return "\n\n".join([f"{heading}\n{functions[0]}", *functions[1:], _reference(kernel), _launcher(kernel, program)])
+    heading, reference = "\n".join(_heading(kernel)), _reference(kernel, f"{kernel.name}_reference")
+    return "\n\n".join([f"{heading}\n{functions[0]}", *functions[1:], reference, _launcher(kernel, program)])
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -121,11 +126,17 @@ def _full_type(node: fx.Node) -> str:
     return tensor_type(tensor) + strides
 
 
-def _reference(kernel: Kernel) -> str:
+def _unfused(kernel: Kernel, reason: str) -> str:
+    said = " ".join(f"Runs as ATen ops, unfused: {reason}".split())
+    comment = textwrap.wrap(said, LINE_LENGTH - 2, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*_heading(kernel), *(f"# {line}" for line in comment), _reference(kernel, kernel.name)])
+
+
+def _reference(kernel: Kernel, name: str) -> str:
     body = kernel.body
     lines = [f"{node.name} = {_call(node)}" for node in body.ops]
     return "\n".join([
-        f"def {kernel.name}_reference({', '.join(p.name for p in body.placeholders)}):",
+        f"def {name}({', '.join(p.name for p in body.placeholders)}):",
         *(f"    {line}" for line in lines),
         f"    return {', '.join(n.name for n in body.returned)}",
         "",

@@ -76,7 +76,10 @@ def payload(
         "forward": half(before.split()[0], variant.forward),
         "backward": half(before.split()[1], variant.backward),
         "values": values(before, after),
-        "kernels": [kernel_record(kernel, calls, profile) for kernel, calls in kernel_calls(after)],
+        "kernels": [
+            kernel_record(kernel, calls, profile, variant.fallbacks.get(kernel.name))
+            for kernel, calls in kernel_calls(after)
+        ],
         "timing": timing_record(*timed, variant.config) if timed else None,
         "notes": notes(variant),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
@@ -221,7 +224,10 @@ def kernel_calls(trace: Trace) -> list[tuple[Kernel, int]]:
     return [(kernel, count) for kernel, count in counts.items() if isinstance(kernel, Kernel)]
 
 
-def kernel_record(kernel: Kernel, calls: int, profile: Profile | None = None) -> dict[str, Any]:
+def kernel_record(
+    kernel: Kernel, calls: int, profile: Profile | None = None, refused: str | None = None
+) -> dict[str, Any]:
+    """One kernel; `refused` says why it cannot run here, and then its source is that of its ATen ops."""
     time_us = profile and _mean_us(kernel, profile)
     return {
         "name": kernel.name,
@@ -231,14 +237,14 @@ def kernel_record(kernel: Kernel, calls: int, profile: Profile | None = None) ->
         "nbytes_written": kernel.nbytes_written,
         "time_us": time_us,
         "provenance": f"{profile.device}, profiled once" if profile and time_us else NOT_MEASURED,
-        "source": _source(kernel),
+        "source": _source(kernel, refused),
     }
 
 
 @functools.lru_cache(maxsize=1024)
-def _source(kernel: Kernel) -> str:
+def _source(kernel: Kernel, refused: str | None) -> str:
     """A kernel's text; most kernels survive a toggle."""
-    return kernel_source(kernel)
+    return kernel_source(kernel, refused)
 
 
 def _mean_us(kernel: Kernel, profile: Profile) -> float | None:
@@ -276,8 +282,12 @@ def _interval(time: Estimate) -> dict[str, float]:
 
 
 def notes(variant: Variant) -> list[dict[str, str]]:
-    """What the reader must know before trusting the trace: Python values that are baked into it."""
-    return [{"kind": "guard", "text": _guard(guard)} for guard in variant.capture.guards]
+    """What the reader must know before trusting the trace: Python values that are baked into it, kernels that cannot run."""
+    unfused = [f"{name} runs as ATen operators, unfused: {why}." for name, why in variant.fallbacks.items()]
+    return [
+        *({"kind": "guard", "text": _guard(guard)} for guard in variant.capture.guards),
+        *({"kind": "note", "text": text} for text in unfused),
+    ]
 
 
 def _guard(guard: Any) -> str:

@@ -1,0 +1,165 @@
+"""The inside of a compiling process: one job per line on stdin, one answer per line on stdout, both JSON.
+
+Run as a script, so that a process starts in the time of `import triton`: nothing here imports torch or the rest of the
+package, and no driver of a GPU is opened. The machine code goes to Triton's disk cache ($TRITON_CACHE_DIR of the process);
+the answer only says under which hash, or what the compiler said.
+
+A launch finds that machine code if Triton computes the same key for it, a hash of the function's text, the types and
+alignment of its arguments, constants, options, target and the compiler itself. So a job goes through `JITFunction.warmup`,
+the very path of a launch up to the launch, with arguments that are only types. Private to Triton, seen on 3.6, 3.7 and 3.9:
+`MockTensor`, `driver.set_active`, `triton_key`, `starting_line_number`.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+IDLE_S = 300
+
+
+@dataclass(frozen=True)
+class Job:
+    """One jitted function to compile: the file that defines it, its name, its pointers' element types as torch calls them
+    (`torch.float32`), the constants that follow, and warps per program."""
+
+    path: str
+    function: str
+    pointers: tuple[str, ...]
+    blocks: dict[str, int]
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class _ElementType:
+    """What Triton reads of a torch dtype, its name, without torch."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class _NoGpu:
+    """The driver's part in compiling, which is to name the GPU."""
+
+    target: Any
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compiled(job: Job) -> Any:
+    """Triton's `CompiledKernel` of `job` for the active driver's GPU; raises what the compiler raises."""
+    return warm(getattr(_load(Path(job.path)), job.function), job.pointers, job.blocks, job.num_warps)
+
+
+def warm(function: Any, pointers: tuple[str, ...], blocks: dict[str, int], num_warps: int) -> Any:
+    """Let a jitted function find or make its machine code, as its first launch would with pointers aligned to 16 bytes."""
+    from triton.runtime.jit import MockTensor
+
+    tensors = [MockTensor(_ElementType(name)) for name in pointers]
+    return function.warmup(*tensors, **blocks, grid=(1,), num_warps=num_warps)
+
+
+def answer(job: Job) -> dict[str, Any]:
+    """What the compiler made of `job`: `entry`, its folder's name in the cache, and `shared_bytes`; or `error`."""
+    try:
+        made = compiled(job)
+    except Exception as error:  # the compiler's own, of any type: it is the answer
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"entry": Path(next(iter(made.metadata_group.values()))).parent.name, "shared_bytes": made.metadata.shared}
+
+
+def forget_line_numbers(module: ModuleType) -> None:
+    """Let a kernel keep its machine code wherever in a file it stands.
+
+    Triton's key holds the line at which a function starts, which else serves line tables only. Toggling a pass moves the
+    other kernels up or down in the generated file.
+    """
+    for value in vars(module).values():
+        if hasattr(value, "starting_line_number"):
+            value.starting_line_number = 0
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    forget_line_numbers(module)
+    return module
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+class _NoTorch(importlib.abc.MetaPathFinder):
+    """Triton 3.6 and 3.7 import torch, if there is one, to look at launched tensors: seconds, and none is launched here."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        if fullname == "torch":
+            raise ModuleNotFoundError("a compiling process does without torch", name=fullname)
+
+
+def serve(backend: str, arch: int, warp_size: int) -> None:
+    """Answer jobs until stdin closes, as it does when the parent ends, or until none has come for `IDLE_S` seconds.
+
+    The first line is the parent's `compiler_key`.
+    """
+    sys.meta_path.insert(0, _NoTorch())
+    # Whatever the compiler prints must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import triton.runtime.cache
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    driver.set_active(_NoGpu(GPUTarget(backend, arch, warp_size)))
+    key = sys.stdin.readline().strip()
+    triton.runtime.cache.triton_key = lambda: key
+    while line := _next_line():
+        answers.write(json.dumps(answer(Job(**json.loads(line)))) + "\n")
+        answers.flush()
+
+
+def _next_line() -> str:
+    """The next line of stdin, "" at its end; the alarm's default action ends a process that waits too long."""
+    signal.alarm(IDLE_S)
+    line = sys.stdin.readline()
+    signal.alarm(0)
+    return line
+
+
+def line(job: Job) -> bytes:
+    """A job as `serve` reads it."""
+    return (json.dumps(asdict(job)) + "\n").encode()
+
+
+def compiler_key() -> str:
+    """Triton's hash of itself, a part of every key: a second of reading, once per process."""
+    from triton.runtime.cache import triton_key
+
+    return triton_key()
+
+
+if __name__ == "__main__":
+    # Ctrl-C in a terminal reaches all processes of the group; it is the parent that decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,232 @@
+"""Machine code for a GPU that is not there: by several processes, found by launches, and refused without loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kernels import kernel_of_types
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+import tracefuse
+from tracefuse import build as building
+from tracefuse import cache, worker, workers
+from tracefuse.build import build, jitted_text, preload
+from tracefuse.compile import load
+from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.triton import HEADER, kernel_source, launches
+from tracefuse.widgets.payload import payload
+from tracefuse.workers import Gpu, Worker, WorkerLost
+
+HOPPER = Gpu("cuda", 90, 32, 232448)
+compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")
+pytestmark = compiles
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A Hopper GPU as far as compiling goes, an empty cache, and the user's own Triton cache, whose folder this is."""
+    monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "users"))
+    monkeypatch.setattr(driver, "_active", worker._NoGpu(GPUTarget("cuda", 90, 32)))
+    monkeypatch.setattr(building, "this_gpu", lambda: HOPPER)
+    monkeypatch.setattr(building, "_refused", {})
+    monkeypatch.setattr(building, "IN_PROCESS", 2)
+    yield tmp_path / "users"
+    workers.close_all()
+
+
+def some_kernels(count: int) -> list[Kernel]:
+    """Different row reductions: they need shared memory."""
+
+    def softmax_after(shift: int) -> Kernel:
+        return kernel_of_types(lambda x: torch.softmax(x + shift, -1), ((8, 700), torch.bfloat16))
+
+    return [softmax_after(shift) for shift in range(1, count + 1)]
+
+
+def launch_path(module: Any, kernel: Kernel) -> list[bool]:
+    """Takes the kernel's first launches, up to the launch, on real tensors: one item per look into the disk cache,
+    whether it was found there."""
+    looks: list[bool] = []
+    knobs.compilation.listener = lambda *, cache_hit, **_: looks.append(cache_hit)
+    try:
+        for one in launches(kernel):
+            tensors = [torch.empty(8, dtype=dtype) for dtype in one.pointers]
+            getattr(module, one.function).warmup(*tensors, **one.blocks, grid=(1,), num_warps=one.num_warps)
+    finally:
+        knobs.compilation.listener = None
+    return looks
+
+
+def module_of(kernel: Kernel, mark: object) -> Any:
+    return load(f"{HEADER}\n\n# {mark}\n\n{kernel_source(kernel)}")
+
+
+def test_several_processes_compile_and_progress_counts(gpu: Path) -> None:
+    said: list[tuple[float, str]] = []
+    assert build(some_kernels(4), lambda fraction, text: said.append((fraction, text)), jobs=3) == {}
+    assert said[0] == (0.0, "compiling 1 of 4 kernels")
+    assert (0.5, "compiling 3 of 4 kernels") in said
+    assert said[-1][0] == 1.0
+    assert len(workers._idle) == 2  # kept for the next build
+    assert sum(e.kind == "machine" for e in cache.entries()) == 4
+
+
+def test_a_launch_finds_what_a_worker_made_and_nothing_of_the_users_is_touched(gpu: Path) -> None:
+    (kernel,) = some_kernels(1)
+    (task,) = building._tasks(kernel)
+    folder = cache.machine_code_directory()
+    one = Worker(HOPPER, folder)
+    assert (folder / one.ask(task.job)["entry"]).is_dir()
+    one.close()
+    module = module_of(kernel, gpu)
+    with building.kept_in(folder):
+        assert launch_path(module, kernel) == [True]
+    assert os.environ["TRITON_CACHE_DIR"] == knobs.cache.dir == str(gpu)
+    assert not gpu.exists()
+
+
+def test_after_preload_a_launch_looks_nowhere(gpu: Path) -> None:
+    (kernel,) = some_kernels(1)
+    build([kernel])
+    module = module_of(kernel, gpu)
+    preload(module, [kernel])
+    assert launch_path(module, kernel) == []
+    assert not gpu.exists()
+
+
+def test_two_processes_make_the_same_kernel_in_one_cache(gpu: Path) -> None:
+    (task,) = building._tasks(some_kernels(1)[0])
+    pair = [Worker(HOPPER, cache.machine_code_directory()) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda w: w.ask(task.job), pair)
+    assert one == two
+    assert one["shared_bytes"] > 0
+    assert building._known(task, cache.machine_code_directory()) is None  # facts are the parent's to write
+    for w in pair:
+        w.close()
+
+
+def test_what_is_in_the_cache_is_not_compiled_again(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = some_kernels(2)
+    build(kernels)
+    monkeypatch.setattr(building, "_compile", None)
+    assert build(kernels) == {}
+
+
+def test_machine_code_that_was_removed_is_made_again(gpu: Path) -> None:
+    kernels = some_kernels(1)
+    build(kernels)
+    for entry in cache.entries():
+        if entry.kind == "machine":
+            cache._remove(entry.path)
+    build(kernels)
+    assert sum(e.kind == "machine" for e in cache.entries()) == 1
+
+
+def test_a_worker_that_dies_is_said_and_its_work_done_here(
+    gpu: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "dies.py").write_text("raise SystemExit('out of memory')")
+    monkeypatch.setattr(worker, "__file__", str(tmp_path / "dies.py"))
+    with pytest.warns(UserWarning, match=r"a compiling process was lost: .*this process compiles instead"):
+        assert build(some_kernels(3), jobs=2) == {}
+    assert sum(e.kind == "machine" for e in cache.entries()) == 3
+    assert workers._idle == []
+
+
+def test_a_worker_that_hangs_is_killed(gpu: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text("import sys\nprint('stuck', file=sys.stderr, flush=True)\nsys.stdin.read()")
+    monkeypatch.setattr(worker, "__file__", str(tmp_path / "hangs.py"))
+    one = Worker(HOPPER, tmp_path)
+    (task,) = building._tasks(some_kernels(1)[0])
+    with pytest.raises(WorkerLost, match="it did not answer in time"):
+        one.ask(task.job, timeout_s=0.0)
+    assert not one.is_alive
+
+
+def test_a_worker_gets_jitted_functions_and_their_constants_only() -> None:
+    text = f"{HEADER}\n\nSCALE: tl.constexpr = tl.constexpr(2)\nplan = torch.empty(3)\n\n"
+    text += kernel_source(some_kernels(1)[0])
+    kept = jitted_text(text)
+    assert "torch" not in kept.replace("torch.float", "")
+    assert "SCALE: tl.constexpr" in kept
+    assert kept.count("@triton.jit") == 1
+    assert "_reference" not in kept
+
+
+# --- nothing is lost --------------------------------------------------------------------------------------------------
+
+
+def captured() -> tuple[tracefuse.Capture, torch.Tensor, torch.Tensor]:
+    """A softmax and its backward, which are row reductions, the input and its gradient."""
+    x = torch.randn(8, 700, requires_grad=True)
+    with tracefuse.capture() as c:
+        (torch.softmax(x * 2, -1) ** 2).sum().backward()
+    assert x.grad is not None
+    return c, x, x.grad.clone()
+
+
+def check_unfused(variant: tracefuse.Variant, x: torch.Tensor, gradient: torch.Tensor, reason: str) -> None:
+    """The variant's refused kernels are ATen ops in its text; its numbers are those of the captured program."""
+    x.grad = None
+    variant.compile()().backward()
+    torch.testing.assert_close(x.grad, gradient)
+    assert variant.fallbacks
+    for name, why in variant.fallbacks.items():
+        assert reason in why
+        assert f"def {name}(" in variant.source
+        assert f"def {name}_kernel(" not in variant.source
+        said = " ".join(variant.source.replace("\n#", "").split())
+        assert f"Runs as ATen ops, unfused: {' '.join(why.split())}" in said
+    shown = payload(variant)
+    assert any(reason in note["text"] for note in shown["notes"])
+    sources = {k["name"]: k["source"] for k in shown["kernels"]}
+    assert all("Runs as ATen ops, unfused" in sources[name] for name in variant.fallbacks)
+
+
+def test_a_kernel_that_exceeds_shared_memory_runs_as_its_ops(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "this_gpu", lambda: Gpu("cuda", 90, 32, 0))
+    c, x, gradient = captured()
+    check_unfused(c.optimize(), x, gradient, "of shared memory, and this GPU has 0 B")
+
+
+def test_a_kernel_that_does_not_compile_runs_as_its_ops(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = lambda kernel: kernel_source(kernel).replace("tl.load(", "tl.lode(")  # noqa: E731
+    monkeypatch.setattr(building, "kernel_source", broken)
+    c, x, gradient = captured()
+    variant = c.optimize()
+    check_unfused(variant, x, gradient, "the compiler refused it")
+    assert set(variant.fallbacks) == {k.name for k in variant.kernels}
+
+
+def test_an_exported_file_of_refused_kernels_runs(gpu: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(building, "this_gpu", lambda: Gpu("cuda", 90, 32, 0))
+    c, _, _ = captured()
+    text = c.optimize().export(tmp_path / "step.py").read_text()
+    assert "Runs as ATen ops, unfused" in text
+    scope: dict[str, Any] = {"__name__": "step"}
+    exec(compile(text.replace("@triton.jit", ""), "step.py", "exec"), scope)
+    scope["run"](*scope["example_inputs"]())
+
+
+def test_a_measurement_says_what_is_being_compiled(gpu: Path) -> None:
+    c, _, _ = captured()
+    said: list[tuple[float, str]] = []
+    c.optimize().measure(progress=lambda fraction, text: said.append((fraction, text)), budget_s=0.01)
+    assert said[0][0] == 0.0
+    assert said[0][1].startswith("compiling 1 of ")
+
+
+def test_without_a_gpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(building, "_compile", None)
+    assert build(some_kernels(1)) == {}
