@@ -31,8 +31,9 @@ import torch
 from tracefuse import cache, worker
 from tracefuse.compile import kept_in
 from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.optimizers.triton import HEADER, kernel_source, launches
+from tracefuse.optimizers.triton import kernel_source, launches
 from tracefuse.worker import Job
 from tracefuse.workers import Gpu, Worker, WorkerLost, give_back, take
 

@@ -57,7 +57,7 @@ def module_source(variant: Variant) -> str:
     sections = [
         _header(variant),
         *([_rule("kernels"), LAUNCH] if variant.kernels else []),
-        *(kernel_source(kernel, variant.fallbacks.get(kernel.name)) for kernel in variant.kernels),
+        *(kernel_source(kernel, refused=variant.fallbacks.get(kernel.name)) for kernel in variant.kernels),
         _rule("the optimised program"),
         render(forward),
         render_boxed(backward, "backward"),

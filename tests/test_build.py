@@ -21,7 +21,8 @@ from tracefuse import cache, worker, workers
 from tracefuse.build import build, jitted_text, preload
 from tracefuse.compile import load
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.triton import HEADER, kernel_source, launches
+from tracefuse.optimizers.launch import HEADER
+from tracefuse.optimizers.triton import kernel_source, launches
 from tracefuse.widgets.payload import payload
 from tracefuse.workers import Gpu, Worker, WorkerLost
 

@@ -15,11 +15,12 @@ from kernels import check_kernel, kernel_of, kernel_of_types, run_poisoned, trit
 from torch import Tensor
 
 import tracefuse
+from tracefuse.optimizers.functions import lower
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.passes import Decision
-from tracefuse.optimizers.triton import kernel_source, lower
+from tracefuse.optimizers.triton import kernel_source
 
 aten = torch.ops.aten
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
