@@ -22,12 +22,13 @@ from typing import ClassVar
 
 from torch import fx
 
-from tracefuse.optimizers.cost import bytes_moved
 from tracefuse.optimizers.fusible import FILL_THEN_COPY, is_constant, is_free, refusal
 from tracefuse.optimizers.kernel import Kernel, make_kernel
 from tracefuse.optimizers.lowering import NotFusible
+from tracefuse.optimizers.merging import merge_pieces
 from tracefuse.optimizers.norm_gradients import split_norm_gradients
 from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.pieces import Piece
 from tracefuse.optimizers.rebuild import Carved, rebuild
 from tracefuse.optimizers.regions import form_regions
 from tracefuse.optimizers.trace import (
@@ -55,7 +56,11 @@ class Fuse:
                 decide(Decision(node.name, "leave", reason))
         fusible = {node for node, reason in refused.items() if reason is None}
         carver = _Carver({node: at for at, node in enumerate(graph.nodes)}, decide)
-        carved = [one for region in form_regions(graph, fusible) for one in carver.carve(region)]
+        pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
+        pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
+        for piece in pieces:
+            decide(piece.decision)
+        carved = [piece.carved for piece in pieces if piece.carved]
         return replace(trace, graph=rebuild(graph, carved), _cache={})
 
 
@@ -80,9 +85,9 @@ class _Carver:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     obstacles: dict[str, _Obstacle | None] = field(default_factory=dict)
 
-    def carve(self, region: Iterable[fx.Node]) -> list[Carved]:
-        """The kernels that a region becomes: one, several where it had to be split, none where ATen does as well."""
-        done: list[Carved] = []
+    def carve(self, region: Iterable[fx.Node]) -> list[Piece]:
+        """The pieces that a region becomes: one, or several where it had to be split."""
+        done: list[Piece] = []
         waiting = [list(region)]
         while waiting:
             nodes = sorted(waiting.pop(), key=self.position.__getitem__)
@@ -90,26 +95,36 @@ class _Carver:
             if not outputs or all(is_free(n) for n in nodes):
                 continue
             found = self._try(nodes, outputs)
-            if isinstance(found, Carved):
+            if isinstance(found, Piece):
                 done.append(found)
-            waiting += found if isinstance(found, list) else []
+            else:
+                waiting += found
         return done
 
-    def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Carved | list[list[fx.Node]]:
-        """The kernel, or the parts to try next."""
-        work = [n for n in nodes if not is_free(n)]
+    def attempt(self, nodes: Iterable[fx.Node]) -> Piece | None:
+        """One kernel of `nodes`, if it can be written and is worth it."""
+        ordered = sorted(nodes, key=self.position.__getitem__)
+        outputs = _outputs(ordered)
+        kernel, stands_for, obstacle = self._lower(ordered, outputs)
+        piece = _piece(kernel, stands_for, ordered, outputs)
+        return piece if obstacle is None and piece.carved else None
+
+    def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], _Obstacle | None]:
         kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
         if kernel.key not in self.obstacles:
             self.obstacles[kernel.key] = _obstacle(kernel)
-        obstacle = self.obstacles[kernel.key]
-        alone = sum(map(bytes_moved, work))
-        reason = obstacle.reason if obstacle else _worth(kernel, work, alone)
-        if reason is None:
-            self._report(kernel, len(work), alone, outputs[-1])
-            return Carved(kernel, tuple(stands_for[: len(kernel.body.inputs)]), tuple(outputs))
-        parts = self._parts(nodes, obstacle, stands_for, outputs) if obstacle else []
-        self.decide(Decision(work[-1].name, "split" if parts else "leave", reason))
-        return parts
+        return kernel, stands_for, self.obstacles[kernel.key]
+
+    def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | list[list[fx.Node]]:
+        """The piece, or the parts to try next."""
+        kernel, stands_for, obstacle = self._lower(nodes, outputs)
+        if obstacle is None:
+            return _piece(kernel, stands_for, nodes, outputs)
+        parts = self._parts(nodes, obstacle, stands_for, outputs)
+        whole = Piece(tuple(nodes), tuple(outputs), None, obstacle.reason)
+        if parts:
+            self.decide(Decision(whole.work[-1].name, "split", obstacle.reason))
+        return parts or whole
 
     def _parts(
         self, nodes: list[fx.Node], obstacle: _Obstacle, stands_for: Sequence[fx.Node], outputs: list[fx.Node]
@@ -126,12 +141,13 @@ class _Carver:
         rest = before - alone
         return [*_connected(rest), list(alone)] if rest else []
 
-    def _report(self, kernel: Kernel, ops: int, alone: int, result: fx.Node) -> None:
-        reason = (
-            f"{ops} ops in {kernel.name}: it reads {human_bytes(kernel.nbytes_read)} and writes "
-            f"{human_bytes(kernel.nbytes_written)}, one by one they move {human_bytes(alone)}"
-        )
-        self.decide(Decision(result.name, "fuse", reason, max(0, alone - kernel.nbytes)))
+
+def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece:
+    """The piece of a kernel that can be written, left to ATen where it is not worth it."""
+    carved = Carved(kernel, tuple(stands_for[: len(kernel.body.inputs)]), tuple(outputs))
+    piece = Piece(tuple(nodes), tuple(outputs), carved)
+    reason = _not_worth(kernel, piece.work, piece.alone)
+    return replace(piece, carved=None, reason=reason) if reason else piece
 
 
 def _obstacle(kernel: Kernel) -> _Obstacle | None:
@@ -149,7 +165,7 @@ def _obstacle(kernel: Kernel) -> _Obstacle | None:
     return None
 
 
-def _worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
+def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
     """Why a kernel that could be written is not worth it beside `alone`, the bytes that its ops move; None if it is."""
     if len(work) == 1 and work[0].target not in FILL_THEN_COPY:
         return "one op alone: ATen's kernel moves the same bytes"
