@@ -6,6 +6,8 @@ lies between in registers, and writes only what others read:
     mul = aten.mul.Tensor(x, 2)                      fused = fused_mul_softmax_8ea576(x)
     softmax = aten._softmax.default(mul, -1, False)
 
+A long tree of adds becomes a kernel that sums any number of operands (`long_sums`).
+
 It does nothing to matmuls, attention, convolutions, gathers, scatters and random ops, to sums over leading dimensions, to
 single ops (ATen's kernel moves the same bytes) and to views (they are free).
 
@@ -24,6 +26,7 @@ from torch import fx
 
 from tracefuse.optimizers.fusible import FILL_THEN_COPY, is_constant, is_free, refusal
 from tracefuse.optimizers.kernel import Kernel, make_kernel
+from tracefuse.optimizers.long_sums import form_long_sums
 from tracefuse.optimizers.lowering import NotFusible
 from tracefuse.optimizers.merging import merge_pieces
 from tracefuse.optimizers.norm_gradients import split_norm_gradients
@@ -55,6 +58,7 @@ class Fuse:
             if reason and node.op == "call_function" and not is_free(node):
                 decide(Decision(node.name, "leave", reason))
         fusible = {node for node, reason in refused.items() if reason is None}
+        form_long_sums(graph, fusible, decide)
         carver = _Carver({node: at for at, node in enumerate(graph.nodes)}, decide)
         pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
         pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)

@@ -24,6 +24,7 @@ from tracefuse.optimizers.blocking import choose_layout, element_of
 from tracefuse.optimizers.indexing import ravel
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import BLOCK_NAMES, Layout
+from tracefuse.optimizers.long_sum_kernel import BLOCK, NUM_WARPS, LongSum, sum_source
 from tracefuse.optimizers.lowering import Lowering, NotFusible, Statement
 from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, nbytes, op_name, tensor_type, val
 
@@ -82,6 +83,9 @@ class Launch:
 
 def launches(kernel: Kernel) -> tuple[Launch, ...]:
     """The launches that one call of the kernel is, in order. Raises `NotFusible` as `kernel_source` does."""
+    if isinstance(kernel, LongSum):
+        dtypes = (torch.int64, kernel.result.dtype)
+        return (Launch(f"{kernel.name}_kernel", dtypes, {"COLS": BLOCK}, kernel.programs, NUM_WARPS),)
     layout = lower(kernel.body).layout
     dtypes = tuple(val(v).dtype for v in (*kernel.body.placeholders, *kernel.body.returned))
     blocks = {BLOCK_NAMES[lane]: layout.blocks[lane] for lane in ("row", "col") if lane in layout.blocks}
@@ -90,6 +94,8 @@ def launches(kernel: Kernel) -> tuple[Launch, ...]:
 
 def kernel_source(kernel: Kernel) -> str:
     """Python text that defines `kernel.name(*tensors)`. Raises `NotFusible` where an op has no form in this kernel."""
+    if isinstance(kernel, LongSum):
+        return sum_source(kernel)
     program = lower(kernel.body)
     return "\n\n".join([_jitted(kernel, program), _reference(kernel), _launcher(kernel, program)])
 
