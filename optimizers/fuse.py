@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from tracefuse.optimizers.duplicating import duplicate_pieces
 from tracefuse.optimizers.fusible import FILL_THEN_COPY, is_constant, is_free, refusal
 from tracefuse.optimizers.kernel import Kernel, make_kernel
 from tracefuse.optimizers.long_sums import form_long_sums
@@ -62,6 +63,7 @@ class Fuse:
         carver = _Carver({node: at for at, node in enumerate(graph.nodes)}, decide)
         pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
         pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
+        pieces = duplicate_pieces(pieces, fusible, carver.attempt, decide)
         for piece in pieces:
             decide(piece.decision)
         carved = [piece.carved for piece in pieces if piece.carved]
@@ -105,10 +107,10 @@ class _Carver:
                 waiting += found
         return done
 
-    def attempt(self, nodes: Iterable[fx.Node]) -> Piece | None:
-        """One kernel of `nodes`, if it can be written and is worth it."""
+    def attempt(self, nodes: Iterable[fx.Node], of: Sequence[fx.Node] | None = None) -> Piece | None:
+        """One kernel of `nodes`, if it can be written and is worth it; for the outputs `of`, or all that others read."""
         ordered = sorted(nodes, key=self.position.__getitem__)
-        outputs = _outputs(ordered)
+        outputs = _outputs(ordered) if of is None else list(of)
         kernel, stands_for, obstacle = self._lower(ordered, outputs)
         piece = _piece(kernel, stands_for, ordered, outputs)
         return piece if obstacle is None and piece.carved else None

@@ -36,8 +36,9 @@ NAMED_OPS = 4
 class Kernel:
     """One kernel. `body` holds its ATen ops, inputs in the order of the parameters; equal `key`s mean equal kernels.
 
-    `nbytes_read` and `nbytes_written` count every element that it needs once. Calling it with tensors shaped as the body's
-    inputs returns a tensor, or a tuple of them where the body has several outputs, in memory of their own.
+    `nbytes_read` and `nbytes_written` count every element that it needs once (see `read_bytes`). Calling it with tensors
+    shaped as the body's inputs returns a tensor, or a tuple of them where the body has several outputs, in memory of
+    their own.
     """
 
     name: str
@@ -199,25 +200,32 @@ def _title(body: Trace) -> str:
 
 
 def read_bytes(placeholder: fx.Node) -> int:
-    """Bytes of the elements of an input that its readers need, each counted once; expanded dimensions cost nothing."""
-    whole = _elements(placeholder)
-    return (
-        min(whole, sum(_elements_read(placeholder, user) for user in placeholder.users))
-        * val(placeholder).element_size()
-    )
+    """Bytes of the elements of an input that its readers need; expanded dimensions cost nothing.
+
+    Each element counts once for each order of memory in which it is read: what one row needs of a tensor and what it needs
+    of its transpose lie in different places, so that no program finds both in its cache.
+    """
+    return sum(reads(placeholder).values()) * val(placeholder).element_size()
 
 
-def _elements_read(node: fx.Node, user: fx.Node) -> int:
-    if user.target is operator.getitem or (user.op == "call_function" and is_view(user)):
-        return (
-            min(_elements(user), sum(_elements_read(user, u) for u in user.users)) if tensors(user) else _through(user)
-        )
-    return _elements(node)
+def reads(node: fx.Node) -> dict[tuple[int, ...], int]:
+    """How many elements of a value are read, itself or through views, by the order of memory that the reader sees.
+
+    The order names dimensions from the slowest to the fastest, and is empty where they are in that order.
+    """
+    found: dict[tuple[int, ...], int] = {}
+    for user in node.users:
+        is_viewed = user.target is operator.getitem or (user.op == "call_function" and is_view(user))
+        for order, count in (reads(user) if is_viewed else {_memory_order(node): _elements(node)}).items():
+            found[order] = min(found.get(order, 0) + count, _elements(node))
+    return found
 
 
-def _through(split: fx.Node) -> int:
-    """Elements read of a value through a multi-output view."""
-    return sum(_elements_read(part, user) for part in split.users for user in part.users)
+def _memory_order(node: fx.Node) -> tuple[int, ...]:
+    sizes, strides = val(node).shape, val(node).stride()
+    dims = [dim for dim, size in enumerate(sizes) if size > 1 and strides[dim]]
+    order = tuple(sorted(dims, key=lambda dim: -strides[dim]))
+    return () if list(order) == dims else order
 
 
 def _elements(node: fx.Node) -> int:

@@ -43,7 +43,7 @@ Attempt = Callable[[Iterable[fx.Node]], Piece | None]
 def merge_pieces(
     graph: fx.Graph, pieces: Sequence[Piece], fusible: set[fx.Node], attempt: Attempt, decide: Decide
 ) -> list[Piece]:
-    """`pieces` with those merged that are cheaper together.
+    """`pieces` with those merged that are cheaper together, each after those it reads.
 
     `attempt` makes one piece of nodes, or None where they have no kernel; `fusible` are the ops that it may be given. Each
     merge, and each pair that could have saved bytes and is refused, is told to `decide`.
@@ -51,7 +51,7 @@ def merge_pieces(
     owner = {node: piece for piece in pieces for node in piece.nodes}
     merger = _Merger(unit_order(graph, pieces, owner), owner, fusible, attempt, decide)
     merger.run(pieces)
-    return [unit for unit in merger.order.at if isinstance(unit, Piece)]
+    return sorted((unit for unit in merger.order.at if isinstance(unit, Piece)), key=merger.order.at.__getitem__)
 
 
 @dataclass
