@@ -6,7 +6,9 @@ lies between in registers, and writes only what others read:
     mul = aten.mul.Tensor(x, 2)                      fused = fused_mul_softmax_8ea576(x)
     softmax = aten._softmax.default(mul, -1, False)
 
-A long tree of adds becomes a kernel that sums any number of operands (`long_sums`).
+A long tree of adds becomes a kernel that sums any number of operands (`long_sums`). Kernels are merged (`merging`) and cheap
+values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
+needs both as it is and transposed would have it read its inputs twice.
 
 It does nothing to matmuls, attention, convolutions, gathers, scatters and random ops, to sums over leading dimensions, to
 single ops (ATen's kernel moves the same bytes) and to views (they are free).
@@ -18,6 +20,7 @@ others read stay views, of the kernel's results or of its inputs, so that aliasi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -26,7 +29,7 @@ from torch import fx
 
 from tracefuse.optimizers.duplicating import duplicate_pieces
 from tracefuse.optimizers.fusible import FILL_THEN_COPY, is_constant, is_free, refusal
-from tracefuse.optimizers.kernel import Kernel, make_kernel
+from tracefuse.optimizers.kernel import Kernel, make_kernel, turned_value
 from tracefuse.optimizers.long_sums import form_long_sums
 from tracefuse.optimizers.lowering import NotFusible
 from tracefuse.optimizers.merging import merge_pieces
@@ -125,7 +128,8 @@ class _Carver:
         """The piece, or the parts to try next."""
         kernel, stands_for, obstacle = self._lower(nodes, outputs)
         if obstacle is None:
-            return _piece(kernel, stands_for, nodes, outputs)
+            whole = _piece(kernel, stands_for, nodes, outputs)
+            return self._turned_parts(whole, kernel, stands_for) or whole
         parts = self._parts(nodes, obstacle, stands_for, outputs)
         whole = Piece(tuple(nodes), tuple(outputs), None, obstacle.reason)
         if parts:
@@ -146,6 +150,31 @@ class _Carver:
         alone = _with_parts(culprit) & inside
         rest = before - alone
         return [*_connected(rest), list(alone)] if rest else []
+
+    def _turned_parts(self, whole: Piece, kernel: Kernel, stands_for: Sequence[fx.Node]) -> list[list[fx.Node]]:
+        """What computes a value that is read in several orders of memory, and the rest, if apart they move fewer bytes.
+
+        Together, what the value is computed from would be read once for each order.
+        """
+        at = turned_value(kernel.body)
+        before = set() if at is None else _closure([stands_for[at]], set(whole.nodes))
+        after = set(whole.nodes) - before
+        if not before or not after:
+            return []
+        apart = sum(self._nbytes(part) for part in (before, after))
+        if apart >= whole.nbytes:
+            return []
+        orders = f"{stands_for[at].name} is read in several orders of memory"
+        moved = f"in one kernel its ops move {human_bytes(whole.nbytes)}, in two {human_bytes(int(apart))}"
+        self.decide(Decision(stands_for[at].name, "split", f"{orders}: {moved}", whole.nbytes - int(apart)))
+        return [list(before), list(after)]
+
+    def _nbytes(self, nodes: Iterable[fx.Node]) -> float:
+        """Bytes that `nodes` move as one piece; infinite where they would have to be split."""
+        ordered = sorted(nodes, key=self.position.__getitem__)
+        outputs = _outputs(ordered)
+        kernel, stands_for, obstacle = self._lower(ordered, outputs)
+        return math.inf if obstacle else _piece(kernel, stands_for, ordered, outputs).nbytes
 
 
 def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece:

@@ -36,7 +36,7 @@ NAMED_OPS = 4
 class Kernel:
     """One kernel. `body` holds its ATen ops, inputs in the order of the parameters; equal `key`s mean equal kernels.
 
-    `nbytes_read` and `nbytes_written` count every element that it needs once (see `read_bytes`). Calling it with tensors
+    `nbytes_read` and `nbytes_written` count every element that it needs once (see `orders_read`). Calling it with tensors
     shaped as the body's inputs returns a tensor, or a tuple of them where the body has several outputs, in memory of
     their own.
     """
@@ -91,7 +91,8 @@ def _check_inputs(inputs: Sequence[fx.Node]) -> None:
 
 
 def _named(key: str, body: Trace) -> Kernel:
-    read = sum(read_bytes(p) for p in body.placeholders)
+    orders = orders_read(body)
+    read = sum(read_bytes(p) * len(orders[p]) for p in body.placeholders)
     written = sum(t.numel() * t.element_size() for node in body.returned for t in tensors(node))
     return Kernel(f"{_title(body)}_{key[:6]}", key, read, written, body)
 
@@ -200,32 +201,64 @@ def _title(body: Trace) -> str:
 
 
 def read_bytes(placeholder: fx.Node) -> int:
-    """Bytes of the elements of an input that its readers need; expanded dimensions cost nothing.
+    """Bytes of the elements of an input that its readers need, each counted once; expanded dimensions cost nothing."""
+    whole = _elements(placeholder)
+    elements = min(whole, sum(_elements_read(placeholder, user) for user in placeholder.users))
+    return elements * val(placeholder).element_size()
 
-    Each element counts once for each order of memory in which it is read: what one row needs of a tensor and what it needs
-    of its transpose lie in different places, so that no program finds both in its cache.
+
+def orders_read(body: Trace) -> dict[fx.Node, set[bool]]:
+    """For each value of a kernel's body, in which orders of its dimensions the results need it: as it is, or turned (True).
+
+    What one block of a result needs of a tensor and what it needs of its transpose lie in different places, so that a value
+    that is needed both ways is read, or computed, twice. Turning twice is taken for turning back.
     """
-    return sum(reads(placeholder).values()) * val(placeholder).element_size()
+    orders: dict[fx.Node, set[bool]] = {}
+    for node in reversed(body.graph.nodes):
+        users = [(_turns(user), orders[user]) for user in node.users]
+        orders[node] = {turns != order for turns, known in users for order in known} or {False}
+    return orders
 
 
-def reads(node: fx.Node) -> dict[tuple[int, ...], int]:
-    """How many elements of a value are read, itself or through views, by the order of memory that the reader sees.
+def turned_value(body: Trace) -> int | None:
+    """The place in the body's graph of the first value computed there that is needed both as it is and turned.
 
-    The order names dimensions from the slowest to the fastest, and is empty where they are in that order.
+    None where no input is: then a kernel of all ops reads nothing twice.
     """
-    found: dict[tuple[int, ...], int] = {}
-    for user in node.users:
-        is_viewed = user.target is operator.getitem or (user.op == "call_function" and is_view(user))
-        for order, count in (reads(user) if is_viewed else {_memory_order(node): _elements(node)}).items():
-            found[order] = min(found.get(order, 0) + count, _elements(node))
-    return found
+    orders = orders_read(body)
+    if all(len(orders[placeholder]) < 2 for placeholder in body.placeholders):
+        return None
+    for at, node in enumerate(body.graph.nodes):
+        is_value = node.op == "call_function" and not is_view(node) and isinstance(val(node), torch.Tensor)
+        if is_value and len(orders[node]) > 1 and all(len(orders[user]) < 2 for user in node.users):
+            return at
+    return None
 
 
-def _memory_order(node: fx.Node) -> tuple[int, ...]:
-    sizes, strides = val(node).shape, val(node).stride()
-    dims = [dim for dim, size in enumerate(sizes) if size > 1 and strides[dim]]
-    order = tuple(sorted(dims, key=lambda dim: -strides[dim]))
-    return () if list(order) == dims else order
+def _turns(node: fx.Node) -> bool:
+    if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
+        return False
+    source: fx.Node = node.args[0]  # type: ignore[assignment]
+    return _memory_order(node) != _memory_order(source)
+
+
+def _memory_order(node: fx.Node) -> list[int]:
+    """The dimensions that have more than one element, numbered by size of stride, from the first to the last."""
+    strides = [step for size, step in zip(val(node).shape, val(node).stride(), strict=True) if size > 1]
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+
+def _elements_read(node: fx.Node, user: fx.Node) -> int:
+    if user.target is operator.getitem or (user.op == "call_function" and is_view(user)):
+        return (
+            min(_elements(user), sum(_elements_read(user, u) for u in user.users)) if tensors(user) else _through(user)
+        )
+    return _elements(node)
+
+
+def _through(split: fx.Node) -> int:
+    """Elements read of a value through a multi-output view."""
+    return sum(_elements_read(part, user) for part in split.users for user in part.users)
 
 
 def _elements(node: fx.Node) -> int:

@@ -88,7 +88,7 @@ class _Merger:
         for value, size in own.reads.items():
             beside = self.reading.setdefault(value, {})
             if size * LEAST_SHARE >= piece.nbytes:
-                near |= dict.fromkeys(beside)
+                near |= {one: None for one in beside if abs(at[one] - at[piece]) <= WINDOW}
             beside[piece] = None
         self.traits[piece] = own
         for other in sorted(near, key=at.__getitem__):

@@ -81,6 +81,8 @@ def test_bytes_of_a_slice_and_of_an_expanded_input() -> None:
 def test_bytes_count_each_order_of_memory_that_is_read() -> None:
     square = ((8, 8), f32)
     assert bytes_of(kernel_of_types(lambda x: x.sin() + x.t(), square)) == (512, 256)
+    assert bytes_of(kernel_of_types(lambda x: x.sin() + x.cos().t(), square)) == (512, 256)
+    assert bytes_of(kernel_of_types(lambda x: x.sin() + x.t().cos().t(), square)) == (256, 256)
     assert bytes_of(kernel_of_types(lambda x: x.t().sin() * x.t(), square)) == (256, 256)
     assert bytes_of(kernel_of_types(lambda x: x.view(4, 16).sin().view(8, 8) + x, square)) == (256, 256)
     assert bytes_of(kernel_of_types(lambda x: x[:4].t() * x[4:].t() + x[:4].t(), square)) == (256, 128)

@@ -36,6 +36,7 @@ from torch import fx
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
+from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision, Step
 from tracefuse.optimizers.trace import Trace, nbytes, op_name, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
@@ -76,7 +77,10 @@ def payload(
         "forward": half(before.split()[0], variant.forward),
         "backward": half(before.split()[1], variant.backward),
         "values": values(before, after),
-        "kernels": [kernel_record(kernel, calls, profile) for kernel, calls in kernel_calls(after)],
+        "kernels": [
+            kernel_record(kernel, calls, profile) | {"nbytes_read": mean_bytes_read(kernel, after)}
+            for kernel, calls in kernel_calls(after)
+        ],
         "timing": timing_record(*timed, variant.config) if timed else None,
         "notes": notes(variant),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
@@ -219,6 +223,14 @@ def kernel_calls(trace: Trace) -> list[tuple[Kernel, int]]:
     """The Triton kernels of a trace in the order of their first launch, and how often each is launched."""
     counts = Counter(node.target for node in trace.ops if isinstance(node.target, Kernel))
     return [(kernel, count) for kernel, count in counts.items() if isinstance(kernel, Kernel)]
+
+
+def mean_bytes_read(kernel: Kernel, trace: Trace) -> int:
+    """Bytes that a call of the kernel reads; of a long sum, whose calls differ, what they read in the mean."""
+    if not isinstance(kernel, LongSum):
+        return kernel.nbytes_read
+    operands = [len(node.args) for node in trace.ops if node.target == kernel]
+    return kernel.nbytes_written * sum(operands) // len(operands)
 
 
 def kernel_record(kernel: Kernel, calls: int, profile: Profile | None = None) -> dict[str, Any]:
