@@ -8,9 +8,11 @@ from functools import cache
 import programs
 import pytest
 import torch
+from torch import Tensor
 
 import tracefuse
 from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision
 from tracefuse.options import Config
 from tracefuse.profile import KernelTime, Profile
