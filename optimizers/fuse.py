@@ -6,6 +6,10 @@ lies between in registers, and writes only what others read:
     mul = aten.mul.Tensor(x, 2)                      fused = fused_mul_softmax_8ea576(x)
     softmax = aten._softmax.default(mul, -1, False)
 
+A long tree of adds becomes a kernel that sums any number of operands (`long_sums`). Kernels are merged (`merging`) and cheap
+values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
+needs both as it is and transposed would have it read its inputs twice.
+
 It does nothing to matmuls, attention, convolutions, scatters and random ops, to most single ops (ATen's kernel moves the
 same bytes) and to views (they are free).
 
@@ -16,18 +20,22 @@ others read stay views, of the kernel's results or of its inputs, so that aliasi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import fx
 
-from tracefuse.optimizers.cost import bytes_moved
+from tracefuse.optimizers.duplicating import duplicate_pieces
 from tracefuse.optimizers.functions import Misfit, lower
 from tracefuse.optimizers.fusible import is_better_alone, is_constant, is_free, refusal
-from tracefuse.optimizers.kernel import Kernel, make_kernel
+from tracefuse.optimizers.kernel import Kernel, make_kernel, turned_value
+from tracefuse.optimizers.long_sums import form_long_sums
 from tracefuse.optimizers.lowering import NotFusible
+from tracefuse.optimizers.merging import merge_pieces
 from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.pieces import Piece
 from tracefuse.optimizers.rebuild import Carved, rebuild
 from tracefuse.optimizers.regions import form_regions
 from tracefuse.optimizers.trace import (
@@ -52,8 +60,14 @@ class Fuse:
             if reason and node.op == "call_function" and not is_free(node):
                 decide(Decision(node.name, "leave", reason))
         fusible = {node for node, reason in refused.items() if reason is None}
+        form_long_sums(graph, fusible, decide)
         carver = _Carver({node: at for at, node in enumerate(graph.nodes)}, decide)
-        carved = [one for region in form_regions(graph, fusible) for one in carver.carve(region)]
+        pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
+        pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
+        pieces = duplicate_pieces(pieces, fusible, carver.attempt, decide)
+        for piece in pieces:
+            decide(piece.decision)
+        carved = [piece.carved for piece in pieces if piece.carved]
         return replace(trace, graph=rebuild(graph, carved), _cache={})
 
 
@@ -78,9 +92,9 @@ class _Carver:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     obstacles: dict[str, _Obstacle | None] = field(default_factory=dict)
 
-    def carve(self, region: Iterable[fx.Node]) -> list[Carved]:
-        """The kernels that a region becomes: one, several where it had to be split, none where ATen does as well."""
-        done: list[Carved] = []
+    def carve(self, region: Iterable[fx.Node]) -> list[Piece]:
+        """The pieces that a region becomes: one, or several where it had to be split."""
+        done: list[Piece] = []
         waiting = [list(region)]
         while waiting:
             nodes = sorted(waiting.pop(), key=self.position.__getitem__)
@@ -88,26 +102,37 @@ class _Carver:
             if not outputs or all(is_free(n) for n in nodes):
                 continue
             found = self._try(nodes, outputs)
-            if isinstance(found, Carved):
+            if isinstance(found, Piece):
                 done.append(found)
-            waiting += found if isinstance(found, list) else []
+            else:
+                waiting += found
         return done
 
-    def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Carved | list[list[fx.Node]]:
-        """The kernel, or the parts to try next."""
-        work = [n for n in nodes if not is_free(n)]
+    def attempt(self, nodes: Iterable[fx.Node], of: Sequence[fx.Node] | None = None) -> Piece | None:
+        """One kernel of `nodes`, if it can be written and is worth it; for the outputs `of`, or all that others read."""
+        ordered = sorted(nodes, key=self.position.__getitem__)
+        outputs = _outputs(ordered) if of is None else list(of)
+        kernel, stands_for, obstacle = self._lower(ordered, outputs)
+        piece = _piece(kernel, stands_for, ordered, outputs)
+        return piece if obstacle is None and piece.carved else None
+
+    def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], _Obstacle | None]:
         kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
         if kernel.key not in self.obstacles:
             self.obstacles[kernel.key] = _obstacle(kernel)
-        obstacle = self.obstacles[kernel.key]
-        alone = sum(map(bytes_moved, work))
-        reason = obstacle.reason if obstacle else _worth(kernel, work, alone)
-        if reason is None:
-            self._report(kernel, len(work), alone, outputs[-1])
-            return Carved(kernel, tuple(stands_for[: len(kernel.body.inputs)]), tuple(outputs))
-        parts = self._parts(nodes, obstacle, stands_for, outputs) if obstacle else []
-        self.decide(Decision(work[-1].name, "split" if parts else "leave", reason))
-        return parts
+        return kernel, stands_for, self.obstacles[kernel.key]
+
+    def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | list[list[fx.Node]]:
+        """The piece, or the parts to try next."""
+        kernel, stands_for, obstacle = self._lower(nodes, outputs)
+        if obstacle is None:
+            whole = _piece(kernel, stands_for, nodes, outputs)
+            return self._turned_parts(whole, kernel, stands_for) or whole
+        parts = self._parts(nodes, obstacle, stands_for, outputs)
+        whole = Piece(tuple(nodes), tuple(outputs), None, obstacle.reason)
+        if parts:
+            self.decide(Decision(whole.work[-1].name, "split", obstacle.reason))
+        return parts or whole
 
     def _parts(
         self, nodes: list[fx.Node], obstacle: _Obstacle, stands_for: Sequence[fx.Node], outputs: list[fx.Node]
@@ -124,12 +149,38 @@ class _Carver:
         rest = before - alone
         return [*_connected(rest), list(alone)] if rest else []
 
-    def _report(self, kernel: Kernel, ops: int, alone: int, result: fx.Node) -> None:
-        reason = (
-            f"{ops} ops in {kernel.name}: it reads {human_bytes(kernel.nbytes_read)} and writes "
-            f"{human_bytes(kernel.nbytes_written)}, one by one they move {human_bytes(alone)}"
-        )
-        self.decide(Decision(result.name, "fuse", reason, max(0, alone - kernel.nbytes)))
+    def _turned_parts(self, whole: Piece, kernel: Kernel, stands_for: Sequence[fx.Node]) -> list[list[fx.Node]]:
+        """What computes a value that is read in several orders of memory, and the rest, if apart they move fewer bytes.
+
+        Together, what the value is computed from would be read once for each order.
+        """
+        at = turned_value(kernel.body)
+        before = set() if at is None else _closure([stands_for[at]], set(whole.nodes))
+        after = set(whole.nodes) - before
+        if not before or not after:
+            return []
+        apart = sum(self._nbytes(part) for part in (before, after))
+        if apart >= whole.nbytes:
+            return []
+        orders = f"{stands_for[at].name} is read in several orders of memory"
+        moved = f"in one kernel its ops move {human_bytes(whole.nbytes)}, in two {human_bytes(int(apart))}"
+        self.decide(Decision(stands_for[at].name, "split", f"{orders}: {moved}", whole.nbytes - int(apart)))
+        return [list(before), list(after)]
+
+    def _nbytes(self, nodes: Iterable[fx.Node]) -> float:
+        """Bytes that `nodes` move as one piece; infinite where they would have to be split."""
+        ordered = sorted(nodes, key=self.position.__getitem__)
+        outputs = _outputs(ordered)
+        kernel, stands_for, obstacle = self._lower(ordered, outputs)
+        return math.inf if obstacle else _piece(kernel, stands_for, ordered, outputs).nbytes
+
+
+def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece:
+    """The piece of a kernel that can be written, left to ATen where it is not worth it."""
+    carved = Carved(kernel, tuple(stands_for[: len(kernel.body.inputs)]), tuple(outputs))
+    piece = Piece(tuple(nodes), tuple(outputs), carved)
+    reason = _not_worth(kernel, piece.work, piece.alone)
+    return replace(piece, carved=None, reason=reason) if reason else piece
 
 
 def _obstacle(kernel: Kernel) -> _Obstacle | None:
@@ -147,7 +198,7 @@ def _obstacle(kernel: Kernel) -> _Obstacle | None:
     return None
 
 
-def _worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
+def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
     """Why a kernel that could be written is not worth it beside `alone`, the bytes that its ops move; None if it is."""
     if len(work) == 1 and not is_better_alone(work[0]):
         return "one op alone: ATen's kernel moves the same bytes"

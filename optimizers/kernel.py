@@ -37,8 +37,9 @@ NAMED_OPS = 4
 class Kernel:
     """One kernel. `body` holds its ATen ops, inputs in the order of the parameters; equal `key`s mean equal kernels.
 
-    `nbytes_read` and `nbytes_written` count every element that it needs once. Calling it with tensors shaped as the body's
-    inputs returns a tensor, or a tuple of them where the body has several outputs, in memory of their own.
+    `nbytes_read` and `nbytes_written` count every element that it needs once (see `orders_read`). Calling it with tensors
+    shaped as the body's inputs returns a tensor, or a tuple of them where the body has several outputs, in memory of
+    their own.
     """
 
     name: str
@@ -91,7 +92,8 @@ def _check_inputs(inputs: Sequence[fx.Node]) -> None:
 
 
 def _named(key: str, body: Trace) -> Kernel:
-    read = sum(read_bytes(p) for p in body.placeholders)
+    orders = orders_read(body)
+    read = sum(read_bytes(p) * len(orders[p]) for p in body.placeholders)
     written = sum(t.numel() * t.element_size() for node in body.returned for t in tensors(node))
     return Kernel(f"{_title(body)}_{key[:6]}", key, read, written, body)
 
@@ -202,10 +204,49 @@ def _title(body: Trace) -> str:
 def read_bytes(placeholder: fx.Node) -> int:
     """Bytes of the elements of an input that its readers need, each counted once; expanded dimensions cost nothing."""
     whole = _elements(placeholder)
-    return (
-        min(whole, sum(_elements_read(placeholder, user) for user in placeholder.users))
-        * val(placeholder).element_size()
-    )
+    elements = min(whole, sum(_elements_read(placeholder, user) for user in placeholder.users))
+    return elements * val(placeholder).element_size()
+
+
+def orders_read(body: Trace) -> dict[fx.Node, set[bool]]:
+    """For each value of a kernel's body, in which orders of its dimensions the results need it: as it is, or turned (True).
+
+    What one block of a result needs of a tensor and what it needs of its transpose lie in different places, so that a value
+    that is needed both ways is read, or computed, twice. Turning twice is taken for turning back.
+    """
+    orders: dict[fx.Node, set[bool]] = {}
+    for node in reversed(body.graph.nodes):
+        users = [(_turns(user), orders[user]) for user in node.users]
+        orders[node] = {turns != order for turns, known in users for order in known} or {False}
+    return orders
+
+
+def turned_value(body: Trace) -> int | None:
+    """The place in the body's graph of the first value computed there that is needed both as it is and turned.
+
+    None where no input is: then a kernel of all ops reads nothing twice.
+    """
+    orders = orders_read(body)
+    if all(len(orders[placeholder]) < 2 for placeholder in body.placeholders):
+        return None
+    for at, node in enumerate(body.graph.nodes):
+        is_value = node.op == "call_function" and not is_view(node) and isinstance(val(node), torch.Tensor)
+        if is_value and len(orders[node]) > 1 and all(len(orders[user]) < 2 for user in node.users):
+            return at
+    return None
+
+
+def _turns(node: fx.Node) -> bool:
+    if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
+        return False
+    source: fx.Node = node.args[0]  # type: ignore[assignment]
+    return _memory_order(node) != _memory_order(source)
+
+
+def _memory_order(node: fx.Node) -> list[int]:
+    """The dimensions that have more than one element, numbered by size of stride, from the first to the last."""
+    strides = [step for size, step in zip(val(node).shape, val(node).stride(), strict=True) if size > 1]
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
 
 def _elements_read(node: fx.Node, user: fx.Node) -> int:

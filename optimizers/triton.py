@@ -25,6 +25,7 @@ from tracefuse.optimizers.functions import Buffer, Function, Program, lower
 from tracefuse.optimizers.indexing import row_major
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import BLOCK_NAMES, GUESS, Tuning
+from tracefuse.optimizers.long_sum_kernel import BLOCK, NUM_WARPS, LongSum, sum_source
 from tracefuse.optimizers.trace import human_bytes, is_getitem, nbytes, op_name, tensor_type, val
 
 LINE_LENGTH = 110
@@ -46,6 +47,9 @@ class Launch:
 
 def launches(kernel: Kernel, tuning: Tuning = GUESS) -> tuple[Launch, ...]:
     """The launches that one call of the kernel is, in order. Raises `NotFusible` as `kernel_source` does."""
+    if isinstance(kernel, LongSum):
+        dtypes = (torch.int64, kernel.result.dtype)
+        return (Launch(f"{kernel.name}_kernel", dtypes, {"COLS": BLOCK}, kernel.programs, NUM_WARPS),)
     return tuple(
         Launch(f.name, tuple(b.dtype for b in f.buffers), f.blocks, f.programs, f.num_warps)
         for f in lower(kernel, tuning).functions
@@ -59,6 +63,8 @@ def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = 
     """
     if refused is not None:
         return _unfused(kernel, refused)
+    if isinstance(kernel, LongSum):
+        return sum_source(kernel)
     program = lower(kernel, tuning)
     functions = [_jitted(function) for function in program.functions]
     heading, reference = "\n".join(_heading(kernel)), _reference(kernel, f"{kernel.name}_reference")

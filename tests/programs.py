@@ -118,6 +118,23 @@ def residual_chain(dtype: torch.dtype, device: str = "cpu", layers: int = 6) -> 
     return Program(run, {"weight": weight, "x0": x0})
 
 
+def summed_chain(dtype: torch.dtype, device: str = "cpu", layers: int = 18, width: int = 10) -> Program:
+    """A residual stream that every layer sums anew: x0 + t1 + ... + ti, as rematerialisation between regions leaves it."""
+    torch.manual_seed(0)
+    weight = (torch.randn(width, width, dtype=dtype, device=device) / 16).requires_grad_()
+    x0 = torch.randn(width, width, dtype=dtype, device=device, requires_grad=True)
+
+    def run() -> Tensor:
+        branches: list[Tensor] = []
+        for _ in range(layers):
+            branches.append(torch.tanh(sum(branches, x0)) @ weight)
+        loss = sum(branches, x0).square().mean()
+        loss.backward()
+        return loss
+
+    return Program(run, {"weight": weight, "x0": x0})
+
+
 def frozen_stack(dtype: torch.dtype, device: str = "cpu") -> Program:
     torch.manual_seed(0)
     sizes = (24, 40, 56, 40, 24)
@@ -235,6 +252,7 @@ PROGRAMS: dict[str, Callable[..., Program]] = {
     "rope": rope,
     "rope_full": rope_full,
     "residual_chain": residual_chain,
+    "summed_chain": summed_chain,
     "frozen_stack": frozen_stack,
     "conv_batchnorm": conv_batchnorm,
     "custom_function": custom_function,

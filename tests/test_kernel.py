@@ -78,6 +78,16 @@ def test_bytes_of_a_slice_and_of_an_expanded_input() -> None:
     assert bytes_of(kernel_of(lambda x: x * 2, torch.randn(4, 1).expand(4, 100))[0]) == (16, 1600)
 
 
+def test_bytes_count_each_order_of_memory_that_is_read() -> None:
+    square = ((8, 8), f32)
+    assert bytes_of(kernel_of_types(lambda x: x.sin() + x.t(), square)) == (512, 256)
+    assert bytes_of(kernel_of_types(lambda x: x.sin() + x.cos().t(), square)) == (512, 256)
+    assert bytes_of(kernel_of_types(lambda x: x.sin() + x.t().cos().t(), square)) == (256, 256)
+    assert bytes_of(kernel_of_types(lambda x: x.t().sin() * x.t(), square)) == (256, 256)
+    assert bytes_of(kernel_of_types(lambda x: x.view(4, 16).sin().view(8, 8) + x, square)) == (256, 256)
+    assert bytes_of(kernel_of_types(lambda x: x[:4].t() * x[4:].t() + x[:4].t(), square)) == (256, 128)
+
+
 def test_a_constant_shaped_like_a_value_does_not_read_it() -> None:
     kernel, inputs = kernel_of(lambda x, y: torch.ones_like(x) + y, torch.randn(4), torch.randn(4))
     assert len(inputs) == 1

@@ -8,16 +8,18 @@ from functools import cache
 import programs
 import pytest
 import torch
+from torch import Tensor
 
 import tracefuse
 from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision
 from tracefuse.options import Config
 from tracefuse.profile import KernelTime, Profile
 from tracefuse.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.diff import Line, diff, lines_of
-from tracefuse.widgets.payload import NOT_MEASURED, PASSES, grouped, kernel_record, payload
+from tracefuse.widgets.payload import NOT_MEASURED, PASSES, grouped, kernel_record, mean_bytes_read, payload
 from tracefuse.widgets.text import to_text
 
 STEP_MS = {"captured": 9.0, "optimised": 6.0}
@@ -287,3 +289,15 @@ def test_the_text_has_what_the_view_has() -> None:
 def test_the_text_says_that_times_are_stale_or_missing() -> None:
     assert "times: not measured" in to_text(payload(variant()))
     assert "of c.optimize(), not of these passes" in to_text(payload(variant(cat=False), (timing(), Config())))
+
+
+def test_the_calls_of_a_long_sum_read_its_operands_in_the_mean() -> None:
+    def fn(*operands: Tensor) -> tuple[Tensor, Tensor]:
+        few, many = sum(operands[1:8], operands[0]), sum(operands[1:12], operands[0] * 2 @ operands[0])
+        return few @ few, many @ many
+
+    trace = tracefuse.capture(fn, *(torch.randn(4, 4) for _ in range(12))).optimize(fuse=True, simplify=False).trace
+    kernel = next(n.target for n in trace.ops if isinstance(n.target, LongSum))
+    counts = [len(n.args) for n in trace.ops if n.target == kernel]
+    assert sorted(counts) == [8, 12]
+    assert mean_bytes_read(kernel, trace) == 10 * 64

@@ -86,6 +86,21 @@ def test_a_view_between_two_ops_costs_nothing() -> None:
     assert kernel.nbytes_read + kernel.nbytes_written == 2 * 4 * 5 * 4
 
 
+def test_a_value_read_plain_and_transposed_is_written_where_that_is_fewer_bytes() -> None:
+    def fn(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        value = a * b + c * d
+        return value.sin() + value.t().cos()
+
+    result = fused(fn, *(torch.randn(8, 8) for _ in range(4)))
+    assert [(k.nbytes_read, k.nbytes_written) for k in kernels(result)] == [(4 * 256, 256), (2 * 256, 256)]
+    assert "in one kernel its ops move 2.25 KiB, in two 2 KiB" in result.reasons("split")[0]
+
+
+def test_a_value_read_plain_and_transposed_is_computed_twice_where_that_is_fewer_bytes() -> None:
+    (kernel,) = kernels(fused(lambda a: (a * 2).sin() + (a * 2 + 1).t(), torch.randn(8, 8)))
+    assert (kernel.nbytes_read, kernel.nbytes_written) == (2 * 256, 256)
+
+
 def test_rows_join_with_what_is_before_and_after() -> None:
     (kernel,) = kernels(fused(lambda x: torch.softmax(x * 0.5, -1).masked_fill(x < 0, 0.0), torch.randn(6, 33)))
     assert {op_name(n).split(".")[1] for n in kernel.body.ops} == {"mul", "_softmax", "lt", "masked_fill"}

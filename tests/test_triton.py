@@ -1,7 +1,7 @@
 """What kernels compute: numbers equal to ATen's, under Triton's interpreter.
 
 Triton decides when it is imported whether it interprets, so the numbers are checked in a process of their own:
-`test_numbers_under_the_interpreter` runs the rest of this file, `test_expressions` and `test_gathers` with TRITON_INTERPRET=1.
+`test_numbers_under_the_interpreter` runs the rest of this file and those called in `FILES` with TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_numbers_un
 f32, f64, bf16, f16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
+FILES = ("expressions", "gathers", "long_sums")
+
+
 def rand(*shape: int, dtype: torch.dtype = f32) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator, dtype=f64).to(dtype)
@@ -41,7 +44,7 @@ def rand(*shape: int, dtype: torch.dtype = f32) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_numbers_under_the_interpreter() -> None:
-    files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("expressions", "gathers"))]
+    files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in FILES)]
     command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     root = Path(__file__).parent.parent

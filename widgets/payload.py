@@ -36,6 +36,7 @@ from torch import fx
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
+from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision, Step
 from tracefuse.optimizers.trace import Trace, nbytes, op_name, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
@@ -78,6 +79,7 @@ def payload(
         "values": values(before, after),
         "kernels": [
             kernel_record(kernel, calls, profile, variant.fallbacks.get(kernel.name))
+            | {"nbytes_read": mean_bytes_read(kernel, after)}
             for kernel, calls in kernel_calls(after)
         ],
         "timing": timing_record(*timed, variant.config) if timed else None,
@@ -224,6 +226,14 @@ def kernel_calls(trace: Trace) -> list[tuple[Kernel, int]]:
     return [(kernel, count) for kernel, count in counts.items() if isinstance(kernel, Kernel)]
 
 
+def mean_bytes_read(kernel: Kernel, trace: Trace) -> int:
+    """Bytes that a call of the kernel reads; of a long sum, whose calls differ, what they read in the mean."""
+    if not isinstance(kernel, LongSum):
+        return kernel.nbytes_read
+    operands = [len(node.args) for node in trace.ops if node.target == kernel]
+    return kernel.nbytes_written * sum(operands) // len(operands)
+
+
 def kernel_record(
     kernel: Kernel, calls: int, profile: Profile | None = None, refused: str | None = None
 ) -> dict[str, Any]:
@@ -244,7 +254,7 @@ def kernel_record(
 @functools.lru_cache(maxsize=1024)
 def _source(kernel: Kernel, refused: str | None) -> str:
     """A kernel's text; most kernels survive a toggle."""
-    return kernel_source(kernel, refused)
+    return kernel_source(kernel, refused=refused)
 
 
 def _mean_us(kernel: Kernel, profile: Profile) -> float | None:

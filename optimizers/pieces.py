@@ -1,0 +1,58 @@
+"""Pieces: ops that are carved out of a region together, as one kernel or left to ATen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import fx
+
+from tracefuse.optimizers.cost import bytes_moved
+from tracefuse.optimizers.fusible import is_free
+from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.rebuild import Carved
+from tracefuse.optimizers.trace import human_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """`nodes` in the order of the trace, of which `outputs` are read elsewhere.
+
+    `carved` is their kernel; without it each op is ATen's, for the `reason`.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    carved: Carved | None
+    reason: str = ""
+
+    @cached_property
+    def work(self) -> list[fx.Node]:
+        """The ops that compute something."""
+        return [n for n in self.nodes if not is_free(n)]
+
+    @cached_property
+    def alone(self) -> int:
+        """Bytes that ATen's ops move, each on its own."""
+        return sum(map(bytes_moved, self.work))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the piece moves."""
+        return self.carved.kernel.nbytes if self.carved else self.alone
+
+    @property
+    def name(self) -> str:
+        """What the user is told that it is."""
+        return self.carved.kernel.name if self.carved else self.work[-1].name
+
+    @property
+    def decision(self) -> Decision:
+        if self.carved is None:
+            return Decision(self.work[-1].name, "leave", self.reason)
+        kernel = self.carved.kernel
+        reason = (
+            f"{len(self.work)} ops in {kernel.name}: it reads {human_bytes(kernel.nbytes_read)} and writes "
+            f"{human_bytes(kernel.nbytes_written)}, one by one they move {human_bytes(self.alone)}"
+        )
+        return Decision(self.outputs[-1].name, "fuse", reason, max(0, self.alone - kernel.nbytes))

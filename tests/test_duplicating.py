@@ -1,0 +1,73 @@
+"""Duplicating: cheap values that several kernels read are computed in each where that moves fewer bytes."""
+
+from __future__ import annotations
+
+import torch
+from test_regions import fused, kernels
+from torch import Tensor
+
+bf16 = torch.bfloat16
+
+
+def x(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*(shape or (8, 4)), dtype=dtype)
+
+
+def rows_of(value: Tensor) -> Tensor:
+    """A kernel that no merge joins with one whose rows are the columns."""
+    return torch.softmax(value, -1) * 2
+
+
+def test_a_cast_that_two_kernels_read_is_computed_in_both() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        wide = x.double()
+        return rows_of(wide), rows_of(wide.t())
+
+    result = fused(fn, x(dtype=torch.float32))
+    assert "_to_copy" not in result.ops
+    assert [k.nbytes_read for k in kernels(result)] == [8 * 4 * 4] * 2
+    assert "computed in each kernel that reads it: that saves" in result.reasons("duplicate")[0]
+
+
+def test_a_sum_of_two_tensors_is_written_once() -> None:
+    """Computed in each kernel it would be read twice as often, and keep two tensors in memory instead of one."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + y
+        return rows_of(total), rows_of(total.t())
+
+    result = fused(fn, x(), x())
+    assert not result.reasons("duplicate")
+    assert sum(k.nbytes for k in kernels(result)) <= 7 * 8 * 4 * 8
+
+
+def test_a_value_that_a_matmul_reads_is_written_and_computed_again_where_that_reads_less() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        wide = x.double()
+        return wide @ wide.t(), rows_of(wide.t()), rows_of(wide)
+
+    result = fused(fn, x(dtype=torch.float32))
+    assert any("computed again in" in reason for reason in result.reasons("duplicate"))
+    assert "_to_copy" in result.ops or any("to_copy" in op for op in result.ops)
+    assert min(k.nbytes_read for k in kernels(result)) == 8 * 4 * 4
+
+
+def test_costly_ops_are_not_computed_twice() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        value = x.double().sin()
+        return rows_of(value), rows_of(value.t())
+
+    result = fused(fn, x(dtype=torch.float32))
+    assert not result.reasons("duplicate")
+
+
+def test_what_the_backward_reads_is_left_to_remat() -> None:
+    leaf = torch.randn(8, 8, dtype=torch.float32, requires_grad=True)
+
+    def step() -> Tensor:
+        wide = leaf.double()
+        loss = (wide @ wide.tanh()).sum()
+        loss.backward()
+        return loss
+
+    assert not fused(step).reasons("duplicate")
