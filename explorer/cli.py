@@ -69,7 +69,7 @@ def show_cache(arguments: argparse.Namespace) -> None:
     found, limit = cache.entries(), cache.size_limit()
     nbytes = sum(one.nbytes for one in found)
     print(f"{human_bytes(nbytes)} of at most {human_bytes(limit)}   (TRACEFUSE_CACHE_SIZE sets the bound)")
-    rows = [("version", *cache.KINDS, "size", "")]
+    rows: list[tuple[str, ...]] = [("version", *cache.KINDS, "size", "")]
     for name in sorted({one.version for one in found}):
         mine = [one for one in found if one.version == name]
         counts = (str(sum(one.kind == kind for one in mine)) for kind in cache.KINDS)
