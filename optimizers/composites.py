@@ -14,6 +14,7 @@ from torch import fx
 
 from tracefuse.optimizers.indexing import broadcast, constant
 from tracefuse.optimizers.lowering import COMPUTE_TYPE, Lowering, NotFusible, Value, index_block, literal
+from tracefuse.optimizers.masks import MASKS
 from tracefuse.optimizers.placements import PLACEMENTS
 from tracefuse.optimizers.trace import val
 from tracefuse.optimizers.views import Indices, arguments, shape_of
@@ -243,4 +244,6 @@ REDUCTIONS = {
     aten._fused_rms_norm.default: _norm, aten._fused_rms_norm_backward.default: _norm_backward,
 }  # fmt: skip
 
-COMPOSITES: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = CONSTANTS | REDUCTIONS | PLACEMENTS
+COMPOSITES: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = (
+    CONSTANTS | REDUCTIONS | PLACEMENTS | MASKS
+)

@@ -9,13 +9,11 @@ ATen runs the two parts as kernels of their own anyway. Nothing is cut where dx 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import fx
 
-from tracefuse.optimizers.fusible import is_free, refusal
-from tracefuse.optimizers.trace import is_getitem, phase, val
+from tracefuse.optimizers.neighbours import has_fusible_neighbour
+from tracefuse.optimizers.trace import is_getitem, val
 
 aten = torch.ops.aten
 
@@ -27,7 +25,7 @@ def split_norm_gradients(graph: fx.Graph) -> None:
             continue
         mask = list(node.args[7])  # type: ignore[arg-type]
         inputs = [user for user in node.users if is_getitem(user) and user.args[1] == 0]
-        if mask[0] and any(mask[1:]) and inputs and _has_fusible_neighbour(node, inputs[0]):
+        if mask[0] and any(mask[1:]) and inputs and has_fusible_neighbour(inputs[0], node.args[0]):
             _split(graph, node, inputs, mask)
 
 
@@ -42,20 +40,3 @@ def _split(graph: fx.Graph, node: fx.Node, inputs: list[fx.Node], mask: list[boo
         alone.append(part)
     node.args = (*node.args[:7], [False, *mask[1:]])
     node.meta["val"] = (None, *val(node)[1:])
-
-
-def _has_fusible_neighbour(node: fx.Node, result: fx.Node) -> bool:
-    """Whether an op of the same phase that reads dx, or computes the incoming gradient, could share dx's kernel."""
-    near = [*_through_views(result, forward=True), *_through_views(node.args[0], forward=False)]  # type: ignore[arg-type]
-    return any(refusal(n) is None and not is_free(n) and phase(n) == phase(node) for n in near)
-
-
-def _through_views(node: fx.Node, forward: bool) -> Iterator[fx.Node]:
-    """The ops next to a value, views skipped."""
-    near = list(node.users) if forward else [node]
-    while near:
-        one = near.pop()
-        if one.op == "call_function" and is_free(one):
-            near += list(one.users) if forward else one.all_input_nodes
-        elif one.op == "call_function":
-            yield one

@@ -25,7 +25,8 @@ from tracefuse.optimizers.indexing import ravel
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import BLOCK_NAMES, Layout
 from tracefuse.optimizers.lowering import Lowering, NotFusible, Statement
-from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, nbytes, op_name, tensor_type, val
+from tracefuse.optimizers.render import callee
+from tracefuse.optimizers.trace import Trace, human_bytes, is_getitem, nbytes, tensor_type, val
 
 LAUNCH = '''_compiled = {}
 
@@ -230,7 +231,7 @@ def _call(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return f"{node.args[0]}[{node.args[1]}]"
     args = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
-    return f"torch.ops.{op_name(node)}({', '.join(args)})"
+    return f"{callee(node)}({', '.join(args)})"
 
 
 def _argument(value: Any) -> str:
