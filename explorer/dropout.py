@@ -4,6 +4,7 @@
     support(text)           what generated text calls besides torch and Triton, for the files that it stands in
     device_threads(device)  how many threads ATen's dropout runs at most there; what a kernel's constants depend on
     probe(device)           None where our masks are ATen's, else the reason why dropout must stay with ATen
+    fuse_options()          the two as options of the pass `fuse`
 
 All the states that a program draws in a row are drawn at once, as rows of one table that is copied from pinned memory, so
 that nothing waits for the GPU: 20 µs of host time at the first dropout and 1 µs at each further one, where fills would take
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from typing import Any
 
 import torch
 
@@ -110,3 +112,12 @@ def probe(device: torch.device) -> str | None:
     finally:
         generator.set_state(before)
     return None
+
+
+def fuse_options() -> dict[str, Any]:
+    """What `Fuse` must know to draw dropout in kernels, found out once per process; nothing where no GPU is in use yet."""
+    if not torch.cuda.is_initialized():
+        return {}
+    device = torch.device("cuda", torch.cuda.current_device())
+    reason = probe(device)
+    return {"dropout_refusal": reason} if reason else {"dropout_threads": device_threads(device)}

@@ -1,7 +1,8 @@
 """What kernels compute: numbers equal to ATen's, under Triton's interpreter.
 
 Triton decides when it is imported whether it interprets, so the numbers are checked in a process of their own:
-`test_numbers_under_the_interpreter` runs the rest of this file, and `test_expressions`, with TRITON_INTERPRET=1.
+`test_numbers_under_the_interpreter` runs the rest of this file, `test_expressions` and `test_dropout`, with
+TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def rand(*shape: int, dtype: torch.dtype = f32) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_numbers_under_the_interpreter() -> None:
-    files = [__file__, str(Path(__file__).with_name("test_expressions.py"))]
+    files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("expressions", "dropout"))]
     command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     root = Path(__file__).parent.parent
