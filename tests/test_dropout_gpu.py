@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,10 +22,10 @@ f64, f32, f16, bf16 = torch.float64, torch.float32, torch.float16, torch.bfloat1
 
 
 @pytest.fixture
-def device() -> Iterator[torch.device]:
+def device() -> torch.device:
     torch.cuda.init()
     torch.manual_seed(2**40 + 17)
-    yield torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 LAYOUTS: dict[str, Callable[..., Tensor]] = {
