@@ -1,15 +1,18 @@
 """Dropout on the GPU: drawing its states from torch's generator, and whether this torch draws as our kernels do.
 
-    draw_dropout            the host's part of a dropout: one copy of 16 bytes each to the GPU, then the generator moves on
+    draw_dropout            the host's part: seed and offset of each dropout go to the GPU, 16 bytes, and the generator on
     support(text)           what generated text calls besides torch and Triton, for the files that it stands in
     device_threads(device)  how many threads ATen's dropout runs at most there; what a kernel's constants depend on
     probe(device)           None where our masks are ATen's, else the reason why dropout must stay with ATen
     fuse_options()          the two as options of the pass `fuse`
 
-All the states that a program draws in a row are drawn at once, as rows of one table that is copied from pinned memory, so
-that nothing waits for the GPU: 20 µs of host time at the first dropout and 1 µs at each further one, where fills would take
-two launches each. The copy is of the state before, read by kernels at any time later; the generator is left where ATen's
-own dropouts would have left it.
+All the states that a program draws in a row are drawn at once, as rows of one table that is copied from pinned memory: one
+copy however many dropouts there are, and nothing waits for the GPU. (Filling a state where it lies takes two launches per
+dropout, and copying it from pageable memory waits for all work before it.) The generator is left where ATen's own dropouts
+would have left it.
+
+A kernel's constants are those of the GPU whose threads were asked for. Run on another one it draws masks that are as random
+and the same in forward and backward, but not those that ATen would draw there.
 """
 
 from __future__ import annotations

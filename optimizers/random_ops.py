@@ -18,7 +18,8 @@ from torch import fx
 
 from tracefuse.optimizers import philox
 
-_LIBRARY = torch.library.Library("tracefuse", "DEF")
+# A fragment, which a reload of this module may define again.
+_LIBRARY = torch.library.Library("tracefuse", "FRAGMENT")
 _LIBRARY.define(
     "draw_dropout(int[] increments, *, Device device) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,)
 )

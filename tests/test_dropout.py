@@ -15,6 +15,7 @@ from kernels import run_poisoned
 from torch import Tensor, fx, nn
 
 from tracefuse.compile import launcher, machine_code
+from tracefuse.draws import draws
 from tracefuse.dropout import SUPPORT, support
 from tracefuse.optimizers import philox
 from tracefuse.optimizers.fuse import Fuse
@@ -82,7 +83,13 @@ def test_values_keep_their_names_and_the_draw_its_place() -> None:
     (draw,) = (n for n in fused.after.ops if n.target is DRAW)
     (dropout,) = (n for n in fused.before.ops if n.target is aten.native_dropout.default)
     assert origin(draw) == origin(dropout), "replay draws from the state that was captured"
+    assert draws(draw)
     assert draw.args == ([philox.increment(8 * 64, 512)],)
+
+
+def test_a_second_run_changes_nothing() -> None:
+    once = fused_on_cuda(*training(layers=2)).after
+    assert Fuse(H100_THREADS).run(once, lambda decision: None).code == once.code
 
 
 def test_dropouts_in_a_row_are_drawn_at_once_and_equal_layers_share_a_kernel() -> None:
