@@ -7,14 +7,16 @@ import os
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from cuda_traces import H100_THREADS, FusedOnCuda, fused_on_cuda, mask_by_aten
+from cuda_traces import H100_THREADS, FusedOnCuda, fused_on_cuda, mask_by_aten, on_cuda
 from kernels import run_poisoned
 from torch import Tensor, fx, nn
 
-from tracefuse.compile import launcher, machine_code
+import tracefuse
+from tracefuse.compile import launcher, load, machine_code
 from tracefuse.draws import draws
 from tracefuse.dropout import SUPPORT, support
 from tracefuse.optimizers import philox
@@ -113,17 +115,30 @@ def test_another_draw_ends_the_row_and_the_order_stays() -> None:
     ]  # fmt: skip
 
 
-def test_draws_stay_in_order_though_a_kernel_could_hold_what_lies_around_them() -> None:
-    """`rand_like` waits for the sum of the first kernel, the second dropout waits for nothing: it must not run first."""
+def test_draws_stay_in_order_though_a_kernel_holds_what_lies_around_them() -> None:
+    """`rand_like` waits for a kernel that ends after the dropout, which waits for nothing: it must not run first."""
 
-    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        a = (x * 2 + 1).sum(-1, keepdim=True)
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        a = x * 2 + 1
         noise = torch.rand_like(a)
-        return drop(y * 3) + x, noise
+        b = drop(y * 3) + y
+        return noise, b, a * 5
 
     fused = fused_on_cuda(fn, torch.randn(8, 64), torch.randn(8, 64))
     order = names(fused.after)
     assert order.index("rand_like") < order.index("draw_dropout")
+
+
+def test_a_kernel_does_not_wait_for_a_draw_that_waits_for_it() -> None:
+    """What is before a draw and what is after one that must follow it would be one kernel, were draws not in order."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        a = x * 2 + 1
+        noise = torch.rand_like(a)
+        return drop(a * 3) + a, noise
+
+    fused = fused_on_cuda(fn, torch.randn(8, 64))
+    assert [n for n in names(fused.after) if n in ("rand_like", "draw_dropout")] == ["rand_like", "draw_dropout"]
 
 
 def test_a_dropout_alone_stays_with_aten() -> None:
@@ -225,6 +240,29 @@ def test_the_functions_need_only_torch() -> None:
 def test_a_printed_trace_calls_the_functions_by_name() -> None:
     code = fused_on_cuda(residual, torch.randn(8, 64), torch.randn(8, 64)).after.code
     assert "dropout_states = draw_dropout([4], device=torch.device('cuda:0'))" in code
+
+
+@compiled
+def test_an_exported_file_runs_with_what_it_brings() -> None:
+    """On the CPU, where kernels run as their references; only the states, which need a GPU's generator, are given."""
+    capture = tracefuse.capture(*training(layers=2))
+    options = {"dropout_threads": H100_THREADS}
+    moved = on_cuda(capture.trace)
+    with (
+        mock.patch.object(tracefuse.Capture, "trace", moved),
+        mock.patch("tracefuse.options.fuse_options", return_value=options),
+    ):
+        source = capture.optimize().source
+    assert [source.count(f"\ndef {name}(") for name in SUPPORT] == [1] * len(SUPPORT)
+    module, states = load(source), [(17, 4), (17, 8)]
+    module.draw_dropout = lambda increments, device: tuple(map(torch.tensor, states[: len(increments)]))
+    inputs = [t.detach() for t in capture.example_inputs]
+    results, _, gradients, _ = module.replay(
+        module.forward, module.backward, inputs[:-1], module.READ_AGAIN, module.MUTATED
+    )
+    expected = run_with_masks(moved, inputs, states, H100_THREADS)
+    for ours, theirs in zip([*results, *gradients], expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
