@@ -56,11 +56,11 @@ def refusal(node: fx.Node) -> str | None:
     if x.device.type != "cuda":
         return FROM_THE_CPU
     if x.dtype not in philox.DTYPES or x.numel() == 0:
-        return "it draws no numbers for elements of this type" if x.numel() else "it has no elements"
+        return f"ATen drops no elements of {x.dtype}" if x.numel() else "it has no elements"
     if any(_places(val(part)) != _places(x) for part in parts.values() if philox.vector_size(x) > 1):
         return "its mask lies in memory in another order than its operand"
     if 0 not in parts or not has_fusible_neighbour(parts[0], node.args[0]):
-        return "one op alone: its mask, made again, would save less than its kernel costs"
+        return "one op alone: there is nothing beside it to fuse with"
     return None
 
 
