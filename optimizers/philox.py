@@ -18,9 +18,9 @@ at a time are drawn for them; of two neighbours it wastes the other two words. W
     1         e in row-major order                     e % threads           e // (4 * threads)                e // threads % 4
               k = blocks a step takes = max(vector // 4, 1);  j = e % vector // 4
 
-Source: `aten/src/ATen/native/cuda/Dropout.cu` with kernels for 2, 4 and 8 neighbours, which torch 2.11 to 2.15 agree on;
-J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, for Philox; curand's manual for the counter's layout.
-Nobody promises that the next version draws so: see `tracefuse.dropout.probe`.
+Source: `aten/src/ATen/native/cuda/Dropout.cu` of torch's main branch, whose kernels for 2, 4 and 8 neighbours are in 2.15's
+library; J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, for Philox; curand's manual for the
+counter's layout. Nobody promises that other versions draw so: `tracefuse.dropout.probe` asks the one at hand.
 """
 
 from __future__ import annotations
