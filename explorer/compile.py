@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from tracefuse import cache
+from tracefuse.dropout import support
 from tracefuse.errors import BuildError
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.launch import HEADER
@@ -80,7 +81,8 @@ def launcher(kernel: Kernel) -> Callable[..., Any]:
 
 
 def _module(kernel: Kernel) -> ModuleType:
-    return load(f"{HEADER}\n\n{kernel_source(kernel)}")
+    source = kernel_source(kernel)
+    return load("\n\n".join(filter(None, [HEADER, support(source), source])))
 
 
 # --- kernel to machine code -------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tracefuse.draws import repeated
+from tracefuse.dropout import SUPPORT, support
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.launch import LAUNCH
 from tracefuse.optimizers.render import INDENT, body_lines, literal, render
@@ -45,7 +46,15 @@ def _bound_names(statement: ast.stmt) -> list[str]:
 
 # A value of a trace must not be called like what the file's functions read from around them.
 RESERVED_NAMES = frozenset(
-    {"aten", "triton", "tl", "launch", _BOXED, *(n for s in ast.parse(_RUNTIME_FILE).body for n in _bound_names(s))}
+    {
+        "aten",
+        "triton",
+        "tl",
+        "launch",
+        _BOXED,
+        *SUPPORT,
+        *(n for s in ast.parse(_RUNTIME_FILE).body for n in _bound_names(s)),
+    }
 )
 
 
@@ -54,13 +63,15 @@ def module_source(variant: Variant) -> str:
     forward, backward = variant.forward, variant.backward
     captured_forward, captured_backward = variant.baseline.forward, variant.baseline.backward
     check_one_step(variant)
+    kernels = [kernel_source(kernel, refused=variant.fallbacks.get(kernel.name)) for kernel in variant.kernels]
+    optimised = [render(forward), render_boxed(backward, "backward")]
     sections = [
         _header(variant),
-        *([_rule("kernels"), LAUNCH] if variant.kernels else []),
-        *(kernel_source(kernel, refused=variant.fallbacks.get(kernel.name)) for kernel in variant.kernels),
+        *([_rule("kernels"), LAUNCH] if kernels else []),
+        support("\n".join([*kernels, *optimised])),
+        *kernels,
         _rule("the optimised program"),
-        render(forward),
-        render_boxed(backward, "backward"),
+        *optimised,
         _rule("the program as it was captured"),
         render(captured_forward).replace("def forward(", "def captured_forward(", 1),
         render_boxed(captured_backward, "captured_backward"),
@@ -69,7 +80,7 @@ def module_source(variant: Variant) -> str:
         _rule("running it"),
         _RUNTIME,
     ]
-    return "\n\n".join(s.strip("\n") for s in sections) + "\n"
+    return "\n\n".join(s.strip("\n") for s in sections if s) + "\n"
 
 
 def render_boxed(trace: Trace, name: str) -> str:

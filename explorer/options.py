@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, NoReturn
 
+from tracefuse.dropout import fuse_options
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.decompose import Decompose
@@ -93,7 +94,7 @@ class Config:
         if self.remat is not None:
             chosen.append(Remat(producer_input_weight=self.remat, save=self.save, recompute=self.recompute))
         if self.fuse:
-            chosen.append(Fuse())
+            chosen.append(Fuse(**fuse_options()))
         return chosen
 
     def as_code(self, of: str = "c") -> str:

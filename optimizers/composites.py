@@ -17,6 +17,7 @@ from tracefuse.optimizers.gathers import GATHERS
 from tracefuse.optimizers.indexing import broadcast, constant, reshape
 from tracefuse.optimizers.literals import COMPUTE_TYPE, literal
 from tracefuse.optimizers.lowering import Lowering, NotFusible, Value, index_block
+from tracefuse.optimizers.masks import MASKS
 from tracefuse.optimizers.placements import PLACEMENTS
 from tracefuse.optimizers.reductions import columns_of, operand_of, reduced_dims
 from tracefuse.optimizers.trace import val
@@ -276,5 +277,5 @@ REDUCTIONS = {
 }  # fmt: skip
 
 COMPOSITES: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = (
-    CONSTANTS | REDUCTIONS | PLACEMENTS | GATHERS
+    CONSTANTS | REDUCTIONS | PLACEMENTS | GATHERS | MASKS
 )

@@ -12,6 +12,7 @@ from tracefuse.optimizers.regions import agree, loops_of
 from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import (
     Trace,
+    draws_nothing,
     human_bytes,
     is_getitem,
     is_mutable,
@@ -139,7 +140,7 @@ def impossible(forward: Forward, node: fx.Node) -> str | None:
     op = producer(node)
     if op.op == "placeholder":
         return "is an input: it is there anyway"
-    if is_random(op) and not _draws_nothing(op):
+    if is_random(op) and not draws_nothing(op):
         return "draws from a random generator, and drawn again it would be another value"
     if is_mutable(op):
         return "writes to its arguments"
@@ -147,16 +148,6 @@ def impossible(forward: Forward, node: fx.Node) -> str | None:
     if overwritten is not None:
         return f"reads {overwritten.name}, which the forward overwrites"
     return None
-
-
-def _draws_nothing(op: fx.Node) -> bool:
-    """Attention counts as random for its dropout; at probability 0 it is not."""
-    names = [argument.name for argument in op.target._schema.arguments]  # type: ignore[union-attr]
-    if "dropout_p" not in names:
-        return False
-    position = names.index("dropout_p")
-    given = op.args[position] if position < len(op.args) else op.kwargs.get("dropout_p", 0.0)
-    return given == 0.0
 
 
 def unwise(forward: Forward, node: fx.Node, reduction_ratio: float) -> str | None:

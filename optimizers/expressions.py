@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from tracefuse.optimizers.random_ops import APPLY
+
 aten = torch.ops.aten
 
 Rule = Callable[..., str | None]
@@ -194,6 +196,7 @@ ARITHMETIC: dict[Any, Rule] = {
     aten.gelu_backward.default: _gelu_backward,
     aten.softplus.default: _softplus,
     aten.native_dropout_backward.default: lambda grad, mask, scale: f"{grad} * ({mask} * {scale})",
+    APPLY: lambda x, mask, scale: f"{x} * ({mask} * {scale})",
 }
 
 # Rows for boolean results: Triton adds and multiplies one-bit integers without a carry, so True + True would be False.

@@ -10,8 +10,8 @@ A long tree of adds becomes a kernel that sums any number of operands (`long_sum
 values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
 needs both as it is and transposed would have it read its inputs twice.
 
-It does nothing to matmuls, attention, convolutions, scatters and random ops, to most single ops (ATen's kernel moves the
-same bytes) and to views (they are free).
+It does nothing to matmuls, attention, convolutions, scatters and random ops (but dropout on a GPU: `dropout`), to most
+single ops (ATen's kernel moves the same bytes) and to views (they are free).
 
 `carve` turns a region into kernels. What a kernel's text cannot hold (a value at an index that its rows do not reach, an
 output of another size) is where the region is split, so that it is tried in smaller parts down to single ops. Views that
@@ -27,15 +27,18 @@ from typing import ClassVar
 
 from torch import fx
 
+from tracefuse.optimizers.dropout import drop_unmasked, dropouts, split_dropouts
+from tracefuse.optimizers.dropout import refusal as dropout_refusal
 from tracefuse.optimizers.duplicating import duplicate_pieces
 from tracefuse.optimizers.functions import Misfit, lower
-from tracefuse.optimizers.fusible import is_better_alone, is_constant, is_free, refusal
+from tracefuse.optimizers.fusible import is_better_alone, is_free, is_remade, refusal
 from tracefuse.optimizers.kernel import Kernel, make_kernel, turned_value
 from tracefuse.optimizers.long_sums import form_long_sums
 from tracefuse.optimizers.lowering import NotFusible
 from tracefuse.optimizers.merging import merge_pieces
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.pieces import Piece
+from tracefuse.optimizers.random_ops import is_mask
 from tracefuse.optimizers.rebuild import Carved, rebuild
 from tracefuse.optimizers.regions import form_regions
 from tracefuse.optimizers.trace import (
@@ -49,13 +52,36 @@ from tracefuse.optimizers.views import SPLITS
 
 @dataclass(frozen=True)
 class Fuse:
-    """The pass. It has no options."""
+    """The pass.
+
+    `dropout_threads` is how many threads ATen's dropout runs at once on the GPU of the trace, so that kernels draw the same
+    masks; 0 leaves dropout to ATen, for the reason `dropout_refusal`.
+    """
 
     name: ClassVar[str] = "fuse"
+    dropout_threads: int = 0
+    dropout_refusal: str = "it draws random numbers, and how ATen draws them on that GPU was not asked"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
+        stored: dict[str, str] = {}
+        while True:
+            told: list[Decision] = []
+            fused, masks = self._fused(trace, stored, told.append)
+            if not masks:
+                break
+            # A mask that is stored after all is drawn faster by ATen: begin again without its dropout.
+            stored |= dict.fromkeys(masks, "its mask is read by what is no kernel, and so must be stored")
+        for decision in told:
+            decide(decision)
+        return fused
+
+    def _fused(self, trace: Trace, stored: dict[str, str], decide: Decide) -> tuple[Trace, list[str]]:
+        """The trace with kernels, and the dropouts that were split although their masks are stored."""
         graph = trace.copy().graph
-        refused = {node: refusal(node) for node in graph.nodes}
+        drop_unmasked(graph)
+        left = {n: stored.get(n.name) or self._dropout_reason(n) for n in dropouts(graph)}
+        split = split_dropouts(graph, [n for n in left if not left[n]], self.dropout_threads)
+        refused = {node: left.get(node) or refusal(node) for node in graph.nodes}
         for node, reason in refused.items():
             if reason and node.op == "call_function" and not is_free(node):
                 decide(Decision(node.name, "leave", reason))
@@ -68,7 +94,12 @@ class Fuse:
         for piece in pieces:
             decide(piece.decision)
         carved = [piece.carved for piece in pieces if piece.carved]
-        return replace(trace, graph=rebuild(graph, carved), _cache={})
+        fused = rebuild(graph, carved)
+        return replace(trace, graph=fused, _cache={}), [split[n.name] for n in fused.nodes if is_mask(n)]
+
+    def _dropout_reason(self, node: fx.Node) -> str | None:
+        """Why a dropout stays with ATen; None if a kernel shall draw its mask."""
+        return dropout_refusal(node) or (None if self.dropout_threads else self.dropout_refusal)
 
 
 @dataclass(frozen=True)
@@ -200,7 +231,7 @@ def _obstacle(kernel: Kernel) -> _Obstacle | None:
 
 def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
     """Why a kernel that could be written is not worth it beside `alone`, the bytes that its ops move; None if it is."""
-    if len(work) == 1 and not is_better_alone(work[0]):
+    if len(work) == 1 and not is_better_alone(work[0]) and not any(map(is_mask, kernel.body.ops)):
         return "one op alone: ATen's kernel moves the same bytes"
     if kernel.nbytes > alone:
         return f"its kernel would move {human_bytes(kernel.nbytes)}, ATen's ops move {human_bytes(alone)}"
@@ -221,11 +252,11 @@ def _outputs(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _with_remade(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """`nodes` with the constants that they read and the splits whose parts they read, which are made again in the kernel.
+    """`nodes` with what they read of constants, masks and splits, all of which are made again in the kernel.
 
     A split in a region above the one of its parts is a list, which no kernel takes: the kernel takes what is split.
     """
-    return set(nodes) | {a for n in nodes for a in n.all_input_nodes if is_constant(a) or a.target in SPLITS}
+    return set(nodes) | {a for n in nodes for a in n.all_input_nodes if is_remade(a) or a.target in SPLITS}
 
 
 def _closure(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> set[fx.Node]:

@@ -17,6 +17,7 @@ from tracefuse.optimizers.expressions import POINTWISE, rule_of
 from tracefuse.optimizers.gathers import gather_refusal
 from tracefuse.optimizers.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering import COPIES
+from tracefuse.optimizers.random_ops import is_mask
 from tracefuse.optimizers.reductions import NORM_BACKWARD, columns_of, operand_of, reduced_dims, rows_of
 from tracefuse.optimizers.trace import SHORT_DTYPE, is_view, tensors, val
 from tracefuse.optimizers.views import SPLITS, VIEWS, shape_of
@@ -38,6 +39,8 @@ def refusal(node: fx.Node) -> str | None:
         return _getitem_refusal(node)
     if not isinstance(node.target, torch._ops.OpOverload):
         return "it is a kernel already"
+    if is_mask(node):
+        return "every kernel that reads it computes it again from its state"
     return (
         _unknown(node.target)
         or _type_refusal(node)
@@ -52,9 +55,14 @@ def is_constant(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in CONSTANTS
 
 
+def is_remade(node: fx.Node) -> bool:
+    """Whether every kernel that reads the value computes it itself: a constant, or the mask of a dropout."""
+    return is_constant(node) or is_mask(node)
+
+
 def is_free(node: fx.Node) -> bool:
-    """Whether the op is no work of its own: a view, the part of a multi-output op, or a constant."""
-    return node.target is operator.getitem or is_view(node) or is_constant(node)
+    """Whether the op is no work of its own: a view, the part of a multi-output op, or what readers make themselves."""
+    return node.target is operator.getitem or is_view(node) or is_remade(node)
 
 
 def is_better_alone(node: fx.Node) -> bool:

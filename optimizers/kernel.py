@@ -22,11 +22,13 @@ from torch import fx
 from tracefuse.optimizers.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.gathers import is_table_of
+from tracefuse.optimizers.random_ops import is_mask
 from tracefuse.optimizers.trace import Input, Output, Trace, is_view, op_name, tensor_type, tensors, val
 
 aten = torch.ops.aten
 
-RESERVED = {*keyword.kwlist, *dir(builtins), "math", "torch", "triton", "tl"}
+OURS = {"philox_word", "dropout_mask", "apply_dropout"}
+RESERVED = {*keyword.kwlist, *dir(builtins), "math", "torch", "triton", "tl", *OURS}
 """Names that the text of a kernel uses itself."""
 
 NAMED_OPS = 4
@@ -191,7 +193,7 @@ def _title(body: Trace) -> str:
     names = [
         n.target.overloadpacket.__name__.strip("_")
         for n in body.ops
-        if n.target is not operator.getitem and not is_view(n) and n.target not in CONSTANTS
+        if n.target is not operator.getitem and not is_view(n) and not is_mask(n) and n.target not in CONSTANTS
     ]
     unique = list(dict.fromkeys(names))
     kept = unique if len(unique) <= NAMED_OPS else [*unique[: NAMED_OPS - 1], unique[-1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,8 @@ def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
 def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> list[_Unit]:
     """The units that the outputs need, and random ops, each after its operands and otherwise in the order of the trace."""
     position = {node: at for at, node in enumerate(graph.nodes)}
-    roots = [*graph.output_node().all_input_nodes, *(n for n in graph.nodes if is_random(n) and not is_getitem(n))]
+    draws = [n for n in graph.nodes if is_random(n) and not is_getitem(n)]
+    roots = [*graph.output_node().all_input_nodes, *draws]
     needs: dict[_Unit, set[_Unit]] = {}
     stack = [provider.get(n, n) for n in roots]
     while stack:
@@ -55,6 +57,8 @@ def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> list[_Unit]:
             operands = unit.inputs if isinstance(unit, Carved) else unit.all_input_nodes
             needs[unit] = {u for n in operands if _is_op(u := provider.get(n, n))}
             stack += needs[unit]
+    for earlier, later in itertools.pairwise(draws):
+        needs[later].add(earlier)
     return _topological(needs, position)
 
 

@@ -5,7 +5,8 @@ A region is grown in one walk over the trace, in linear time. Every op has a dep
     depth(op) = max over operands a of  depth(a) + (0 if op may join a's region else 1)
 
 and a region is a set of joined ops of one depth. Since a border always adds to the depth, no path can leave a region and
-come back: regions are convex and the trace stays acyclic, whatever decides "may join".
+come back: regions are convex and the trace stays acyclic, whatever decides "may join". Random ops run in their order, so
+that one is no less deep than those before it.
 
 An op may join where phase and device agree, and where its loops do: all reductions of a kernel are of the same elements.
 Afterwards an op that is cheaper to compute where it is read sinks into the region of its readers.
@@ -20,9 +21,10 @@ from torch import fx
 
 from tracefuse.optimizers.composites import REDUCTIONS
 from tracefuse.optimizers.cost import touched_bytes
-from tracefuse.optimizers.fusible import is_constant
+from tracefuse.optimizers.fusible import is_remade
+from tracefuse.optimizers.random_ops import is_draw, is_mask
 from tracefuse.optimizers.reductions import MAX_ROW, columns_of, rows_of
-from tracefuse.optimizers.trace import is_getitem, nbytes, phase, tensors
+from tracefuse.optimizers.trace import is_getitem, is_random, nbytes, phase, producer, tensors
 from tracefuse.optimizers.views import SPLITS
 
 Sizes = tuple[int, int, int]
@@ -52,15 +54,23 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
     """The regions of a trace's graph over its `fusible` ops, in no particular order, views at their borders included."""
     depth: dict[fx.Node, int] = {}
     region_of: dict[fx.Node, Region] = {}
+    drawn = 0
     for node in graph.nodes:
         inputs, is_fusible = node.all_input_nodes, node in fusible
         links = [a for a in inputs if is_fusible and a in region_of and _may_join(node, region_of[a])]
-        depth[node] = max((depth[a] + (a not in links and a.op == "call_function") for a in inputs), default=0)
+        depth[node] = max((depth[a] + (a not in links and _is_border(a)) for a in inputs), default=0)
+        if is_random(node):
+            drawn = depth[node] = max(depth[node], drawn)
         if is_fusible:
             near = {region_of[a]: None for a in links if depth[a] == depth[node]}
             depth[node] += not _join(node, list(near), region_of)
     _sink(graph, region_of)
     return [set(r.nodes) for r in dict.fromkeys(region_of.values())]
+
+
+def _is_border(node: fx.Node) -> bool:
+    """Whether a reader of the value, which no region holds, lies below a border. What reads nothing lies below none."""
+    return node.op == "call_function" and not is_mask(node) and not is_draw(producer(node))
 
 
 def _may_join(node: fx.Node, region: Region) -> bool:
@@ -175,9 +185,9 @@ def _is_no_dearer(moved: set[fx.Node], node: fx.Node, target: Region) -> bool:
 
 
 def _is_at_hand(value: fx.Node, region: Region) -> bool:
-    """Whether a region reads `value` at no cost: it does already, or the value is a constant or one element."""
+    """Whether a region reads `value` at no cost: it does already, or the value is made again anyway, or one element."""
     is_read = any(user in region.nodes for user in value.users)
-    return is_read or is_constant(value) or sum(t.numel() for t in tensors(value)) == 1
+    return is_read or is_remade(value) or sum(t.numel() for t in tensors(value)) == 1
 
 
 def _is_anchored(node: fx.Node, region: Region) -> bool:

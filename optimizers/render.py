@@ -73,10 +73,15 @@ def render_op(node: fx.Node) -> str:
     """`name = torch.ops.aten.mul.Tensor(a, b)` without comments."""
     if is_getitem(node):
         return f"{node.name} = {node.args[0]}[{node.args[1]}]"
-    shown = op_name(node)
-    target = f"torch.ops.{shown}" if isinstance(node.target, torch._ops.OpOverload) else shown
     arguments = [literal(a) for a in node.args] + [f"{k}={literal(v)}" for k, v in node.kwargs.items()]
-    return f"{node.name} = {target}({', '.join(arguments)})"
+    return f"{node.name} = {callee(node)}({', '.join(arguments)})"
+
+
+def callee(node: fx.Node) -> str:
+    """What the op calls, as Python text: `torch.ops.aten.mul.Tensor`, or the name of a kernel or of a function of ours."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return op_name(node)
+    return node.target._opname if node.target.namespace == "tracefuse" else f"torch.ops.{node.target}"
 
 
 def literal(value: Any) -> str:

@@ -276,6 +276,16 @@ def is_random(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def draws_nothing(op: fx.Node) -> bool:
+    """Whether a random op draws no number: attention counts as random for its dropout; at probability 0 it is not."""
+    names = [argument.name for argument in op.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return False
+    position = names.index("dropout_p")
+    given = op.args[position] if position < len(op.args) else op.kwargs.get("dropout_p", 0.0)
+    return given == 0.0
+
+
 def is_mutable(node: fx.Node) -> bool:
     """Whether the op writes to one of its arguments. A functionalised trace has none."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

@@ -26,7 +26,8 @@ from tracefuse.optimizers.indexing import row_major
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import BLOCK_NAMES, GUESS, Tuning
 from tracefuse.optimizers.long_sum_kernel import BLOCK, NUM_WARPS, LongSum, sum_source
-from tracefuse.optimizers.trace import human_bytes, is_getitem, nbytes, op_name, tensor_type, val
+from tracefuse.optimizers.render import callee
+from tracefuse.optimizers.trace import human_bytes, is_getitem, nbytes, tensor_type, val
 
 LINE_LENGTH = 110
 
@@ -153,7 +154,7 @@ def _call(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return f"{node.args[0]}[{node.args[1]}]"
     args = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
-    return f"torch.ops.{op_name(node)}({', '.join(args)})"
+    return f"{callee(node)}({', '.join(args)})"
 
 
 def _argument(value: Any) -> str:

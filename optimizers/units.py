@@ -5,6 +5,7 @@ Views are no units: who reads a view reads the memory behind it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tracefuse.optimizers.fusible import is_constant
+from tracefuse.optimizers.fusible import is_remade
 from tracefuse.optimizers.pieces import Piece
 from tracefuse.optimizers.regions import Sizes, loops_of
-from tracefuse.optimizers.trace import is_getitem, is_view, nbytes, phase, tensors
+from tracefuse.optimizers.trace import is_getitem, is_random, is_view, nbytes, phase, tensors
 from tracefuse.optimizers.unit_order import UnitOrder
 
 Unit = Piece | fx.Node
@@ -54,13 +55,11 @@ def inputs_of(piece: Piece) -> list[fx.Node]:
     if piece.carved:
         return list(piece.carved.inputs)
     inside = set(piece.nodes)
-    return list(
-        dict.fromkeys(a for n in piece.nodes if not is_constant(n) for a in n.all_input_nodes if a not in inside)
-    )
+    return list(dict.fromkeys(a for n in piece.nodes if not is_remade(n) for a in n.all_input_nodes if a not in inside))
 
 
 def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node, Piece]) -> UnitOrder[Unit]:
-    """The units of a graph in an order close to the graph's own. `owner` is the piece that each node is in."""
+    """The units of a graph in an order close to the graph's own, random ops in it. `owner` is the piece that a node is in."""
     position = {node: at for at, node in enumerate(graph.nodes)}
 
     def operands(values: Iterable[fx.Node]) -> set[Unit]:
@@ -70,6 +69,8 @@ def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node,
     for node in graph.nodes:
         if node.op == "call_function" and node not in owner and not is_view(node):
             needs[node] = operands(node.all_input_nodes)
+    for earlier, later in itertools.pairwise(unit for unit in needs if isinstance(unit, fx.Node) and is_random(unit)):
+        needs[later].add(earlier)
     return UnitOrder(
         needs, lambda unit: max(map(position.__getitem__, unit.outputs if isinstance(unit, Piece) else [unit]))
     )
@@ -94,7 +95,7 @@ def traits_of(piece: Piece) -> Traits:
     numel = max([t.numel() for t in values] + [math.prod(sizes) for sizes in rows | columns])
     reads: dict[fx.Node, int] = {}
     for value in inputs_of(piece):
-        if not is_constant(value):
+        if not is_remade(value):
             root = memory(value)
             reads[root] = min(nbytes(root), reads.get(root, 0) + nbytes(value))
     device = next((t.device for t in values), None)

@@ -25,7 +25,7 @@ LAZY_IMPORTS_OF_WIDGETS = {
 
 # Written in pieces, so that this file does not find itself.
 _FOLDERS = "|".join(["wo" + "rk", "ro" + "ot", "op" + "t", "ho" + "me", "tm" + "p/[a-z]"])
-_HOSTS = "|".join(["python" + "hosted", "py" + r"pi\.", r"\.lib" + r"rary\b"])
+_HOSTS = "|".join(["python" + "hosted", "py" + r"pi\.", r"(?<!torch)\.lib" + r"rary\b"])
 MACHINE = re.compile(rf"(?<![\w.])/({_FOLDERS})/|{_HOSTS}")
 
 
