@@ -29,11 +29,10 @@ from typing import Any
 import torch
 
 from tracefuse import cache, worker
-from tracefuse.compile import kept_in
+from tracefuse.compile import kept_in, module_text
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.optimizers.triton import kernel_source, launches
+from tracefuse.optimizers.triton import launches
 from tracefuse.worker import Job
 from tracefuse.workers import Gpu, Worker, WorkerLost, give_back, take
 
@@ -120,7 +119,7 @@ def preload(module: ModuleType, kernels: Iterable[Kernel]) -> None:
 
 
 def _tasks(kernel: Kernel) -> list[_Task]:
-    text = jitted_text(f"{HEADER}\n\n{kernel_source(kernel)}")
+    text = jitted_text(module_text(kernel))
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = str(cache.write_module(f"tracefuse_jitted_{name}", text))
     jobs = [

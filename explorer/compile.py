@@ -80,9 +80,14 @@ def launcher(kernel: Kernel) -> Callable[..., Any]:
     return getattr(_module(kernel), kernel.name)
 
 
-def _module(kernel: Kernel) -> ModuleType:
+def module_text(kernel: Kernel) -> str:
+    """A file with one kernel: all that its text needs, and the text."""
     source = kernel_source(kernel)
-    return load("\n\n".join(filter(None, [HEADER, support(source), source])))
+    return "\n\n".join(filter(None, [HEADER, support(source), source]))
+
+
+def _module(kernel: Kernel) -> ModuleType:
+    return load(module_text(kernel))
 
 
 # --- kernel to machine code -------------------------------------------------------------------------------------------

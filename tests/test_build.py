@@ -19,7 +19,7 @@ import tracefuse
 from tracefuse import build as building
 from tracefuse import cache, worker, workers
 from tracefuse.build import build, jitted_text, preload
-from tracefuse.compile import load
+from tracefuse.compile import load, module_text
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.triton import kernel_source, launches
@@ -201,8 +201,8 @@ def test_a_kernel_that_exceeds_shared_memory_runs_as_its_ops(gpu: Path, monkeypa
 
 
 def test_a_kernel_that_does_not_compile_runs_as_its_ops(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = lambda kernel: kernel_source(kernel).replace("tl.load(", "tl.lode(")  # noqa: E731
-    monkeypatch.setattr(building, "kernel_source", broken)
+    broken = lambda kernel: module_text(kernel).replace("tl.load(", "tl.lode(")  # noqa: E731
+    monkeypatch.setattr(building, "module_text", broken)
     c, x, gradient = captured()
     variant = c.optimize()
     check_unfused(variant, x, gradient, "the compiler refused it")
