@@ -103,16 +103,28 @@ def _reason(fact: dict[str, Any], gpu: Gpu) -> str | None:
 def preload(module: ModuleType, kernels: Iterable[Kernel]) -> None:
     """Give the jitted functions of a loaded module the machine code of `kernels`, so that their launches compile nothing.
 
-    It is that of the current GPU and of aligned pointers; for others Triton compiles at the launch. Does nothing without
-    a GPU. The kernels must have passed `build`.
+    It is that of the current GPU and of aligned pointers; for others Triton compiles at the launch. Triton also compiles a
+    stub in C for each new list of arguments: many at a time, here. Does nothing without a GPU. The kernels must have
+    passed `build`.
     """
     if this_gpu() is None:
         return
-    with kept_in(cache.machine_code_directory()):
+    device = torch.cuda.current_device()
+    with kept_in(cache.machine_code_directory()), ThreadPoolExecutor() as pool:
+        loading = []
         for kernel in kernels:
             for launch in launches(kernel):
                 pointers = tuple(map(str, launch.pointers))
-                worker.warm(getattr(module, launch.function), pointers, launch.blocks, launch.num_warps)
+                made = worker.warm(getattr(module, launch.function), pointers, launch.blocks, launch.num_warps)
+                loading.append(pool.submit(_make_ready, made, device))
+        for one in loading:
+            one.result()
+
+
+def _make_ready(made: Any, device: int) -> None:
+    """Load machine code on the GPU. `CompiledKernel.run` does that when first asked for; seen on triton 3.6, 3.7 and 3.9."""
+    torch.cuda.set_device(device)
+    _ = made.run
 
 
 # --- what there is to compile -----------------------------------------------------------------------------------------

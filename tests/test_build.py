@@ -40,6 +40,9 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(building, "this_gpu", lambda: HOPPER)
     monkeypatch.setattr(building, "_refused", {})
     monkeypatch.setattr(building, "IN_PROCESS", 2)
+    # Loading on the GPU is all that needs one.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(building, "_make_ready", lambda made, device: None)
     yield tmp_path / "users"
     workers.close_all()
 
