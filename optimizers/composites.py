@@ -19,6 +19,7 @@ from tracefuse.optimizers.literals import COMPUTE_TYPE, literal
 from tracefuse.optimizers.lowering import Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.masks import MASKS
 from tracefuse.optimizers.placements import PLACEMENTS
+from tracefuse.optimizers.reducing import column_total, exponentials, logsumexp, reduce
 from tracefuse.optimizers.reductions import columns_of, operand_of, reduced_dims
 from tracefuse.optimizers.trace import val
 from tracefuse.optimizers.views import Indices, arguments, shape_of
@@ -73,10 +74,10 @@ def _reduction(how: str) -> Callable[[Lowering, fx.Node, Indices, Guards], Value
         where = _row_index(self, node, operand, at)  # type: ignore[arg-type]
         block = self.cast(self.value(operand, where, self.row_guards(node, guards)), dtype)  # type: ignore[arg-type]
         if how == "mean":
-            total = self.reduce(node, block, "sum", "total")
+            total = reduce(self, node, block, "sum", "total")
             return self.emit(node, f"{total.text} / {self.layout.row_length}", dtype, total.lanes)
         if how == "sum":
-            return self.reduce(node, block, "sum", node.name)
+            return reduce(self, node, block, "sum", node.name)
         return _extremum(self, node, block, how)
 
     return lower
@@ -86,7 +87,7 @@ def _column_reduction(self: Lowering, node: fx.Node, at: Indices, how: str) -> V
     rows = _summed_rows(self, node)
     operand, dtype = operand_of(node), COMPUTE_TYPE[val(node).dtype]
     where = reshape(rows.layout.indices, rows.layout.shape, shape_of(operand))
-    total = self.column_total(node, rows.cast(rows.value(operand, where), dtype), at)
+    total = column_total(self, node, rows.cast(rows.value(operand, where), dtype), at)
     if how == "sum":
         return total
     return self.emit(node, f"{total.text} / {rows.layout.columns.sizes[1]}", dtype, total.lanes)  # type: ignore[union-attr]
@@ -105,8 +106,8 @@ def _summed_rows(self: Lowering, node: fx.Node) -> Lowering:
 def _extremum(self: Lowering, node: fx.Node, block: Value, how: str) -> Value:
     # `tl.max` skips NaN; ATen's amax yields it.
     nan = self.emit(node, f"({block.text} != {block.text}).to(tl.int32)", "int32", block.lanes, "is_nan")
-    nans = self.reduce(node, nan, "sum", "nans")
-    best = self.reduce(node, block, how, "best")
+    nans = reduce(self, node, nan, "sum", "nans")
+    best = reduce(self, node, block, how, "best")
     return self.emit(node, f"tl.where({nans.text} > 0, float('nan'), {best.text})", block.dtype, best.lanes)
 
 
@@ -116,7 +117,7 @@ def _var(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
     block = self.value(args["self"], where, self.row_guards(node, guards))
     _, centred = _centred(self, node, block)
     squares = self.emit(node, f"{centred.text} * {centred.text}", dtype, centred.lanes, "squares")
-    total = self.reduce(node, squares, "sum", "total")
+    total = reduce(self, node, squares, "sum", "total")
     correction = 1 if args["correction"] is None else args["correction"]
     count = max(self.layout.row_length - correction, 0)
     text = f"{total.text} / {count}" if count else f"{total.text} * float('nan')"
@@ -127,11 +128,11 @@ def _logsumexp(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Va
     operand: fx.Node = node.args[0]  # type: ignore[assignment]
     where = _row_index(self, node, operand, at)
     block = self.cast(self.value(operand, where, self.row_guards(node, guards)), COMPUTE_TYPE[val(node).dtype])
-    return self.logsumexp(node, block)
+    return logsumexp(self, node, block)
 
 
 def _centred(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
-    total = self.reduce(node, block, "sum", "total")
+    total = reduce(self, node, block, "sum", "total")
     mean = self.emit(node, f"{total.text} / {self.layout.row_length}", block.dtype, total.lanes, "mean")
     return mean, self.emit(node, f"{block.text} - {mean.text}", block.dtype, block.lanes, "centred")
 
@@ -143,7 +144,7 @@ def _softmax(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Valu
     args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
     operand, rows = args["self"], self.row_guards(node, guards)
     row = self.cast(self.value(operand, _softmax_row(self, node, at), rows), dtype)
-    maximum, total = self.exponentials(node, row)
+    maximum, total = exponentials(self, node, row)
     here = self.cast(self.value(operand, at, guards), dtype)
     if node.target is aten._log_softmax.default:
         return self.emit(node, f"{here.text} - {maximum.text} - tl.log({total.text})", dtype, here.lanes | total.lanes)
@@ -162,7 +163,7 @@ def _softmax_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards
         grad_row = self.emit(
             node, f"{grad_row.text} * {output_row.text}", dtype, grad_row.lanes | output_row.lanes, "product"
         )
-    total = self.reduce(node, grad_row, "sum", "total")
+    total = reduce(self, node, grad_row, "sum", "total")
     g, y = self.value(grad, at, guards), self.value(output, at, guards)
     text = f"{g.text} - tl.exp({y.text}) * {total.text}" if is_log else f"{y.text} * ({g.text} - {total.text})"
     return self.emit(node, text, dtype, g.lanes | y.lanes)
@@ -201,7 +202,7 @@ def _norm(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
 def _rstd(self: Lowering, node: fx.Node, centred: Value, eps: float | None) -> Value:
     eps = torch.finfo(val(node.args[0]).dtype).eps if eps is None else eps  # type: ignore[arg-type]
     squares = self.emit(node, f"{centred.text} * {centred.text}", centred.dtype, centred.lanes, "squares")
-    total = self.reduce(node, squares, "sum", "total")
+    total = reduce(self, node, squares, "sum", "total")
     return self.emit(
         node, f"1.0 / tl.sqrt({total.text} / {self.layout.row_length} + {eps!r})", centred.dtype, total.lanes, "rstd"
     )
@@ -217,12 +218,12 @@ def _norm_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -
     rows = self.row_guards(node, guards)
     grad, normed = _scaled_gradient(self, norm, args, row, rows), _normed(self, norm, args, row, rows)  # type: ignore[arg-type]
     product = self.emit(norm, f"{grad.text} * {normed.text}", grad.dtype, grad.lanes | normed.lanes, "product")  # type: ignore[arg-type]
-    slope = self.reduce(norm, product, "sum", "slope")  # type: ignore[arg-type]
+    slope = reduce(self, norm, product, "sum", "slope")  # type: ignore[arg-type]
     columns = self.layout.row_length
     g, x = _scaled_gradient(self, norm, args, at, guards), _normed(self, norm, args, at, guards)  # type: ignore[arg-type]
     inner = f"{g.text} - {x.text} * ({slope.text} / {columns})"
     if "mean" in args:
-        shift = self.reduce(norm, grad, "sum", "shift")  # type: ignore[arg-type]
+        shift = reduce(self, norm, grad, "sum", "shift")  # type: ignore[arg-type]
         inner = f"{inner} - {shift.text} / {columns}"
     rstd = self.value(args["rstd"], broadcast(at, shape_of(args["rstd"])), guards)
     return self.emit(norm, f"{rstd.text} * ({inner})", g.dtype, g.lanes | x.lanes, "grad_input")  # type: ignore[arg-type]
@@ -237,7 +238,7 @@ def _norm_weight_gradient(self: Lowering, node: fx.Node, at: Indices) -> Value:
     if which == 1:
         normed = _normed(rows, norm, args, where, ())  # type: ignore[arg-type]
         block = rows.emit(norm, f"{block.text} * {normed.text}", block.dtype, block.lanes | normed.lanes, "product")  # type: ignore[arg-type]
-    return self.column_total(node, block, at)
+    return column_total(self, node, block, at)
 
 
 def _scaled_gradient(self: Lowering, node: fx.Node, args: dict[str, Any], at: Indices, guards: Guards) -> Value:
