@@ -1,6 +1,7 @@
 """Machine code for this machine's GPU before the first launch: unique kernels, in parallel, kept on disk.
 
     refused = build(kernels, progress)     compile what the cache lacks; kernel name -> why it cannot run here
+    build_all([(kernel, tuning), ...])     the same, where a kernel may be asked for under several tunings
     preload(module, kernels)               hand the machine code to the module's jitted functions
 
 `build` looks up each launch among the cache's facts. What is missing is shared out over lanes: this process, which can
@@ -19,7 +20,7 @@ import hashlib
 import os
 import queue
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ import torch
 from tracefuse import cache, worker
 from tracefuse.compile import kept_in, module_text
 from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.optimizers.triton import launches
 from tracefuse.worker import Job
@@ -44,15 +46,18 @@ runs already 0.8, 1.2, 3.8, 4.8."""
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and with what is being done."""
 
+Asked = tuple[Kernel, Tuning]
+"""A kernel, and the block sizes under which it is asked for."""
+
 _refused: dict[tuple[Path, str], str] = {}
 """(folder, fact key) -> the compiler's message: a refusal holds for this session, and the next one tries again."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Task:
-    """One launch of `kernel` to compile, and the key of what is known of it."""
+    """One launch of a kernel to compile, and the key of what is known of it, which tunings may share."""
 
-    kernel: Kernel
+    asked: Asked
     job: Job
     key: str
 
@@ -71,24 +76,39 @@ def this_gpu() -> Gpu | None:
     return Gpu(target.backend, target.arch, target.warp_size, shared)
 
 
-def build(kernels: Iterable[Kernel], progress: Progress | None = None, jobs: int | None = None) -> dict[str, str]:
+def build(
+    kernels: Iterable[Kernel],
+    progress: Progress | None = None,
+    jobs: int | None = None,
+    tunings: Mapping[str, Tuning] | None = None,
+) -> dict[str, str]:
     """Compile `kernels` for this machine's GPU, `jobs` at a time (all processors by default).
 
-    Returns the names of the kernels that cannot run on it, with the reason. Without a GPU nothing is compiled and nothing
-    refused. Raises `BuildError` where the cache cannot be written.
+    `tunings` are by the kernels' names; a kernel without one is the guess. Returns the names of the kernels that cannot run
+    on it, with the reason. Without a GPU nothing is compiled and nothing refused. Raises `BuildError` where the cache cannot
+    be written.
     """
+    asked = [(kernel, (tunings or {}).get(kernel.name, GUESS)) for kernel in kernels]
+    return {kernel.name: reason for (kernel, _), reason in build_all(asked, progress, jobs).items()}
+
+
+def build_all(asked: Iterable[Asked], progress: Progress | None = None, jobs: int | None = None) -> dict[Asked, str]:
+    """As `build`, of kernels under given tunings: which of `asked` cannot run, with the reason."""
     gpu = this_gpu()
     if gpu is None:
         return {}
-    tasks = [task for kernel in dict.fromkeys(kernels) for task in _tasks(kernel)]
+    tasks = [task for one in dict.fromkeys(asked) for task in _tasks(*one)]
     folder = cache.machine_code_directory()
-    known = {task: fact for task in tasks if (fact := _known(task, folder)) is not None}
-    missing = [task for task in tasks if task not in known]
+    facts: dict[str, Any] = {task.key: _known(task, folder) for task in tasks}
+    missing = {task.key: task for task in tasks if facts[task.key] is None}
     if missing:
-        known |= _compile(missing, gpu, folder, progress, jobs or os.cpu_count() or 1)
+        facts |= _compile(list(missing.values()), gpu, folder, progress, jobs or os.cpu_count() or 1)
         cache.trim()
-    reasons = {task.kernel.name: _reason(known[task], gpu) for task in reversed(tasks)}
-    return {name: reason for name, reason in reversed(reasons.items()) if reason is not None}
+    refused: dict[Asked, str] = {}
+    for task in tasks:
+        if (reason := _reason(facts[task.key], gpu)) is not None:
+            refused.setdefault(task.asked, reason)
+    return refused
 
 
 def _reason(fact: dict[str, Any], gpu: Gpu) -> str | None:
@@ -100,46 +120,47 @@ def _reason(fact: dict[str, Any], gpu: Gpu) -> str | None:
     return None
 
 
-def preload(module: ModuleType, kernels: Iterable[Kernel]) -> None:
+def preload(module: ModuleType, kernels: Iterable[Kernel], tunings: Mapping[str, Tuning] | None = None) -> list[Any]:
     """Give the jitted functions of a loaded module the machine code of `kernels`, so that their launches compile nothing.
 
     It is that of the current GPU and of aligned pointers; for others Triton compiles at the launch. Triton also compiles a
     stub in C for each new list of arguments: many at a time, here. Does nothing without a GPU. The kernels must have
-    passed `build`.
+    passed `build`, under the same `tunings`. Returns Triton's `CompiledKernel` of each launch.
     """
     if this_gpu() is None:
-        return
+        return []
     device = torch.cuda.current_device()
+    wanted = [one for kernel in kernels for one in launches(kernel, (tunings or {}).get(kernel.name, GUESS))]
     with kept_in(cache.machine_code_directory()), ThreadPoolExecutor() as pool:
         loading = []
-        for kernel in kernels:
-            for launch in launches(kernel):
-                pointers = tuple(map(str, launch.pointers))
-                made = worker.warm(getattr(module, launch.function), pointers, launch.blocks, launch.num_warps)
-                loading.append(pool.submit(_make_ready, made, device))
-        for one in loading:
-            one.result()
+        for one in wanted:
+            pointers = tuple(map(str, one.pointers))
+            made = worker.warm(getattr(module, one.function), pointers, one.blocks, one.num_warps)
+            loading.append(pool.submit(_make_ready, made, device))
+        return [one.result() for one in loading]
 
 
-def _make_ready(made: Any, device: int) -> None:
+def _make_ready(made: Any, device: int) -> Any:
     """Load machine code on the GPU. `CompiledKernel.run` does that when first asked for; seen on triton 3.6, 3.7 and 3.9."""
     torch.cuda.set_device(device)
     _ = made.run
+    return made
 
 
 # --- what there is to compile -----------------------------------------------------------------------------------------
 
 
-def _tasks(kernel: Kernel) -> list[_Task]:
-    text = jitted_text(module_text(kernel))
+def _tasks(kernel: Kernel, tuning: Tuning) -> list[_Task]:
+    text = jitted_text(module_text(kernel, tuning))
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = str(cache.write_module(f"tracefuse_jitted_{name}", text))
     jobs = [
-        Job(path, one.function, tuple(map(str, one.pointers)), one.blocks, one.num_warps) for one in launches(kernel)
+        Job(path, one.function, tuple(map(str, one.pointers)), one.blocks, one.num_warps)
+        for one in launches(kernel, tuning)
     ]
     # Without the path: a cache may be moved, and the text is in the name.
     keys = [f"build {name} {j.function} {j.pointers} {sorted(j.blocks.items())} {j.num_warps}" for j in jobs]
-    return [_Task(kernel, job, key) for job, key in zip(jobs, keys, strict=True)]
+    return [_Task((kernel, tuning), job, key) for job, key in zip(jobs, keys, strict=True)]
 
 
 def jitted_text(source: str) -> str:
@@ -177,8 +198,8 @@ def _known(task: _Task, folder: Path) -> dict[str, Any] | None:
 
 def _compile(
     tasks: Sequence[_Task], gpu: Gpu, folder: Path, progress: Progress | None, jobs: int
-) -> dict[_Task, dict[str, Any]]:
-    """What the compiler says of each task. The lane `None` is this process."""
+) -> dict[str, dict[str, Any]]:
+    """What the compiler says of each task, by its key. The lane `None` is this process."""
     total, found = len(tasks), {}
     report = progress or (lambda fraction, text: None)
     report(0.0, _compiling(0, total))
@@ -191,7 +212,7 @@ def _compile(
         futures = {pool.submit(_on_a_lane, task.job, lanes): task for task in tasks}
         try:
             for future in as_completed(futures):
-                found[futures[future]] = fact = future.result()
+                found[futures[future].key] = fact = future.result()
                 _keep(futures[future], folder, fact)
                 report(len(found) / total, _compiling(len(found), total))
         finally:  # after Ctrl-C, only what has begun is finished

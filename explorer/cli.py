@@ -94,7 +94,8 @@ def demo(arguments: argparse.Namespace) -> None:
     print(steps_table(captured.trace, variant.steps), end="\n\n", flush=True)
 
     say.next("measuring the captured trace beside the optimised one")
-    timing = variant.measure(say.progress, budget_s=chosen["budget"], cuda_graph=chosen["cuda_graph"])
+    asked = {name: chosen[name] for name in ("cuda_graph", "tune")}
+    timing = variant.measure(say.progress, budget_s=chosen["budget"], **asked)
     print(timing, flush=True)
     print(f"\n{timing.note}\n" if timing.note and variant.kernels else "", flush=True)
 

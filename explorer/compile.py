@@ -31,6 +31,7 @@ from tracefuse.dropout import support
 from tracefuse.errors import BuildError
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.launch import HEADER
+from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.triton import Launch, kernel_source, launches
 from tracefuse.worker import forget_line_numbers
 
@@ -75,19 +76,25 @@ def load(source_text: str) -> ModuleType:
     return module
 
 
-def launcher(kernel: Kernel) -> Callable[..., Any]:
+def unload(module: ModuleType) -> None:
+    """Forget a module that `load` made, so that what it holds, megabytes of machine code, goes with its last user."""
+    sys.modules.pop(module.__name__, None)
+
+
+def launcher(kernel: Kernel, tuning: Tuning = GUESS) -> Callable[..., Any]:
     """The function that runs `kernel`; its arguments and results are those of `Kernel.__call__`."""
-    return getattr(_module(kernel), kernel.name)
+    return getattr(module_of(kernel, tuning), kernel.name)
 
 
-def module_text(kernel: Kernel) -> str:
+def module_text(kernel: Kernel, tuning: Tuning = GUESS) -> str:
     """A file with one kernel: all that its text needs, and the text."""
-    source = kernel_source(kernel)
+    source = kernel_source(kernel, tuning)
     return "\n\n".join(filter(None, [HEADER, support(source), source]))
 
 
-def _module(kernel: Kernel) -> ModuleType:
-    return load(module_text(kernel))
+def module_of(kernel: Kernel, tuning: Tuning = GUESS) -> ModuleType:
+    """A module that defines `kernel` alone."""
+    return load(module_text(kernel, tuning))
 
 
 # --- kernel to machine code -------------------------------------------------------------------------------------------
@@ -136,7 +143,7 @@ def _compiled(kernel: Kernel, launch: Launch, arch: int) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = getattr(_module(kernel), launch.function)
+    function = getattr(module_of(kernel), launch.function)
     if not isinstance(function, triton.JITFunction):
         raise BuildError("Triton interprets kernels in this process: unset TRITON_INTERPRET to compile them")
     names = function.arg_names[: len(launch.pointers)]

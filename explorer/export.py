@@ -23,6 +23,7 @@ from tracefuse.draws import repeated
 from tracefuse.dropout import SUPPORT, support
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.launch import LAUNCH
+from tracefuse.optimizers.layout import GUESS
 from tracefuse.optimizers.render import INDENT, body_lines, literal, render
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, val
 from tracefuse.optimizers.triton import kernel_source
@@ -63,7 +64,10 @@ def module_source(variant: Variant) -> str:
     forward, backward = variant.forward, variant.backward
     captured_forward, captured_backward = variant.baseline.forward, variant.baseline.backward
     check_one_step(variant)
-    kernels = [kernel_source(kernel, refused=variant.fallbacks.get(kernel.name)) for kernel in variant.kernels]
+    kernels = [
+        kernel_source(kernel, variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name))
+        for kernel in variant.kernels
+    ]
     optimised = [render(forward), render_boxed(backward, "backward")]
     sections = [
         _header(variant),

@@ -198,6 +198,7 @@ def _seconds(text: str) -> float:
 
 _BUDGET = Option("budget", ("--budget",), "value", 5.0, "seconds of timed replays (default: 5)", _seconds, "SECONDS")
 _CUDA_GRAPH = Option("cuda_graph", ("--cuda-graph",), "switch", False, "time replays of the program's CUDA graphs too")
+_TUNE = Option("tune", ("--tune",), "switch", False, "try block sizes of each kernel on the GPU first, once per kernel")
 
 MAGIC_OPTIONS: tuple[Option, ...] = (
     Option("output", ("-o", "--output"), "value", None, "assign the result to this variable", metavar="NAME"),
@@ -205,6 +206,7 @@ MAGIC_OPTIONS: tuple[Option, ...] = (
     Option("html", ("--html",), "value", None, "also write the view to this file", metavar="PATH"),
     _BUDGET,
     _CUDA_GRAPH,
+    _TUNE,
 )
 """What only the magic takes."""
 
@@ -224,6 +226,7 @@ DEMO_OPTIONS: tuple[Option, ...] = (
     ),
     _BUDGET,
     _CUDA_GRAPH,
+    _TUNE,
 )
 """What only `tracefuse demo` takes."""
 

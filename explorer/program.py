@@ -41,7 +41,7 @@ class Program:
         inputs = {i.name: t for i, t in zip(trace.inputs, live, strict=True) if i.kind != "cotangent"}
         drawn = [(tensors(n)[0].device, origin(n).rng) for n in trace.ops if draws(n)]
         module = load(variant.source)
-        preload(module, [k for k in variant.kernels if k.name not in variant.fallbacks])
+        preload(module, [k for k in variant.kernels if k.name not in variant.fallbacks], variant.tunings)
         return cls(module, inputs, dict(reversed(drawn)))  # type: ignore[arg-type]
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tracefuse.capture import Capture
     from tracefuse.graphs import GraphedProgram
     from tracefuse.optimizers.kernel import Kernel
+    from tracefuse.optimizers.layout import Tuning
     from tracefuse.program import Program
     from tracefuse.timing import Timing
 
@@ -104,6 +106,18 @@ class Variant:
         return tuple(dict.fromkeys(n.target for n in self.trace.ops if isinstance(n.target, Kernel)))
 
     @property
+    def runs_triton(self) -> bool:
+        """Whether replays of this variant launch its Triton kernels."""
+        return any(t.is_cuda for t in self.capture.example_inputs)
+
+    @functools.cached_property
+    def tunings(self) -> dict[str, Tuning]:
+        """Kernel name -> block sizes that were found by `tune`, now or in an earlier session, for this machine's GPU."""
+        from tracefuse.tuning import tuned
+
+        return tuned(self.kernels)
+
+    @property
     def baseline(self) -> Variant:
         """The same capture without any pass: the trace as it ran."""
         return self.capture.variant(Config.off())
@@ -128,7 +142,26 @@ class Variant:
         """
         from tracefuse.build import build
 
-        self.fallbacks = build(self.kernels, progress)
+        self.fallbacks = build(self.kernels, progress, tunings=self.tunings)
+
+    def tune(self, progress: Callable[[float, str], None] | None = None) -> None:
+        """Try a few block sizes of each kernel on this machine's GPU and keep the fastest: here and in later sessions.
+
+        What was tried before is not tried again. `progress` is called with the fraction done and with `tuning 7 of 31
+        kernels`. On a CPU kernels do not run: a warning says so, and nothing happens. Raises `ExportError` as `compile` does.
+        """
+        from tracefuse.tuning import tune
+
+        if not self.runs_triton:
+            text = "nothing is tuned: Triton kernels run on a CUDA GPU, and this program is on the CPU; leave out tune"
+            warnings.warn(text, stacklevel=2)
+            return
+        self.check_exportable()
+        found = tune(self.kernels, progress)
+        if found != self.tunings:
+            self.tunings = found
+            for made_before in ("source", "_program", "_graphed"):
+                vars(self).pop(made_before, None)
 
     def export(self, path: str | Path) -> Path:
         """Write one Python file that needs only torch and triton; `python FILE` checks it and times it.
@@ -152,12 +185,17 @@ class Variant:
 
         return GraphedProgram.load(self)
 
-    def compile(self, cuda_graph: bool = False, progress: Callable[[float, str], None] | None = None) -> Program:
+    def compile(
+        self, cuda_graph: bool = False, progress: Callable[[float, str], None] | None = None, tune: bool = False
+    ) -> Program:
         """The variant as a differentiable callable. See `tracefuse.program.Program`.
 
         `progress` is called as by `build`. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`.
-        With `cuda_graph` it replays two CUDA graphs: see `tracefuse.graphs.GraphedProgram`, also for what is refused.
+        With `tune` block sizes are tried first: see `tune`; those that were found before serve in any case. With `cuda_graph`
+        it replays two CUDA graphs: see `tracefuse.graphs.GraphedProgram`, also for what is refused.
         """
+        if tune:
+            self.tune(progress)
         if "_program" not in vars(self):
             self.check_exportable()
             self.build(progress)
@@ -168,21 +206,22 @@ class Variant:
         progress: Callable[[float, str], None] | None = None,
         budget_s: float = 10.0,
         cuda_graph: bool = False,
+        tune: bool = False,
     ) -> Timing:
         """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds.
 
         `progress` is called with the fraction done and what is being done. The result is kept as `timing`. Inputs are
         those captured; results and gradients are compared with those of the captured program. Ratios are optimised over
         captured: below 1 is faster. With `cuda_graph`, replays of this program's CUDA graphs are timed too, as a column of
-        their own. Raises `MeasureError` for a budget or a `progress` that are none, `NotSupported` for what no CUDA graph
-        can replay.
+        their own. With `tune` its kernels' block sizes are tried first, which comes on top of `budget_s`. Raises
+        `MeasureError` for a budget or a `progress` that are none, `NotSupported` for what no CUDA graph can replay.
         """
         from tracefuse.measure import check_arguments, measure
 
         check_arguments(budget_s, progress)
         inputs = self.capture.example_inputs
         compiling = None if progress is None else lambda fraction, text: progress(0.0, text)
-        programs = {"captured": self.baseline.compile(), "optimised": self.compile(progress=compiling)}
+        programs = {"captured": self.baseline.compile(), "optimised": self.compile(progress=compiling, tune=tune)}
         if cuda_graph:
             programs["CUDA graph"] = self.compile(cuda_graph=True)
         self.timing = measure(

@@ -25,7 +25,7 @@ from torch import fx
 
 from tracefuse.optimizers.indexing import Index, variable
 from tracefuse.optimizers.lowering import Lowering, Value
-from tracefuse.optimizers.trace import val
+from tracefuse.optimizers.trace import Trace, val
 from tracefuse.optimizers.views import Indices, arguments, shape_of
 
 aten = torch.ops.aten
@@ -110,6 +110,18 @@ def gather_refusal(node: fx.Node) -> str | None:
     indices = [a for a in node.all_input_nodes if a is not operand]
     wrong = [a for a in indices if val(a).dtype not in INDEX_TYPES]
     return f"its indices are {val(wrong[0]).dtype}, not integers of 32 or 64 bits" if wrong else None
+
+
+def index_bound(body: Trace) -> int | None:
+    """The number below which every index is valid in all gathers of a kernel's body; None where it has none."""
+    sizes = [shape_of(node.args[0])[dim] for node in body.ops if node.target in GATHERS for dim in _gathered_dims(node)]  # type: ignore[arg-type]
+    return min(sizes, default=None)
+
+
+def _gathered_dims(node: fx.Node) -> list[int]:
+    if node.target is aten.index.Tensor:
+        return [dim for dim, _ in _given_indices(node)]
+    return [0 if node.target is aten.embedding.default else arguments(node)["dim"] % len(shape_of(node.args[0]))]  # type: ignore[arg-type]
 
 
 def is_table_of(node: fx.Node, user: fx.Node) -> bool:

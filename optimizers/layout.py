@@ -10,7 +10,7 @@ A layout gives the index of every domain dimension in terms of its loop variable
 lanes {"col"} has shape [1, COLS] in a two-dimensional layout, one without lanes is a scalar.
 
 Block sizes are a first guess by what memory-bound kernels need: enough bytes in flight per multiprocessor, and few enough
-registers. `Tuning` moves the guess; the numbers that a kernel computes do not depend on it.
+registers. `Tuning` moves the guess. What a kernel computes does not depend on it, but for the order in which sums are added.
 """
 
 from __future__ import annotations
@@ -42,10 +42,18 @@ PROGRAMS = 1024
 
 @dataclass(frozen=True)
 class Tuning:
-    """A factor on the elements of a program's block and on its warps, as powers of two."""
+    """A factor on the elements of a program's block and on its warps, as powers of two.
+
+    `note` says how it was found, in the comment above the kernel.
+    """
 
     block: int = 0
     warps: int = 0
+    note: str = ""
+
+    @property
+    def is_guess(self) -> bool:
+        return self.block == self.warps == 0
 
     def elements(self, guess: int) -> int:
         return max(1, guess << self.block if self.block >= 0 else guess >> -self.block)

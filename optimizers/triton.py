@@ -60,7 +60,8 @@ def launches(kernel: Kernel, tuning: Tuning = GUESS) -> tuple[Launch, ...]:
 def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = None) -> str:
     """Python text that defines `kernel.name(*tensors)`. Raises `NotFusible` where an op has no form in this kernel.
 
-    `refused` says why the kernel cannot run where the text is for: then its ATen ops do, and a comment tells.
+    `refused` says why the kernel cannot run where the text is for: then its ATen ops do, and a comment tells. So does one of
+    `tuning.note`.
     """
     if refused is not None:
         return _unfused(kernel, refused)
@@ -68,7 +69,7 @@ def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = 
         return sum_source(kernel)
     program = lower(kernel, tuning)
     functions = [_jitted(function) for function in program.functions]
-    heading, reference = "\n".join(_heading(kernel)), _reference(kernel, f"{kernel.name}_reference")
+    heading, reference = "\n".join(_heading(kernel, tuning.note)), _reference(kernel, f"{kernel.name}_reference")
     return "\n\n".join([f"{heading}\n{functions[0]}", *functions[1:], reference, _launcher(kernel, program)])
 
 
@@ -117,14 +118,15 @@ def _wrapped(start: str, parts: Sequence[str], end: str) -> list[str]:
     return [start, *(f"{indent}    {line}".replace("\0", " ") for line in packed), f"{indent}{end}"]
 
 
-def _heading(kernel: Kernel) -> list[str]:
-    """Comment lines: what goes in and out, and how many bytes that is."""
+def _heading(kernel: Kernel, note: str = "") -> list[str]:
+    """Comment lines: what goes in and out, how many bytes that is, and how the block sizes were found."""
     body = kernel.body
     parts = [f"# {p.name}: {_full_type(p)}, {human_bytes(nbytes(p))}" for p in body.placeholders]
     parts += [f"# -> {n.name}: {_full_type(n)}, {human_bytes(nbytes(n))}" for n in body.returned]
     read, written = human_bytes(kernel.nbytes_read), human_bytes(kernel.nbytes_written)
     ops = sum(not is_getitem(n) for n in body.ops)
-    return [f"# {kernel.name}: {ops} ATen ops; reads {read}, writes {written}.", *parts]
+    found = [f"# {note}"] if note else []
+    return [f"# {kernel.name}: {ops} ATen ops; reads {read}, writes {written}.", *found, *parts]
 
 
 def _full_type(node: fx.Node) -> str:

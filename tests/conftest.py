@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 # Several processes share the cores of a CI machine; set before torch is imported.
@@ -36,6 +37,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A Hopper GPU as far as compiling goes, an empty cache, and the user's own Triton cache, whose folder this is."""
+    from kernels import HOPPER_GPU
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from tracefuse import build, worker, workers
+
+    monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "users"))
+    monkeypatch.setattr(driver, "_active", worker._NoGpu(GPUTarget("cuda", 90, 32)))
+    monkeypatch.setattr(build, "this_gpu", lambda: HOPPER_GPU)
+    monkeypatch.setattr(build, "_refused", {})
+    monkeypatch.setattr(build, "IN_PROCESS", 2)
+    # Loading on the GPU is all that needs one.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(build, "_make_ready", lambda made, device: made)
+    yield tmp_path / "users"
+    workers.close_all()
 
 
 @pytest.fixture(scope="session")

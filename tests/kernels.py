@@ -17,7 +17,12 @@ from triton.compiler import ASTSource, make_backend
 
 from tracefuse.compile import HOPPER, TRITON_TYPE, launcher
 from tracefuse.optimizers.kernel import Kernel, make_kernel
+from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.triton import launches
+from tracefuse.workers import Gpu
+
+HOPPER_GPU = Gpu("cuda", HOPPER, 32, 232448)
+"""What Triton knows of an H100."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
 
@@ -32,10 +37,10 @@ def kernel_of(fn: Callable[..., Any], *inputs: Tensor) -> tuple[Kernel, list[Ten
     return kernel, [inputs[placeholders.index(n)] for n in stands_for[: len(kernel.body.inputs)]]
 
 
-def kernel_of_types(fn: Callable[..., Any], *types: tuple[tuple[int, ...], torch.dtype]) -> Kernel:
-    """The kernel of `fn` on tensors that exist only as types: any size costs nothing."""
+def kernel_of_types(fn: Callable[..., Any], *types: tuple[tuple[int, ...], torch.dtype], device: str = "cpu") -> Kernel:
+    """The kernel of `fn` on tensors that exist only as types: any size costs nothing, and a GPU may be missing."""
     with FakeTensorMode():
-        inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in types]
+        inputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in types]
     return kernel_of(fn, *inputs)[0]
 
 
@@ -48,17 +53,17 @@ def poisoned_empty(shape: Any, stride: Any, **options: Any) -> Tensor:
 _empty_strided = torch.empty_strided
 
 
-def run_poisoned(kernel: Kernel, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+def run_poisoned(kernel: Kernel, inputs: list[Tensor], tuning: Tuning = GUESS) -> tuple[Tensor, ...]:
     with mock.patch("torch.empty_strided", poisoned_empty):
-        results = launcher(kernel)(*inputs)
+        results = launcher(kernel, tuning)(*inputs)
     return results if isinstance(results, tuple) else (results,)
 
 
-def check_kernel(kernel: Kernel, inputs: list[Tensor], absolute: float | None = None) -> None:
+def check_kernel(kernel: Kernel, inputs: list[Tensor], absolute: float | None = None, tuning: Tuning = GUESS) -> None:
     """The launched kernel yields the numbers, strides and dtypes of its ATen ops; `absolute` is the absolute tolerance."""
     expected = kernel(*inputs)
     expected = expected if isinstance(expected, tuple) else (expected,)
-    for found, wanted in zip(run_poisoned(kernel, inputs), expected, strict=True):
+    for found, wanted in zip(run_poisoned(kernel, inputs, tuning), expected, strict=True):
         assert (found.stride(), found.dtype) == (wanted.stride(), wanted.dtype)
         tolerance = TOLERANCE.get(wanted.dtype, 0.0)
         torch.testing.assert_close(

@@ -45,6 +45,8 @@ def test_kernels(tmp_path: Path) -> None:
     for row in (forward, backward):
         assert row["max_abs_difference"]["tracefuse"] < 1.5 * row["max_abs_difference"]["eager"] + 0.01
     assert found["cases"]["dropout_residual"]["rows"][0]["max_abs_difference"] == {}
+    assert found["tune"] is False
+    assert set(found["cases"]["layer_norm"]["blocks"].values()) == {"blocks guessed"}
     assert "below what must be: none" in printed
 
 

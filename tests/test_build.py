@@ -3,48 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kernels import kernel_of_types
+from kernels import HOPPER_GPU, kernel_of_types
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 import tracefuse
 from tracefuse import build as building
 from tracefuse import cache, worker, workers
-from tracefuse.build import build, jitted_text, preload
+from tracefuse.build import build, build_all, jitted_text, preload
 from tracefuse.compile import load, module_text
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.launch import HEADER
+from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.triton import kernel_source, launches
 from tracefuse.widgets.payload import payload
 from tracefuse.workers import Gpu, Worker, WorkerLost
 
-HOPPER = Gpu("cuda", 90, 32, 232448)
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")
 pytestmark = compiles
-
-
-@pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Hopper GPU as far as compiling goes, an empty cache, and the user's own Triton cache, whose folder this is."""
-    monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "users"))
-    monkeypatch.setattr(driver, "_active", worker._NoGpu(GPUTarget("cuda", 90, 32)))
-    monkeypatch.setattr(building, "this_gpu", lambda: HOPPER)
-    monkeypatch.setattr(building, "_refused", {})
-    monkeypatch.setattr(building, "IN_PROCESS", 2)
-    # Loading on the GPU is all that needs one.
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(building, "_make_ready", lambda made, device: None)
-    yield tmp_path / "users"
-    workers.close_all()
 
 
 def some_kernels(count: int) -> list[Kernel]:
@@ -86,9 +67,9 @@ def test_several_processes_compile_and_progress_counts(gpu: Path) -> None:
 
 def test_a_launch_finds_what_a_worker_made_and_nothing_of_the_users_is_touched(gpu: Path) -> None:
     (kernel,) = some_kernels(1)
-    (task,) = building._tasks(kernel)
+    (task,) = building._tasks(kernel, GUESS)
     folder = cache.machine_code_directory()
-    one = Worker(HOPPER, folder)
+    one = Worker(HOPPER_GPU, folder)
     assert (folder / one.ask(task.job)["entry"]).is_dir()
     one.close()
     module = module_of(kernel, gpu)
@@ -108,8 +89,8 @@ def test_after_preload_a_launch_looks_nowhere(gpu: Path) -> None:
 
 
 def test_two_processes_make_the_same_kernel_in_one_cache(gpu: Path) -> None:
-    (task,) = building._tasks(some_kernels(1)[0])
-    pair = [Worker(HOPPER, cache.machine_code_directory()) for _ in range(2)]
+    (task,) = building._tasks(some_kernels(1)[0], GUESS)
+    pair = [Worker(HOPPER_GPU, cache.machine_code_directory()) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         one, two = pool.map(lambda w: w.ask(task.job), pair)
     assert one == two
@@ -124,6 +105,37 @@ def test_what_is_in_the_cache_is_not_compiled_again(gpu: Path, monkeypatch: pyte
     build(kernels)
     monkeypatch.setattr(building, "_compile", None)
     assert build(kernels) == {}
+
+
+def column_sum() -> Kernel:
+    """Two launches: sums of chunks, then of those."""
+    return kernel_of_types(lambda x: (x * 2).sum(0), ((4096, 70), torch.float32))
+
+
+def test_a_kernel_is_built_under_several_tunings_and_what_they_share_once(gpu: Path) -> None:
+    kernel, said = column_sum(), []
+    asked = [(kernel, GUESS), (kernel, Tuning(0, 1)), (kernel, Tuning(0, -1))]
+    assert build_all(asked, lambda fraction, text: said.append(text)) == {}
+    assert said[0] == "compiling 1 of 4 kernels", "three of the first launch, one of the second"
+    preloaded = preload(module_of(kernel, gpu), [kernel], {kernel.name: Tuning(0, 1)})
+    assert [made.metadata.num_warps for made in preloaded] == [one.num_warps for one in launches(kernel, Tuning(0, 1))]
+
+
+def test_the_tuning_that_is_refused_is_named(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here its second launch is."""
+    kernel, large = column_sum(), Tuning(1, 0)
+
+    def broken(kernel: Kernel, tuning: Tuning) -> str:
+        first, second = module_text(kernel, tuning).split(f"def {kernel.name}_finish(")
+        second = second.replace("tl.load(", "tl.lode(") if tuning == large else second
+        return f"{first}def {kernel.name}_finish({second}"
+
+    monkeypatch.setattr(building, "module_text", broken)
+    ((refused, reason),) = build_all([(kernel, GUESS), (kernel, large)]).items()
+    assert refused == (kernel, large)
+    assert "the compiler refused it" in reason
+    assert build([kernel], tunings={kernel.name: large}) == {kernel.name: reason}
+    assert build([kernel]) == {}
 
 
 def test_machine_code_that_was_removed_is_made_again(gpu: Path) -> None:
@@ -150,8 +162,8 @@ def test_a_worker_that_dies_is_said_and_its_work_done_here(
 def test_a_worker_that_hangs_is_killed(gpu: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text("import sys\nprint('stuck', file=sys.stderr, flush=True)\nsys.stdin.read()")
     monkeypatch.setattr(worker, "__file__", str(tmp_path / "hangs.py"))
-    one = Worker(HOPPER, tmp_path)
-    (task,) = building._tasks(some_kernels(1)[0])
+    one = Worker(HOPPER_GPU, tmp_path)
+    (task,) = building._tasks(some_kernels(1)[0], GUESS)
     with pytest.raises(WorkerLost, match="it did not answer in time"):
         one.ask(task.job, timeout_s=0.0)
     assert not one.is_alive
@@ -204,7 +216,7 @@ def test_a_kernel_that_exceeds_shared_memory_runs_as_its_ops(gpu: Path, monkeypa
 
 
 def test_a_kernel_that_does_not_compile_runs_as_its_ops(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = lambda kernel: module_text(kernel).replace("tl.load(", "tl.lode(")  # noqa: E731
+    broken = lambda kernel, tuning: module_text(kernel, tuning).replace("tl.load(", "tl.lode(")  # noqa: E731
     monkeypatch.setattr(building, "module_text", broken)
     c, x, gradient = captured()
     variant = c.optimize()

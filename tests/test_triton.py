@@ -33,7 +33,7 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_numbers_un
 f32, f64, bf16, f16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
-FILES = ("expressions", "gathers", "long_sums", "dropout")
+FILES = ("expressions", "gathers", "long_sums", "dropout", "tuning")
 
 
 def rand(*shape: int, dtype: torch.dtype = f32) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import tracefuse
 from tracefuse.options import Config
 from tracefuse.timing import ProgramTiming, Timing, estimate
+from tracefuse.variant import Variant
 from tracefuse.widgets.view import IDLE, Explorer
 
 ONE_MS = {"step": estimate([1.0] * 6)}
@@ -34,7 +35,7 @@ def send(explorer: Explorer, message: dict[str, Any]) -> None:
 
 
 def measures(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(progress: Any, budget_s: float, cuda_graph: bool) -> Timing:
+    def measure(progress: Any, budget_s: float, cuda_graph: bool, tune: bool) -> Timing:
         progress(0.5, "half way")
         assert explorer.status == {"busy": "timing", "progress": 0.5, "text": "half way", "error": None}
         explorer.variant.timing = TIMING
@@ -103,6 +104,16 @@ def test_cuda_graphs_are_timed_where_they_were_asked_for(explorer: Explorer) -> 
     asked = Explorer(explorer.variant, cuda_graph=True)
     asked.measure()
     assert "a graph replays the work of a GPU only" in asked.status["error"]["message"]
+
+
+def test_block_sizes_are_tuned_where_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Config] = []
+    monkeypatch.setattr(Variant, "tune", lambda variant, progress: tried.append(variant.config))
+    variant = tracefuse.capture(programs.rope(torch.float32).run).variant(Config.of(fuse=False))
+    Explorer(variant, budget_s=0.01).measure()
+    assert tried == []
+    Explorer(variant, budget_s=0.01, tune=True).measure()
+    assert tried == [variant.config]
 
 
 def test_an_interrupt_leaves_and_the_view_is_not_busy(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:

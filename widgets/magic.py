@@ -160,7 +160,8 @@ class Recording:
         if name:
             self.shell.user_ns[name] = self._capture
         given = values(self.arguments, MAGIC_OPTIONS)
-        explorer = Explorer(self._capture.variant(self.config), name, given["budget"], given["cuda_graph"])
+        variant = self._capture.variant(self.config)
+        explorer = Explorer(variant, name, given["budget"], given["cuda_graph"], given["tune"])
         display(explorer)
         if given["measure"] and not explorer.payload["blocked"]:
             explorer.measure()

@@ -10,7 +10,7 @@
       summary:  {ops, saved_bytes, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, nbytes, phase, module, source, reads, uses, twins, saved, removed}}
-      kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, source}]
+      kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source}]
       timing:   null, or {provenance, stale, config, rows: [{label, baseline_ms, variant_ms, ratio, verdict}], notes}
       notes:    [{kind: "guard" | "note", text}]
       environment: {str: str}
@@ -19,8 +19,9 @@
 `ops` and `saved_bytes` are `[before, after]`: of the pass, or of the whole pipeline. An interval is `{median, low, high}`,
 the bounds those of the median's 95 % confidence interval; `ratio` is the variant's median over the baseline's, below 1 where
 the variant is faster, and `verdict` what it lets one say ("faster", "slower", or why neither); `time_us` is the mean over a
-kernel's launches. Every time stands beside its `provenance`: "measured on <device>" or "not measured". `decisions` are
-grouped: `{action, reason, nbytes, values}`. `lines[].diff` is against the capture as it was, before any pass.
+kernel's launches, `blocks` is "tuned" where its block sizes are not the "guess". Every time stands beside its `provenance`:
+"measured on <device>" or "not measured". `decisions` are grouped: `{action, reason, nbytes, values}`. `lines[].diff` is
+against the capture as it was, before any pass.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch import fx
 
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision, Step
@@ -71,14 +73,16 @@ def payload(
         "config": asdict(variant.config),
         "call": variant.config.as_code(name) if name else "",
         "blocked": blocked(variant),
-        "runs_triton": runs_triton(variant),
+        "runs_triton": variant.runs_triton,
         "passes": [pass_record(name, variant.config, variant.steps) for name in PASSES],
         "summary": summary(before, after),
         "forward": half(before.split()[0], variant.forward),
         "backward": half(before.split()[1], variant.backward),
         "values": values(before, after),
         "kernels": [
-            kernel_record(kernel, calls, profile, variant.fallbacks.get(kernel.name))
+            kernel_record(
+                kernel, calls, profile, variant.fallbacks.get(kernel.name), variant.tunings.get(kernel.name, GUESS)
+            )
             | {"nbytes_read": mean_bytes_read(kernel, after)}
             for kernel, calls in kernel_calls(after)
         ],
@@ -96,11 +100,6 @@ def summary(before: Trace, after: Trace) -> dict[str, Any]:
         "saved_bytes": [old.saved_nbytes, new.saved_nbytes],
         "kernels": {"unique": new.unique_kernels, "launches": new.kernel_calls},
     }
-
-
-def runs_triton(variant: Variant) -> bool:
-    """Whether replays of this variant launch its Triton kernels."""
-    return any(t.is_cuda for t in variant.capture.example_inputs)
 
 
 def blocked(variant: Variant) -> str | None:
@@ -235,7 +234,7 @@ def mean_bytes_read(kernel: Kernel, trace: Trace) -> int:
 
 
 def kernel_record(
-    kernel: Kernel, calls: int, profile: Profile | None = None, refused: str | None = None
+    kernel: Kernel, calls: int, profile: Profile | None = None, refused: str | None = None, tuning: Tuning = GUESS
 ) -> dict[str, Any]:
     """One kernel; `refused` says why it cannot run here, and then its source is that of its ATen ops."""
     time_us = profile and _mean_us(kernel, profile)
@@ -247,14 +246,15 @@ def kernel_record(
         "nbytes_written": kernel.nbytes_written,
         "time_us": time_us,
         "provenance": f"{profile.device}, profiled once" if profile and time_us else NOT_MEASURED,
-        "source": _source(kernel, refused),
+        "blocks": "guess" if tuning.is_guess else "tuned",
+        "source": _source(kernel, tuning, refused),
     }
 
 
 @functools.lru_cache(maxsize=1024)
-def _source(kernel: Kernel, refused: str | None) -> str:
+def _source(kernel: Kernel, tuning: Tuning, refused: str | None) -> str:
     """A kernel's text; most kernels survive a toggle."""
-    return kernel_source(kernel, refused=refused)
+    return kernel_source(kernel, tuning, refused)
 
 
 def _mean_us(kernel: Kernel, profile: Profile) -> float | None:
@@ -292,11 +292,14 @@ def _interval(time: Estimate) -> dict[str, float]:
 
 
 def notes(variant: Variant) -> list[dict[str, str]]:
-    """What the reader must know before trusting the trace: Python values that are baked into it, kernels that cannot run."""
+    """What the reader must know before trusting the trace: Python values that are baked into it, kernels that cannot run,
+    kernels whose block sizes are this GPU's."""
+    tuned = sum(not tuning.is_guess for tuning in variant.tunings.values())
+    tuning = f"{tuned} of {len(variant.kernels)} kernels run with tuned block sizes: the comment above each says more."
     unfused = [f"{name} runs as ATen operators, unfused: {why}." for name, why in variant.fallbacks.items()]
     return [
         *({"kind": "guard", "text": _guard(guard)} for guard in variant.capture.guards),
-        *({"kind": "note", "text": text} for text in unfused),
+        *({"kind": "note", "text": text} for text in [*unfused, *[tuning] * bool(tuned)]),
     ]
 
 

@@ -20,7 +20,7 @@ from tracefuse.options import Config
 from tracefuse.profile import Profile, profile
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload import payload, runs_triton
+from tracefuse.widgets.payload import payload
 from tracefuse.widgets.text import to_text
 
 STATIC = Path(__file__).parent / "static"
@@ -42,16 +42,21 @@ class Explorer(anywidget.AnyWidget):
     live = traitlets.Bool(True).tag(sync=True)
 
     def __init__(
-        self, variant: Variant, name: str | None = None, budget_s: float | None = None, cuda_graph: bool = False
+        self,
+        variant: Variant,
+        name: str | None = None,
+        budget_s: float | None = None,
+        cuda_graph: bool = False,
+        tune: bool = False,
     ) -> None:
         """`name` is the user's variable that holds the capture; `budget_s` how long measuring takes (default: `BUDGET_S`).
 
-        With `cuda_graph`, measuring times replays of CUDA graphs too.
+        With `cuda_graph`, measuring times replays of CUDA graphs too; with `tune`, block sizes are tried first.
         """
         self.variant = variant
         self.name = name
         self.budget_s = BUDGET_S if budget_s is None else budget_s
-        self.cuda_graph = cuda_graph
+        self.cuda_graph, self.tune = cuda_graph, tune
         self.timed: tuple[Timing, Config] | None = (variant.timing, variant.config) if variant.timing else None
         self.profiles: dict[Config, Profile] = {}
         super().__init__(payload=payload(variant, self.timed, name=name))
@@ -74,8 +79,10 @@ class Explorer(anywidget.AnyWidget):
         self._answer("timing", self._measure)
 
     def _measure(self) -> None:
-        self.variant.check().measure(progress=self._progress, budget_s=self.budget_s, cuda_graph=self.cuda_graph)
-        if runs_triton(self.variant):
+        self.variant.check().measure(
+            progress=self._progress, budget_s=self.budget_s, cuda_graph=self.cuda_graph, tune=self.tune
+        )
+        if self.variant.runs_triton:
             self._progress(1.0, "profiling the kernels")
             self.profiles[self.variant.config] = _profiled(self.variant)
         self.show(self.variant)

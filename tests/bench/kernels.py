@@ -2,10 +2,14 @@
 
     python tests/bench/kernels.py --out kernels.json
     python tests/bench/kernels.py --case softmax --case cross_entropy
+    python tests/bench/kernels.py --tune
 
 All programs of a case run interleaved, under autograd, torch.compile warmed and with static shapes. "limit" is the time of a
 copy, in the same run, that moves as many bytes as the phase must (`cases.py` says which). "must" and "aim" are the issue's.
 Differences are from the same program in float64.
+
+Tunings are remembered: after a run with `--tune` one without runs on tuned blocks too, unless TRACEFUSE_CACHE names another
+folder. The JSON says of each kernel what it ran on.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ TITLES = ("case", "phase", "limit ms", "ours ms", "of limit", "of copy", "of com
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--case", action="append", choices=CASES, help="only this one (may be repeated)")
+    made.add_argument("--tune", action="store_true", help="try block sizes of each kernel first (a GPU's)")
     arguments = made.parse_args()
     cases = {}
     for name in arguments.case or CASES:
@@ -41,7 +46,8 @@ def main() -> None:
     print(f"\n{aligned([TITLES, *map(_texts, rows)])}")
     failed = [f"{row['case']} {row['phase']}" for row in rows if row["must"] is False]
     print(f"\nbelow what must be: {', '.join(failed) or 'none'}")
-    write(arguments.out, {"benchmark": "kernels", "environment": environment(arguments.device), "cases": cases})
+    record = {"benchmark": "kernels", "environment": environment(arguments.device), "tune": arguments.tune}
+    write(arguments.out, record | {"cases": cases})
 
 
 def run(case: Case, arguments: Namespace) -> dict[str, Any]:
@@ -51,24 +57,35 @@ def run(case: Case, arguments: Namespace) -> dict[str, Any]:
     if "backward" in case.limit_nbytes:
         cotangent = torch.randn_like(case.function(*inputs))
     variant = captured(case, inputs, cotangent)
+    variant.compile(tune=arguments.tune)
     programs = programs_of(case, variant, inputs, cotangent, arguments.device)
     exact = None if case.draws else in_float64(case, inputs, cotangent)
     timing = measure(programs, device=arguments.device, reference=exact, budget_s=arguments.budget)
     # Small tensors fit a cache, and a CPU runs no kernel of ours: the issue's bounds are about neither.
     is_judged = arguments.device == "cuda" and not arguments.small
     rows = [row_of(case, timing, phase, is_judged) for phase in case.limit_nbytes]
-    kernels = [k.name for k in variant.kernels]
-    print(f"\n{case.name}, max |Δ| against float64\n{timing}\nkernels: {', '.join(kernels) or 'none'}", flush=True)
+    blocks = {k.name: blocks_of(variant, k.name) for k in variant.kernels}
+    shown = "".join(f"\n  {name}: {how}" for name, how in blocks.items())
+    print(f"\n{case.name}, max |Δ| against float64\n{timing}\nkernels: {shown or 'none'}", flush=True)
     return {
         "shapes": [list(t.shape) for t in inputs],
         "dtypes": [str(t.dtype).removeprefix("torch.") for t in inputs],
         "limit_nbytes": case.limit_nbytes,
         "rows": rows,
         "timing": timing.to_json(),
-        "kernels": kernels,
+        "kernels": list(blocks),
+        "blocks": blocks,
         "forward_ops": variant.forward.op_count,
         "backward_ops": variant.backward.op_count,
     }
+
+
+def blocks_of(variant: Variant, name: str) -> str:
+    """How a kernel's block sizes were found."""
+    tuning = variant.tunings.get(name)
+    if tuning is None:
+        return "blocks guessed"
+    return f"{tuning.note} (block {tuning.block:+d}, warps {tuning.warps:+d})"
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ interface KernelRecord {
   nbytes_written: number;
   time_us: number | null;
   provenance: string;
+  blocks: "tuned" | "guess";
   source: string;
 }
 
