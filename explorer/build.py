@@ -30,12 +30,11 @@ from typing import Any
 import torch
 
 from tracefuse import cache, worker
-from tracefuse.compile import kept_in
+from tracefuse.compile import kept_in, module_text
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.optimizers.triton import kernel_source, launches
+from tracefuse.optimizers.triton import launches
 from tracefuse.worker import Job
 from tracefuse.workers import Gpu, Worker, WorkerLost, give_back, take
 
@@ -124,24 +123,37 @@ def _reason(fact: dict[str, Any], gpu: Gpu) -> str | None:
 def preload(module: ModuleType, kernels: Iterable[Kernel], tunings: Mapping[str, Tuning] | None = None) -> list[Any]:
     """Give the jitted functions of a loaded module the machine code of `kernels`, so that their launches compile nothing.
 
-    It is that of the current GPU and of aligned pointers; for others Triton compiles at the launch. Does nothing without
-    a GPU. The kernels must have passed `build`, under the same `tunings`. Returns Triton's `CompiledKernel` of each launch.
+    It is that of the current GPU and of aligned pointers; for others Triton compiles at the launch. Triton also compiles a
+    stub in C for each new list of arguments: many at a time, here. Does nothing without a GPU. The kernels must have
+    passed `build`, under the same `tunings`. Returns Triton's `CompiledKernel` of each launch. Raises
+    `triton.OutOfResources` where the GPU cannot hold a program.
     """
     if this_gpu() is None:
         return []
-    wanted = [one for kernel in kernels for one in launches(kernel, (tunings or {}).get(kernel.name, GUESS))]
-    with kept_in(cache.machine_code_directory()):
-        return [
-            worker.warm(getattr(module, one.function), tuple(map(str, one.pointers)), one.blocks, one.num_warps)
-            for one in wanted
-        ]
+    device, found = torch.cuda.current_device(), []
+    with kept_in(cache.machine_code_directory()), ThreadPoolExecutor() as pool:
+        loading = []
+        for launch in [one for kernel in kernels for one in launches(kernel, (tunings or {}).get(kernel.name, GUESS))]:
+            pointers = tuple(map(str, launch.pointers))
+            made = worker.warm(getattr(module, launch.function), pointers, launch.blocks, launch.num_warps)
+            found.append(made)
+            loading.append(pool.submit(_make_ready, made, device))
+        for one in loading:
+            one.result()
+    return found
+
+
+def _make_ready(made: Any, device: int) -> None:
+    """Load machine code on the GPU. `CompiledKernel.run` does that when first asked for; seen on triton 3.6, 3.7 and 3.9."""
+    torch.cuda.set_device(device)
+    _ = made.run
 
 
 # --- what there is to compile -----------------------------------------------------------------------------------------
 
 
 def _tasks(kernel: Kernel, tuning: Tuning) -> list[_Task]:
-    text = jitted_text(f"{HEADER}\n\n{kernel_source(kernel, tuning)}")
+    text = jitted_text(module_text(kernel, tuning))
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = str(cache.write_module(f"tracefuse_jitted_{name}", text))
     jobs = [

@@ -88,8 +88,13 @@ def launcher(kernel: Kernel, tuning: Tuning = GUESS) -> Callable[..., Any]:
 
 def module_of(kernel: Kernel, tuning: Tuning = GUESS) -> ModuleType:
     """A module that defines `kernel` alone."""
+    return load(module_text(kernel, tuning))
+
+
+def module_text(kernel: Kernel, tuning: Tuning = GUESS) -> str:
+    """A file with one kernel: all that its text needs, and the text."""
     source = kernel_source(kernel, tuning)
-    return load("\n\n".join(filter(None, [HEADER, support(source), source])))
+    return "\n\n".join(filter(None, [HEADER, support(source), source]))
 
 
 # --- kernel to machine code -------------------------------------------------------------------------------------------

@@ -9,15 +9,17 @@ optimizer's in-place update is seen; other inputs are copied into memory of the 
 as well: it stays as it is when the graph runs again. What the backward reads is not: it must run before the next forward.
 
 Random ops draw new numbers at each replay: torch registers the default generator of the GPU with every graph and advances
-it. The semantics are those of `torch.cuda.make_graphed_callables`, but for the copies that are handed out.
+it. The states of dropouts that kernels draw are the host's to draw, which does so before each replay. The semantics are
+those of `torch.cuda.make_graphed_callables`, but for the copies that are handed out.
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,14 @@ WARM_UPS = 3  # As many as `make_graphed_callables` takes: lazy initialisation, 
 # --- capture and replay -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Draw:
+    """States of dropouts, which the graph reads where they are: `again` draws new ones, as the host does before a replay."""
+
+    again: Callable[[], tuple[torch.Tensor, ...]]
+    states: tuple[torch.Tensor, ...]
+
+
 class Graphs:
     """Two captured graphs, of `module.forward` and `module.backward`, around the memory of `inputs`.
 
@@ -49,6 +59,8 @@ class Graphs:
         self.module, self.in_place = module, in_place
         self.turn = 0  # What the memory that the backward reads is of: counts forwards, and backwards, which use it up.
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.draws: list[_Draw] = []
+        self._draw: Any = getattr(module, "draw_dropout", None)
         device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
         with torch.no_grad(), torch.cuda.device(device), torch.random.fork_rng([device]), _restored_stream():
             before = _reserved_nbytes()
@@ -61,9 +73,11 @@ class Graphs:
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             self._warm_up()
+            with _drawn(module, self._first_draw):
+                module.forward(*self.inputs)
         torch.cuda.synchronize()
-        pool = torch.cuda.graph_pool_handle()
-        with _recording(self.forward_graph, pool, side):
+        pool, waiting = torch.cuda.graph_pool_handle(), iter(self.draws)
+        with _drawn(module, lambda *_, **__: next(waiting).states), _recording(self.forward_graph, pool, side):
             outputs = module.forward(*self.inputs)
         boxed, self.results, self.gradients = self._boxed(outputs), outputs[: len(module.RESULTS)], []
         del outputs
@@ -83,6 +97,11 @@ class Graphs:
             del outputs
             if module.GRADIENTS:
                 module.backward(boxed)
+
+    def _first_draw(self, increments: Sequence[int], *, device: torch.device) -> tuple[torch.Tensor, ...]:
+        draw = functools.partial(self._draw, increments, device=device)
+        self.draws.append(_Draw(draw, draw()))
+        return self.draws[-1].states
 
     def _boxed(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the backward takes, in the list that it empties."""
@@ -112,7 +131,7 @@ class Graphs:
                     f"the graph reads {name} where it was when the graph was captured: write new numbers into it with "
                     f"{name}.copy_(...), or compile without cuda_graph"
                 )
-        _write(new)
+        _write([*new, *(pair for draw in self.draws for pair in zip(draw.states, draw.again(), strict=True))])
         self.turn += 1
         self.forward_graph.replay()
         return _copies(self.results)
@@ -125,6 +144,20 @@ class Graphs:
         self.turn += 1
         self.backward_graph.replay()
         return _copies(self.gradients)
+
+
+@contextmanager
+def _drawn(module: ModuleType, draw: Callable[..., tuple[torch.Tensor, ...]]) -> Iterator[None]:
+    """Let `draw` stand for the module's `draw_dropout`, where it has one: the host's part, which no graph records."""
+    own = getattr(module, "draw_dropout", None)
+    if own is None:
+        yield
+        return
+    module.draw_dropout = draw  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.draw_dropout = own  # type: ignore[attr-defined]
 
 
 def _reserved_nbytes() -> int:

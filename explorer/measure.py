@@ -233,6 +233,7 @@ def _peak_nbytes(program: Program, device: str | torch.device) -> int | None:
     if torch.device(device).type != "cuda":
         return None
     torch.cuda.synchronize()
+    gc.collect()  # what is dropped in between would count as memory that the replay gives back
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     state = program.forward()

@@ -18,7 +18,7 @@ from tracefuse.optimizers.gathers import gather_refusal
 from tracefuse.optimizers.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering import COPIES
 from tracefuse.optimizers.random_ops import is_mask
-from tracefuse.optimizers.reductions import NORM_BACKWARD, columns_of, operand_of, reduced_dims, rows_of
+from tracefuse.optimizers.reductions import SUMS, columns_of, operand_of, reduced_dims, rows_of
 from tracefuse.optimizers.trace import SHORT_DTYPE, is_view, tensors, val
 from tracefuse.optimizers.views import SPLITS, VIEWS, shape_of
 
@@ -29,6 +29,11 @@ SCATTERS = {"embedding_dense_backward", "index_put", "scatter", "scatter_add", "
 
 # ATen runs these as two kernels, a fill and a copy.
 FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default}
+
+# One number per row, which ATen computes in one pass.
+PLAIN_REDUCTIONS = {
+    *SUMS, aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.var.correction,
+}  # fmt: skip
 
 
 def refusal(node: fx.Node) -> str | None:
@@ -66,8 +71,9 @@ def is_free(node: fx.Node) -> bool:
 
 
 def is_better_alone(node: fx.Node) -> bool:
-    """Whether a kernel of this op alone beats ATen, which reads a norm's operands twice and sums columns slowly."""
-    return node.target in FILL_THEN_COPY or node.target in NORM_BACKWARD or columns_of(node) is not None
+    """Whether a kernel of this op alone beats ATen's, which for rows and norms reads twice or at half the speed of memory."""
+    is_composite = node.target in REDUCTIONS and node.target not in PLAIN_REDUCTIONS
+    return node.target in FILL_THEN_COPY or is_composite or columns_of(node) is not None
 
 
 def _getitem_refusal(node: fx.Node) -> str | None:

@@ -16,7 +16,7 @@ import tracefuse
 from tracefuse import build as building
 from tracefuse import cache, worker, workers
 from tracefuse.build import build, build_all, jitted_text, preload
-from tracefuse.compile import load
+from tracefuse.compile import load, module_text
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.layout import GUESS, Tuning
@@ -126,11 +126,11 @@ def test_the_tuning_that_is_refused_is_named(gpu: Path, monkeypatch: pytest.Monk
     kernel, large = column_sum(), Tuning(1, 0)
 
     def broken(kernel: Kernel, tuning: Tuning) -> str:
-        first, second = kernel_source(kernel, tuning).split(f"def {kernel.name}_finish(")
+        first, second = module_text(kernel, tuning).split(f"def {kernel.name}_finish(")
         second = second.replace("tl.load(", "tl.lode(") if tuning == large else second
         return f"{first}def {kernel.name}_finish({second}"
 
-    monkeypatch.setattr(building, "kernel_source", broken)
+    monkeypatch.setattr(building, "module_text", broken)
     ((refused, reason),) = build_all([(kernel, GUESS), (kernel, large)]).items()
     assert refused == (kernel, large)
     assert "the compiler refused it" in reason
@@ -216,8 +216,8 @@ def test_a_kernel_that_exceeds_shared_memory_runs_as_its_ops(gpu: Path, monkeypa
 
 
 def test_a_kernel_that_does_not_compile_runs_as_its_ops(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = lambda kernel, tuning: kernel_source(kernel, tuning).replace("tl.load(", "tl.lode(")  # noqa: E731
-    monkeypatch.setattr(building, "kernel_source", broken)
+    broken = lambda kernel, tuning: module_text(kernel, tuning).replace("tl.load(", "tl.lode(")  # noqa: E731
+    monkeypatch.setattr(building, "module_text", broken)
     c, x, gradient = captured()
     variant = c.optimize()
     check_unfused(variant, x, gradient, "the compiler refused it")

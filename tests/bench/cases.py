@@ -184,10 +184,14 @@ def swiglu(small: bool) -> Case:
 
 
 def dropout_residual(small: bool) -> Case:
-    """Forward: x and the residual read, y written; backward: dy read, dx written, since the mask can be drawn again."""
-    x = _matrix(small)
+    """Forward: x and the residual read, y written; backward: dy read, dx written, since the mask can be drawn again.
+
+    The residual has no gradient: it would be dy itself, which `.backward()`, as captured, copies and `autograd.grad` does not.
+    """
+    x, residual = _matrix(small), Typed(_matrix(small).shape)
     limit = {"forward": moved(x, x, x), "backward": moved(x, x)}
-    return Case("dropout_residual", lambda x, residual: F.dropout(x, 0.1) + residual, (x, x), limit, PEER, draws=True)
+    inputs = (x, residual)
+    return Case("dropout_residual", lambda x, residual: F.dropout(x, 0.1) + residual, inputs, limit, PEER, draws=True)
 
 
 def cross_entropy(small: bool) -> Case:

@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gpt import SIZES, SMALL
 from torch import Tensor
 
 import tracefuse
-from tracefuse.compile import build
+from tracefuse.compile import machine_code
 from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.kernel import Kernel
 
@@ -88,7 +89,8 @@ def with_tracefuse(loss: Loss, inputs: list[Tensor], weight: float, device: str)
     total = sum(isinstance(n.target, Kernel) for n in variant.trace.ops)
     clock.lap("passes")
     if device == "cpu":
-        build(variant.kernels)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(machine_code, variant.kernels))
     program = variant.compile()
     clock.lap("build")
     replay = program.replays(capture.example_inputs, capture.rng_states)
