@@ -102,8 +102,10 @@ def test_what_spills_or_does_not_fit_is_no_candidate_but_the_guess(
     words: list[int], is_kept: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`words` are those that the launches of a tuning spill; none: the GPU cannot hold a program of it."""
+    preloaded: list[Tuning] = []
 
-    def preload(module: Any, kernels: Any, tunings: Any) -> list[SimpleNamespace]:
+    def preload(module: Any, kernels: Any, tunings: dict[str, Tuning]) -> list[SimpleNamespace]:
+        preloaded.extend(tunings.values())
         if not words:
             raise OutOfResources(2048, 1024, "threads")
         return [SimpleNamespace(n_spills=count) for count in words]
@@ -111,3 +113,4 @@ def test_what_spills_or_does_not_fit_is_no_candidate_but_the_guess(
     monkeypatch.setattr(trials, "preload", preload)
     kernel = kernel_of(lambda x: x * 3, rand(100, 40))[0]
     assert list(bench.times_ms(kernel, [GUESS, Tuning(1, 1)])) == [GUESS, Tuning(1, 1)][: 1 + is_kept]
+    assert preloaded == [GUESS, Tuning(1, 1)], "no trial compiles"
