@@ -125,26 +125,28 @@ def preload(module: ModuleType, kernels: Iterable[Kernel], tunings: Mapping[str,
 
     It is that of the current GPU and of aligned pointers; for others Triton compiles at the launch. Triton also compiles a
     stub in C for each new list of arguments: many at a time, here. Does nothing without a GPU. The kernels must have
-    passed `build`, under the same `tunings`. Returns Triton's `CompiledKernel` of each launch.
+    passed `build`, under the same `tunings`. Returns Triton's `CompiledKernel` of each launch. Raises
+    `triton.OutOfResources` where the GPU cannot hold a program.
     """
     if this_gpu() is None:
         return []
-    device = torch.cuda.current_device()
-    wanted = [one for kernel in kernels for one in launches(kernel, (tunings or {}).get(kernel.name, GUESS))]
+    device, found = torch.cuda.current_device(), []
     with kept_in(cache.machine_code_directory()), ThreadPoolExecutor() as pool:
         loading = []
-        for one in wanted:
-            pointers = tuple(map(str, one.pointers))
-            made = worker.warm(getattr(module, one.function), pointers, one.blocks, one.num_warps)
+        for launch in [one for kernel in kernels for one in launches(kernel, (tunings or {}).get(kernel.name, GUESS))]:
+            pointers = tuple(map(str, launch.pointers))
+            made = worker.warm(getattr(module, launch.function), pointers, launch.blocks, launch.num_warps)
+            found.append(made)
             loading.append(pool.submit(_make_ready, made, device))
-        return [one.result() for one in loading]
+        for one in loading:
+            one.result()
+    return found
 
 
-def _make_ready(made: Any, device: int) -> Any:
+def _make_ready(made: Any, device: int) -> None:
     """Load machine code on the GPU. `CompiledKernel.run` does that when first asked for; seen on triton 3.6, 3.7 and 3.9."""
     torch.cuda.set_device(device)
     _ = made.run
-    return made
 
 
 # --- what there is to compile -----------------------------------------------------------------------------------------

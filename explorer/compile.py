@@ -86,15 +86,15 @@ def launcher(kernel: Kernel, tuning: Tuning = GUESS) -> Callable[..., Any]:
     return getattr(module_of(kernel, tuning), kernel.name)
 
 
+def module_of(kernel: Kernel, tuning: Tuning = GUESS) -> ModuleType:
+    """A module that defines `kernel` alone."""
+    return load(module_text(kernel, tuning))
+
+
 def module_text(kernel: Kernel, tuning: Tuning = GUESS) -> str:
     """A file with one kernel: all that its text needs, and the text."""
     source = kernel_source(kernel, tuning)
     return "\n\n".join(filter(None, [HEADER, support(source), source]))
-
-
-def module_of(kernel: Kernel, tuning: Tuning = GUESS) -> ModuleType:
-    """A module that defines `kernel` alone."""
-    return load(module_text(kernel, tuning))
 
 
 # --- kernel to machine code -------------------------------------------------------------------------------------------

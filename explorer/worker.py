@@ -7,7 +7,7 @@ the answer only says under which hash, or what the compiler said.
 A launch finds that machine code if Triton computes the same key for it, a hash of the function's text, the types and
 alignment of its arguments, constants, options, target and the compiler itself. So a job goes through `JITFunction.warmup`,
 the very path of a launch up to the launch, with arguments that are only types. Private to Triton, seen on 3.6, 3.7 and 3.9:
-`MockTensor`, `driver.set_active`, `triton_key`, `starting_line_number`, `_init_handles`, `n_spills`.
+`MockTensor`, `driver.set_active`, `triton_key`, `starting_line_number`.
 """
 
 from __future__ import annotations
@@ -75,15 +75,6 @@ def warm(function: Any, pointers: tuple[str, ...], blocks: dict[str, int], num_w
 
     tensors = [MockTensor(_ElementType(name)) for name in pointers]
     return function.warmup(*tensors, **blocks, grid=(1,), num_warps=num_warps)
-
-
-def spilled_words(made: Any) -> int:
-    """How many 4-byte words of memory each thread of a `CompiledKernel` keeps what found no register in.
-
-    Loads the machine code onto the current GPU. Raises `triton.OutOfResources` where a program does not fit into it.
-    """
-    made._init_handles()
-    return made.n_spills
 
 
 def answer(job: Job) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(build, "IN_PROCESS", 2)
     # Loading on the GPU is all that needs one.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(build, "_make_ready", lambda made, device: made)
+    monkeypatch.setattr(build, "_make_ready", lambda made, device: None)
     yield tmp_path / "users"
     workers.close_all()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from kernels import kernel_of
 from test_measure import FakeClock
 from test_triton import rand
+from triton import OutOfResources
 
 from tracefuse import trials
 from tracefuse.optimizers.layout import GUESS, Tuning
@@ -95,19 +97,20 @@ def test_a_bench_runs_the_kernel_under_each_tuning(bench: Bench) -> None:
     assert bench.bytes_per_s == 8 * 4 / 1e-3
 
 
-@pytest.mark.parametrize(("words", "is_kept"), [([0, 32], True), ([0, 33], False), ([None], False)])
+@pytest.mark.parametrize(("words", "is_kept"), [([0, 32], True), ([0, 33], False), ([], False)])
 def test_what_spills_or_does_not_fit_is_no_candidate_but_the_guess(
-    words: list[int | None], is_kept: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    words: list[int], is_kept: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`words` are those that the launches of every tuning spill; None: the GPU cannot hold a program of it."""
-    from triton import OutOfResources
+    """`words` are those that the launches of a tuning spill; none: the GPU cannot hold a program of it."""
+    preloaded: list[Tuning] = []
 
-    def spilled_words(made: Any) -> int:
-        if made is None:
+    def preload(module: Any, kernels: Any, tunings: dict[str, Tuning]) -> list[SimpleNamespace]:
+        preloaded.extend(tunings.values())
+        if not words:
             raise OutOfResources(2048, 1024, "threads")
-        return made
+        return [SimpleNamespace(n_spills=count) for count in words]
 
-    monkeypatch.setattr(trials, "preload", lambda module, kernels, tunings: words)
-    monkeypatch.setattr(trials, "spilled_words", spilled_words)
+    monkeypatch.setattr(trials, "preload", preload)
     kernel = kernel_of(lambda x: x * 3, rand(100, 40))[0]
     assert list(bench.times_ms(kernel, [GUESS, Tuning(1, 1)])) == [GUESS, Tuning(1, 1)][: 1 + is_kept]
+    assert preloaded == [GUESS, Tuning(1, 1)], "no trial compiles"
