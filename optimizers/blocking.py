@@ -6,7 +6,7 @@
     flat    otherwise
 
 Where a kernel writes a concatenation, each part gets a layout of its own, a *segment*: no program then asks which part it
-is in. Segments whose parts read the same inputs stay one layout, since each program would read those again.
+is in. Parts that read the same inputs are computed by one program, each at its own offset, so that it reads those once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import fx
 from tracefuse.optimizers.composites import REDUCTIONS
 from tracefuse.optimizers.expressions import TRANSCENDENTAL
 from tracefuse.optimizers.indexing import Lanes, ravel, reshape
-from tracefuse.optimizers.layout import GUESS, Layout, Tuning, columns, flat, probe, rows, segment, tiles
+from tracefuse.optimizers.layout import GUESS, Layout, Tuning, columns, flat, probe, repeated, rows, segment, tiles
 from tracefuse.optimizers.lowering import Lowering
 from tracefuse.optimizers.reductions import NORM_BACKWARD, Geometry, columns_of, operand_of, reduced_dims
 from tracefuse.optimizers.trace import Trace, is_getitem, nbytes, tensors, val
@@ -33,14 +33,22 @@ BROADCAST_WORTH_HOISTING = 4
 """A costly value is computed on its own axis where it is broadcast at least this many times."""
 
 MAX_SEGMENTS = 8
+MAX_PARTS = 4
+MIN_PART = 16
+"""Elements of the shortest line that is read and written at once: 32 bytes in halves, what memory hands out."""
 MIN_SEGMENT = 64
 """Elements that lie together in a part of a concatenation, below which masks cost less than short lines."""
 
 
-def element_of(node: fx.Node, layout: Layout, is_column: bool = False) -> tuple[Indices, Lanes]:
-    """The indices of the elements of an output that a program computes, and the lanes they vary along."""
-    shape = shape_of(node)
+def element_of(node: fx.Node, layout: Layout, is_column: bool = False, offset: int = 0) -> tuple[Indices, Lanes]:
+    """The indices of the elements of an output that a program computes, and the lanes they vary along.
+
+    `offset` is one of those at which the program computes its elements again.
+    """
+    shape, (again, _) = shape_of(node), layout.again
     indices, domain = layout.indices, layout.shape
+    if offset:
+        indices = tuple(index + offset if d == again else index for d, index in enumerate(indices))
     if is_column:
         assert layout.columns is not None
         indices, domain = layout.kept(layout.columns.row_dims)
@@ -70,7 +78,11 @@ def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
         return [rows(shape_of(operand_of(reductions[0])), reduced_dims(reductions[0]), wide, tuning)]
     output = max(body.returned, key=lambda n: val(n).numel())
     shape, order = shape_of(output), _memory_order(val(output))
-    tiled = _tiled(body, shape, order, wide, tuning)
+    unit = _common_part(body, shape, order)
+    domain = (*shape[:-1], unit) if unit else shape
+    tiled = _tiled(body, shape, domain, order, wide, tuning)
+    if unit:
+        return [repeated(tiled or flat(domain, order, wide, tuning), shape, len(shape) - 1)]
     if tiled is not None:
         return [tiled]
     parts = _segments(body, shape)
@@ -106,7 +118,10 @@ def _reduces_rows(node: fx.Node) -> bool:
     return columns_of(node) is None
 
 
-def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning) -> Layout | None:
+def _tiled(
+    body: Trace, shape: Sequence[int], domain: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning
+) -> Layout | None:
+    """Tiles of the `domain`, a part of the results' `shape`, where one of the two reasons for tiles holds."""
     dims = [d for d in order if shape[d] > 1]
     costly = [n for n in body.ops if n.target in TRANSCENDENTAL and _is_broadcast(n, math.prod(shape))]
     if not dims:
@@ -124,7 +139,7 @@ def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, 
         return None
     outer = [d for d in dims if d not in inner and d not in middle]
     ones = [d for d in order if shape[d] == 1]
-    return tiles(shape, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed)
+    return tiles(domain, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed)
 
 
 def _is_broadcast(node: fx.Node, numel: int) -> bool:
@@ -196,6 +211,22 @@ def _segments(body: Trace, shape: Sequence[int]) -> tuple[int, list[int]] | None
         if dims and is_worth and _read_apart(parts):
             return dims[0], sizes
     return None
+
+
+def _common_part(body: Trace, shape: Sequence[int], order: Sequence[int]) -> int:
+    """The size of the parts into which concatenations along the last dimension cut it, a common one; 0 where it is whole.
+
+    Where such parts read the same inputs, as the halves of a rotated head do, a program computes them all: each from its own
+    place, without asking which part an element is in, and what two of them read is loaded once.
+    """
+    unit, is_shared = shape[-1] if shape else 0, False
+    for node in body.ops:
+        if node.target is aten.cat.default and arguments(node)["dim"] % len(shape_of(node)) == len(shape_of(node)) - 1:
+            parts = [p for p in arguments(node)["tensors"] if val(p).numel()]
+            unit = math.gcd(unit, *(shape_of(part)[-1] for part in parts))
+            is_shared |= len(parts) > 1 and not _read_apart(parts)
+    is_worth = is_shared and order[-1] == len(shape) - 1 and unit >= MIN_PART
+    return unit if is_worth and 1 < shape[-1] // unit <= MAX_PARTS else 0
 
 
 def _read_apart(parts: Sequence[fx.Node]) -> bool:

@@ -105,7 +105,7 @@ def lower(kernel: Kernel, tuning: Tuning = GUESS) -> Program:
     bodies = []
     for layout in layouts:
         lowering, after = _lowerings(body, layout)
-        stores = [_store(after if node in below else lowering, node, node in below) for node in body.returned]
+        stores = [s for n in body.returned for s in _stores(after if n in below else lowering, n, n in below)]
         bodies.append((layout, _lines(layout, (lowering, after), stores)))
     return Program((_function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body)], bodies),))
 
@@ -118,9 +118,9 @@ def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]
     bodies, partials, lines = [], (), ()
     for layout in layouts:
         lowering, _ = _lowerings(body, layout)
-        stores = [_store(lowering, node, False) for node in body.returned if node not in below]
+        stores = [s for n in body.returned if n not in below for s in _stores(lowering, n, False)]
         after = Lowering(finish, lowering.pointers, rows=lowering, names=lowering.names)
-        last = [_store(after, node, True) for node in body.returned if node in below]
+        last = [s for n in body.returned if n in below for s in _stores(after, n, True)]
         partials = tuple(_partial(name, one, finish) for one in lowering.accumulators for name in one.starts)
         stores += [_store_partial(layout, p) for p in partials]
         bodies.append((layout, _lines(layout, (lowering,), stores)))
@@ -179,17 +179,22 @@ def _lines(layout: Layout, lowerings: Sequence[Lowering], stores: Sequence[Store
     return (*layout.prologue, *body_lines(statements, accumulators, stores, layout.loop))
 
 
-def _store(lowering: Lowering, node: fx.Node, is_column: bool) -> Store:
+def _stores(lowering: Lowering, node: fx.Node, is_column: bool) -> list[Store]:
+    _, offsets = lowering.layout.again
+    return [_store(lowering, node, is_column, offset) for offset in offsets]
+
+
+def _store(lowering: Lowering, node: fx.Node, is_column: bool, offset: int) -> Store:
     layout = lowering.layout
-    at, lanes = element_of(node, layout, is_column)
+    at, lanes = element_of(node, layout, is_column, offset)
     block = lowering.value(node, at)
     if not block.lanes <= lanes:
         raise NotFusible(node, "its value differs along a row of which it is one element")
-    offset = ravel(at, val(node).stride())
+    address = ravel(at, val(node).stride())
     masks = [layout.masks[lane] for lane in ("row", "col") if lane in lanes and lane in layout.masks]
     pointer = f"{node.name}_ptr"
-    place = pointer if offset.text == "0" else f"{pointer} + {_bracketed(offset.text)}"
-    missing = lanes - offset.lanes
+    place = pointer if address.text == "0" else f"{pointer} + {_bracketed(address.text)}"
+    missing = lanes - address.lanes
     if missing:
         raise NotFusible(node, "one element would be written several times")
     return Store(f"tl.store({place}, {block.text}{', mask=' + ' & '.join(masks) if masks else ''})", lanes)

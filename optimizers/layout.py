@@ -85,6 +85,8 @@ class Layout:
     Where rows are reduced, `col` enumerates the dimensions `reduced`. Where columns are summed, `columns` says how they lie
     in the domain; program `chunk` of `chunks` reads a part of their rows. A segment's programs begin with number `first`.
 
+    `again` is (dimension, offsets): a program computes its elements at each of the offsets along that dimension.
+
     `aligned` is (offset, name, mask): loads at that offset are written by that name and mask, which let them be wide.
     """
 
@@ -102,6 +104,7 @@ class Layout:
     chunks: int = 1
     first: int = 0
     aligned: tuple[str, str, str] | None = None
+    again: tuple[int, tuple[int, ...]] = (0, (0,))
 
     @property
     def numel(self) -> int:
@@ -324,6 +327,11 @@ def segment(layout: Layout, shape: Sequence[int], dim: int, start: int, first: i
     indices = tuple(index + start if d == dim else index for d, index in enumerate(layout.indices))
     prologue = tuple(_counted_from(first, line) for line in layout.prologue) if first else layout.prologue
     return replace(layout, shape=tuple(shape), indices=indices, prologue=prologue, first=first)
+
+
+def repeated(layout: Layout, shape: Sequence[int], dim: int) -> Layout:
+    """`layout`, whose domain is the first of several equal parts of `shape` along `dim`, computing the others as well."""
+    return replace(layout, shape=tuple(shape), again=(dim, tuple(range(0, shape[dim], layout.shape[dim]))))
 
 
 def _counted_from(first: int, line: str) -> str:

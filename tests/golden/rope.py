@@ -48,8 +48,8 @@ def fused_cos_to_copy_mul_add_fff991_kernel(
     t_ptr, freqs_ptr, cat_1_ptr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):
     program = tl.program_id(0)
-    outer = program // 10
-    row = (program % 10 * ROWS + tl.arange(0, ROWS))[:, None]
+    outer = program // 5
+    row = (program % 5 * ROWS + tl.arange(0, ROWS))[:, None]
     col = tl.arange(0, COLS)[None, :]
     t = tl.load(t_ptr + (outer * 40960 + row * 128 + col)).to(tl.float32)
     freqs = tl.load(freqs_ptr + (outer * 128 + col))
@@ -63,17 +63,10 @@ def fused_cos_to_copy_mul_add_fff991_kernel(
     # aten.mul.Tensor
     mul = t * to_copy
 
-    # aten.cat.default
-    in_neg = col < 64
-
-    place = tl.where(in_neg, col + 64, (col - 64))
-    t_1 = tl.load(t_ptr + (outer * 40960 + row * 128 + place)).to(tl.float32)
+    t_1 = tl.load(t_ptr + (outer * 40960 + row * 128 + col + 64)).to(tl.float32)
 
     # aten.neg.default
     neg = -t_1
-
-    # aten.cat.default
-    cat = tl.where(in_neg, neg, t_1)
 
     # aten.sin.default
     sin = tl.sin(freqs)
@@ -82,12 +75,36 @@ def fused_cos_to_copy_mul_add_fff991_kernel(
     to_copy_1 = sin.to(tl.bfloat16).to(tl.float32)
 
     # aten.mul.Tensor
-    mul_1 = cat * to_copy_1
+    mul_1 = neg * to_copy_1
 
     # aten.add.Tensor
     add = mul + mul_1
 
+    freqs_1 = tl.load(freqs_ptr + (outer * 128 + col + 64))
+
+    # aten.cos.default
+    cos_1 = tl.cos(freqs_1)
+
+    # aten._to_copy.default
+    to_copy_2 = cos_1.to(tl.bfloat16).to(tl.float32)
+
+    # aten.mul.Tensor
+    mul_2 = t_1 * to_copy_2
+
+    # aten.sin.default
+    sin_1 = tl.sin(freqs_1)
+
+    # aten._to_copy.default
+    to_copy_3 = sin_1.to(tl.bfloat16).to(tl.float32)
+
+    # aten.mul.Tensor
+    mul_3 = t * to_copy_3
+
+    # aten.add.Tensor
+    add_1 = mul_2 + mul_3
+
     tl.store(cat_1_ptr + (outer * 40960 + row * 128 + col), add)
+    tl.store(cat_1_ptr + (outer * 40960 + row * 128 + col + 64), add_1)
 
 
 def fused_cos_to_copy_mul_add_fff991_reference(t, freqs):
@@ -117,5 +134,5 @@ def fused_cos_to_copy_mul_add_fff991(t, freqs):
     if freqs.stride() != (128, 128, 128, 1):
         freqs = torch.empty_strided(freqs.shape, (128, 128, 128, 1), dtype=freqs.dtype, device=freqs.device).copy_(freqs)
     cat_1 = torch.empty_strided((4096, 10, 32, 128), (40960, 4096, 128, 1), dtype=torch.bfloat16, device=t.device)
-    launch(fused_cos_to_copy_mul_add_fff991_kernel, 40960, t, freqs, cat_1, ROWS=32, COLS=128, num_warps=4)
+    launch(fused_cos_to_copy_mul_add_fff991_kernel, 20480, t, freqs, cat_1, ROWS=64, COLS=64, num_warps=4)
     return cat_1
