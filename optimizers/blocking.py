@@ -18,10 +18,11 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from tracefuse.optimizers.column_layouts import columns
 from tracefuse.optimizers.composites import REDUCTIONS
 from tracefuse.optimizers.expressions import TRANSCENDENTAL
 from tracefuse.optimizers.indexing import Lanes, ravel, reshape
-from tracefuse.optimizers.layout import GUESS, Layout, Tuning, columns, flat, probe, repeated, rows, segment, tiles
+from tracefuse.optimizers.layout import GUESS, Layout, Tuning, flat, probe, repeated, rows, segment, tiles
 from tracefuse.optimizers.lowering import Lowering
 from tracefuse.optimizers.reductions import NORM_BACKWARD, Geometry, columns_of, operand_of, reduced_dims
 from tracefuse.optimizers.trace import Trace, is_getitem, nbytes, tensors, val
@@ -98,14 +99,16 @@ def _column_layouts(body: Trace, summed: fx.Node, wide: bool, tuning: Tuning) ->
     norm: fx.Node | None = summed.args[0] if is_getitem(summed) else None  # type: ignore[assignment]
     shape = shape_of(arguments(norm)["grad_out"] if norm is not None else operand_of(summed))
     whole_rows = any(n.target in REDUCTIONS and _reduces_rows(n) for n in body.ops)
+    large = [p for p in body.placeholders if 2 * val(p).numel() >= geometry.numel]
+    read_nbytes = max(1, sum(val(p).element_size() for p in large))
     parts = None if whole_rows else _segments(body, shape)
     if parts is None or parts[0] not in geometry.col_dims:
-        return [columns(shape, geometry, wide, whole_rows, tuning)]
+        return [columns(shape, geometry, wide, whole_rows, tuning, read_nbytes=read_nbytes)]
     dim, sizes = parts
     narrowed = [_narrowed(geometry, shape[dim], size) for size in sizes]
     cols = [one.sizes[2] for one in narrowed]
     layouts = [
-        columns(_resized(shape, dim, size), one, wide, False, tuning, cols)
+        columns(_resized(shape, dim, size), one, wide, False, tuning, cols, read_nbytes)
         for size, one in zip(sizes, narrowed, strict=True)
     ]
     return [replace(layout, columns=geometry) for layout in _placed(layouts, shape, dim, sizes)]

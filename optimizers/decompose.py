@@ -34,9 +34,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from tracefuse.optimizers.composites import reduced_dims
 from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.reductions import reduced_dims
 from tracefuse.optimizers.rewrite import is_overwritten, mark_overwritten, replace_by, replace_value, views_of
 from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, is_getitem, phase, val
 from tracefuse.optimizers.views import arguments, shape_of

@@ -16,9 +16,10 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.blocking import below_columns, choose_layouts, element_of
+from tracefuse.optimizers.column_layouts import partial_sums
 from tracefuse.optimizers.indexing import ravel, row_major, variable
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.layout import BLOCK_NAMES, GUESS, Layout, Tuning, partial_sums
+from tracefuse.optimizers.layout import BLOCK_NAMES, GUESS, Layout, Tuning
 from tracefuse.optimizers.loops import Store, body_lines
 from tracefuse.optimizers.lowering import Accumulator, Lowering, NotFusible
 from tracefuse.optimizers.trace import Trace, val

@@ -18,7 +18,7 @@ from tracefuse.optimizers.gathers import gather_refusal
 from tracefuse.optimizers.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering import COPIES
 from tracefuse.optimizers.random_ops import is_mask
-from tracefuse.optimizers.reductions import SUMS, columns_of, operand_of, reduced_dims, rows_of
+from tracefuse.optimizers.reductions import SUMS, are_few_and_long, columns_of, operand_of, reduced_dims, rows_of
 from tracefuse.optimizers.trace import SHORT_DTYPE, is_view, tensors, val
 from tracefuse.optimizers.views import SPLITS, VIEWS, shape_of
 
@@ -131,5 +131,9 @@ def _row_refusal(node: fx.Node) -> str | None:
     geometry = rows_of(node) or columns_of(node)
     if geometry is None:
         return "it reduces dimensions on both sides of one that it keeps, or leading ones by more than a sum"
+    if node.target in (*PLAIN_REDUCTIONS, aten.logsumexp.default) and rows_of(node) and are_few_and_long(geometry):
+        return "its rows are few and long: ATen has many programs share one"
+    if node.target in SUMS and val(node).dtype is torch.bool:
+        return "it sums into a boolean"
     _, n_rows, n_cols = geometry.sizes
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None

@@ -28,7 +28,10 @@ from tracefuse.optimizers.trace import Input, Output, Trace, is_view, op_name, t
 aten = torch.ops.aten
 
 OURS = {"philox_word", "dropout_mask", "apply_dropout"}
-RESERVED = {*keyword.kwlist, *dir(builtins), "math", "torch", "triton", "tl", *OURS}
+RESERVED = {
+    *keyword.kwlist, *dir(builtins), "math", "torch", "triton", "tl",
+    "launch", "philox_word", "dropout_mask", "apply_dropout",
+}  # fmt: skip
 """Names that the text of a kernel uses itself."""
 
 NAMED_OPS = 4

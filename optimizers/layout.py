@@ -16,6 +16,7 @@ registers. `Tuning` moves the guess. What a kernel computes does not depend on i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,16 +29,10 @@ COL, ROW, SCALAR = frozenset({"col"}), frozenset({"row"}), frozenset[str]()
 FLAT_BLOCK = 1024
 TILE = 4096
 """Elements per program of a tiled kernel, and per step of one that sums columns."""
-COLUMN_BLOCK = 128
-"""Columns per program where they are summed: 256 bytes of bf16 in one row."""
 LOOP_BLOCK = 2048
 """Elements of a long row that a program reads per step, and of whole rows per step where columns are summed too."""
-STAGES = 3
-"""Steps of a loop over rows whose loads are under way at a time."""
 LINE = 16
 """Elements at whose multiples loads are as wide as they get, for any dtype."""
-PROGRAMS = 1024
-"""So many programs fill a GPU several times over: columns are cut into chunks of rows until there are as many."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +134,11 @@ def flat(shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning 
     block = min(tuning.elements(FLAT_BLOCK), max(32, next_power_of_2(numel)))
     index = variable("index", numel, COL)
     prologue = [
-        f"index = {_program(wide)} * COLS + tl.arange(0, COLS)" if numel > block else "index = tl.arange(0, COLS)"
+        f"index = {program_number(wide)} * COLS + tl.arange(0, COLS)" if numel > block else "index = tl.arange(0, COLS)"
     ]
-    masks = _mask(prologue, "col", "index", numel, block)
+    masks = mask_of(prologue, "col", "index", numel, block)
     return Layout(
-        tuple(shape), _grouped(shape, [(index, order)]), tuple(prologue), masks, {"col": block}, -(-numel // block),
+        tuple(shape), indices_of(shape, [(index, order)]), widened(prologue, wide), masks, {"col": block}, -(-numel // block),
         num_warps=tuning.num_warps(4 if block >= 512 else 1),
     )  # fmt: skip
 
@@ -155,22 +150,22 @@ def rows(shape: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tunin
     if n_cols > MAX_ROW:
         return _long_rows(shape, kept, reduced, wide, tuning)
     cols_block = next_power_of_2(n_cols)
-    rows_block = max(1, min(tuning.elements(2048) // cols_block, next_power_of_2(n_rows), 64))
+    rows_block = max(1, min(tuning.elements(2048) // cols_block, next_power_of_2(n_rows)))
     col = variable("col", n_cols, COL)
     if rows_block == 1:
-        blocks, prologue = {"col": cols_block}, [f"row = {_program(wide)}", "col = tl.arange(0, COLS)"]
+        blocks, prologue = {"col": cols_block}, [f"row = {program_number(wide)}", "col = tl.arange(0, COLS)"]
         row = variable("row", n_rows, SCALAR)
     else:
         blocks = {"row": rows_block, "col": cols_block}
         prologue = [
-            f"row = ({_program(wide)} * ROWS + tl.arange(0, ROWS))[:, None]",
+            f"row = ({program_number(wide)} * ROWS + tl.arange(0, ROWS))[:, None]",
             "col = tl.arange(0, COLS)[None, :]",
         ]
         row = variable("row", n_rows, ROW)
-    masks = _mask(prologue, "row", "row", n_rows, rows_block) | _mask(prologue, "col", "col", n_cols, cols_block)
+    masks = mask_of(prologue, "row", "row", n_rows, rows_block) | mask_of(prologue, "col", "col", n_cols, cols_block)
     return Layout(
-        tuple(shape), _grouped(shape, [(row, kept), (col, reduced)]), tuple(prologue), masks, blocks,
-        -(-n_rows // rows_block), tuning.num_warps(_row_warps(rows_block * cols_block)), tuple(reduced), col,
+        tuple(shape), indices_of(shape, [(row, kept), (col, reduced)]), widened(prologue, wide), masks, blocks,
+        -(-n_rows // rows_block), tuning.num_warps(warps_for(rows_block * cols_block)), tuple(reduced), col,
     )  # fmt: skip
 
 
@@ -178,7 +173,7 @@ def _long_rows(shape: Sequence[int], kept: Sequence[int], reduced: Sequence[int]
     n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (kept, reduced))
     block = min(tuning.elements(LOOP_BLOCK), next_power_of_2(n_cols))
     row, col = variable("row", n_rows, SCALAR), variable("col", n_cols, COL)
-    prologue, aligned = [f"row = {_program(wide)}"], None
+    prologue, aligned = [f"row = {program_number(wide)}"], None
     if n_cols % LINE and n_rows * n_cols % LINE == 0:
         # Rows that begin at any element are read from the line in which they begin, into the one in which they end.
         aligned = (f"row * {n_cols} + col", "offset", "offset_mask")
@@ -192,10 +187,10 @@ def _long_rows(shape: Sequence[int], kept: Sequence[int], reduced: Sequence[int]
         masks, header = {"col": "col_mask"}, f"for start in range(0, {n_cols + LINE - 1}, COLS):"
     else:
         lines, header = ["col = start + tl.arange(0, COLS)"], f"for start in range(0, {n_cols}, COLS):"
-        masks = _mask(lines, "col", "col", n_cols, block)
+        masks = mask_of(lines, "col", "col", n_cols, block)
     return Layout(
-        tuple(shape), _grouped(shape, [(row, kept), (col, reduced)]), tuple(prologue), masks, {"col": block}, n_rows,
-        tuning.num_warps(4), tuple(reduced), col, Loop("col", header, tuple(lines)), aligned=aligned,
+        tuple(shape), indices_of(shape, [(row, kept), (col, reduced)]), widened(prologue, wide), masks, {"col": block}, n_rows,
+        tuning.num_warps(4), tuple(reduced), col, Loop("col", header, widened(lines, wide)), aligned=aligned,
     )  # fmt: skip
 
 
@@ -219,103 +214,20 @@ def tiles(
     program = variable("program", n_outer * row_steps * col_steps, SCALAR)
     outer_block, row_block, col_block = unravel(program, (n_outer, row_steps, col_steps))
     prologue = [
-        f"program = {_program(wide)}",
+        f"program = {program_number(wide)}",
         *([f"outer = {outer_block.text}"] if n_outer > 1 else []),
-        f"row = {_range(row_block, 'ROWS')}[:, None]",
-        f"col = {_range(col_block, 'COLS')}[None, :]",
+        f"row = {positions(row_block, 'ROWS')}[:, None]",
+        f"col = {positions(col_block, 'COLS')}[None, :]",
     ]
-    masks = _mask(prologue, "row", "row", n_rows, rows_block) | _mask(prologue, "col", "col", n_cols, cols_block)
+    masks = mask_of(prologue, "row", "row", n_rows, rows_block) | mask_of(prologue, "col", "col", n_cols, cols_block)
     groups = [
         (variable("outer", n_outer, SCALAR), outer),
         (variable("row", n_rows, ROW), row_dims),
         (variable("col", n_cols, COL), col_dims),
     ]
     return Layout(
-        tuple(shape), _grouped(shape, groups), tuple(prologue), masks, {"row": rows_block, "col": cols_block},
+        tuple(shape), indices_of(shape, groups), widened(prologue, wide), masks, {"row": rows_block, "col": cols_block},
         n_outer * row_steps * col_steps, tuning.num_warps(4 if rows_block * cols_block >= 1024 else 1),
-    )  # fmt: skip
-
-
-def columns(
-    shape: Sequence[int],
-    columns: Geometry,
-    wide: bool,
-    whole_rows: bool = False,
-    tuning: Tuning = GUESS,
-    segments: Sequence[int] = (),
-) -> Layout:
-    """Sums down the columns of a domain: a program reads block after block of the rows of some columns.
-
-    Where the columns are too few for the GPU, their rows are cut into `chunks`, each summed by a program of its own.
-    `whole_rows`: the kernel reduces rows too, so that a program holds all columns. `segments`: the columns of all segments
-    that share this one's blocks.
-    """
-    n_outer, n_rows, n_cols = columns.sizes
-    parts = segments or (n_cols,)
-    cols_block = next_power_of_2(n_cols) if whole_rows else min(next_power_of_2(min(parts)), COLUMN_BLOCK)
-    elements = tuning.elements(LOOP_BLOCK if whole_rows else TILE)
-    rows_block = max(1, min(elements // cols_block, next_power_of_2(n_rows)))
-    row_blocks, col_blocks = -(-n_rows // rows_block), sum(-(-part // cols_block) for part in parts)
-    wanted = max(1, PROGRAMS // (n_outer * col_blocks))
-    steps = _divisor(row_blocks, max(1, row_blocks // wanted))
-    chunks = -(-row_blocks // steps)
-    layout = _columns(shape, columns, wide, (rows_block, cols_block), steps, chunks, tuning)
-    if not whole_rows:
-        return layout
-    return replace(layout, reduced=columns.col_dims, col=variable("col", n_cols, COL))
-
-
-def _divisor(count: int, about: int) -> int:
-    """The largest divisor of `count` up to `about`, so that no step is empty; `about` if there is none near it."""
-    return next((d for d in range(about, about // 2, -1) if count % d == 0), about)
-
-
-def partial_sums(columns: Geometry, chunks: int) -> Layout:
-    """The layout that sums `chunks` partial sums for each of the columns; its domain is `(chunks, outer, cols)`."""
-    n_outer, _, n_cols = columns.sizes
-    cols_block, shape = min(next_power_of_2(n_cols), 32), (chunks, n_outer, n_cols)
-    rows_block = min(next_power_of_2(chunks), max(1, TILE // cols_block))
-    geometry = Geometry((1,), (0,), (2,), (n_outer, chunks, n_cols))
-    steps = -(-chunks // rows_block)
-    return _columns(shape, geometry, chunks * n_outer * n_cols >= 2**31, (rows_block, cols_block), steps, 1, GUESS)
-
-
-def _columns(
-    shape: Sequence[int],
-    columns: Geometry,
-    wide: bool,
-    block: tuple[int, int],
-    steps: int,
-    chunks: int,
-    tuning: Tuning,
-) -> Layout:
-    (n_outer, n_rows, n_cols), (rows_block, cols_block) = columns.sizes, block
-    col_steps = -(-n_cols // cols_block)
-    program = variable("program", n_outer * chunks * col_steps, SCALAR)
-    outer_block, chunk_block, col_block = unravel(program, (n_outer, chunks, col_steps))
-    chunk = variable("chunk", chunks, SCALAR)
-    step = chunk * steps + (variable("step", steps, SCALAR) if steps > 1 else ZERO)
-    prologue = [
-        f"program = {_program(wide)}",
-        *([f"outer = {outer_block.text}"] if n_outer > 1 else []),
-        *([f"chunk = {chunk_block.text}"] if chunks > 1 else []),
-        f"col = {_range(col_block, 'COLS')}[None, :]",
-    ]
-    masks = _mask(prologue, "col", "col", n_cols, cols_block)
-    row_lines = [f"row = {_range(step, 'ROWS')}[:, None]"]
-    masks |= _mask(row_lines, "row", "row", n_rows, rows_block, whole=rows_block * steps * chunks)
-    groups = [
-        (variable("outer", n_outer, SCALAR), columns.outer_dims),
-        (variable("row", n_rows, ROW), columns.row_dims),
-        (variable("col", n_cols, COL), columns.col_dims),
-    ]
-    loop = (
-        Loop("row", f"for step in tl.range(0, {steps}, num_stages={STAGES}):", tuple(row_lines)) if steps > 1 else None
-    )
-    return Layout(
-        tuple(shape), _grouped(shape, groups), tuple(prologue if loop else [*prologue, *row_lines]), masks,
-        {"row": rows_block, "col": cols_block}, n_outer * chunks * col_steps,
-        tuning.num_warps(_row_warps(rows_block * cols_block)), loop=loop, columns=columns, chunks=chunks,
     )  # fmt: skip
 
 
@@ -353,11 +265,11 @@ def next_power_of_2(count: int) -> int:
 _ID = "tl.program_id(0)"
 
 
-def _program(wide: bool) -> str:
+def program_number(wide: bool) -> str:
     return f"{_ID}.to(tl.int64)" if wide else _ID
 
 
-def _range(block: Index, size: str) -> str:
+def positions(block: Index, size: str) -> str:
     """The positions that a block covers."""
     if not block.terms:
         return f"tl.arange(0, {size})"
@@ -365,7 +277,12 @@ def _range(block: Index, size: str) -> str:
     return f"({place} * {size} + tl.arange(0, {size}))"
 
 
-def _mask(lines: list[str], lane: str, name: str, count: int, block: int, whole: int | None = None) -> dict[str, str]:
+def widened(lines: Sequence[str], wide: bool) -> tuple[str, ...]:
+    """The lines with positions of 64 bits where `wide`: any of them may be multiplied by a stride that needs them."""
+    return tuple(re.sub(r"(tl\.arange\(0, \w+\))", r"\1.to(tl.int64)", line) if wide else line for line in lines)
+
+
+def mask_of(lines: list[str], lane: str, name: str, count: int, block: int, whole: int | None = None) -> dict[str, str]:
     """The mask of `lane`, appended to `lines`, where blocks of `block` (`whole` in all) do not just fill `count`."""
     if count == whole or (whole is None and count % block == 0):
         return {}
@@ -373,12 +290,12 @@ def _mask(lines: list[str], lane: str, name: str, count: int, block: int, whole:
     return {lane: f"{name}_mask"}
 
 
-def _grouped(shape: Sequence[int], groups: Sequence[tuple[Index, Sequence[int]]]) -> tuple[Index, ...]:
+def indices_of(shape: Sequence[int], groups: Sequence[tuple[Index, Sequence[int]]]) -> tuple[Index, ...]:
     indices: dict[int, Index] = {}
     for linear, dims in groups:
         indices |= dict(zip(dims, unravel(linear, [shape[d] for d in dims]), strict=True))
     return tuple(indices[dim] for dim in range(len(shape)))
 
 
-def _row_warps(block: int) -> int:
+def warps_for(block: int) -> int:
     return 1 if block <= 256 else 4 if block <= 2048 else 8 if block <= 8192 else 16

@@ -26,6 +26,9 @@ aten = torch.ops.aten
 MAX_ROW = 16384
 """The longest row that one program holds in registers; longer ones are read in a loop."""
 
+MAX_SUMMED_ROW = 8192
+"""The longest row that a program holds beside the sums of its columns."""
+
 FEW_ROWS = 64
 """So few rows that are longer than `MAX_ROW` leave most of a GPU idle if each has one program."""
 
@@ -72,9 +75,13 @@ def rows_of(node: fx.Node) -> Geometry | None:
     if not dims or any(shape[d] > 1 for d in kept if d > dims[0]):
         return None
     geometry = _geometry(shape, (), kept, dims)
-    _, rows, cols = geometry.sizes
-    is_shared_out = node.target in SUMS and cols > MAX_ROW and rows < FEW_ROWS
-    return None if is_shared_out else geometry
+    return None if node.target in SUMS and are_few_and_long(geometry) else geometry
+
+
+def are_few_and_long(rows: Geometry) -> bool:
+    """Whether one program for each of these rows would leave most of a GPU idle."""
+    _, n_rows, n_cols = rows.sizes
+    return n_cols > MAX_ROW and n_rows < FEW_ROWS
 
 
 def columns_of(node: fx.Node) -> Geometry | None:

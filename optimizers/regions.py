@@ -23,7 +23,7 @@ from tracefuse.optimizers.composites import REDUCTIONS
 from tracefuse.optimizers.cost import touched_bytes
 from tracefuse.optimizers.fusible import is_remade
 from tracefuse.optimizers.random_ops import is_draw, is_mask
-from tracefuse.optimizers.reductions import MAX_ROW, columns_of, rows_of
+from tracefuse.optimizers.reductions import MAX_SUMMED_ROW, columns_of, rows_of
 from tracefuse.optimizers.trace import is_getitem, is_random, nbytes, phase, producer, tensors
 from tracefuse.optimizers.views import SPLITS
 
@@ -121,7 +121,7 @@ def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
     """Whether one kernel can have these reductions: of the same elements, in rows that a program holds if it needs both."""
     if not (rows and columns):
         return len(rows) <= 1 and len(columns) <= 1
-    return len(rows | columns) == 1 and next(iter(rows))[2] <= MAX_ROW
+    return len(rows | columns) == 1 and next(iter(rows))[2] <= MAX_SUMMED_ROW
 
 
 def _agree(node: fx.Node, own: Region, near: list[Region]) -> bool:

@@ -89,3 +89,20 @@ def test_what_has_no_form_says_so(fn: Callable[..., Any], reason: str) -> None:
     kernel, _ = kernel_of(fn, torch.randn(8, 8))
     with pytest.raises(NotFusible, match=reason):
         kernel_source(kernel)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [
+        (lambda x: (x * 2).sum(0), (2**15, 2**17)),
+        (lambda x: (x.t() * 2).contiguous(), (64, 2**26)),
+        (lambda x: (x.t() * 2).contiguous(), (2**26, 64)),
+        (lambda x: (x.t() * 2).softmax(1), (64, 2**26)),
+        (lambda x: (x.t() * 2).softmax(1), (2**15, 2**17)),
+    ],
+    ids=["columns", "tile of one row", "tile of one column", "rows", "long rows"],
+)
+def test_every_position_is_64_bit_where_a_stride_may_need_it(fn: Callable[..., Any], shape: tuple[int, int]) -> None:
+    """Not only the program's number: what a program counts itself is multiplied by strides too."""
+    text = kernel_source(kernel_of_types(fn, (shape, bf16)))
+    assert text.count("tl.arange(0, ") == text.count(").to(tl.int64)") - text.count("tl.program_id(0).to(tl.int64)")

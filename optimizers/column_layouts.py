@@ -1,0 +1,131 @@
+"""Layouts of kernels that sum down columns: a program reads block after block of the rows of its columns.
+
+Columns that are too few for a GPU have their rows cut into chunks; `partial_sums` is the layout of the function that adds up
+what the chunks gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tracefuse.optimizers.indexing import unravel, variable
+from tracefuse.optimizers.layout import (
+    COL,
+    GUESS,
+    LOOP_BLOCK,
+    ROW,
+    SCALAR,
+    TILE,
+    ZERO,
+    Layout,
+    Loop,
+    Tuning,
+    indices_of,
+    mask_of,
+    next_power_of_2,
+    positions,
+    program_number,
+    warps_for,
+    widened,
+)  # fmt: skip
+from tracefuse.optimizers.reductions import Geometry
+
+COLUMN_BLOCK = 128
+"""Columns per program where they are summed: 256 bytes of bf16 in one row."""
+PROGRAMS = 1024
+"""So many programs fill a GPU several times over: columns are cut into chunks of rows until there are as many."""
+WHOLE_ROW_PROGRAMS = 528
+"""The same for programs that hold whole rows, of which only one or two at a time find registers on a multiprocessor."""
+STAGED_NBYTES = 100 * 1024
+"""Shared memory for the loads under way of one program: two such programs run on a multiprocessor of 227 KiB."""
+STAGES = 3
+"""Steps of a loop over rows whose loads are under way at a time."""
+
+
+def columns(
+    shape: Sequence[int],
+    columns: Geometry,
+    wide: bool,
+    whole_rows: bool = False,
+    tuning: Tuning = GUESS,
+    segments: Sequence[int] = (),
+    read_nbytes: int = 4,
+) -> Layout:
+    """Sums down the columns of a domain: a program reads block after block of the rows of some columns.
+
+    Where the columns are too few for the GPU, their rows are cut into `chunks`, each summed by a program of its own.
+    `whole_rows`: the kernel reduces rows too, so that a program holds all columns. `segments`: the columns of all segments
+    that share this one's blocks. `read_nbytes`: bytes read per element, of all inputs that have so many.
+    """
+    n_outer, n_rows, n_cols = columns.sizes
+    parts = segments or (n_cols,)
+    cols_block = next_power_of_2(n_cols) if whole_rows else min(next_power_of_2(min(parts)), COLUMN_BLOCK)
+    elements = tuning.elements(LOOP_BLOCK if whole_rows else TILE)
+    rows_block = max(1, min(elements // cols_block, next_power_of_2(n_rows)))
+    row_blocks, col_blocks = -(-n_rows // rows_block), sum(-(-part // cols_block) for part in parts)
+    wanted = max(1, (WHOLE_ROW_PROGRAMS if whole_rows else PROGRAMS) // (n_outer * col_blocks))
+    steps = _divisor(row_blocks, max(1, row_blocks // wanted))
+    chunks = -(-row_blocks // steps)
+    stages = min(STAGES, 1 + STAGED_NBYTES // (rows_block * cols_block * read_nbytes))
+    layout = _columns(shape, columns, wide, (rows_block, cols_block), steps, chunks, tuning, stages)
+    if not whole_rows:
+        return layout
+    return replace(layout, reduced=columns.col_dims, col=variable("col", n_cols, COL))
+
+
+def _divisor(count: int, about: int) -> int:
+    """The largest divisor of `count` up to `about`, so that no step is empty; `about` if there is none near it."""
+    return next((d for d in range(about, about // 2, -1) if count % d == 0), about)
+
+
+def partial_sums(columns: Geometry, chunks: int) -> Layout:
+    """The layout that sums `chunks` partial sums for each of the columns; its domain is `(chunks, outer, cols)`."""
+    n_outer, _, n_cols = columns.sizes
+    cols_block, shape = min(next_power_of_2(n_cols), 32), (chunks, n_outer, n_cols)
+    rows_block = min(next_power_of_2(chunks), max(1, TILE // cols_block))
+    geometry = Geometry((1,), (0,), (2,), (n_outer, chunks, n_cols))
+    steps = -(-chunks // rows_block)
+    return _columns(shape, geometry, chunks * n_outer * n_cols >= 2**31, (rows_block, cols_block), steps, 1, GUESS)
+
+
+def _columns(
+    shape: Sequence[int],
+    columns: Geometry,
+    wide: bool,
+    block: tuple[int, int],
+    steps: int,
+    chunks: int,
+    tuning: Tuning,
+    stages: int = STAGES,
+) -> Layout:
+    (n_outer, n_rows, n_cols), (rows_block, cols_block) = columns.sizes, block
+    col_steps = -(-n_cols // cols_block)
+    program = variable("program", n_outer * chunks * col_steps, SCALAR)
+    outer_block, chunk_block, col_block = unravel(program, (n_outer, chunks, col_steps))
+    chunk = variable("chunk", chunks, SCALAR)
+    step = chunk * steps + (variable("step", steps, SCALAR) if steps > 1 else ZERO)
+    prologue = [
+        f"program = {program_number(wide)}",
+        *([f"outer = {outer_block.text}"] if n_outer > 1 else []),
+        *([f"chunk = {chunk_block.text}"] if chunks > 1 else []),
+        f"col = {positions(col_block, 'COLS')}[None, :]",
+    ]
+    masks = mask_of(prologue, "col", "col", n_cols, cols_block)
+    row_lines = [f"row = {positions(step, 'ROWS')}[:, None]"]
+    masks |= mask_of(row_lines, "row", "row", n_rows, rows_block, whole=rows_block * steps * chunks)
+    groups = [
+        (variable("outer", n_outer, SCALAR), columns.outer_dims),
+        (variable("row", n_rows, ROW), columns.row_dims),
+        (variable("col", n_cols, COL), columns.col_dims),
+    ]
+    loop = (
+        Loop("row", f"for step in tl.range(0, {steps}, num_stages={stages}):", widened(row_lines, wide))
+        if steps > 1
+        else None
+    )
+    return Layout(
+        tuple(shape), indices_of(shape, groups), widened(prologue if loop else [*prologue, *row_lines], wide), masks,
+        {"row": rows_block, "col": cols_block}, n_outer * chunks * col_steps,
+        tuning.num_warps(warps_for(rows_block * cols_block)), loop=loop, columns=columns, chunks=chunks,
+    )  # fmt: skip
