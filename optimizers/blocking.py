@@ -142,7 +142,8 @@ def _tiled(
         return None
     outer = [d for d in dims if d not in inner and d not in middle]
     ones = [d for d in order if shape[d] == 1]
-    return tiles(domain, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed)
+    hoists = bool(costly) and inner[-1] in varying
+    return tiles(domain, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed, hoists=hoists)
 
 
 def _is_broadcast(node: fx.Node, numel: int) -> bool:

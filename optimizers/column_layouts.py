@@ -14,18 +14,21 @@ from tracefuse.optimizers.layout import (
     COL,
     GUESS,
     LOOP_BLOCK,
+    PROGRAMS,
     ROW,
     SCALAR,
+    STAGES,
     TILE,
     ZERO,
     Layout,
-    Loop,
     Tuning,
     indices_of,
+    largest_divisor,
     mask_of,
     next_power_of_2,
     positions,
     program_number,
+    row_loop,
     warps_for,
     widened,
 )  # fmt: skip
@@ -33,14 +36,10 @@ from tracefuse.optimizers.reductions import Geometry
 
 COLUMN_BLOCK = 128
 """Columns per program where they are summed: 256 bytes of bf16 in one row."""
-PROGRAMS = 1024
-"""So many programs fill a GPU several times over: columns are cut into chunks of rows until there are as many."""
 WHOLE_ROW_PROGRAMS = 528
 """The same for programs that hold whole rows, of which only one or two at a time find registers on a multiprocessor."""
 STAGED_NBYTES = 100 * 1024
 """Shared memory for the loads under way of one program: two such programs run on a multiprocessor of 227 KiB."""
-STAGES = 3
-"""Steps of a loop over rows whose loads are under way at a time."""
 
 
 def columns(
@@ -65,18 +64,13 @@ def columns(
     rows_block = max(1, min(elements // cols_block, next_power_of_2(n_rows)))
     row_blocks, col_blocks = -(-n_rows // rows_block), sum(-(-part // cols_block) for part in parts)
     wanted = max(1, (WHOLE_ROW_PROGRAMS if whole_rows else PROGRAMS) // (n_outer * col_blocks))
-    steps = _divisor(row_blocks, max(1, row_blocks // wanted))
+    steps = largest_divisor(row_blocks, max(1, row_blocks // wanted))
     chunks = -(-row_blocks // steps)
     stages = min(STAGES, 1 + STAGED_NBYTES // (rows_block * cols_block * read_nbytes))
     layout = _columns(shape, columns, wide, (rows_block, cols_block), steps, chunks, tuning, stages)
     if not whole_rows:
         return layout
     return replace(layout, reduced=columns.col_dims, col=variable("col", n_cols, COL))
-
-
-def _divisor(count: int, about: int) -> int:
-    """The largest divisor of `count` up to `about`, so that no step is empty; `about` if there is none near it."""
-    return next((d for d in range(about, about // 2, -1) if count % d == 0), about)
 
 
 def partial_sums(columns: Geometry, chunks: int) -> Layout:
@@ -119,11 +113,7 @@ def _columns(
         (variable("row", n_rows, ROW), columns.row_dims),
         (variable("col", n_cols, COL), columns.col_dims),
     ]
-    loop = (
-        Loop("row", f"for step in tl.range(0, {steps}, num_stages={stages}):", widened(row_lines, wide))
-        if steps > 1
-        else None
-    )
+    loop = row_loop(steps, row_lines, wide, stages) if steps > 1 else None
     return Layout(
         tuple(shape), indices_of(shape, groups), widened(prologue if loop else [*prologue, *row_lines], wide), masks,
         {"row": rows_block, "col": cols_block}, n_outer * chunks * col_steps,

@@ -31,6 +31,10 @@ TILE = 4096
 """Elements per program of a tiled kernel, and per step of one that sums columns."""
 LOOP_BLOCK = 2048
 """Elements of a long row that a program reads per step, and of whole rows per step where columns are summed too."""
+STAGES = 3
+"""Steps of a loop over rows whose loads are under way at a time."""
+PROGRAMS = 1024
+"""So many programs fill a GPU several times over: more work than that may be done by the same program."""
 LINE = 16
 """Elements at whose multiples loads are as wide as they get, for any dtype."""
 
@@ -202,33 +206,47 @@ def tiles(
     wide: bool,
     tuning: Tuning = GUESS,
     square: bool = False,
+    hoists: bool = False,
 ) -> Layout:
     """Blocks of rows x columns of a pointwise domain, for each position of the `outer` dimensions.
 
-    `square` blocks serve a kernel that reads along rows what it writes along columns.
+    `square` blocks serve a kernel that reads along rows what it writes along columns. Where it `hoists` costly values of the
+    columns, a program goes through as many rows as leave enough programs, and computes them once for all.
     """
     n_outer, n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (outer, row_dims, col_dims))
     cols_block = min(next_power_of_2(n_cols), 64 if square else 256)
     rows_block = min(next_power_of_2(n_rows), max(1, tuning.elements(TILE) // cols_block), 64)
-    col_steps, row_steps = -(-n_cols // cols_block), -(-n_rows // rows_block)
+    col_steps, row_blocks = -(-n_cols // cols_block), -(-n_rows // rows_block)
+    spare = n_outer * row_blocks * col_steps // PROGRAMS
+    steps = largest_divisor(row_blocks, max(1, min(row_blocks, spare))) if hoists else 1
+    row_steps = -(-row_blocks // steps)
     program = variable("program", n_outer * row_steps * col_steps, SCALAR)
     outer_block, row_block, col_block = unravel(program, (n_outer, row_steps, col_steps))
+    row_block = row_block * steps + (variable("step", steps, SCALAR) if steps > 1 else ZERO)
     prologue = [
         f"program = {program_number(wide)}",
         *([f"outer = {outer_block.text}"] if n_outer > 1 else []),
-        f"row = {positions(row_block, 'ROWS')}[:, None]",
         f"col = {positions(col_block, 'COLS')}[None, :]",
     ]
-    masks = mask_of(prologue, "row", "row", n_rows, rows_block) | mask_of(prologue, "col", "col", n_cols, cols_block)
+    masks = mask_of(prologue, "col", "col", n_cols, cols_block)
+    row_lines = [f"row = {positions(row_block, 'ROWS')}[:, None]"]
+    masks |= mask_of(row_lines, "row", "row", n_rows, rows_block, whole=rows_block * steps * row_steps)
+    loop = row_loop(steps, row_lines, wide) if steps > 1 else None
     groups = [
         (variable("outer", n_outer, SCALAR), outer),
         (variable("row", n_rows, ROW), row_dims),
         (variable("col", n_cols, COL), col_dims),
     ]
     return Layout(
-        tuple(shape), indices_of(shape, groups), widened(prologue, wide), masks, {"row": rows_block, "col": cols_block},
-        n_outer * row_steps * col_steps, tuning.num_warps(4 if rows_block * cols_block >= 1024 else 1),
+        tuple(shape), indices_of(shape, groups), widened(prologue if loop else [*prologue, *row_lines], wide), masks,
+        {"row": rows_block, "col": cols_block}, n_outer * row_steps * col_steps,
+        tuning.num_warps(4 if rows_block * cols_block >= 1024 else 1), loop=loop,
     )  # fmt: skip
+
+
+def row_loop(steps: int, lines: Sequence[str], wide: bool, stages: int = STAGES) -> Loop:
+    """A loop over `steps` blocks of rows, the loads of several steps under way at a time."""
+    return Loop("row", f"for step in tl.range(0, {steps}, num_stages={stages}):", widened(lines, wide))
 
 
 def segment(layout: Layout, shape: Sequence[int], dim: int, start: int, first: int) -> Layout:
@@ -275,6 +293,11 @@ def positions(block: Index, size: str) -> str:
         return f"tl.arange(0, {size})"
     place = f"({block.text})" if " + " in block.text else block.text
     return f"({place} * {size} + tl.arange(0, {size}))"
+
+
+def largest_divisor(count: int, about: int) -> int:
+    """The largest divisor of `count` up to `about`, so that no step is empty; `about` if there is none near it."""
+    return next((d for d in range(about, about // 2, -1) if count % d == 0), about)
 
 
 def widened(lines: Sequence[str], wide: bool) -> tuple[str, ...]:
