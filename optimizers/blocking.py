@@ -79,13 +79,12 @@ def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
         return [rows(shape_of(operand_of(reductions[0])), reduced_dims(reductions[0]), wide, tuning)]
     output = max(body.returned, key=lambda n: val(n).numel())
     shape, order = shape_of(output), _memory_order(val(output))
-    unit = _common_part(body, shape, order)
-    domain = (*shape[:-1], unit) if unit else shape
-    tiled = _tiled(body, shape, domain, order, wide, tuning)
-    if unit:
-        return [repeated(tiled or flat(domain, order, wide, tuning), shape, len(shape) - 1)]
+    tiled = _tiled(body, shape, order, wide, tuning)
     if tiled is not None:
         return [tiled]
+    unit = _common_part(body, shape, order)
+    if unit:
+        return [repeated(flat((*shape[:-1], unit), order, wide, tuning), shape, len(shape) - 1)]
     parts = _segments(body, shape)
     if parts is None:
         return [flat(shape, order, wide, tuning)]
@@ -121,10 +120,8 @@ def _reduces_rows(node: fx.Node) -> bool:
     return columns_of(node) is None
 
 
-def _tiled(
-    body: Trace, shape: Sequence[int], domain: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning
-) -> Layout | None:
-    """Tiles of the `domain`, a part of the results' `shape`, where one of the two reasons for tiles holds."""
+def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning) -> Layout | None:
+    """Tiles where one of the two reasons for them holds."""
     dims = [d for d in order if shape[d] > 1]
     costly = [n for n in body.ops if n.target in TRANSCENDENTAL and _is_broadcast(n, math.prod(shape))]
     if not dims:
@@ -143,7 +140,7 @@ def _tiled(
     outer = [d for d in dims if d not in inner and d not in middle]
     ones = [d for d in order if shape[d] == 1]
     hoists = bool(costly) and inner[-1] in varying
-    return tiles(domain, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed, hoists=hoists)
+    return tiles(shape, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed, hoists=hoists)
 
 
 def _is_broadcast(node: fx.Node, numel: int) -> bool:
@@ -220,8 +217,9 @@ def _segments(body: Trace, shape: Sequence[int]) -> tuple[int, list[int]] | None
 def _common_part(body: Trace, shape: Sequence[int], order: Sequence[int]) -> int:
     """The size of the parts into which concatenations along the last dimension cut it, a common one; 0 where it is whole.
 
-    Where such parts read the same inputs, as the halves of a rotated head do, a program computes them all: each from its own
-    place, without asking which part an element is in, and what two of them read is loaded once.
+    Where such parts read the same inputs, as the gradients of a gated unit's halves do, a program computes them all: each from
+    its own place, without asking which part an element is in, and what two of them read is loaded once. (In tiles, masks were
+    faster on an H100: rotary embedding took 1.00 against 1.08 of a copy's time.)
     """
     unit, is_shared = shape[-1] if shape else 0, False
     for node in body.ops:

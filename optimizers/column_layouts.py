@@ -36,7 +36,7 @@ from tracefuse.optimizers.reductions import Geometry
 
 COLUMN_BLOCK = 128
 """Columns per program where they are summed: 256 bytes of bf16 in one row."""
-WHOLE_ROW_PROGRAMS = 528
+WHOLE_ROW_PROGRAMS = 264
 """The same for programs that hold whole rows, of which only one or two at a time find registers on a multiprocessor."""
 STAGED_NBYTES = 100 * 1024
 """Shared memory for the loads under way of one program: two such programs run on a multiprocessor of 227 KiB."""

@@ -52,19 +52,23 @@ def test_sine_and_cosine_are_computed_on_the_small_table() -> None:
     )
 
 
-def test_the_halves_of_a_head_are_loaded_once() -> None:
-    """A program computes both halves, each from both: no lane asks which half it is in."""
+def test_the_swapped_halves_of_a_head_are_loaded_once() -> None:
+    """A concatenation of two parts of one value is that value at a chosen place, not two masked loads."""
     text = kernel_source(rope_kernel())
     assert text.count("tl.load(t_ptr") == 2
-    assert text.count("tl.store(") == 2
-    assert "tl.where" not in text
+    assert "place = tl.where(in_neg, col + 64, (col - 64))" in text
 
 
-def test_a_rotated_row_of_odd_halves_is_loaded_at_the_place_that_each_lane_needs() -> None:
-    """Parts shorter than what memory hands out at once: a concatenation of two parts of one value is that value, elsewhere."""
-    text = kernel_source(kernel_of_types(lambda x: torch.cat([-x[:, 5:], x[:, :5]], 1) + x, ((8, 10), f32)))
-    assert text.count("tl.load(x_ptr") == 2
-    assert "place = tl.where(in_neg" in text
+def test_parts_that_read_the_same_are_computed_by_one_program() -> None:
+    """The gradients of a gated unit's halves, in one buffer: each input is loaded once, and no lane asks where it is."""
+
+    def backward(grad: Tensor, both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, -1)
+        return torch.cat([torch.ops.aten.silu_backward(grad * up, gate), grad * torch.nn.functional.silu(gate)], -1)
+
+    text = kernel_source(kernel_of_types(backward, ((64, 512), bf16), ((64, 1024), bf16)))
+    assert (text.count("tl.load("), text.count("tl.store(")) == (3, 2)
+    assert "mask" not in text
 
 
 def test_offsets_are_64_bit_only_where_they_must_be() -> None:

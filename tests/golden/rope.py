@@ -58,53 +58,39 @@ def fused_cos_to_copy_mul_add_fff991_kernel(
     # aten._to_copy.default
     to_copy = cos.to(tl.bfloat16).to(tl.float32)
 
+    # aten.cat.default
+    in_neg = col < 64
+
+    place = tl.where(in_neg, col + 64, (col - 64))
+
     # aten.sin.default
     sin = tl.sin(freqs)
 
     # aten._to_copy.default
     to_copy_1 = sin.to(tl.bfloat16).to(tl.float32)
 
-    freqs_1 = tl.load(freqs_ptr + (outer * 128 + col + 64))
-
-    # aten.cos.default
-    cos_1 = tl.cos(freqs_1)
-
-    # aten._to_copy.default
-    to_copy_2 = cos_1.to(tl.bfloat16).to(tl.float32)
-
-    # aten.sin.default
-    sin_1 = tl.sin(freqs_1)
-
-    # aten._to_copy.default
-    to_copy_3 = sin_1.to(tl.bfloat16).to(tl.float32)
-
-    for step in tl.range(0, 5, num_stages=3):
+    for step in tl.range(0, 10, num_stages=3):
         row = (step * ROWS + tl.arange(0, ROWS))[:, None]
         t = tl.load(t_ptr + (outer * 40960 + row * 128 + col)).to(tl.float32)
 
         # aten.mul.Tensor
         mul = t * to_copy
 
-        t_1 = tl.load(t_ptr + (outer * 40960 + row * 128 + col + 64)).to(tl.float32)
+        t_1 = tl.load(t_ptr + (outer * 40960 + row * 128 + place)).to(tl.float32)
 
         # aten.neg.default
         neg = -t_1
 
+        # aten.cat.default
+        cat = tl.where(in_neg, neg, t_1)
+
         # aten.mul.Tensor
-        mul_1 = neg * to_copy_1
+        mul_1 = cat * to_copy_1
 
         # aten.add.Tensor
         add = mul + mul_1
 
-        # aten.mul.Tensor
-        mul_2 = t_1 * to_copy_2
-        mul_3 = t * to_copy_3
-
-        # aten.add.Tensor
-        add_1 = mul_2 + mul_3
-
         tl.store(cat_1_ptr + (outer * 40960 + row * 128 + col), add)
-        tl.store(cat_1_ptr + (outer * 40960 + row * 128 + col + 64), add_1)
 
 
 def fused_cos_to_copy_mul_add_fff991_reference(t, freqs):
@@ -134,5 +120,5 @@ def fused_cos_to_copy_mul_add_fff991(t, freqs):
     if freqs.stride() != (128, 128, 128, 1):
         freqs = torch.empty_strided(freqs.shape, (128, 128, 128, 1), dtype=freqs.dtype, device=freqs.device).copy_(freqs)
     cat_1 = torch.empty_strided((4096, 10, 32, 128), (40960, 4096, 128, 1), dtype=torch.bfloat16, device=t.device)
-    launch(fused_cos_to_copy_mul_add_fff991_kernel, 4096, t, freqs, cat_1, ROWS=64, COLS=64, num_warps=4)
+    launch(fused_cos_to_copy_mul_add_fff991_kernel, 4096, t, freqs, cat_1, ROWS=32, COLS=128, num_warps=4)
     return cat_1
