@@ -4,7 +4,7 @@ kernels             Triton source, launcher and ATen reference of each, once
 forward, backward   the optimised halves
 captured_*          the halves as they were captured: what the file checks itself against
 Step, run           the autograd.Function and the callable around it
-example_inputs      tensors of the captured shapes, values of the captured range
+example_inputs      tensors of the captured shapes; floats of the captured range, integers that were captured
 python FILE         checks results and gradients against the captured program and times both
 
 Random ops draw fresh numbers at each run, also where the program seeded its generator.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
 _RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
 _BOXED = "boxed"
+MAX_INTEGERS = 64  # Captured integers of one input that a file holds: a line that people still read.
 
 
 def _bound_names(statement: ast.stmt) -> list[str]:
@@ -157,7 +158,7 @@ def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward
     rows = [
         f"    {_input_row(i.name, i.source, p)}," for i, p in zip(forward.inputs, forward.placeholders, strict=True)
     ]
-    values = [f"    {_range_row(t)}," for t in variant.capture.example_inputs[: len(names)]]
+    drawn = [f"    {_drawn_row(t)}," for t in variant.capture.example_inputs[: len(names)]]
     cotangents = [i for i in backward.inputs if i.kind == "cotangent"]
     seeds = variant.capture.example_inputs[len(names) :]
     return "\n".join(
@@ -166,9 +167,10 @@ def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward
             "INPUTS = [",
             *rows,
             "]",
-            "# mean, standard deviation, least and greatest of what was captured; of a complex tensor, of both its parts",
-            "RANGES = [",
-            *values,
+            "# what example_inputs draws from: the captured mean, standard deviation, least and greatest, of complex tensors",
+            f"# of both parts; of integers the captured values, {MAX_INTEGERS} from least to greatest if there are more",
+            "DRAWN = [",
+            *drawn,
             "]",
             f"RESULTS = {results!r}",
             f"MUTATED = {mutations!r}  # input -> position of its new value in what forward returns",
@@ -180,6 +182,7 @@ def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward
             f"CAPTURED_READ_AGAIN = {[names.index(i.name) for i in captured_backward.inputs if i.name in names]!r}",
             f"GRADIENTS = {[names.index(out.of) for out in backward.outputs]!r}  # the inputs whose gradients are returned",
             f"CAPTURED_GRADIENTS = {[names.index(out.of) for out in captured_backward.outputs]!r}",
+            f"HAS_KERNELS = {bool(variant.kernels)}",
             f'DEVICE = "{_device(variant)}"',
         ]
     )
@@ -194,19 +197,27 @@ def _layout(placeholder: torch.fx.Node) -> Any:
     return tuple(val(placeholder).shape), tuple(val(placeholder).stride())
 
 
-def _range_row(tensor: torch.Tensor) -> str:
-    """(mean, standard deviation, least, greatest) of the finite elements, the real and imaginary parts of complex ones."""
+def _drawn_row(tensor: torch.Tensor) -> str:
+    """The row of DRAWN: of integers the values themselves, since what lies between a label and `ignore_index` is no label."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
     if not tensor.is_floating_point():
-        bounds = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)
-        return literal((0.0, 0.0, *bounds))
+        return literal(_some_values(tensor))
     wide = tensor.detach().double()
     finite = wide[wide.isfinite()]
     if finite.numel() == 0:
         return literal((0.0, 1.0, -1.0, 1.0))
     deviation = float(finite.std(correction=0))
     return literal((float(finite.mean()), deviation, float(finite.min()), float(finite.max())))
+
+
+def _some_values(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its distinct values in ascending order; of more than `MAX_INTEGERS` as many, evenly spaced in that order."""
+    values = tensor.unique().tolist()
+    if len(values) <= MAX_INTEGERS:
+        return tuple(values)
+    last = len(values) - 1
+    return tuple(values[step * last // (MAX_INTEGERS - 1)] for step in range(MAX_INTEGERS))
 
 
 def _constant(tensor: torch.Tensor) -> float | complex | None:

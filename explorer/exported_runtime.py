@@ -123,16 +123,18 @@ def run(*inputs):
 
 
 def example_inputs(device=DEVICE, seed=0):
-    """Random tensors of the captured shapes and strides, within the captured ranges."""
+    """Random tensors of the captured shapes and strides: floats within the captured range, integers that were captured."""
     generator = torch.Generator(device).manual_seed(seed)
     made = []
-    for (_, _, shape, stride, dtype), (mean, deviation, least, greatest) in zip(INPUTS, RANGES, strict=True):
+    for (_, _, shape, stride, dtype), drawn in zip(INPUTS, DRAWN, strict=True):
         memory = torch.empty(memory_size(shape, stride), dtype=dtype, device=device)
         if dtype.is_floating_point or dtype.is_complex:
+            mean, deviation, least, greatest = drawn
             parts = torch.view_as_real(memory) if dtype.is_complex else memory
             parts.normal_(mean, deviation, generator=generator).clamp_(least, greatest)
         elif memory.numel() > 0:
-            memory.random_(least, greatest + 1, generator=generator)
+            places = torch.randint(len(drawn), memory.shape, generator=generator, device=device)
+            memory = torch.tensor(drawn, dtype=dtype, device=device)[places]
         made.append(memory.as_strided(shape, stride))
     return made
 
@@ -224,6 +226,8 @@ def benchmark(rounds=20):
 def main():
     if DEVICE == "cuda" and not torch.cuda.is_available():
         sys.exit("this program was captured on a GPU: run it on a machine with CUDA")
+    if HAS_KERNELS and DEVICE == "cpu":
+        print("On a CPU the kernels' ATen references run: the Triton kernels themselves are neither checked nor timed.")
     passed = check()
     benchmark()
     sys.exit(0 if passed else "results or gradients differ from the captured program: do not use this file")

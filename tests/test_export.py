@@ -94,6 +94,14 @@ def test_the_file_checks_itself_and_times_both(tmp_path):
     assert "captured " in done.stdout
     assert "optimised " in done.stdout
     assert "measured on CPU" in done.stdout
+    assert "Triton kernels themselves are neither checked nor timed" in done.stdout.splitlines()[0]
+
+
+def test_without_kernels_the_file_says_nothing_of_them(tmp_path):
+    c = tracefuse.capture(programs.rope(torch.float32).run)
+    done = run_file(c.optimize(fuse=False).export(tmp_path / "rope.py"))
+    assert done.returncode == 0, done.stderr
+    assert "Triton" not in done.stdout
 
 
 def test_a_wrong_file_fails_its_own_check(tmp_path):
@@ -356,6 +364,34 @@ def test_example_inputs_stay_in_the_captured_range(tmp_path):
     assert example.max() <= x.max()
     done = run_file(variant.export(tmp_path / "step.py"))
     assert done.returncode == 0, done.stdout
+
+
+def test_an_ignored_label_is_drawn_as_one_and_no_label_is_made_up(tmp_path):
+    model, x, y = torch.nn.Linear(8, 500), torch.randn(16, 8), torch.randint(500, (16,))
+    y[3] = -100
+    variant = tracefuse.capture(lambda: F.cross_entropy(model(x), y).backward()).optimize()
+    done = run_file(variant.export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        (torch.tensor([[7, -100], [7, 3]]), {-100, 3, 7}),
+        (torch.tensor([True, False, True]), {False, True}),
+        (torch.arange(-5, 900, dtype=torch.int16), {-5 + step * 904 // 63 for step in range(64)}),
+    ],
+)
+def test_example_integers_are_captured_ones(values, drawn):
+    x = torch.randn(400, requires_grad=True)
+    variant = tracefuse.capture(lambda: (x.sum() * values).sum().backward()).optimize()
+    module = variant.compile().module
+    found = {row[0]: example for row, example in zip(module.INPUTS, module.example_inputs(), strict=True)}["values"]
+    (row,) = (row for (name, *_), row in zip(module.INPUTS, module.DRAWN, strict=True) if name == "values")
+    assert set(row) == drawn
+    assert {int(values.min()), int(values.max())} <= set(row)
+    assert (found.shape, found.dtype) == (values.shape, values.dtype)
+    assert set(found.flatten().tolist()) <= drawn
 
 
 def test_the_check_takes_nan_for_nan_and_nothing_for_nothing(tmp_path):
