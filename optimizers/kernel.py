@@ -20,6 +20,7 @@ from tracefuse.optimizers.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.gathers import is_table_of
 from tracefuse.optimizers.naming import Names
+from tracefuse.optimizers.norms import is_needed_by
 from tracefuse.optimizers.random_ops import is_mask
 from tracefuse.optimizers.trace import Input, Output, Trace, is_view, op_name, tensor_type, tensors, val
 
@@ -184,7 +185,10 @@ def _title(body: Trace) -> str:
 
 
 def read_bytes(placeholder: fx.Node) -> int:
-    """Bytes of the elements of an input that its readers need, each counted once; expanded dimensions cost nothing."""
+    """Bytes of the elements of an input that its readers need, each counted once; expanded dimensions cost nothing.
+
+    0 where no jitted function takes it: ATen's op does, for another result than those that the kernel computes.
+    """
     whole = _elements(placeholder)
     elements = min(whole, sum(_elements_read(placeholder, user) for user in placeholder.users))
     return elements * val(placeholder).element_size()
@@ -232,6 +236,8 @@ def _memory_order(node: fx.Node) -> list[int]:
 
 
 def _elements_read(node: fx.Node, user: fx.Node) -> int:
+    if not is_needed_by(node, user):
+        return 0
     if user.target is operator.getitem or (user.op == "call_function" and is_view(user)):
         return (
             min(_elements(user), sum(_elements_read(user, u) for u in user.users)) if tensors(user) else _through(user)

@@ -11,26 +11,16 @@ import builtins
 import keyword
 import re
 
-import torch
 from torch import fx
 
 from tracefuse.optimizers.cost import packet_name
-from tracefuse.optimizers.trace import is_getitem
-
-aten = torch.ops.aten
+from tracefuse.optimizers.norms import part_of_norm
 
 RESERVED = {
     *keyword.kwlist, *dir(builtins), "math", "torch", "triton", "tl",
     "launch", "philox_word", "dropout_mask", "apply_dropout",
 }  # fmt: skip
 """Names that the text of a kernel uses itself."""
-
-NORM_PARTS = {
-    aten.native_layer_norm.default: ("normed", "mean", "rstd"),
-    aten._fused_rms_norm.default: ("normed", "rstd"),
-    aten.native_layer_norm_backward.default: ("grad_input", "grad_weight", "grad_bias"),
-    aten._fused_rms_norm_backward.default: ("grad_input", "grad_weight"),
-}
 
 
 class Names:
@@ -40,18 +30,17 @@ class Names:
         self.used: dict[str, int] = {}
 
     def of(self, node: fx.Node) -> str:
-        base = _part_of_norm(node) or _without_numbers(node.name) or "value"
+        base = _unnamed_part(node) or _without_numbers(node.name) or "value"
         base = f"{base}_value" if base in RESERVED else base
         count = self.used.get(base, 0)
         self.used[base] = count + 1
         return f"{base}_{count}" if count else base
 
 
-def _part_of_norm(node: fx.Node) -> str | None:
+def _unnamed_part(node: fx.Node) -> str | None:
     """What a part of a norm is, where its name is only the norm's, or FX's own, with numbers."""
-    parts = NORM_PARTS.get(node.args[0].target) if is_getitem(node) else None  # type: ignore[union-attr]
     is_numbered = re.fullmatch(rf"(getitem|_*{packet_name(node).strip('_')})(_\d+)*", node.name)
-    return parts[node.args[1]] if parts and is_numbered else None  # type: ignore[index]
+    return part_of_norm(node) if is_numbered else None
 
 
 def _without_numbers(name: str) -> str:

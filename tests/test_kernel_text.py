@@ -14,7 +14,8 @@ from kernels import kernel_of, kernel_of_types
 from programs import apply_rope
 from torch import Tensor
 
-from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.functions import lower
+from tracefuse.optimizers.kernel import Kernel, read_bytes
 from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.lowering import NotFusible
 from tracefuse.optimizers.triton import kernel_source
@@ -88,6 +89,39 @@ def test_parts_of_a_norm_are_called_what_they_are() -> None:
     signature = kernel_source(norm_backward_kernel()).split("):")[0]
     for name in ("mean", "rstd", "grad_input", "grad_weight_sums", "grad_bias_sums"):
         assert f"{name}_ptr" in signature
+
+
+def norm_weight_kernel(which: int) -> Kernel:
+    """One of the gradients of a norm's weight (1) and bias (2)."""
+
+    def step(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return aten.native_layer_norm_backward(grad, x, [64], mean, rstd, weight, bias, [False, True, True])[which]
+
+    return kernel_of_types(step, *[((96, 64), f32)] * 2, *[((96, 1), f32)] * 2, *[((64,), f32)] * 2)
+
+
+@pytest.mark.parametrize("make", [*KERNELS, *(lambda which=which: norm_weight_kernel(which) for which in (1, 2))])
+def test_inputs_that_no_function_takes_are_not_counted_and_said_to_be(make: Callable[[], Kernel]) -> None:
+    kernel = make()
+    taken = {b.name for function in lower(kernel).functions for b in function.buffers}
+    text = kernel_source(kernel)
+    for placeholder in kernel.body.placeholders:
+        is_taken = placeholder.name in taken
+        (line,) = (line for line in text.splitlines() if line.startswith(f"# {placeholder.name}: "))
+        assert (read_bytes(placeholder) > 0) == is_taken
+        assert ("only the reference takes it" in line) != is_taken
+
+
+def test_the_bytes_on_top_are_those_of_the_lines_below() -> None:
+    text = kernel_source(norm_weight_kernel(2))
+    assert "1 ATen op; reads 24 KiB, writes 256 B, each element counted once.\n" in text
+    assert text.count("(only the reference takes it)") == 5
+    assert "# x: f32[8, 8], 256 B, of which 128 B are read\n" in kernel_source(
+        kernel_of_types(lambda x: x[:4] * 2 + 1, ((8, 8), f32))
+    )
+    assert "# x: f32[8, 8], 256 B, counted twice: as it is and transposed\n" in kernel_source(
+        kernel_of_types(lambda x: x.sin() + x.t(), ((8, 8), f32))
+    )
 
 
 def test_sine_and_cosine_are_computed_on_the_small_table() -> None:

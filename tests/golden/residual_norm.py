@@ -39,7 +39,7 @@ def launch(kernel, programs, *tensors, num_warps, **blocks):
     )
 
 
-# fused_add_native_layer_norm_75e4b5: 2 ATen ops; reads 24 MiB, writes 24.03 MiB.
+# fused_add_native_layer_norm_75e4b5: 2 ATen ops; reads 24 MiB, writes 24.03 MiB, each element counted once.
 # x: bf16[8192, 768], 12 MiB
 # residual: bf16[8192, 768], 12 MiB
 # weight: bf16[768], 1.5 KiB
