@@ -43,6 +43,9 @@ LOOP_NAMES = (
 )
 """Names that a body's own lines use."""
 
+_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+"""A name in a line; not an attribute, such as the `maximum` of `tl.maximum`."""
+
 
 class Misfit(NotFusible):
     """An output whose elements are not those of the kernel's blocks; `fitting` are the outputs whose are."""
@@ -185,12 +188,28 @@ def _lines(layout: Layout, lowerings: Sequence[Lowering], stores: Sequence[Store
     accumulators = [a for one in lowerings for a in one.accumulators]
     lines = [*layout.prologue, *body_lines(statements, accumulators, stores, layout.loop)]
     names = {old: new for one in lowerings for old, new in one.stored.items()}
-    return tuple(_renamed(line, names) for line in lines)
+    return tuple(_renamed(line, names) for line in _without_unread(lines))
 
 
 def _renamed(line: str, names: Mapping[str, str]) -> str:
-    is_comment = line.lstrip().startswith("#")
-    return line if is_comment else re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda word: names.get(word[0], word[0]), line)
+    return line if _is_comment(line) else _WORD.sub(lambda word: names.get(word[0], word[0]), line)
+
+
+def _without_unread(lines: list[str]) -> list[str]:
+    """`lines` less those that define a layout's variable which no line reads, such as the row where there is one."""
+    while True:
+        texts = [line.partition(" = ")[2] or line for line in lines if not _is_comment(line)]
+        read = {word for text in texts for word in _WORD.findall(text)}
+        unread = [
+            line for line in lines if (name := line.partition(" = ")[0].strip()) in LOOP_NAMES and name not in read
+        ]
+        if not unread:
+            return lines
+        lines = [line for line in lines if line not in unread]
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
 
 
 def _stores(lowering: Lowering, node: fx.Node, is_column: bool) -> list[Store]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Callable
@@ -122,6 +123,26 @@ def test_the_bytes_on_top_are_those_of_the_lines_below() -> None:
     assert "# x: f32[8, 8], 256 B, counted twice: as it is and transposed\n" in kernel_source(
         kernel_of_types(lambda x: x.sin() + x.t(), ((8, 8), f32))
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *KERNELS,
+        lambda: kernel_of_types(lambda x: x.sum() + 1, ((512,), f32)),
+        lambda: kernel_of_types(lambda x: x.softmax(-1), ((8, 50257), f32)),
+        lambda: kernel_of_types(lambda x: x.sum(0), ((10000, 1), f32)),
+        lambda: kernel_of_types(lambda x: x.sum(1), ((3, 10000, 5), f32)),
+        lambda: kernel_of_types(lambda x: x[0, 0] * 2 + 1, ((1, 1), f32)),
+        lambda: kernel_of_types(lambda x, y: x + y.t(), *[((300, 500), f32), ((500, 300), f32)]),
+    ],
+)
+def test_every_line_is_read(make: Callable[[], Kernel]) -> None:
+    for text in kernel_source(make()).split("@triton.jit")[1:]:
+        body = ast.parse(text).body[0]
+        names = [node for node in ast.walk(body) if isinstance(node, ast.Name)]
+        stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        assert stored <= {name.id for name in names if isinstance(name.ctx, ast.Load)} | {"start", "step"}
 
 
 def test_sine_and_cosine_are_computed_on_the_small_table() -> None:
