@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,9 @@ LOOP_NAMES = (
     "end",
 )
 """Names that a body's own lines use."""
+
+_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+"""A name in a line; not an attribute, such as the `maximum` of `tl.maximum`."""
 
 
 class Misfit(NotFusible):
@@ -120,7 +123,7 @@ def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]
     for layout in layouts:
         lowering, _ = _lowerings(body, layout)
         stores = [s for n in body.returned if n not in below for s in _stores(lowering, n, False)]
-        after = Lowering(finish, lowering.pointers, rows=lowering, names=lowering.names)
+        after = Lowering(finish, lowering.pointers, rows=lowering, names=lowering.names, own=_own_names(body))
         last = [s for n in body.returned if n in below for s in _stores(after, n, True)]
         partials = tuple(_partial(name, one, finish) for one in lowering.accumulators for name in one.starts)
         stores += [_store_partial(layout, p) for p in partials]
@@ -135,8 +138,14 @@ def _lowerings(body: Trace, layout: Layout) -> tuple[Lowering, Lowering]:
     """The lowering of a layout's elements, and of what is known after their columns are summed."""
     pointers = {p: b.pointer for p, b in zip(body.placeholders, _inputs(body), strict=True)}
     names = {b.pointer for b in (*_inputs(body), *_results(body))} | {*LOOP_NAMES, *BLOCK_NAMES.values()}
-    lowering = Lowering(layout, pointers, names=names)
-    return lowering, Lowering(layout, pointers, rows=lowering, names=names)
+    lowering = Lowering(layout, pointers, names=names, own=_own_names(body))
+    return lowering, Lowering(layout, pointers, rows=lowering, names=names, own=lowering.own)
+
+
+def _own_names(body: Trace) -> set[str]:
+    """The names of the body's values that are free in a function, each for the first block of its value."""
+    names = {node.name for node in body.graph.nodes}
+    return names - {*LOOP_NAMES, *BLOCK_NAMES.values(), *(b.pointer for b in (*_inputs(body), *_results(body)))}
 
 
 def _partial_lowering(finish: Layout, partials: Sequence[Buffer]) -> Lowering:
@@ -177,7 +186,30 @@ def _function(name: str, buffers: Sequence[Buffer], bodies: Sequence[tuple[Layou
 def _lines(layout: Layout, lowerings: Sequence[Lowering], stores: Sequence[Store]) -> tuple[str, ...]:
     statements = [s for one in lowerings for s in one.statements]
     accumulators = [a for one in lowerings for a in one.accumulators]
-    return (*layout.prologue, *body_lines(statements, accumulators, stores, layout.loop))
+    lines = [*layout.prologue, *body_lines(statements, accumulators, stores, layout.loop)]
+    names = {old: new for one in lowerings for old, new in one.stored.items()}
+    return tuple(_renamed(line, names) for line in _without_unread(lines))
+
+
+def _renamed(line: str, names: Mapping[str, str]) -> str:
+    return line if _is_comment(line) else _WORD.sub(lambda word: names.get(word[0], word[0]), line)
+
+
+def _without_unread(lines: list[str]) -> list[str]:
+    """`lines` less those that define a layout's variable which no line reads, such as the row where there is one."""
+    while True:
+        texts = [line.partition(" = ")[2] or line for line in lines if not _is_comment(line)]
+        read = {word for text in texts for word in _WORD.findall(text)}
+        unread = [
+            line for line in lines if (name := line.partition(" = ")[0].strip()) in LOOP_NAMES and name not in read
+        ]
+        if not unread:
+            return lines
+        lines = [line for line in lines if line not in unread]
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
 
 
 def _stores(lowering: Lowering, node: fx.Node, is_column: bool) -> list[Store]:
@@ -189,6 +221,7 @@ def _store(lowering: Lowering, node: fx.Node, is_column: bool, offset: int) -> S
     layout = lowering.layout
     at, lanes = element_of(node, layout, is_column, offset)
     block = lowering.value(node, at)
+    _call_as_stored(lowering, node, block.text)
     if not block.lanes <= lanes:
         raise NotFusible(node, "its value differs along a row of which it is one element")
     address = ravel(at, val(node).stride())
@@ -199,6 +232,18 @@ def _store(lowering: Lowering, node: fx.Node, is_column: bool, offset: int) -> S
     if missing:
         raise NotFusible(node, "one element would be written several times")
     return Store(f"tl.store({place}, {block.text}{', mask=' + ' & '.join(masks) if masks else ''})", lanes)
+
+
+def _call_as_stored(lowering: Lowering, node: fx.Node, name: str) -> None:
+    """Have the statement `name` called like the result `node` that it is stored to, where no value has either name.
+
+    The last of the statements that an op becomes may be called after what it is among them, such as `total`.
+    """
+    is_stored_once = lowering.layout.again[1] == (0,)
+    is_statement = is_stored_once and any(statement.name == name for statement in lowering.statements)
+    if is_statement and node.name in lowering.own and all(name != value.name for value in node.graph.nodes):
+        lowering.own.remove(node.name)
+        lowering.stored[name] = node.name
 
 
 def _check_fit(body: Trace, layout: Layout, below: set[fx.Node]) -> None:

@@ -6,12 +6,9 @@ made from it (`tracefuse.optimizers.triton`) must agree with that.
 
 from __future__ import annotations
 
-import builtins
 import hashlib
-import keyword
 import math
 import operator
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,17 +19,12 @@ from torch import fx
 from tracefuse.optimizers.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.gathers import is_table_of
+from tracefuse.optimizers.naming import Names
+from tracefuse.optimizers.norms import is_needed_by
 from tracefuse.optimizers.random_ops import is_mask
 from tracefuse.optimizers.trace import Input, Output, Trace, is_view, op_name, tensor_type, tensors, val
 
 aten = torch.ops.aten
-
-OURS = {"philox_word", "dropout_mask", "apply_dropout"}
-RESERVED = {
-    *keyword.kwlist, *dir(builtins), "math", "torch", "triton", "tl",
-    "launch", "philox_word", "dropout_mask", "apply_dropout",
-}  # fmt: skip
-"""Names that the text of a kernel uses itself."""
 
 NAMED_OPS = 4
 """A kernel is called after at most this many of its ops."""
@@ -126,7 +118,7 @@ def _operands(node: fx.Node) -> list[fx.Node]:
 
 
 def _body(ops: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Trace:
-    graph, names = fx.Graph(), _Names()
+    graph, names = fx.Graph(), Names()
     new: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         new[node] = graph.placeholder(names.of(node))
@@ -148,20 +140,6 @@ def _call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         return node.target, node.args, node.kwargs
     tensor = val(node)
     return aten.full.default, (list(tensor.shape), fill_value(node)), {"dtype": tensor.dtype, "device": tensor.device}
-
-
-class _Names:
-    """Readable names without layer numbers, so that the text of a kernel does not tell which layer came first."""
-
-    def __init__(self) -> None:
-        self.used: dict[str, int] = {}
-
-    def of(self, node: fx.Node) -> str:
-        base = re.sub(r"_?\d+(?=_|$)", "", node.name).strip("_") or "value"
-        base = f"{base}_value" if base in RESERVED else base
-        count = self.used.get(base, 0)
-        self.used[base] = count + 1
-        return f"{base}_{count}" if count else base
 
 
 # --- identity ---------------------------------------------------------------------------------------------------------
@@ -207,7 +185,10 @@ def _title(body: Trace) -> str:
 
 
 def read_bytes(placeholder: fx.Node) -> int:
-    """Bytes of the elements of an input that its readers need, each counted once; expanded dimensions cost nothing."""
+    """Bytes of the elements of an input that its readers need, each counted once; expanded dimensions cost nothing.
+
+    0 where no jitted function takes it: ATen's op does, for another result than those that the kernel computes.
+    """
     whole = _elements(placeholder)
     elements = min(whole, sum(_elements_read(placeholder, user) for user in placeholder.users))
     return elements * val(placeholder).element_size()
@@ -255,6 +236,8 @@ def _memory_order(node: fx.Node) -> list[int]:
 
 
 def _elements_read(node: fx.Node, user: fx.Node) -> int:
+    if not is_needed_by(node, user):
+        return 0
     if user.target is operator.getitem or (user.op == "call_function" and is_view(user)):
         return (
             min(_elements(user), sum(_elements_read(user, u) for u in user.users)) if tensors(user) else _through(user)

@@ -74,6 +74,9 @@ class Accumulator:
 class Lowering:
     """The statements of one kernel body. `pointers` maps the graph's placeholders to the kernel's parameter names.
 
+    `names` are those in use; `own` those that wait for the first block of the value that is called so in the graph, so that
+    what is read from `NAME_ptr` is NAME. `stored` maps the text of what is stored to the name of its result.
+
     What is computed once all rows of some columns are summed has a lowering of its own, whose `rows` is the one of the
     elements that are summed.
     """
@@ -86,6 +89,8 @@ class Lowering:
     seen: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     by_text: dict[str, Value] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
+    stored: dict[str, str] = field(default_factory=dict)
 
     def value(self, node: fx.Node, at: Indices, guards: tuple[Value, ...] = ()) -> Value:
         """The block of `node`'s elements at `at`, valid where all `guards` hold. Raises `NotFusible`."""
@@ -97,7 +102,7 @@ class Lowering:
     def emit(self, node: fx.Node, text: str, dtype: str, lanes: Lanes, hint: str = "") -> Value:
         """Name the value of the expression `text`; the same text has one name."""
         if text not in self.by_text:
-            name = self.fresh(hint or node.name)
+            name = self._own_name(node) if hint in ("", node.name) else self.fresh(hint)
             self.statements.append(Statement(name, text, comment_of(node), lanes))
             self.by_text[text] = Value(name, dtype, lanes)
         return self.by_text[text]
@@ -205,10 +210,18 @@ class Lowering:
             raise NotFusible(node, "only a part of its rows is read")
         return tuple(g for g in guards if "col" not in g.lanes)
 
+    def _own_name(self, node: fx.Node) -> str:
+        if node.name not in self.own:
+            return self.fresh(node.name)
+        self.own.remove(node.name)
+        self.names.add(node.name)
+        return node.name
+
     def fresh(self, hint: str) -> str:
+        """A name that is neither in use nor some value's own: the hint, or with another number."""
         base, number = re.sub(r"_\d+$", "", hint), 0
         name = base
-        while name in self.names:
+        while name in self.names or name in self.own:
             number += 1
             name = f"{base}_{number}"
         self.names.add(name)

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracefuse.optimizers.cost import touched_bytes
 from tracefuse.optimizers.functions import Buffer, Function, Program, lower
 from tracefuse.optimizers.indexing import row_major
-from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.kernel import Kernel, orders_read, read_bytes
 from tracefuse.optimizers.layout import BLOCK_NAMES, GUESS, Tuning
 from tracefuse.optimizers.long_sum_kernel import BLOCK, NUM_WARPS, LongSum, sum_source
 from tracefuse.optimizers.render import callee
@@ -119,14 +120,26 @@ def _wrapped(start: str, parts: Sequence[str], end: str) -> list[str]:
 
 
 def _heading(kernel: Kernel, note: str = "") -> list[str]:
-    """Comment lines: what goes in and out, how many bytes that is, and how the block sizes were found."""
-    body = kernel.body
-    parts = [f"# {p.name}: {_full_type(p)}, {human_bytes(nbytes(p))}" for p in body.placeholders]
+    """Comment lines: how many bytes go in and out, how the block sizes were found, and what goes in and out."""
+    body, orders = kernel.body, orders_read(kernel.body)
+    parts = [
+        f"# {p.name}: {_full_type(p)}, {human_bytes(touched_bytes(val(p)))}{_as_read(p, orders[p])}"
+        for p in body.placeholders
+    ]
     parts += [f"# -> {n.name}: {_full_type(n)}, {human_bytes(nbytes(n))}" for n in body.returned]
     read, written = human_bytes(kernel.nbytes_read), human_bytes(kernel.nbytes_written)
     ops = sum(not is_getitem(n) for n in body.ops)
-    found = [f"# {note}"] if note else []
-    return [f"# {kernel.name}: {ops} ATen ops; reads {read}, writes {written}.", *found, *parts]
+    moved = f"{ops} ATen op{'s' * (ops != 1)}; reads {read}, writes {written}, each element counted once."
+    return [f"# {kernel.name}: {moved}", *([f"# {note}"] if note else []), *parts]
+
+
+def _as_read(placeholder: fx.Node, orders: set[bool]) -> str:
+    """What there is to say of how an input is counted among the bytes that are read."""
+    count = read_bytes(placeholder)
+    if not count:
+        return " (only the reference takes it)"
+    part = f", of which {human_bytes(count)} are read" if count < touched_bytes(val(placeholder)) else ""
+    return part + (", counted twice: as it is and transposed" if len(orders) > 1 else "")
 
 
 def _full_type(node: fx.Node) -> str:

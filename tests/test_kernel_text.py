@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,14 @@ from kernels import kernel_of, kernel_of_types
 from programs import apply_rope
 from torch import Tensor
 
-from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.functions import lower
+from tracefuse.optimizers.kernel import Kernel, read_bytes
 from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.lowering import NotFusible
 from tracefuse.optimizers.triton import kernel_source
 
 GOLDEN = Path(__file__).parent / "golden"
-f32, bf16 = torch.float32, torch.bfloat16
+aten, f32, bf16 = torch.ops.aten, torch.float32, torch.bfloat16
 
 
 def rope_kernel() -> Kernel:
@@ -42,6 +45,104 @@ def test_golden(name: str, make: Callable[[], Kernel]) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text(), f"{path.name} differs; look at the change, then UPDATE_GOLDEN=1"
+
+
+def norm_backward_kernel(rows: int = 4096, columns: int = 768) -> Kernel:
+    """A norm's gradients and a bias' below it: columns summed in two steps."""
+
+    def step(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        gradients = aten.native_layer_norm_backward(grad, x, [columns], mean, rstd, weight, bias, [True] * 3)
+        return *gradients, gradients[0].sum(0)
+
+    many, per_row, per_column = (rows, columns), (rows, 1), (columns,)
+    return kernel_of_types(step, *((shape, f32) for shape in (many, many, per_row, per_row, per_column, per_column)))
+
+
+KERNELS = [
+    residual_norm_kernel,
+    rope_kernel,
+    norm_backward_kernel,
+    # `x` is read at two places, and `x_1` is another input.
+    lambda: kernel_of_types(lambda x, x_1: x[:5] * x[3:] + x_1, ((8,), f32), ((5,), f32)),
+    lambda: kernel_of_types(lambda total, mean, row: (total + mean).sum(1) + row, *[((8, 8), f32)] * 2, ((8,), f32)),
+]
+
+
+@pytest.mark.parametrize("make", KERNELS)
+def test_what_is_read_from_a_pointer_is_called_like_it(make: Callable[[], Kernel]) -> None:
+    """The first load takes the name, also in the second function; further ones have a number that no other pointer has."""
+    for text in kernel_source(make()).split("@triton.jit")[1:]:
+        loads = re.findall(r"(\w+) = tl.load\((\w+)_ptr", text)
+        assert {pointer for _, pointer in loads} <= {name for name, _ in loads} | {"row"}
+        pointers = set(re.findall(r"(\w+)_ptr", text))
+        assert all(name == pointer or name not in pointers for name, pointer in loads)
+
+
+@pytest.mark.parametrize("make", [residual_norm_kernel, norm_backward_kernel])
+def test_what_is_written_to_a_pointer_is_called_like_it(make: Callable[[], Kernel]) -> None:
+    """Partial sums are called after the result with `_sums`."""
+    stores = re.findall(r"tl.store\((\w+)_ptr[^,]*, (?:tl.sum\()?(\w+)", kernel_source(make()))
+    assert len(stores) >= 4
+    assert all(pointer == name for pointer, name in stores)
+
+
+def test_parts_of_a_norm_are_called_what_they_are() -> None:
+    signature = kernel_source(norm_backward_kernel()).split("):")[0]
+    for name in ("mean", "rstd", "grad_input", "grad_weight_sums", "grad_bias_sums"):
+        assert f"{name}_ptr" in signature
+
+
+def norm_weight_kernel(which: int) -> Kernel:
+    """One of the gradients of a norm's weight (1) and bias (2)."""
+
+    def step(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return aten.native_layer_norm_backward(grad, x, [64], mean, rstd, weight, bias, [False, True, True])[which]
+
+    return kernel_of_types(step, *[((96, 64), f32)] * 2, *[((96, 1), f32)] * 2, *[((64,), f32)] * 2)
+
+
+@pytest.mark.parametrize("make", [*KERNELS, *(lambda which=which: norm_weight_kernel(which) for which in (1, 2))])
+def test_inputs_that_no_function_takes_are_not_counted_and_said_to_be(make: Callable[[], Kernel]) -> None:
+    kernel = make()
+    taken = {b.name for function in lower(kernel).functions for b in function.buffers}
+    text = kernel_source(kernel)
+    for placeholder in kernel.body.placeholders:
+        is_taken = placeholder.name in taken
+        (line,) = (line for line in text.splitlines() if line.startswith(f"# {placeholder.name}: "))
+        assert (read_bytes(placeholder) > 0) == is_taken
+        assert ("only the reference takes it" in line) != is_taken
+
+
+def test_the_bytes_on_top_are_those_of_the_lines_below() -> None:
+    text = kernel_source(norm_weight_kernel(2))
+    assert "1 ATen op; reads 24 KiB, writes 256 B, each element counted once.\n" in text
+    assert text.count("(only the reference takes it)") == 5
+    assert "# x: f32[8, 8], 256 B, of which 128 B are read\n" in kernel_source(
+        kernel_of_types(lambda x: x[:4] * 2 + 1, ((8, 8), f32))
+    )
+    assert "# x: f32[8, 8], 256 B, counted twice: as it is and transposed\n" in kernel_source(
+        kernel_of_types(lambda x: x.sin() + x.t(), ((8, 8), f32))
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *KERNELS,
+        lambda: kernel_of_types(lambda x: x.sum() + 1, ((512,), f32)),
+        lambda: kernel_of_types(lambda x: x.softmax(-1), ((8, 50257), f32)),
+        lambda: kernel_of_types(lambda x: x.sum(0), ((10000, 1), f32)),
+        lambda: kernel_of_types(lambda x: x.sum(1), ((3, 10000, 5), f32)),
+        lambda: kernel_of_types(lambda x: x[0, 0] * 2 + 1, ((1, 1), f32)),
+        lambda: kernel_of_types(lambda x, y: x + y.t(), *[((300, 500), f32), ((500, 300), f32)]),
+    ],
+)
+def test_every_line_is_read(make: Callable[[], Kernel]) -> None:
+    for text in kernel_source(make()).split("@triton.jit")[1:]:
+        body = ast.parse(text).body[0]
+        names = [node for node in ast.walk(body) if isinstance(node, ast.Name)]
+        stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        assert stored <= {name.id for name in names if isinstance(name.ctx, ast.Load)} | {"start", "step"}
 
 
 def test_sine_and_cosine_are_computed_on_the_small_table() -> None:

@@ -39,19 +39,19 @@ def launch(kernel, programs, *tensors, num_warps, **blocks):
     )
 
 
-# fused_add_native_layer_norm_75e4b5: 2 ATen ops; reads 24 MiB, writes 24.03 MiB.
+# fused_add_native_layer_norm_75e4b5: 2 ATen ops; reads 24 MiB, writes 24.03 MiB, each element counted once.
 # x: bf16[8192, 768], 12 MiB
 # residual: bf16[8192, 768], 12 MiB
 # weight: bf16[768], 1.5 KiB
 # bias: bf16[768], 1.5 KiB
 # -> add: bf16[8192, 768], 12 MiB
-# -> getitem: bf16[8192, 768], 12 MiB
-# -> getitem_1: bf16[8192, 1], 16 KiB
-# -> getitem_2: bf16[8192, 1], 16 KiB
+# -> normed: bf16[8192, 768], 12 MiB
+# -> mean: bf16[8192, 1], 16 KiB
+# -> rstd: bf16[8192, 1], 16 KiB
 @triton.jit
 def fused_add_native_layer_norm_75e4b5_kernel(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, add_ptr, getitem_ptr, getitem_1_ptr, getitem_2_ptr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, add_ptr, normed_ptr, mean_ptr, rstd_ptr, ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     col = tl.arange(0, COLS)[None, :]
@@ -77,18 +77,18 @@ def fused_add_native_layer_norm_75e4b5_kernel(
     normed = (add - mean) * rstd * weight + bias
 
     tl.store(add_ptr + (row * 768 + col), add, mask=col_mask)
-    tl.store(getitem_ptr + (row * 768 + col), normed, mask=col_mask)
-    tl.store(getitem_1_ptr + row, mean)
-    tl.store(getitem_2_ptr + row, rstd)
+    tl.store(normed_ptr + (row * 768 + col), normed, mask=col_mask)
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
 
 
 def fused_add_native_layer_norm_75e4b5_reference(x, residual, weight, bias):
     add = torch.ops.aten.add.Tensor(x, residual)
     native_layer_norm = torch.ops.aten.native_layer_norm.default(add, [768], weight, bias, 1e-05)
-    getitem = native_layer_norm[0]
-    getitem_1 = native_layer_norm[1]
-    getitem_2 = native_layer_norm[2]
-    return add, getitem, getitem_1, getitem_2
+    normed = native_layer_norm[0]
+    mean = native_layer_norm[1]
+    rstd = native_layer_norm[2]
+    return add, normed, mean, rstd
 
 
 def fused_add_native_layer_norm_75e4b5(x, residual, weight, bias):
@@ -103,11 +103,11 @@ def fused_add_native_layer_norm_75e4b5(x, residual, weight, bias):
     if bias.stride() != (1,):
         bias = torch.empty_strided(bias.shape, (1,), dtype=bias.dtype, device=bias.device).copy_(bias)
     add = torch.empty_strided((8192, 768), (768, 1), dtype=torch.bfloat16, device=x.device)
-    getitem = torch.empty_strided((8192, 768), (768, 1), dtype=torch.bfloat16, device=x.device)
-    getitem_1 = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
-    getitem_2 = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
+    normed = torch.empty_strided((8192, 768), (768, 1), dtype=torch.bfloat16, device=x.device)
+    mean = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
+    rstd = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
     launch(
-        fused_add_native_layer_norm_75e4b5_kernel, 4096, x, residual, weight, bias, add, getitem, getitem_1,
-        getitem_2, ROWS=2, COLS=1024, num_warps=4,
+        fused_add_native_layer_norm_75e4b5_kernel, 4096, x, residual, weight, bias, add, normed, mean, rstd, ROWS=2,
+        COLS=1024, num_warps=4,
     )
-    return add, getitem, getitem_1, getitem_2
+    return add, normed, mean, rstd
