@@ -34,7 +34,7 @@ from tracefuse.compile import kept_in, module_text
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.optimizers.triton import launches
+from tracefuse.optimizers.triton import Launch, launches
 from tracefuse.worker import Job
 from tracefuse.workers import Gpu, Worker, WorkerLost, give_back, take
 
@@ -134,13 +134,21 @@ def preload(module: ModuleType, kernels: Iterable[Kernel], tunings: Mapping[str,
     with kept_in(cache.machine_code_directory()), ThreadPoolExecutor() as pool:
         loading = []
         for launch in [one for kernel in kernels for one in launches(kernel, (tunings or {}).get(kernel.name, GUESS))]:
-            pointers = tuple(map(str, launch.pointers))
-            made = worker.warm(getattr(module, launch.function), pointers, launch.blocks, launch.num_warps)
-            found.append(made)
+            found.append(made := _read(getattr(module, launch.function), launch))
             loading.append(pool.submit(_make_ready, made, device))
         for one in loading:
             one.result()
     return found
+
+
+def _read(function: Any, launch: Launch) -> Any:
+    """The machine code of a launch, in the folder that is set; made again where it vanishes while it is read."""
+    arguments = (tuple(map(str, launch.pointers)), launch.blocks, launch.num_warps)
+    try:
+        return worker.warm(function, *arguments)
+    except FileNotFoundError:
+        with kept_in(cache.machine_code_directory(), anew=True):
+            return worker.warm(function, *arguments)
 
 
 def _make_ready(made: Any, device: int) -> None:
@@ -185,14 +193,26 @@ def _segment(source: str, node: ast.stmt) -> str:
 
 
 def _known(task: _Task, folder: Path) -> dict[str, Any] | None:
-    """What is known of a task, if its machine code is still there."""
+    """What is known of a task, if its machine code is still there, and is what was compiled.
+
+    Triton would take what it finds: half of an entry raises, and half of a file goes to the GPU.
+    """
     if (folder, task.key) in _refused:
         return {"error": _refused[folder, task.key]}
     fact = cache.read_json(task.key)
-    if fact is None or not (folder / fact["entry"]).is_dir():
+    if not _is_whole(fact):
         return None
-    cache.touch(folder / fact["entry"])
+    entry = folder / fact["entry"]
+    if cache.digest(entry) != fact["digest"]:
+        cache.remove(entry)  # Triton's list of files would outlive them
+        return None
+    cache.touch(entry)
     return fact
+
+
+def _is_whole(fact: Any) -> bool:
+    types = {"entry": str, "shared_bytes": int, "digest": str}
+    return isinstance(fact, dict) and all(isinstance(fact.get(name), type) for name, type in types.items())
 
 
 # --- lanes ------------------------------------------------------------------------------------------------------------
@@ -210,8 +230,8 @@ def _compile(
     for lane in (None, *started):
         lanes.put(lane)
     worker.compiler_key()  # by one thread, while the workers start; then Triton keeps it
-    with kept_in(folder), ThreadPoolExecutor(1 + len(started)) as pool:
-        futures = {pool.submit(_on_a_lane, task.job, lanes): task for task in tasks}
+    with kept_in(folder, anew=True), ThreadPoolExecutor(1 + len(started)) as pool:
+        futures = {pool.submit(_on_a_lane, task, lanes): task for task in tasks}
         try:
             for future in as_completed(futures):
                 found[futures[future].key] = fact = future.result()
@@ -239,16 +259,24 @@ def _start(gpu: Gpu, folder: Path, count: int) -> list[Worker]:
     return started
 
 
-def _on_a_lane(job: Job, lanes: queue.SimpleQueue[Worker | None]) -> dict[str, Any]:
+def _on_a_lane(task: _Task, lanes: queue.SimpleQueue[Worker | None]) -> dict[str, Any]:
     lane = lanes.get()
     try:
-        return worker.answer(job) if lane is None else lane.ask(job)
+        fact = _ask(lane, task.job)
+        if "is_vanished" in fact:  # another process cleared the cache: once more, from the text on
+            _tasks(*task.asked)
+            fact = _ask(lane, task.job)
+        return fact
     except WorkerLost as error:
         lane = None
         _warn(error)
-        return worker.answer(job)
+        return worker.answer(task.job)
     finally:
         lanes.put(lane)
+
+
+def _ask(lane: Worker | None, job: Job) -> dict[str, Any]:
+    return worker.answer(job) if lane is None else lane.ask(job)
 
 
 def _warn(error: WorkerLost) -> None:
@@ -259,4 +287,4 @@ def _keep(task: _Task, folder: Path, fact: dict[str, Any]) -> None:
     if "error" in fact:
         _refused[folder, task.key] = fact["error"]
     else:
-        cache.write_json(task.key, fact)
+        cache.write_json(task.key, fact | {"digest": cache.digest(folder / fact["entry"])})

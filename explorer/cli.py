@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import torch
 
 from tracefuse import cache
+from tracefuse.cache_folders import KINDS, chosen_directory, trouble, version_name
 from tracefuse.capture import Capture, capture
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import NotSupported, OptionError
@@ -61,22 +62,39 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def show_cache(arguments: argparse.Namespace) -> None:
-    """Print where the disk cache is and what each version takes; with `--clear`, remove all of it."""
-    print(f"{cache.cache_directory()}   (TRACEFUSE_CACHE names another place)")
+    """Print where the disk cache is and what each version takes; with `--clear`, remove all of it.
+
+    Raises `OptionError` where nothing can be kept: programs run there too, from a temporary folder.
+    """
+    chosen = chosen_directory()
+    print(f"{chosen}   (TRACEFUSE_CACHE names another place)", flush=True)
     if arguments.clear:
-        print(f"removed {human_bytes(cache.clear())}")
-        return
-    found, limit = cache.entries(), cache.size_limit()
-    nbytes = sum(one.nbytes for one in found)
-    print(f"{human_bytes(nbytes)} of at most {human_bytes(limit)}   (TRACEFUSE_CACHE_SIZE sets the bound)")
-    rows: list[tuple[str, ...]] = [("version", *cache.KINDS, "size", "")]
+        print(f"removed {human_bytes(cache.clear(chosen))}", flush=True)
+    if problem := trouble(chosen):
+        raise OptionError(problem)
+    if not arguments.clear:
+        print(_kept(chosen))
+
+
+def _kept(chosen: Path) -> str:
+    limit = cache.size_limit()
+    if not chosen.exists():
+        return "nothing is kept yet: the folder does not exist"
+    found = cache.entries(chosen)
+    taken, grace = human_bytes(sum(one.nbytes for one in found)), f"{cache.GRACE_S / 60:.0f} minutes"
+    bound = f"TRACEFUSE_CACHE_SIZE sets the bound; what the last {grace} used may pass it"
+    total = f"{taken} of at most {human_bytes(limit)}   ({bound})"
+    return f"{total}\n\n{_versions_table(found)}" if found else total
+
+
+def _versions_table(found: Sequence[cache.Entry]) -> str:
+    rows: list[tuple[str, ...]] = [("version", *KINDS, "size", "")]
     for name in sorted({one.version for one in found}):
         mine = [one for one in found if one.version == name]
-        counts = (str(sum(one.kind == kind for one in mine)) for kind in cache.KINDS)
+        counts = (str(sum(one.kind == kind for one in mine)) for kind in KINDS)
         size = human_bytes(sum(one.nbytes for one in mine))
-        rows.append((name, *counts, size, "in use" if name == cache.versioned().name else ""))
-    if found:
-        print(f"\n{aligned(rows)}")
+        rows.append((name, *counts, size, "in use" if name == version_name() else ""))
+    return aligned(rows)
 
 
 def demo(arguments: argparse.Namespace) -> None:

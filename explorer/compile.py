@@ -103,17 +103,20 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def kept_in(folder: Path) -> Iterator[None]:
-    """Let Triton keep machine code in `folder` while this lasts, one thread at a time.
+def kept_in(folder: Path, anew: bool = False) -> Iterator[None]:
+    """Let Triton keep machine code in `folder` while this lasts, one thread at a time; with `anew`, whatever lies there is
+    not read but made again.
 
-    The place is a setting of the whole process, so it is changed for the shortest time: a kernel of the user's own that
+    Both are settings of the whole process, so they are changed for the shortest time: a kernel of the user's own that
     another thread compiles meanwhile works, and is compiled again by the next process. `triton.knobs`, seen on 3.6, 3.7
     and 3.9, restores the environment too.
     """
     from triton import knobs
 
-    with _lock, knobs.cache.scope():
+    with _lock, knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir = str(folder)
+        if anew:
+            knobs.compilation.always_compile = True
         yield
 
 
@@ -132,7 +135,7 @@ def resources(kernel: Kernel, arch: int = HOPPER) -> Resources:
 def machine_code(kernel: Kernel, arch: int = HOPPER) -> tuple[Any, ...]:
     """Triton's `CompiledKernel` for `arch` of each of the kernel's launches: `.asm["ptx"]`, `.asm["cubin"]`, `.metadata`.
 
-    Raises as `resources` does.
+    Compiled at each call, since only what `tracefuse.build` keeps is checked for damage. Raises as `resources` does.
     """
     return tuple(_compiled(kernel, launch, arch) for launch in launches(kernel))
 
@@ -152,7 +155,7 @@ def _compiled(kernel: Kernel, launch: Launch, arch: int) -> Any:
     aligned = {(at,): [["tt.divisibility", 16]] for at in range(len(names))}
     source = ASTSource(function, signature | dict.fromkeys(launch.blocks, "constexpr"), launch.blocks, aligned)
     try:
-        with kept_in(cache.machine_code_directory(f"sm_{arch}")):
+        with tempfile.TemporaryDirectory() as folder, kept_in(Path(folder)):
             return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": launch.num_warps})
     except Exception as error:
         raise BuildError(f"Triton refused {kernel.name}: {error}; switch it off with fuse=False") from error

@@ -54,7 +54,8 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=environment | {"TRITON_CACHE_DIR": str(folder)},
+            # What is asked for is missing or damaged, so that nothing in the folder is to be taken for it.
+            env=environment | {"TRITON_CACHE_DIR": str(folder), "TRITON_ALWAYS_COMPILE": "1"},
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from triton import knobs
 
 import tracefuse
 from tracefuse import build as building
-from tracefuse import cache, worker, workers
+from tracefuse import cache, cache_folders, worker, workers
 from tracefuse.build import build, build_all, jitted_text, preload
 from tracefuse.compile import load, module_text
 from tracefuse.optimizers.kernel import Kernel
@@ -53,6 +54,10 @@ def launch_path(module: Any, kernel: Kernel) -> list[bool]:
 
 def module_of(kernel: Kernel, mark: object) -> Any:
     return load(f"{HEADER}\n\n# {mark}\n\n{kernel_source(kernel)}")
+
+
+def load_all(kernels: list[Kernel], mark: object) -> Any:
+    return load("\n\n".join([HEADER, f"# {mark}", *map(kernel_source, kernels)]))
 
 
 def test_several_processes_compile_and_progress_counts(gpu: Path) -> None:
@@ -143,9 +148,108 @@ def test_machine_code_that_was_removed_is_made_again(gpu: Path) -> None:
     build(kernels)
     for entry in cache.entries():
         if entry.kind == "machine":
-            cache._remove(entry.path)
+            cache.remove(entry.path)
     build(kernels)
     assert sum(e.kind == "machine" for e in cache.entries()) == 1
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    """One bit, which neither a size nor Triton shows."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the same text: the assembler notes when its file was modified, which in the cache is when it was used."""
+    monkeypatch.setattr(cache, "touch", lambda path: None)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("same_bytes")
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+@pytest.mark.parametrize("name", ["*.cubin", "*_kernel.json", "__grp__*", "*.ptx"])
+def test_damaged_machine_code_is_compiled_again(gpu: Path, damage: Callable[[Path], None], name: str) -> None:
+    (kernel,) = some_kernels(1)
+    build([kernel])
+    (entry,) = cache.machine_code_directory().iterdir()
+    whole = contents(entry)
+    (damaged,) = (path for path in entry.glob(name) if name[0] == "_" or path.name[0] != "_")
+    damage(damaged)
+    assert build([kernel]) == {}
+    assert contents(entry) == whole
+    (made,) = preload(module_of(kernel, (gpu, damage, name)), [kernel])
+    assert made.asm["cubin"] == whole[f"{kernel.name}_kernel.cubin"]
+
+
+@pytest.mark.usefixtures("same_bytes")
+@pytest.mark.parametrize("jobs", [1, 2], ids=["here", "by a worker"])
+def test_damaged_machine_code_of_which_nothing_is_known_is_compiled_again(gpu: Path, jobs: int) -> None:
+    """Else half of a file would be noted as what the compiler made."""
+    kernels = some_kernels(3)
+    build(kernels)
+    cache.remove(cache_folders.versioned() / "facts")
+    damaged = list(cache.machine_code_directory().glob("*/*.cubin"))
+    whole = [path.read_bytes() for path in damaged]
+    for path in damaged:
+        truncate(path)
+    assert build(kernels, jobs=jobs) == {}
+    assert [path.read_bytes() for path in damaged] == whole
+
+
+@pytest.mark.parametrize("value", [7, {"entry": "ABC"}, {"entry": 1, "shared_bytes": 2, "digest": "x"}])
+def test_a_fact_that_is_none_is_found_again(gpu: Path, value: object) -> None:
+    (kernel,) = some_kernels(1)
+    (task,) = building._tasks(kernel, GUESS)
+    cache.write_json(task.key, value)
+    assert build([kernel]) == {}
+    assert building._known(task, cache.machine_code_directory()) is not None
+
+
+@pytest.mark.parametrize("what", ["modules", "machine"])
+def test_what_another_process_clears_while_it_is_needed_is_made_again(
+    gpu: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    from triton.runtime.cache import FileCacheManager
+
+    put, left = FileCacheManager.put, ["*.cubin"]
+
+    def clearing_put(self: Any, data: Any, filename: str, **options: Any) -> str:
+        path = put(self, data, filename, **options)
+        if left and Path(path).match(left[0]):
+            left.clear()
+            cache.remove(cache_folders.versioned() / what)
+        return path
+
+    monkeypatch.setattr(FileCacheManager, "put", clearing_put)
+    kernels = some_kernels(2)
+    assert build(kernels) == {}
+    assert left == []
+    assert sum(e.kind == "machine" for e in cache.entries()) == 2
+
+
+def test_machine_code_that_vanishes_while_it_is_read_is_made_again(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = some_kernels(1)
+    build(kernels)
+    read, left = Path.read_bytes, [cache.machine_code_directory()]
+
+    def clearing_read(path: Path) -> bytes:
+        if left and path.suffix == ".cubin":
+            cache.remove(left.pop())
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", clearing_read)
+    (made,) = preload(load_all(kernels, gpu), kernels)
+    assert left == []
+    assert made.asm["cubin"]
 
 
 def test_a_worker_that_dies_is_said_and_its_work_done_here(

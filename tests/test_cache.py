@@ -1,16 +1,24 @@
-"""The disk cache: whole files, facts that survive damage, a bound that removes the right entries first."""
+"""The disk cache: whole files, facts that survive damage, a place that fails, a bound that removes the right entries
+first.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tracefuse import cache
-from tracefuse.cache import cache_directory, clear, entries, read_json, size_limit, trim, versioned, write_json
+from tracefuse import cache, cache_folders
+from tracefuse.cache import clear, entries, read_json, size_limit, trim, write_json
+from tracefuse.cache_folders import cache_directory, version_name, versioned
 from tracefuse.cli import main
+from tracefuse.compile import load
 from tracefuse.errors import BuildError, OptionError
 
 NOW_S = 1_000_000.0
@@ -42,7 +50,7 @@ def test_another_version_of_triton_or_torch_or_another_gpu_has_its_own_folder(mo
     found = [versioned("NVIDIA H100 80GB HBM3"), versioned("NVIDIA H200")]
     monkeypatch.setattr("torch.__version__", "9.9.9")
     found.append(versioned("NVIDIA H200"))
-    monkeypatch.setattr("tracefuse.cache.version", lambda name: "8.8.8")
+    monkeypatch.setattr("tracefuse.cache_folders.version", lambda name: "8.8.8")
     found.append(versioned("NVIDIA H200"))
     assert len(set(found)) == 4
     assert found[-1].name == "triton-8.8.8_torch-9.9.9_NVIDIA-H200"
@@ -88,11 +96,90 @@ def test_a_reader_never_sees_half_a_fact() -> None:
     assert [one.kind for one in entries()] == ["facts"]  # no temporary file is left
 
 
-def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path / "file" / "below"))
+# --- a place where nothing can be kept --------------------------------------------------------------------------------
+
+
+def a_file(place: Path) -> str:
+    place.write_text("")
+    return f"{place} is a file: remove it"
+
+
+def a_stray_file(place: Path) -> str:
+    versioned()  # made out to be usable before the file comes, as an earlier session leaves it
+    cache_folders._in_use.cache_clear()
+    (place / version_name()).mkdir(parents=True)
+    (place / version_name() / "modules").write_text("")
+    return f"{place / version_name() / 'modules'} is a file: remove it"
+
+
+def below_what_the_system_guards(place: Path) -> str:
+    place.symlink_to("/proc/no-such-folder")
+    return f"nothing can be kept in {place}: {place} cannot be written"
+
+
+def session(place: Path) -> None:
+    write_json("key", 1)
+    assert load(f"value = 7  # {place}\n").value == 7
+    assert read_json("key") == 1
+
+
+@pytest.mark.parametrize("obstacle", [a_file, a_stray_file, below_what_the_system_guards])
+def test_where_nothing_can_be_kept_a_session_works_from_a_temporary_folder(
+    obstacle: Callable[[Path], str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = obstacle(place)
+    with pytest.warns(UserWarning, match=re.escape(problem)) as said:
+        session(place)
+    assert [str(one.message).endswith("set TRACEFUSE_CACHE to a folder that can be written") for one in said] == [True]
+    assert place not in cache_directory().parents
+    assert main(["cache"]) == 1
+    shown = capsys.readouterr()
+    assert problem in shown.err
+    assert "of at most" not in shown.out
+
+
+def test_a_place_that_fails_later_is_named(place: Path) -> None:
+    write_json("key", 1)
+    cache.remove(versioned() / "facts")
+    (versioned() / "facts").write_text("")
     with pytest.raises(BuildError, match="set TRACEFUSE_CACHE to a folder that can be written"):
         write_json("key", 1)
+
+
+def test_the_temporary_folder_goes_with_the_session(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    text = "import tracefuse.cache as c; c.write_json('key', 1); print(c.cache_directory())"
+    environment = os.environ | {"TRACEFUSE_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "-c", text]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_not_even_a_temporary_folder(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    a_file(place)
+    monkeypatch.setattr(cache_folders, "_temporary", cache_folders._temporary.__wrapped__)
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    with (
+        pytest.warns(UserWarning, match="is a file"),
+        pytest.raises(BuildError, match="set TRACEFUSE_CACHE or TMPDIR to a folder that can be written"),
+    ):
+        write_json("key", 1)
+
+
+def test_clearing_takes_away_what_is_in_the_way(place: Path) -> None:
+    a_stray_file(place)
+    assert main(["cache", "--clear"]) == 0
+    assert main(["cache"]) == 0
+
+
+def test_looking_makes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache"]) == 0
+    assert "nothing is kept yet" in capsys.readouterr().out
+    assert not place.exists()
+
+
+# --- the bound --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -103,10 +190,58 @@ def test_sizes(text: str, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert size_limit() == nbytes
 
 
-def test_what_is_no_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_size_is_refused_by_the_command_and_costs_a_run_one_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TRACEFUSE_CACHE_SIZE", "much")
-    with pytest.raises(OptionError, match=r"TRACEFUSE_CACHE_SIZE=much is no size: .* such as 2G"):
-        trim()
+    problem = r"TRACEFUSE_CACHE_SIZE=much is no size: .* such as 2G"
+    with pytest.raises(OptionError, match=problem):
+        size_limit()
+    assert main(["cache"]) == 1
+    assert "TRACEFUSE_CACHE_SIZE=much is no size" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=f"may take 1G, as {problem}") as said:
+        [cache.write_module("one", "value = 1") for _ in range(2)]
+    assert trim() == 0
+    assert len(said) == 1
+
+
+def test_a_session_that_builds_nothing_keeps_the_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEFUSE_CACHE_SIZE", "1500")
+    old = entry(versioned(), "A", 1000, 0)  # NOW_S is long ago
+    cache.write_module("one", "#" * 1000)
+    assert not old.exists()
+
+
+def test_what_cannot_be_removed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEFUSE_CACHE_SIZE", "1000")
+    guarded, other = entry(versioned(), "A", 1000, 2000), entry(versioned(), "B", 1000, 1000)
+    rename = os.replace
+
+    def replace(path: Path, new: Path) -> None:
+        if path == guarded:
+            raise PermissionError(13, "Permission denied")
+        rename(path, new)
+
+    monkeypatch.setattr("os.replace", replace)
+    with pytest.warns(UserWarning, match=r"cannot be removed \(Permission denied\): remove it by hand"):
+        assert trim(NOW_S) == 1000
+    assert not other.exists()
+
+
+def test_files_from_before_there_were_versions_go_first_and_are_shown_and_cleared(
+    monkeypatch: pytest.MonkeyPatch, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = entry(versioned(), "A", 1000, 9000)
+    for name in ("one", "two"):
+        (place / f"tracefuse_generated_{name}.py").write_bytes(b"#" * 1000)
+        os.utime(place / f"tracefuse_generated_{name}.py", (NOW_S - 800, NOW_S - 800))
+    assert main(["cache"]) == 0
+    assert "no version" in capsys.readouterr().out
+    monkeypatch.setenv("TRACEFUSE_CACHE_SIZE", "2000")
+    assert trim(NOW_S) == 1000
+    assert old.exists()
+    assert clear() == 2000
+    assert entries() == []
 
 
 def test_stale_versions_go_first_then_the_least_recently_used(monkeypatch: pytest.MonkeyPatch) -> None:
