@@ -58,22 +58,26 @@ class Resources:
 # --- text to module ---------------------------------------------------------------------------------------------------
 
 
+_lock = threading.RLock()
+
+
 def load(source_text: str) -> ModuleType:
     """The module that `source_text` defines; the same text gives the same module. Raises what the text raises."""
     name = f"tracefuse_generated_{hashlib.sha256(source_text.encode()).hexdigest()[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, cache.write_module(name, source_text))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    forget_line_numbers(module)
-    return module
+    with _lock:  # another thread may not have the module before all of its text has run
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, cache.write_module(name, source_text))
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        forget_line_numbers(module)
+        return module
 
 
 def unload(module: ModuleType) -> None:
@@ -98,8 +102,6 @@ def module_text(kernel: Kernel, tuning: Tuning = GUESS) -> str:
 
 
 # --- kernel to machine code -------------------------------------------------------------------------------------------
-
-_lock = threading.RLock()
 
 
 @contextmanager
