@@ -23,7 +23,7 @@ from tracefuse.demo import GPT, batch
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.options import DEMO_OPTIONS, OPTIONS, Config, add_arguments, explain_errors, values
+from tracefuse.options import CACHE_OPTIONS, DEMO_OPTIONS, OPTIONS, Config, add_arguments, explain_errors, values
 from tracefuse.summary import modules_table, steps_table
 from tracefuse.timing import aligned
 
@@ -32,8 +32,11 @@ HEADS, VOCABULARY, BATCH, LENGTH = 4, 256, 4, 64
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 1 for an error that tracefuse explains, 2 for bad usage."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    parser, commands = _parsers()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        # argparse itself would show the usage of the whole, not of the command.
+        commands.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.command is None:
         parser.print_help()
         return 2
@@ -45,20 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the whole command line, and that of each command by its name."""
     parser = argparse.ArgumentParser(prog="tracefuse", description="See, optimise, time and export training traces.")
     parser.add_argument("--version", action="version", version=f"tracefuse {version('tracefuse')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     text = "capture a GPT's training step, optimise, time and export it"
-    command = commands.add_parser("demo", help=text, description=text)
-    add_arguments(command, DEMO_OPTIONS)
-    add_arguments(command.add_argument_group("passes"), OPTIONS)
+    demo = commands.add_parser("demo", help=text, description=text)
+    add_arguments(demo, DEMO_OPTIONS)
+    add_arguments(demo.add_argument_group("passes"), OPTIONS)
     text = "show what generated kernels keep on disk, and clear it"
-    kept = commands.add_parser("cache", help=text, description=text)
-    kept.add_argument("--clear", action="store_true", help="remove all of it")
-    for one in (parser, command):
-        explain_errors(one, (*DEMO_OPTIONS, *OPTIONS), f"{command.prog} --help")
-    return parser
+    cache = commands.add_parser("cache", help=text, description=text)
+    add_arguments(cache, CACHE_OPTIONS)
+    for one, options in ((parser, ()), (demo, (*DEMO_OPTIONS, *OPTIONS)), (cache, CACHE_OPTIONS)):
+        explain_errors(one, options, f"{one.prog} --help")
+    return parser, {"demo": demo, "cache": cache}
 
 
 def show_cache(arguments: argparse.Namespace) -> None:
@@ -66,13 +70,13 @@ def show_cache(arguments: argparse.Namespace) -> None:
 
     Raises `OptionError` where nothing can be kept: programs run there too, from a temporary folder.
     """
-    chosen = chosen_directory()
+    chosen, clears = chosen_directory(), values(arguments, CACHE_OPTIONS)["clear"]
     print(f"{chosen}   (TRACEFUSE_CACHE names another place)", flush=True)
-    if arguments.clear:
+    if clears:
         print(f"removed {human_bytes(cache.clear(chosen))}", flush=True)
     if problem := trouble(chosen):
         raise OptionError(problem)
-    if not arguments.clear:
+    if not clears:
         print(_kept(chosen))
 
 
@@ -100,7 +104,7 @@ def _versions_table(found: Sequence[cache.Entry]) -> str:
 def demo(arguments: argparse.Namespace) -> None:
     """Print both traces' summaries and the timing table; write the HTML report and the optimised program."""
     chosen, config = values(arguments, DEMO_OPTIONS), Config.of_arguments(arguments)
-    device, out = _device(chosen["device"]), Path(chosen["out"])
+    device, out = _device(chosen["device"], chosen["cuda_graph"]), Path(chosen["out"])
     say = Steps(total=5)
 
     say.next(f"capturing a training step of a GPT ({chosen['layers']} layers, width {chosen['width']}) on {device}")
@@ -109,7 +113,7 @@ def demo(arguments: argparse.Namespace) -> None:
 
     say.next(f"optimising: {config.as_code()}")
     variant = captured.optimize(**config.__dict__)
-    print(steps_table(captured.trace, variant.steps), end="\n\n", flush=True)
+    print(steps_table(variant), end="\n\n", flush=True)
 
     say.next("measuring the captured trace beside the optimised one")
     asked = {name: chosen[name] for name in ("cuda_graph", "tune")}
@@ -143,11 +147,15 @@ def capture_step(layers: int, width: int, device: str) -> Capture:
     return capture(step)
 
 
-def _device(name: str) -> str:
+def _device(name: str, cuda_graph: bool) -> str:
     if name not in ("cpu", "cuda"):
         raise OptionError(f"--device {name} is unknown: choose cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise NotSupported("torch sees no CUDA GPU on this machine: leave --device out to run on the CPU")
+    if cuda_graph and name == "cpu":
+        raise NotSupported(
+            "--cuda-graph needs a CUDA GPU: add --device cuda where there is one, or leave --cuda-graph out"
+        )
     return name
 
 
@@ -183,7 +191,3 @@ class Steps:
         if self.stream.isatty():
             end = "\n" if fraction >= 1 else ""
             print(f"\r      {fraction:4.0%} {text:<40.40}", end=end, file=self.stream, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

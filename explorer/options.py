@@ -31,6 +31,16 @@ from tracefuse.readers import DEFAULT_WEIGHT, READERS, weight_of_flag
 
 # --- the choice of passes ---------------------------------------------------------------------------------------------
 
+PASSES = {
+    "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
+    "freeze": "drops gradients that nobody wants, and what only they need",
+    "cat": "replaces concatenations and slices of them by what they are made of",
+    "decompose": "writes cross-entropy, NLL and log-softmax as ops that kernels hold; it needs the pass `fuse`",
+    "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
+    "fuse": "turns runs of pointwise ops, casts, views and reductions into Triton kernels; equal ones share one",
+}
+"""What each pass does, in pipeline order."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -97,6 +107,13 @@ class Config:
             chosen.append(Fuse(**fuse_options()))
         return chosen
 
+    def state(self, name: str) -> str:
+        """What the pass `name` is here: `on`, `off`, or `off: needs fuse`, whatever its own switch says."""
+        if name == "decompose" and not self.fuse:
+            return "off: needs fuse"
+        value = getattr(self, name)
+        return "off" if value is None or value is False else "on"
+
     def as_code(self, of: str = "c") -> str:
         """The call that makes this configuration, with only what differs from the default: `c.optimize(remat=0.0)`."""
         default = Config()
@@ -148,17 +165,18 @@ class Option:
                 (self.flags, {"dest": self.name, "action": action, "default": None, "help": self.help, **extra})
             )
         if self.off_flag:
-            text = f"switch the pass `{self.name}` off" if self.flags else self.help
+            does = PASSES.get(self.name)
+            text = f"switch off the pass `{self.name}`, which {does}" if does else self.help
             calls.append(((self.off_flag,), {"dest": f"no_{self.name}", "action": "store_true", "help": text}))
         return calls
 
 
-def _pass(name: str, help: str) -> Option:
-    return Option(name, (), "switch", True, f"switch the pass `{name}` off: {help}", off_flag=f"--no-{name}")
+def _pass(name: str) -> Option:
+    return Option(name, (), "switch", True, PASSES[name], off_flag=f"--no-{name}")
 
 
 OPTIONS: tuple[Option, ...] = (
-    _pass("simplify", "dead code, common subexpressions, views of views, no-op casts"),
+    _pass("simplify"),
     Option(
         name="freeze",
         flags=("--freeze",),
@@ -168,8 +186,8 @@ OPTIONS: tuple[Option, ...] = (
         metavar="GLOB",
         off_flag="--no-freeze",
     ),
-    _pass("cat", "elimination of concatenations"),
-    _pass("decompose", "losses and log-softmax as ops that fuse; it needs the pass `fuse`"),
+    _pass("cat"),
+    _pass("decompose"),
     Option(
         name="remat",
         flags=("--remat",),
@@ -181,7 +199,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("save", ("--save",), "list", (), "values or modules that the forward must keep (glob)", metavar="GLOB"),
     Option("recompute", ("--recompute",), "list", (), "those that the backward must recompute (glob)", metavar="GLOB"),
-    _pass("fuse", "generation of Triton kernels"),
+    _pass("fuse"),
 )
 """What chooses passes; the same on all three surfaces."""
 
@@ -197,8 +215,12 @@ def _seconds(text: str) -> float:
 
 
 _BUDGET = Option("budget", ("--budget",), "value", 5.0, "seconds of timed replays (default: 5)", _seconds, "SECONDS")
-_CUDA_GRAPH = Option("cuda_graph", ("--cuda-graph",), "switch", False, "time replays of the program's CUDA graphs too")
-_TUNE = Option("tune", ("--tune",), "switch", False, "try block sizes of each kernel on the GPU first, once per kernel")
+_CUDA_GRAPH = Option(
+    "cuda_graph", ("--cuda-graph",), "switch", False, "time replays of the program's CUDA graphs too; needs a CUDA GPU"
+)
+_TUNE = Option(
+    "tune", ("--tune",), "switch", False, "try block sizes of each kernel first, once per kernel; needs a CUDA GPU"
+)
 
 MAGIC_OPTIONS: tuple[Option, ...] = (
     Option("output", ("-o", "--output"), "value", None, "assign the result to this variable", metavar="NAME"),
@@ -229,6 +251,9 @@ DEMO_OPTIONS: tuple[Option, ...] = (
     _TUNE,
 )
 """What only `tracefuse demo` takes."""
+
+CACHE_OPTIONS: tuple[Option, ...] = (Option("clear", ("--clear",), "switch", False, "remove all of it"),)
+"""What `tracefuse cache` takes."""
 
 
 def values(arguments: argparse.Namespace, options: Iterable[Option]) -> dict[str, Any]:

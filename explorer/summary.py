@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.passes import Step
 from tracefuse.optimizers.trace import Trace, does_work, human_bytes, op_name, origin, phase
+from tracefuse.options import PASSES
 from tracefuse.timing import aligned
+
+if TYPE_CHECKING:
+    from tracefuse.variant import Variant
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,19 @@ def summarise(trace: Trace) -> Summary:
     )
 
 
-def steps_table(trace: Trace, steps: Sequence[Step]) -> str:
-    """The captured trace, then what each pass made of it: one line each, with the number of its decisions."""
-    rows = [("captured", *_cells(summarise(trace)), "")]
-    rows += [(f"+ {s.name}", *_cells(summarise(s.after)), s.error or f"{len(s.decisions)}") for s in steps]
+def steps_table(variant: Variant) -> str:
+    """The captured trace, then every pass in pipeline order: what it made of it and how many decisions it took, or `off`."""
+    steps = {step.name: step for step in variant.steps}
+    rows = [("captured", *_cells(summarise(variant.capture.trace)), "")]
+    rows += [_pass_row(name, steps.get(name), variant.config.state(name)) for name in PASSES]
     head = ("", "forward ops", "backward ops", "Triton kernels", "saved for backward", "static peak", "decisions")
     return aligned([head, *rows])
+
+
+def _pass_row(name: str, step: Step | None, state: str) -> tuple[str, ...]:
+    if step is None:
+        return f"  {name}", "", "", "", "", "", state
+    return f"+ {name}", *_cells(summarise(step.after)), step.error or str(len(step.decisions))
 
 
 def _cells(found: Summary) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ RESAMPLES = 2000
 MIN_RESAMPLED = 10  # Of fewer rounds the bootstrap's interval covers 93 % (simulated), less than it says.
 RATIO_TITLE = "ratio (below 1 is faster)"
 CPU_NOTE = (
-    "On a CPU the Triton kernels do not run, their ATen reference does: fusion shows no gain here. On a GPU they run."
+    "On a CPU the Triton kernels do not run, their ATen references do: these times say nothing about what fusion gains."
 )
 
 

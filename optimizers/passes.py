@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.optimizers.verify import verify
 
 
@@ -28,6 +28,10 @@ class Decision:
     action: str
     reason: str
     nbytes: int = 0
+
+    def __str__(self) -> str:
+        size = f" ({human_bytes(self.nbytes)})" if self.nbytes else ""
+        return f"{self.action} {self.value}{size}: {self.reason}"
 
 
 Decide = Callable[[Decision], None]
@@ -65,6 +69,13 @@ class Step:
     def removed(self) -> tuple[str, ...]:
         """Names of the values that only `before` has, in its order."""
         return _missing(self.before, self.after)
+
+    def __str__(self) -> str:
+        """What the pass did, then its decisions, one a line."""
+        count = len(self.decisions)
+        counts = f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
+        head = f"{self.name}: {counts if self.error is None else f'failed: {self.error}'}"
+        return "\n".join([head, *(f"  {decision}" for decision in self.decisions)])
 
 
 def _missing(some: Trace, other: Trace) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ import torch
 from tracefuse.cli import Steps, capture_step, main, make_directory
 from tracefuse.errors import ExportError, MeasureError, OptionError
 from tracefuse.optimizers.liveness import saved_bytes
-from tracefuse.summary import by_module, folded, modules_table, summarise
+from tracefuse.options import PASSES
+from tracefuse.summary import by_module, folded, modules_table, steps_table, summarise
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +60,24 @@ def test_bad_usage_ends_with_what_was_meant(flags: list[str], message: str, caps
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cache", "extra"], "tracefuse cache: error: unrecognized arguments: extra: see tracefuse cache --help"),
+        (["cache", "--cler"], "--cler: did you mean --clear? see tracefuse cache --help"),
+        (["demo", "--clear"], "--clear: see tracefuse demo --help"),
+        (["bogus"], ": see tracefuse --help"),
+        (["--bogus"], "tracefuse: error: unrecognized arguments: --bogus: see tracefuse --help"),
+    ],
+)
+def test_bad_usage_sends_to_the_help_of_its_command(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
+
+
 def test_a_file_in_the_way_of_the_output_is_said(tmp_path: Path) -> None:
     (tmp_path / "o").write_text("in the way")
     with pytest.raises(OptionError, match="name a directory to write to"):
@@ -94,6 +113,14 @@ def test_a_measurement_that_cannot_be_made_is_refused_before_anything_compiles()
 def test_a_missing_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--device", "cuda"]) == 1
     assert "leave --device out to run on the CPU" in capsys.readouterr().err
+
+
+def test_a_cuda_graph_without_a_gpu_is_refused_before_anything_is_captured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--cuda-graph"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("tracefuse: --cuda-graph needs a CUDA GPU")
+    assert captured.err.endswith("or leave --cuda-graph out\n")
+    assert captured.out == ""
 
 
 class Terminal(io.StringIO):
@@ -138,11 +165,22 @@ def test_identical_layers_are_one_line(trace) -> None:
     assert "h.*.attn.qkv" in modules_table(trace)
 
 
+def test_every_pass_has_a_row_and_one_that_did_not_run_says_why() -> None:
+    capture = capture_step(layers=1, width=16, device="cpu")
+    rows = {
+        line.removeprefix("+ ").split()[0]: line for line in steps_table(capture.optimize(fuse=False)).splitlines()[1:]
+    }
+    assert list(rows) == ["captured", *PASSES]
+    assert rows["decompose"].split(maxsplit=1)[1] == "off: needs fuse"
+    assert rows["fuse"].split(maxsplit=1)[1] == "off"
+    assert rows["remat"].startswith("+ remat ")
+
+
 def test_the_demo_writes_a_report_and_a_program_that_runs(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "tracefuse.cli",
+        "tracefuse",
         "demo",
         "--layers",
         "1",
@@ -158,7 +196,7 @@ def test_the_demo_writes_a_report_and_a_program_that_runs(tmp_path: Path) -> Non
     steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("+ ")]
     assert steps == ["simplify", "freeze", "cat", "decompose", "remat", "fuse"]
     assert "measured on CPU" in done.stdout
-    assert "fusion shows no gain here. On a GPU they run." in done.stdout
+    assert "these times say nothing about what fusion gains" in done.stdout
     page = (tmp_path / "o" / "report.html").read_text()
     assert "<script" in page
     assert not re.search(r"""(src|href)\s*=\s*["']?https?:""", page)

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 import tracefuse
-from tracefuse.cli import main
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.optimizers.trace import Trace
 from tracefuse.replayable import check_replayable
@@ -87,14 +86,6 @@ def test_shapes_that_depend_on_numbers_are_refused(run: Callable[[Tensor], Tenso
     x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
     with pytest.raises(NotSupported, match=f"the host must read a number to run {op}"):
         check_replayable(on_gpu(lambda: loss_of(run(x))))
-
-
-# --- the surfaces -----------------------------------------------------------------------------------------------------
-
-
-def test_the_command_line_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--cuda-graph", "--layers", "1", "--width", "16"]) == 1
-    assert "on the CPU, and a graph replays the work of a GPU only" in capsys.readouterr().err
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import nbformat
 import pytest
+import torch
 from IPython.core.error import UsageError
 from jupyter_client.manager import KernelManager, start_new_kernel
 from nbclient import NotebookClient
@@ -376,3 +377,9 @@ def test_contradicting_arguments_are_a_usage_error() -> None:
 )
 def test_an_expression_is_left_as_it_is(line: str, options: str, expression: str) -> None:
     assert split_expression(line) == (options, expression)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do without a GPU")
+def test_a_cuda_graph_without_a_gpu_is_refused_before_the_cell_runs() -> None:
+    with pytest.raises(UsageError, match=r"--cuda-graph needs a CUDA GPU.*leave it out"):
+        parse("--cuda-graph")

@@ -13,7 +13,16 @@ from IPython.core.magic_arguments import parse_argstring
 
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.options import DEMO_OPTIONS, MAGIC_OPTIONS, OPTIONS, Config, add_arguments, magic_arguments, values
+from tracefuse.options import (
+    DEMO_OPTIONS,
+    MAGIC_OPTIONS,
+    OPTIONS,
+    PASSES,
+    Config,
+    add_arguments,
+    magic_arguments,
+    values,
+)
 
 
 def of_flags(*flags: str) -> Config:
@@ -172,6 +181,24 @@ def test_passes_are_in_pipeline_order() -> None:
 def test_nothing_is_taken_apart_where_nothing_is_fused() -> None:
     assert Config.of(fuse=False).decompose
     assert [p.name for p in Config.of(fuse=False).passes()] == ["simplify", "freeze", "cat", "remat"]
+
+
+def test_a_pass_says_whether_it_runs_and_what_it_needs() -> None:
+    assert {name: Config().state(name) for name in PASSES} == dict.fromkeys(PASSES, "on")
+    assert {Config.off().state(name) for name in PASSES if name != "decompose"} == {"off"}
+    assert Config.of(decompose=False).state("decompose") == "off"
+    assert Config.of(fuse=False).state("decompose") == "off: needs fuse"
+    for config in (Config(), Config.off(), Config.of(fuse=False), Config.of(remat=0.0, freeze=())):
+        assert [name for name in PASSES if config.state(name) == "on"] == [p.name for p in config.passes()]
+
+
+def test_what_needs_a_gpu_and_what_a_pass_does_is_in_the_help() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, (*DEMO_OPTIONS, *OPTIONS))
+    text = "".join(parser.format_help().split())  # argparse breaks lines at hyphens too
+    assert text.count("needsaCUDAGPU") == 2
+    for name, does in PASSES.items():
+        assert "".join(f"switch off the pass `{name}`, which {does}".split()) in text
 
 
 def test_pass_options_reach_the_passes() -> None:

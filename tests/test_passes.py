@@ -85,3 +85,15 @@ def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
         "remat": False,
         "fuse": False,
     }
+
+
+def test_a_step_prints_as_what_it_did_and_why(trace):
+    (step,) = run_pipeline(trace, [Simplify()])
+    assert str(step) == f"simplify: 3 -> 2 ops, 1 decision\n  {step.decisions[0]}"
+    assert str(Decision("mul", "save", "it is small", 2048)) == "save mul (2 KiB): it is small"
+    assert str(Decision("mul", "leave", "it is a view")) == "leave mul: it is a view"
+
+
+def test_a_failed_step_prints_its_message(trace):
+    (failed,) = run_pipeline(trace, [Raising(UnknownValue("no such value"))], on_error="record")
+    assert str(failed) == "raising: failed: no such value\n  looked at x: before it went wrong"

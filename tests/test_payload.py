@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 
 import programs
@@ -85,6 +86,26 @@ def test_a_pass_that_is_off_says_so_and_has_no_numbers(name: str) -> None:
     record = {p["name"]: p for p in payload(variant(**{name: False}))["passes"]}[name]
     assert not record["enabled"]
     assert (record["ops"], record["saved_bytes"], record["seconds"], record["decisions"]) == (None, None, None, [])
+
+
+def test_a_pass_that_needs_another_one_is_off_and_says_so_everywhere() -> None:
+    shown = payload(variant(fuse=False))
+    record = {p["name"]: p for p in shown["passes"]}["decompose"]
+    assert (record["enabled"], record["state"], record["ops"]) == (False, "off: needs fuse", None)
+    assert re.search(r"^decompose +off: needs fuse$", to_text(shown), re.MULTILINE)
+    assert "failed" not in to_text(shown)
+
+
+@pytest.mark.parametrize("options", [{}, {"fuse": False}, {"cat": False, "remat": 0.0}, {"freeze": None}])
+def test_the_steps_are_those_of_the_passes_that_are_on(options: dict) -> None:
+    v = variant(**options)
+    assert [p["name"] for p in payload(v)["passes"] if p["enabled"]] == [step.name for step in v.steps]
+
+
+def test_a_pass_says_what_it_does() -> None:
+    found = {p["name"]: p["help"] for p in payload(variant())["passes"]}
+    assert found == PASSES
+    assert not [text for text in found.values() if "switch" in text]
 
 
 def test_numbers_are_those_of_the_traces() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import torch
 from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
@@ -69,6 +70,8 @@ def parse(line: str) -> tuple[Config, Any]:
     name = arguments.output
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
         raise UsageError(f"-o {name}: {name!r} is not a variable name; give one, such as -o c")
+    if arguments.cuda_graph and not torch.cuda.is_available():
+        raise UsageError("--cuda-graph needs a CUDA GPU, and torch sees none on this machine: leave it out")
     try:
         return Config.of_arguments(arguments), arguments
     except OptionError as error:

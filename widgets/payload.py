@@ -6,7 +6,7 @@
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
-      passes:   [{name, help, enabled, ops, saved_bytes, seconds, decisions, error}]      all five, in pipeline order
+      passes:   [{name, help, enabled, state, ops, saved_bytes, seconds, decisions, error}]    all of them, in pipeline order
       summary:  {ops, saved_bytes, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, nbytes, phase, module, source, reads, uses, twins, saved, removed}}
@@ -20,8 +20,8 @@
 the bounds those of the median's 95 % confidence interval; `ratio` is the variant's median over the baseline's, below 1 where
 the variant is faster, and `verdict` what it lets one say ("faster", "slower", or why neither); `time_us` is the mean over a
 kernel's launches, `blocks` is "tuned" where its block sizes are not the "guess". Every time stands beside its `provenance`:
-"measured on <device>" or "not measured". `decisions` are grouped: `{action, reason, nbytes, values}`. `lines[].diff` is
-against the capture as it was, before any pass.
+"measured on <device>" or "not measured". A pass's `state` is "on", "off", or says what it needs: "off: needs fuse".
+`decisions` are grouped: `{action, reason, nbytes, values}`. `lines[].diff` is against the capture as it was, before any pass.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision, Step
 from tracefuse.optimizers.trace import Trace, nbytes, op_name, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
-from tracefuse.options import OPTIONS, Config
+from tracefuse.options import PASSES, Config
 from tracefuse.profile import Profile
 from tracefuse.summary import summarise
 from tracefuse.timing import Estimate, Row, Timing
@@ -50,7 +50,6 @@ from tracefuse.variant import PassError, Variant
 from tracefuse.widgets.diff import Line, diff, lines_of
 
 VERSION = 1
-PASSES = ("simplify", "freeze", "cat", "decompose", "remat", "fuse")
 NOT_MEASURED = "not measured"
 # More twins or readers of one value than anybody follows by hand.
 MAX_NAMES = 64
@@ -134,11 +133,12 @@ def _after_backward(backward: Trace) -> str:
 def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, Any]:
     """One row of the passes column; the numbers are null while the pass is off."""
     step = next((s for s in steps if s.name == name), None)
-    value = getattr(config, name)
+    state = config.state(name)
     return {
         "name": name,
-        "help": next(option.help for option in OPTIONS if option.name == name),
-        "enabled": value is not None and value is not False,
+        "help": PASSES[name],
+        "enabled": state == "on",
+        "state": state,
         "ops": [step.before.op_count, step.after.op_count] if step else None,
         "saved_bytes": [saved_bytes(step.before), saved_bytes(step.after)] if step else None,
         "seconds": step.seconds if step else None,

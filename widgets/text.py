@@ -46,8 +46,8 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 def _pass(record: dict[str, Any]) -> tuple[str, ...]:
     if not record["enabled"]:
-        return record["name"], "off", "", "", ""
-    if record["error"] or record["ops"] is None:
+        return record["name"], record["state"], "", "", ""
+    if record["error"]:
         return record["name"], f"failed: {record['error']}", "", "", ""
     ops = " -> ".join(map(str, record["ops"]))
     saved = " -> ".join(map(human_bytes, record["saved_bytes"]))

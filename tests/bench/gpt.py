@@ -69,7 +69,7 @@ def report(captured: Capture, model: GPT, tokens: Tensor, targets: Tensor, optio
     ops = captured.trace.op_count
     toggles = toggle_seconds(captured)
     variant = captured.optimize()
-    print(modules_table(captured.trace), steps_table(captured.trace, variant.steps), sep="\n\n", end="\n\n")
+    print(modules_table(captured.trace), steps_table(variant), sep="\n\n", end="\n\n")
     print(f"{ops} ops; the cell took {cell_s:.2f} s to record, trace, optimise and show")
     print(toggle_table(toggles), end="\n\n", flush=True)
 

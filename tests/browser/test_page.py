@@ -67,6 +67,15 @@ def test_what_the_page_does_not_hold_it_says(page: Page) -> None:
     expect(page.get_by_test_id("tf-toggle-cat")).to_be_checked()
 
 
+def test_a_switch_that_changes_nothing_is_not_offered(page: Page) -> None:
+    page.get_by_test_id("tf-toggle-fuse").click()
+    expect(page.get_by_test_id("tf-pass-decompose")).to_contain_text("off: needs fuse")
+    expect(page.get_by_test_id("tf-toggle-decompose")).to_be_disabled()
+    page.get_by_test_id("tf-toggle-fuse").click()
+    expect(page.get_by_test_id("tf-toggle-decompose")).to_be_enabled()
+    expect(page.get_by_test_id("tf-toggle-decompose")).to_be_checked()
+
+
 def test_its_answer_stands_beside_the_switch(page: Page) -> None:
     page.get_by_test_id("tf-toggle-fuse").click()
     page.get_by_test_id("tf-toggle-cat").click()

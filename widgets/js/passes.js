@@ -16,7 +16,7 @@ export function passes(payload, status, open, act) {
     "section",
     { class: "tf-passes", "aria-label": "Passes", "aria-busy": String(status.busy === "passes") },
     h("h3", null, "Passes"),
-    payload.passes.map((one) => row(one, payload.config, open, act, error?.at === one.name ? error.message : null)),
+    payload.passes.map((one) => row(one, payload, open, act, error?.at === one.name ? error.message : null)),
     error && !isOfRow && alert(error.message),
     callLine(payload.call),
   );
@@ -27,8 +27,8 @@ function alert(message) {
   return h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-passes" }, message);
 }
 
-/** @param {PassRecord} one @param {Config} config @param {Open} open @param {Act} act @param {string | null} problem what the control answered */
-function row(one, config, open, act, problem) {
+/** @param {PassRecord} one @param {Payload} payload @param {Open} open @param {Act} act @param {string | null} problem what the control answered */
+function row(one, payload, open, act, problem) {
   const id = `tf-${one.name}-${Math.random().toString(36).slice(2, 8)}`;
   return h(
     "div",
@@ -42,17 +42,18 @@ function row(one, config, open, act, problem) {
         id,
         class: "tf-switch",
         checked: one.enabled,
+        disabled: !one.enabled && one.state !== "off",
         onchange: () => act.configure({ [one.name]: switched(one) }),
         "data-testid": `tf-toggle-${one.name}`,
       }),
       h("label", { for: id, title: one.help }, one.name),
       one.seconds !== null && h("span", { class: "tf-note tf-seconds", title: "how long the pass itself took, not the program" }, `took ${formatSeconds(one.seconds)}`),
     ),
-    one.enabled && option(one, config, open, act),
+    one.enabled && option(one, payload.config, open, act),
     problem && alert(problem),
     h("div", { class: "tf-effect" }, effect(one)),
     one.error && h("p", { class: "tf-error", role: "alert" }, one.error),
-    one.enabled && one.decisions.length > 0 && reasons(one, open.passes, act),
+    one.enabled && one.decisions.length > 0 && reasons(one, payload, open.passes, act),
   );
 }
 
@@ -65,7 +66,7 @@ function switched(one) {
 
 /** @param {PassRecord} one */
 function effect(one) {
-  if (!one.enabled) return [h("span", { class: "tf-note" }, "off")];
+  if (!one.enabled) return [h("span", { class: "tf-note" }, one.state)];
   if (!one.ops || !one.saved_bytes) return [];
   const ops = one.ops[1] - one.ops[0];
   const saved = one.saved_bytes[1] - one.saved_bytes[0];
@@ -124,8 +125,8 @@ function split(text) {
   return text.split(",").map((pattern) => pattern.trim()).filter(Boolean);
 }
 
-/** @param {PassRecord} one @param {Set<string>} open @param {Act} act */
-function reasons(one, open, act) {
+/** @param {PassRecord} one @param {Payload} payload @param {Set<string>} open @param {Act} act */
+function reasons(one, payload, open, act) {
   const shown = one.decisions.slice(0, SHOWN_REASONS);
   const left = one.decisions.length - shown.length;
   const total = one.decisions.reduce((sum, decision) => sum + decision.values.length, 0);
@@ -138,8 +139,15 @@ function reasons(one, open, act) {
     },
     h("summary", { "data-testid": `tf-reasons-${one.name}` }, plural(total, "decision")),
     h("ul", null, shown.map((decision) => reason(decision, act))),
-    left > 0 && h("p", { class: "tf-note" }, `and ${plural(left, "more reason")}: ${"`print(c.steps)`"} has all`),
+    left > 0 && h("p", { class: "tf-note" }, `and ${plural(left, "more reason")}: ${printing(one, payload)}`),
   );
+}
+
+/** What prints all decisions of a pass. @param {PassRecord} one @param {Payload} payload */
+function printing({ name }, { call, passes }) {
+  if (!call) return "re-run with `-o c` to print them";
+  const place = passes.filter((one) => one.enabled).findIndex((one) => one.name === name);
+  return `\`print(${call}.steps[${place}])\` has all`;
 }
 
 /** @param {Decision} decision @param {Act} act */

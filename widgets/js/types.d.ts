@@ -55,6 +55,8 @@ interface PassRecord {
   name: string;
   help: string;
   enabled: boolean;
+  /** "on", "off", or "off: needs fuse": then its own switch changes nothing. */
+  state: string;
   ops: [number, number] | null;
   saved_bytes: [number, number] | null;
   seconds: number | null;

@@ -1,0 +1,8 @@
+"""`python -m tracefuse`: the command line without its script."""
+
+import sys
+
+from tracefuse.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
