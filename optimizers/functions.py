@@ -252,7 +252,7 @@ def _check_fit(body: Trace, layout: Layout, below: set[fx.Node]) -> None:
     fitting = [n for n in body.returned if val(n).numel() in ({per_column} if n in below else {layout.numel} | per_row)]
     for node in body.returned:
         if node not in fitting:
-            reason = f"its {val(node).numel()} elements are not the {layout.numel} that the kernel's programs share out"
+            reason = f"it has {val(node).numel()} elements, where the kernel's programs share out {layout.numel}"
             raise Misfit(node, reason, fitting)
 
 

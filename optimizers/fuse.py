@@ -31,7 +31,7 @@ from tracefuse.optimizers.dropout import drop_unmasked, dropouts, split_dropouts
 from tracefuse.optimizers.dropout import refusal as dropout_refusal
 from tracefuse.optimizers.duplicating import duplicate_pieces
 from tracefuse.optimizers.functions import Misfit, lower
-from tracefuse.optimizers.fusible import is_better_alone, is_free, is_remade, refusal
+from tracefuse.optimizers.fusible import is_free, is_remade, refusal, slow_in_aten
 from tracefuse.optimizers.kernel import Kernel, make_kernel, turned_value
 from tracefuse.optimizers.long_sums import form_long_sums
 from tracefuse.optimizers.lowering import NotFusible
@@ -162,7 +162,8 @@ class _Carver:
         parts = self._parts(nodes, obstacle, stands_for, outputs)
         whole = Piece(tuple(nodes), tuple(outputs), None, obstacle.reason)
         if parts:
-            self.decide(Decision(whole.work[-1].name, "split", obstacle.reason))
+            apart = f"so these {len(whole.work)} ops become several kernels"
+            self.decide(Decision(stands_for[obstacle.at].name, "split", f"{obstacle.reason}; {apart}"))
         return parts or whole
 
     def _parts(
@@ -231,7 +232,7 @@ def _obstacle(kernel: Kernel) -> _Obstacle | None:
 
 def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
     """Why a kernel that could be written is not worth it beside `alone`, the bytes that its ops move; None if it is."""
-    if len(work) == 1 and not is_better_alone(work[0]) and not any(map(is_mask, kernel.body.ops)):
+    if len(work) == 1 and slow_in_aten(work[0]) is None and not any(map(is_mask, kernel.body.ops)):
         return "one op alone: ATen's kernel moves the same bytes"
     if kernel.nbytes > alone:
         return f"its kernel would move {human_bytes(kernel.nbytes)}, ATen's ops move {human_bytes(alone)}"

@@ -70,10 +70,14 @@ def is_free(node: fx.Node) -> bool:
     return node.target is operator.getitem or is_view(node) or is_remade(node)
 
 
-def is_better_alone(node: fx.Node) -> bool:
-    """Whether a kernel of this op alone beats ATen's, which for rows and norms reads twice or at half the speed of memory."""
+def slow_in_aten(node: fx.Node) -> str | None:
+    """Why a kernel of this op alone beats ATen's, which moves no more bytes by its arguments; None where it does not."""
+    if node.target in FILL_THEN_COPY:
+        return "ATen fills the result first, and copies then"
     is_composite = node.target in REDUCTIONS and node.target not in PLAIN_REDUCTIONS
-    return node.target in FILL_THEN_COPY or is_composite or columns_of(node) is not None
+    if is_composite or columns_of(node) is not None:
+        return "ATen's own kernel reads that twice, or at half the speed of memory"
+    return None
 
 
 def _getitem_refusal(node: fx.Node) -> str | None:

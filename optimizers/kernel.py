@@ -53,6 +53,17 @@ class Kernel:
     def nbytes(self) -> int:
         return self.nbytes_read + self.nbytes_written
 
+    @property
+    def source(self) -> str:
+        """Its Triton source, with the block sizes of a first guess: jitted functions, ATen reference, launcher.
+
+        What stands above it in a file is `tracefuse.optimizers.launch.HEADER`. Raises `NotFusible` where an op has no form in
+        this kernel.
+        """
+        from tracefuse.optimizers.triton import kernel_source
+
+        return kernel_source(self)
+
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         values: dict[fx.Node, Any] = dict(zip(self.body.placeholders, inputs, strict=True))
         for node in self.body.ops:

@@ -76,6 +76,7 @@ class _Merger:
             *_, one, other = heapq.heappop(self.queue)
             if one in self.order.at and other in self.order.at:
                 self._consider(*self._in_order(one, other))
+        self._tell_misfits()
 
     def _in_order(self, one: Piece, other: Piece) -> tuple[Piece, Piece]:
         return (one, other) if self.order.at[one] < self.order.at[other] else (other, one)
@@ -93,7 +94,7 @@ class _Merger:
             beside[piece] = None
         self.traits[piece] = own
         for other in sorted(near, key=at.__getitem__):
-            if abs(at[other] - at[piece]) > WINDOW or not _fit(own, self.traits[other]):
+            if abs(at[other] - at[piece]) > WINDOW or _misfit(own, self.traits[other]):
                 continue
             saving = self._saving(*self._in_order(piece, other))
             if saving * LEAST_SHARE >= piece.nbytes + other.nbytes:
@@ -162,10 +163,38 @@ class _Merger:
         self._add(merged)
 
     def _tell(self, action: str, first: Piece, second: Piece, reason: str, saved: int = 0) -> None:
-        self.decide(Decision(second.outputs[-1].name, action, f"{first.name} and {second.name}: {reason}", saved))
+        both = f"{first.name} and {second.name}"
+        if first.name == second.name:
+            both = f"two calls of {first.name}, for {first.outputs[-1].name} and {second.outputs[-1].name}"
+        self.decide(Decision(second.outputs[-1].name, action, f"{both}: {reason}", saved))
+
+    def _tell_misfits(self) -> None:
+        """Each kernel that reads what another writes, and was not even tried together with it although that would save."""
+        for second, own in self.traits.items():
+            above = [unit for unit in self.order.needs[second] if isinstance(unit, Piece)]
+            for first in sorted(above, key=self.order.at.__getitem__):
+                other = self.traits[first]
+                is_worth = self._saving(first, second) * LEAST_SHARE >= first.nbytes + second.nbytes
+                if is_worth and other.place == own.place and (reason := _misfit(other, own)):
+                    self._tell("apart", first, second, reason)
 
 
-def _fit(one: Traits, other: Traits) -> bool:
-    """Whether two pieces run in one place, over as many elements, and reduce the same rows and columns if they do."""
-    loops_agree = agree(one.rows | other.rows, one.columns | other.columns)
-    return one.place == other.place and one.numel == other.numel and loops_agree
+def _misfit(one: Traits, other: Traits) -> str | None:
+    """Why two pieces can be no kernel, whatever their ops; None if they run in one place, over as many elements, and reduce
+    the same rows and columns where they do."""
+    if one.place != other.place:
+        return "they run in different phases or on different devices"
+    if one.numel != other.numel:
+        return f"their programs share out {one.numel} and {other.numel} elements"
+    if not agree(one.rows | other.rows, one.columns | other.columns):
+        return f"the one reduces {_loops(one)}, the other {_loops(other)}"
+    return None
+
+
+def _loops(traits: Traits) -> str:
+    rows = [f"rows of {n_cols}" for _, _, n_cols in sorted(traits.rows)]
+    shared = "rows of {} that several programs share"
+    columns = [
+        ("columns of {}" if n_cols > 1 else shared).format(n_rows) for _, n_rows, n_cols in sorted(traits.columns)
+    ]
+    return " and ".join([*rows, *columns])

@@ -8,7 +8,7 @@ from functools import cached_property
 from torch import fx
 
 from tracefuse.optimizers.cost import bytes_moved
-from tracefuse.optimizers.fusible import is_free
+from tracefuse.optimizers.fusible import is_free, slow_in_aten
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.rebuild import Carved
 from tracefuse.optimizers.trace import human_bytes
@@ -50,9 +50,18 @@ class Piece:
     def decision(self) -> Decision:
         if self.carved is None:
             return Decision(self.work[-1].name, "leave", self.reason)
-        kernel = self.carved.kernel
-        reason = (
-            f"{len(self.work)} ops in {kernel.name}: it reads {human_bytes(kernel.nbytes_read)} and writes "
-            f"{human_bytes(kernel.nbytes_written)}, one by one they move {human_bytes(self.alone)}"
-        )
-        return Decision(self.outputs[-1].name, "fuse", reason, max(0, self.alone - kernel.nbytes))
+        kernel, saved = self.carved.kernel, max(0, self.alone - self.carved.kernel.nbytes)
+        moved = f"it reads {human_bytes(kernel.nbytes_read)} and writes {human_bytes(kernel.nbytes_written)}"
+        return Decision(self.outputs[-1].name, "fuse", f"{self._holds}: {moved}, {self._instead}", saved)
+
+    @property
+    def _holds(self) -> str:
+        assert self.carved is not None
+        return f"{len(self.work)} op{'s' * (len(self.work) != 1)} in {self.carved.kernel.name}"
+
+    @property
+    def _instead(self) -> str:
+        """What would be without the kernel, said so that it is seen why there is one."""
+        if len(self.work) == 1:
+            return slow_in_aten(self.work[0]) or f"ATen's kernel moves {human_bytes(self.alone)}"
+        return f"one by one they move {human_bytes(self.alone)}"

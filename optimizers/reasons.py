@@ -37,13 +37,14 @@ def _why_kept(node: fx.Node, choice: Choice, peaks: Peaks) -> str:
     op = producer(node)
     ban = choice.banned.get(op) or choice.banned.get(node)
     if ban == "heavy":
-        cost = _cost([op], peaks)
-        return f'{op_name(op)} is heavy, {cost} to run again; recompute="{node.name}" would do so'
+        why = f"{op_name(op)} is neither pointwise nor a reduction, and so not run again ({_cost([op], peaks)})"
+        return f'{why}; recompute="{node.name}" would do so'
     if ban:
         return ban
     price = choice.prices[op]
     instead = f"to run {op_name(op)} again moves {human_bytes(price)}, as a kernel of its own" if price else _FROM
-    return f"weighs {human_bytes(choice.weights[node])}, {instead}"
+    weighed = f"weighed as {human_bytes(choice.weights[node])} by the pass's factors"
+    return f"{human_bytes(stored_bytes(node))}, {weighed}: {instead}"
 
 
 def _why_again(node: fx.Node, choice: Choice, told: set[fx.Node], peaks: Peaks) -> str:
@@ -58,8 +59,14 @@ def _why_again(node: fx.Node, choice: Choice, told: set[fx.Node], peaks: Peaks) 
 
 
 def _cost(ops: list[fx.Node], peaks: Peaks) -> str:
-    seconds = sum(roofline_seconds(op, peaks) for op in ops)
-    return f"{human_bytes(sum(map(bytes_moved, ops)))} moved, {seconds * 1e6:.3g} us (modelled, {peaks.source})"
+    moved, seconds = sum(map(bytes_moved, ops)), sum(roofline_seconds(op, peaks) for op in ops)
+    return f"{human_bytes(moved)} moved, modelled as {_time(seconds)} by the {peaks.source}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-9:
+        return "less than 1 ns"
+    return f"{seconds * 1e6:.3g} us" if seconds >= 1e-6 else f"{seconds * 1e9:.3g} ns"
 
 
 def _behind(node: fx.Node, choice: Choice, told: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:

@@ -7,9 +7,10 @@ import torch
 from kernels import kernel_of, kernel_of_types
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tracefuse.compile import launcher
+from tracefuse.compile import launcher, load
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.kernel import Kernel, make_kernel
+from tracefuse.optimizers.launch import HEADER
 
 f32, bf16 = torch.float32, torch.bfloat16
 
@@ -24,6 +25,14 @@ def test_calling_it_runs_its_ops() -> None:
     torch.testing.assert_close(sine, inputs[0].sin() * 2)
     torch.testing.assert_close(total, inputs[0].sum(-1))
     assert kernel.__name__ == kernel.name
+
+
+def test_its_source_is_the_text_that_is_built() -> None:
+    kernel, inputs = kernel_of(double_then_add, torch.randn(4, 5), torch.randn(5))
+    assert kernel.source.startswith(f"# {kernel.name}: 2 ATen ops")
+    assert "@triton.jit" in kernel.source
+    run = getattr(load(f"{HEADER}\n\n{kernel.source}"), kernel.name)
+    torch.testing.assert_close(run(*inputs), double_then_add(*inputs))
 
 
 def test_results_are_memory_of_their_own() -> None:

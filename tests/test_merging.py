@@ -64,6 +64,23 @@ def test_what_needs_the_other_through_a_matmul_stays_apart() -> None:
     assert any("by an op between them" in reason for reason in result.reasons("apart"))
 
 
+def test_two_calls_of_one_kernel_are_told_apart_by_what_they_yield() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return x.sin() * ((x.sin() * y) @ x)
+
+    (reason,) = fused(fn, x(), x()).reasons("apart")
+    assert reason.startswith("two calls of fused_sin_mul_")
+    assert ", for mul and " in reason
+
+
+def test_a_few_long_rows_that_one_kernel_normalises_and_several_programs_sum_stay_apart() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return (x.softmax(-1) - y).sum(-1)
+
+    (reason,) = fused(fn, *(torch.randn(2, 20000, dtype=torch.float64) for _ in range(2))).reasons("apart")
+    assert reason.endswith("the one reduces rows of 20000, the other rows of 20000 that several programs share")
+
+
 def test_other_rows_stay_apart() -> None:
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.softmax(x, -1), torch.softmax(x.reshape(4, 16), -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -156,7 +157,29 @@ def test_results_of_another_size_split_the_region() -> None:
 
     result = fused(fn, torch.randn(4, 6, 8), torch.randn(8))
     assert len(kernels(result)) == 2
-    assert any("are not the" in reason for reason in result.reasons("split"))
+    (split,) = (decision for decision in result.decisions if decision.action == "split")
+    assert split.value == "table"
+    assert split.reason.startswith("it has 8 elements, where the kernel's programs share out 192; so these 4 ops")
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (
+            lambda x: x.softmax(-1),
+            "1 op in {}: it reads 256 B and writes 256 B, ATen's own kernel reads that twice, or",
+        ),
+        (lambda x: (x * 2).softmax(-1), "2 ops in {}: it reads 256 B and writes 256 B, one by one they move 1 KiB"),
+        (
+            lambda x: torch.ops.aten.slice_backward(x, [16, 8], 0, 0, 8, 1),
+            "1 op in {}: it reads 256 B and writes 512 B, ATen fills",
+        ),
+    ],
+)
+def test_why_there_is_a_kernel(fn: Callable[[Tensor], Tensor], reason: str) -> None:
+    result = fused(fn, torch.randn(8, 8))
+    (kernel,) = kernels(result)
+    assert result.reasons("fuse")[0].startswith(reason.format(kernel.name))
 
 
 def test_an_op_sinks_to_its_reader_where_that_costs_no_bytes() -> None:
