@@ -139,8 +139,7 @@ def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, 
         return None
     outer = [d for d in dims if d not in inner and d not in middle]
     ones = [d for d in order if shape[d] == 1]
-    hoists = bool(costly) and inner[-1] in varying
-    return tiles(shape, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed, hoists=hoists)
+    return tiles(shape, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed)
 
 
 def _is_broadcast(node: fx.Node, numel: int) -> bool:

@@ -48,8 +48,10 @@ def fused_cos_to_copy_mul_add_fff991_kernel(
     t_ptr, freqs_ptr, cat_1_ptr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):
     program = tl.program_id(0)
-    outer = program
+    outer = program // 10
+    row = (program % 10 * ROWS + tl.arange(0, ROWS))[:, None]
     col = tl.arange(0, COLS)[None, :]
+    t = tl.load(t_ptr + (outer * 40960 + row * 128 + col)).to(tl.float32)
     freqs = tl.load(freqs_ptr + (outer * 128 + col))
 
     # aten.cos.default
@@ -58,10 +60,20 @@ def fused_cos_to_copy_mul_add_fff991_kernel(
     # aten._to_copy.default
     to_copy = cos.to(tl.bfloat16).to(tl.float32)
 
+    # aten.mul.Tensor
+    mul = t * to_copy
+
     # aten.cat.default
     in_neg = col < 64
 
     place = tl.where(in_neg, col + 64, (col - 64))
+    t_1 = tl.load(t_ptr + (outer * 40960 + row * 128 + place)).to(tl.float32)
+
+    # aten.neg.default
+    neg = -t_1
+
+    # aten.cat.default
+    cat = tl.where(in_neg, neg, t_1)
 
     # aten.sin.default
     sin = tl.sin(freqs)
@@ -69,28 +81,13 @@ def fused_cos_to_copy_mul_add_fff991_kernel(
     # aten._to_copy.default
     to_copy_1 = sin.to(tl.bfloat16).to(tl.float32)
 
-    for step in tl.range(0, 10, num_stages=3):
-        row = (step * ROWS + tl.arange(0, ROWS))[:, None]
-        t = tl.load(t_ptr + (outer * 40960 + row * 128 + col)).to(tl.float32)
+    # aten.mul.Tensor
+    mul_1 = cat * to_copy_1
 
-        # aten.mul.Tensor
-        mul = t * to_copy
+    # aten.add.Tensor
+    add = mul + mul_1
 
-        t_1 = tl.load(t_ptr + (outer * 40960 + row * 128 + place)).to(tl.float32)
-
-        # aten.neg.default
-        neg = -t_1
-
-        # aten.cat.default
-        cat = tl.where(in_neg, neg, t_1)
-
-        # aten.mul.Tensor
-        mul_1 = cat * to_copy_1
-
-        # aten.add.Tensor
-        add = mul + mul_1
-
-        tl.store(cat_1_ptr + (outer * 40960 + row * 128 + col), add)
+    tl.store(cat_1_ptr + (outer * 40960 + row * 128 + col), add)
 
 
 def fused_cos_to_copy_mul_add_fff991_reference(t, freqs):
@@ -120,5 +117,5 @@ def fused_cos_to_copy_mul_add_fff991(t, freqs):
     if freqs.stride() != (128, 128, 128, 1):
         freqs = torch.empty_strided(freqs.shape, (128, 128, 128, 1), dtype=freqs.dtype, device=freqs.device).copy_(freqs)
     cat_1 = torch.empty_strided((4096, 10, 32, 128), (40960, 4096, 128, 1), dtype=torch.bfloat16, device=t.device)
-    launch(fused_cos_to_copy_mul_add_fff991_kernel, 4096, t, freqs, cat_1, ROWS=32, COLS=128, num_warps=4)
+    launch(fused_cos_to_copy_mul_add_fff991_kernel, 40960, t, freqs, cat_1, ROWS=32, COLS=128, num_warps=2)
     return cat_1
