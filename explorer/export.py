@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
 _RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
 _BOXED = "boxed"
+MAX_SORTED = 2**20
 MAX_INTEGERS = 64  # Captured integers of one input that a file holds: a line that people still read.
 
 
@@ -212,7 +213,13 @@ def _drawn_row(tensor: torch.Tensor) -> str:
 
 
 def _some_values(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its distinct values in ascending order; of more than `MAX_INTEGERS` as many, evenly spaced in that order."""
+    """Its distinct values in ascending order; of more than `MAX_INTEGERS` as many, evenly spaced in that order.
+
+    Of a large tensor those of a sample, the least and the greatest among them: `unique` sorts, and takes only so many.
+    """
+    if tensor.numel() > MAX_SORTED:
+        sample = tensor.flatten()[:: tensor.numel() // MAX_SORTED]
+        tensor = torch.cat([sample, tensor.amin()[None], tensor.amax()[None]])
     values = tensor.unique().tolist()
     if len(values) <= MAX_INTEGERS:
         return tuple(values)
