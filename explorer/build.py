@@ -229,7 +229,6 @@ def _compile(
     started = _start(gpu, folder, min(jobs, total) - 1 if total > IN_PROCESS else 0)
     for lane in (None, *started):
         lanes.put(lane)
-    worker.compiler_key()  # by one thread, while the workers start; then Triton keeps it
     with kept_in(folder, anew=True), ThreadPoolExecutor(1 + len(started)) as pool:
         futures = {pool.submit(_on_a_lane, task, lanes): task for task in tasks}
         try:

@@ -33,7 +33,7 @@ from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.triton import Launch, kernel_source, launches
-from tracefuse.worker import forget_line_numbers
+from tracefuse.worker import forget_line_numbers, knowing_the_compiler
 
 TRITON_TYPE = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
@@ -109,13 +109,13 @@ def kept_in(folder: Path, anew: bool = False) -> Iterator[None]:
     """Let Triton keep machine code in `folder` while this lasts, one thread at a time; with `anew`, whatever lies there is
     not read but made again.
 
-    Both are settings of the whole process, so they are changed for the shortest time: a kernel of the user's own that
-    another thread compiles meanwhile works, and is compiled again by the next process. `triton.knobs`, seen on 3.6, 3.7
-    and 3.9, restores the environment too.
+    These are settings of the whole process, and so is by what the compiler is known. They are changed for the shortest
+    time: a kernel of the user's own that another thread compiles meanwhile works, and is compiled again by the next process.
+    `triton.knobs`, seen on 3.6, 3.7 and 3.9, restores the environment too.
     """
     from triton import knobs
 
-    with _lock, knobs.cache.scope(), knobs.compilation.scope():
+    with _lock, knowing_the_compiler(), knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir = str(folder)
         if anew:
             knobs.compilation.always_compile = True

@@ -6,18 +6,22 @@ the answer only says under which hash, or what the compiler said.
 
 A launch finds that machine code if Triton computes the same key for it, a hash of the function's text, the types and
 alignment of its arguments, constants, options, target and the compiler itself. So a job goes through `JITFunction.warmup`,
-the very path of a launch up to the launch, with arguments that are only types. Private to Triton, seen on 3.6, 3.7 and 3.9:
-`MockTensor`, `driver.set_active`, `triton_key`, `starting_line_number`.
+the very path of a launch up to the launch, with arguments that are only types; and the compiler is known by `compiler_key`
+wherever our machine code is written or read. Private to Triton, seen on 3.6, 3.7 and 3.9: `MockTensor`,
+`driver.set_active`, `triton.runtime.cache.triton_key`, `starting_line_number`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +95,36 @@ def answer(job: Job) -> dict[str, Any]:
     return {"entry": Path(next(iter(made.metadata_group.values()))).parent.name, "shared_bytes": made.metadata.shared}
 
 
+@functools.cache
+def compiler_key() -> str:
+    """The compiler's part in the keys of our machine code: its version, and the size and time of each of its files.
+
+    Triton's own, `triton_key`, is a hash of what is in them, 460 MB: two seconds of each session's first kernel, 0.3 where
+    the processor has instructions for it.
+    """
+    import triton
+
+    found = [triton.__version__]
+    # Links, as an editable installation has its backends elsewhere.
+    for folder, _, names in os.walk(Path(triton.__file__).parent, followlinks=True):
+        paths = [os.path.join(folder, name) for name in names if name.endswith((".py", ".so", ".pyd"))]
+        found += [f"{path} {(stat := os.stat(path)).st_size} {stat.st_mtime_ns}" for path in paths]
+    return "\n".join([found[0], *sorted(found[1:])])
+
+
+@contextmanager
+def knowing_the_compiler() -> Iterator[None]:
+    """Let Triton use `compiler_key` while this lasts."""
+    import triton.runtime.cache
+
+    its_own = triton.runtime.cache.triton_key
+    triton.runtime.cache.triton_key = compiler_key
+    try:
+        yield
+    finally:
+        triton.runtime.cache.triton_key = its_own
+
+
 def forget_line_numbers(module: ModuleType) -> None:
     """Let a kernel keep its machine code wherever in a file it stands.
 
@@ -124,24 +158,19 @@ class _NoTorch(importlib.abc.MetaPathFinder):
 
 
 def serve(backend: str, arch: int, warp_size: int) -> None:
-    """Answer jobs until stdin closes, as it does when the parent ends, or until none has come for `IDLE_S` seconds.
-
-    The first line is the parent's `compiler_key`.
-    """
+    """Answer jobs until stdin closes, as it does when the parent ends, or until none has come for `IDLE_S` seconds."""
     sys.meta_path.insert(0, _NoTorch())
     # Whatever the compiler prints must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    import triton.runtime.cache
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
     driver.set_active(_NoGpu(GPUTarget(backend, arch, warp_size)))
-    key = sys.stdin.readline().strip()
-    triton.runtime.cache.triton_key = lambda: key
-    while line := _next_line():
-        answers.write(json.dumps(answer(Job(**json.loads(line)))) + "\n")
-        answers.flush()
+    with knowing_the_compiler():
+        while line := _next_line():
+            answers.write(json.dumps(answer(Job(**json.loads(line)))) + "\n")
+            answers.flush()
 
 
 def _next_line() -> str:
@@ -155,13 +184,6 @@ def _next_line() -> str:
 def line(job: Job) -> bytes:
     """A job as `serve` reads it."""
     return (json.dumps(asdict(job)) + "\n").encode()
-
-
-def compiler_key() -> str:
-    """Triton's hash of itself, a part of every key: a second of reading, once per process."""
-    from triton.runtime.cache import triton_key
-
-    return triton_key()
 
 
 if __name__ == "__main__":

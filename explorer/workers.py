@@ -45,7 +45,6 @@ class Worker:
 
     def __init__(self, gpu: Gpu, folder: Path) -> None:
         self.gpu, self.folder, self.parent = gpu, folder, os.getpid()
-        self._greeted = False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         # -P: the script's own folder must not lead the path, as modules of ours are named like the standard library's.
@@ -65,11 +64,9 @@ class Worker:
 
     def ask(self, job: Job, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """What `tracefuse.worker.answer` says of `job`. Raises `WorkerLost` if it ends or takes longer than `timeout_s`."""
-        greeting = b"" if self._greeted else (worker.compiler_key() + "\n").encode()
-        self._greeted = True
         try:
             assert self._process.stdin is not None
-            self._process.stdin.write(greeting + worker.line(job))
+            self._process.stdin.write(worker.line(job))
             self._process.stdin.flush()
             return json.loads(self._line(time.monotonic() + timeout_s))
         except (OSError, ValueError) as error:
