@@ -235,14 +235,19 @@ def _store(lowering: Lowering, node: fx.Node, is_column: bool, offset: int) -> S
 
 
 def _call_as_stored(lowering: Lowering, node: fx.Node, name: str) -> None:
-    """Have the statement `name` called like the result `node` that it is stored to, where no value has either name.
+    """Have the statement `name` called like the result `node` that it is stored to, unless that is a value's own name.
 
-    The last of the statements that an op becomes may be called after what it is among them, such as `total`.
+    The last of the statements that an op becomes may be called after what it is among them, such as `total`, or have a number
+    because the op's first statement has the name: then the two change names.
     """
-    is_stored_once = lowering.layout.again[1] == (0,)
-    is_statement = is_stored_once and any(statement.name == name for statement in lowering.statements)
-    if is_statement and node.name in lowering.own and all(name != value.name for value in node.graph.nodes):
+    statements, is_stored_once = {s.name for s in lowering.statements}, lowering.layout.again[1] == (0,)
+    if name not in statements or not is_stored_once or any(name == value.name for value in node.graph.nodes):
+        return
+    if node.name in statements:
+        lowering.stored |= {name: node.name, node.name: name}
+    elif node.name in lowering.own:
         lowering.own.remove(node.name)
+        lowering.names.add(node.name)
         lowering.stored[name] = node.name
 
 

@@ -39,8 +39,9 @@ class Names:
 
 def _unnamed_part(node: fx.Node) -> str | None:
     """What a part of a norm is, where its name is only the norm's, or FX's own, with numbers."""
-    is_numbered = re.fullmatch(rf"(getitem|_*{packet_name(node).strip('_')})(_\d+)*", node.name)
-    return part_of_norm(node) if is_numbered else None
+    part = part_of_norm(node)
+    is_unnamed = part and re.fullmatch(rf"(getitem|_*{packet_name(node).strip('_')})(_\d+)*", node.name)
+    return part if is_unnamed else None
 
 
 def _without_numbers(name: str) -> str:
