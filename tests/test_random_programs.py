@@ -44,7 +44,7 @@ def trying(examples: int) -> Callable:
 
 @DTYPES
 def test_passes_keep_the_numbers(dtype: torch.dtype) -> None:
-    run_examples(dtype, 20 if INTERPRETED else 60)
+    run_examples(dtype, 60)
 
 
 @pytest.mark.slow
