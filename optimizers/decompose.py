@@ -28,6 +28,7 @@ Sources: the formulas are those of `aten/src/ATen/native/LossNLL.cpp` and `SoftM
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -225,17 +226,25 @@ def becomes(node: fx.Node) -> str | None:
 def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
     """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
     if node.target is aten.sum.dim_IntList:
-        return replace_by(node, lambda: sum_of_log_softmax(node))
+        return _replace_by(node, lambda: sum_of_log_softmax(node))
     if node.target is aten._log_softmax.default:
-        return refusal(node) or replace_by(node, lambda: log_softmax(node))
+        return refusal(node) or _replace_by(node, lambda: log_softmax(node))
     if node.target is aten._log_softmax_backward_data.default:
         total = row_sum(node.args[0], sums)  # type: ignore[arg-type]
         # Without a sum it is pointwise, and a row of any length fits.
         reason = refusal(node) if total is None else None
-        return reason or replace_by(node, lambda: log_softmax_backward(node, total))
+        return reason or _replace_by(node, lambda: log_softmax_backward(node, total))
     if reason := loss_refusal(node):
         return reason
     return _replace_loss(node) if node.target is aten.nll_loss_forward.default else _replace_loss_backward(node, sums)
+
+
+def _replace_by(node: fx.Node, build: Callable[[], fx.Node]) -> str | None:
+    reason = replace_by(node, build)
+    if reason is None:
+        # What was built last, the value itself, stands right before the op.
+        _take_name(node.prev, node)
+    return reason
 
 
 def _replace_loss(node: fx.Node) -> str | None:
@@ -243,16 +252,28 @@ def _replace_loss(node: fx.Node) -> str | None:
         results = nll_loss(node)
     parts = [user for user in node.users if is_getitem(user)]
     reasons = [replace_value(part, results[part.args[1]]) for part in parts]  # type: ignore[index]
-    return next(filter(None, reasons), None)
+    if reason := next(filter(None, reasons), None):
+        return reason
+    for part in parts:
+        # Only the loss has a name of the user's: no loss function returns the total weight.
+        if part.args[1] == 0:
+            _take_name(results[0], part)
+    return None
 
 
 def _replace_loss_backward(node: fx.Node, sums: RowSums) -> str | None:
     with node.graph.inserting_before(node):
         grad, total = nll_loss_backward(node)
-    reason = replace_value(node, grad)
-    if reason is None:
-        sums[grad] = total
-    return reason
+    if reason := replace_value(node, grad):
+        return reason
+    sums[grad] = total
+    _take_name(grad, node)
+    return None
+
+
+def _take_name(new: fx.Node, old: fx.Node) -> None:
+    """Give `new` the name of the value that it replaced, which nothing reads any more."""
+    new.name, old.name = old.name, new.name
 
 
 @dataclass(frozen=True)
@@ -266,8 +287,8 @@ class Decompose:
         mark_overwritten(new)
         for node in new.ops:
             if node.users and (result := becomes(node)):
-                reason = _rewrite(node, sums)
+                name, reason = node.name, _rewrite(node, sums)
                 action = "leave" if reason else "decompose"
-                decide(Decision(node.name, action, reason or f"it becomes {result}"))
+                decide(Decision(name, action, reason or f"it becomes {result}"))
         eliminate_dead_code(new.graph)
         return new

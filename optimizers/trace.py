@@ -323,10 +323,12 @@ def fake_mode(graph: fx.Graph) -> FakeTensorMode:
 def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
     """Insert `target(*args, **kwargs)` where the graph's insertion point is, with the phase and origin of `like`.
 
+    It is called `name`, or plainly after the op ("neg", not FX's "neg_default"), with a number where that is taken.
     The new value's type is computed from its arguments' fake tensors; whatever the operator raises on them is raised here.
     """
     graph = like.graph
-    node = graph.create_node("call_function", target, args, kwargs, name)
+    plain = target.overloadpacket.__name__.strip("_") if isinstance(target, torch._ops.OpOverload) else None
+    node = graph.create_node("call_function", target, args, kwargs, name or plain)
     mode = fake_mode(graph)
     fake_args, fake_kwargs = fx.node.map_arg((args, kwargs), val)
     with mode, torch.no_grad():

@@ -205,6 +205,23 @@ def test_log_probabilities_that_are_kept_anyway_are_read_not_computed_again(shap
     assert ops(result.after, "backward").count("sub") == 1
 
 
+def test_values_that_replace_others_keep_their_names_and_new_ones_are_plainly_called() -> None:
+    x = logits()
+
+    def step() -> Tensor:
+        found = F.cross_entropy(x * 2, targets(), label_smoothing=0.1)
+        found.backward()
+        return found
+
+    result = tried(Decompose(), captured(step))
+    before, after = result.captured.trace, result.after
+    assert [n.name for n in after.returned] == [n.name for n in before.returned]
+    assert {d.value for d in result.decisions} <= {n.name for n in before.ops}
+    new = {n.name for n in after.ops} - {n.name for n in before.ops}
+    assert {"logsumexp", "picked", "where"} <= new
+    assert not any(part in name for name in new for part in ("default", "tensor", "scalar", "dim"))
+
+
 # --- what it leaves ---------------------------------------------------------------------------------------------------
 
 LEFT: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
