@@ -142,11 +142,12 @@ def preload(module: ModuleType, kernels: Iterable[Kernel], tunings: Mapping[str,
 
 
 def _read(function: Any, launch: Launch) -> Any:
-    """The machine code of a launch, in the folder that is set; made again where it vanishes while it is read."""
+    """The machine code of a launch, in the folder that is set; made again where another process clears that meanwhile, or
+    has left half of an entry by it."""
     arguments = (tuple(map(str, launch.pointers)), launch.blocks, launch.num_warps)
     try:
         return worker.warm(function, *arguments)
-    except FileNotFoundError:
+    except Exception:  # of many types; what is wrong with the kernel itself raises again
         with kept_in(cache.machine_code_directory(), anew=True):
             return worker.warm(function, *arguments)
 
@@ -204,7 +205,9 @@ def _known(task: _Task, folder: Path) -> dict[str, Any] | None:
         return None
     entry = folder / fact["entry"]
     if cache.digest(entry) != fact["digest"]:
-        cache.remove(entry)  # Triton's list of files would outlive them
+        # Triton's list of the entry's files, to which it would add. The others may be another process's, which writes them.
+        for path in entry.glob("__grp__*"):
+            path.unlink(missing_ok=True)
         return None
     cache.touch(entry)
     return fact
@@ -262,7 +265,7 @@ def _on_a_lane(task: _Task, lanes: queue.SimpleQueue[Worker | None]) -> dict[str
     lane = lanes.get()
     try:
         fact = _ask(lane, task.job)
-        if "is_vanished" in fact:  # another process cleared the cache: once more, from the text on
+        if "error" in fact:  # Another process may have cleared the cache meanwhile: once more, from the text on.
             _tasks(*task.asked)
             fact = _ask(lane, task.job)
         return fact

@@ -51,6 +51,7 @@ def trouble(chosen: Path) -> str | None:
 
     Tried, not read from permissions: these do not tell of a full or a read-only disk. What is tried leaves no trace.
     """
+    remedy = "set TRACEFUSE_CACHE to a folder that can be written"
     for kind in KINDS:
         wanted = chosen / version_name() / kind
         there = next(one for one in (wanted, *wanted.parents) if os.path.lexists(one))
@@ -58,10 +59,10 @@ def trouble(chosen: Path) -> str | None:
             with tempfile.TemporaryDirectory(dir=there, suffix=".tmp"):
                 pass
         except NotADirectoryError:
-            return f"{there} is a file: remove it, or set TRACEFUSE_CACHE to a folder that can be written"
+            is_ours = chosen in there.parents
+            return f"{there} is a file, no folder: {'remove it, or ' if is_ours else ''}{remedy}"
         except OSError as error:
-            why = f"{there} cannot be written ({error.strerror})"
-            return f"nothing can be kept in {chosen}: {why}; set TRACEFUSE_CACHE to a folder that can be written"
+            return f"nothing can be kept in {chosen}: {there} cannot be written ({error.strerror}); {remedy}"
     return None
 
 

@@ -67,17 +67,28 @@ def load(source_text: str) -> ModuleType:
     with _lock:  # another thread may not have the module before all of its text has run
         if name in sys.modules:
             return sys.modules[name]
-        spec = importlib.util.spec_from_file_location(name, cache.write_module(name, source_text))
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        path = cache.write_module(name, source_text)
         try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
+            module = _executed(name, path)
+        except Exception:
+            if path.exists():
+                raise
+            module = _executed(name, cache.write_module(name, source_text))  # Another process cleared the cache meanwhile.
         forget_line_numbers(module)
         return module
+
+
+def _executed(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def unload(module: ModuleType) -> None:

@@ -82,14 +82,9 @@ def warm(function: Any, pointers: tuple[str, ...], blocks: dict[str, int], num_w
 
 
 def answer(job: Job) -> dict[str, Any]:
-    """What the compiler made of `job`: `entry`, its folder's name in the cache, and `shared_bytes`; or `error`.
-
-    With `is_vanished` the error is that a file was not there which somebody had written: it is worth another try.
-    """
+    """What the compiler made of `job`: `entry`, its folder's name in the cache, and `shared_bytes`; or `error`."""
     try:
         made = compiled(job)
-    except FileNotFoundError as error:
-        return {"error": f"{type(error).__name__}: {error}", "is_vanished": True}
     except Exception as error:  # the compiler's own, of any type: it is the answer
         return {"error": f"{type(error).__name__}: {error}"}
     return {"entry": Path(next(iter(made.metadata_group.values()))).parent.name, "shared_bytes": made.metadata.shared}

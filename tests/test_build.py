@@ -252,6 +252,16 @@ def test_machine_code_that_vanishes_while_it_is_read_is_made_again(gpu: Path, mo
     assert made.asm["cubin"]
 
 
+def test_half_an_entry_is_made_again_when_it_is_read(gpu: Path) -> None:
+    """As a process leaves it that writes an entry while another one clears the cache."""
+    kernels = some_kernels(1)
+    build(kernels)
+    (cubin,) = cache.machine_code_directory().glob("*/*.cubin")
+    cubin.unlink()
+    (made,) = preload(load_all(kernels, gpu), kernels)
+    assert made.asm["cubin"] == cubin.read_bytes()
+
+
 def test_a_worker_that_dies_is_said_and_its_work_done_here(
     gpu: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

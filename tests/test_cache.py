@@ -101,7 +101,7 @@ def test_a_reader_never_sees_half_a_fact() -> None:
 
 def a_file(place: Path) -> str:
     place.write_text("")
-    return f"{place} is a file: remove it"
+    return f"{place} is a file, no folder: set"
 
 
 def a_stray_file(place: Path) -> str:
@@ -109,7 +109,7 @@ def a_stray_file(place: Path) -> str:
     cache_folders._in_use.cache_clear()
     (place / version_name()).mkdir(parents=True)
     (place / version_name() / "modules").write_text("")
-    return f"{place / version_name() / 'modules'} is a file: remove it"
+    return f"{place / version_name() / 'modules'} is a file, no folder: remove it, or set"
 
 
 def below_what_the_system_guards(place: Path) -> str:

@@ -48,6 +48,23 @@ def test_a_damaged_file_is_written_again(cache: Path) -> None:
     assert load(text).value == 7
 
 
+def test_a_file_that_another_process_clears_before_it_is_run_is_written_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, left = build.cache.write_module, [True]
+
+    def vanishing(name: str, text: str) -> Path:
+        path = write(name, text)
+        if left:
+            left.clear()
+            path.unlink()
+        return path
+
+    monkeypatch.setattr("tracefuse.cache.write_module", vanishing)
+    assert load(f"value = 7  # {cache}\n").value == 7
+    assert left == []
+
+
 def test_a_text_that_raises_is_not_kept(cache: Path) -> None:
     text = f"raise ValueError('on purpose')  # {cache}\n"
     for _ in range(2):

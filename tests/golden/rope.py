@@ -4,7 +4,7 @@ import triton.language as tl
 
 _knobs = triton.knobs.runtime
 _is_known = triton.__version__.startswith(("3.6.", "3.7.", "3.8.", "3.9.")) and torch.version.hip is None
-_machine_code = {}
+_machine_code = {}  # By the kernels' `id`: all are of this file, and live as long as it does.
 
 
 def _public_stream(device):
