@@ -73,7 +73,8 @@ def load(source_text: str) -> ModuleType:
         except Exception:
             if path.exists():
                 raise
-            module = _executed(name, cache.write_module(name, source_text))  # Another process cleared the cache meanwhile.
+            # Another process cleared the cache meanwhile.
+            module = _executed(name, cache.write_module(name, source_text))
         forget_line_numbers(module)
         return module
 
