@@ -284,16 +284,19 @@ def _assert_near(mine: Tensor, true: Tensor, relative: float) -> None:
     assert worst <= relative * (1 + true.abs().max()), f"off by {worst:.3g}"
 
 
+@pytest.mark.alone
 def test_pointwise_beyond_31_bits() -> None:
     x = large(BEYOND // 2048, 2048, torch.int8)
     check_large(lambda x: torch.where(x > 0, x * 2, x + 1), x, 0.0, 2**14)
 
 
+@pytest.mark.alone
 def test_rows_beyond_31_bits() -> None:
     x = large(BEYOND // 2048, 2048, bf16)
     check_large(lambda x: torch.softmax(x * 0.5, -1), x, 1e-2, 2**14)
 
 
+@pytest.mark.alone
 def test_columns_beyond_31_bits() -> None:
     x = large(BEYOND // 2048, 2048, bf16)
     check_large(lambda x: (x.to(torch.promote_types(x.dtype, f32)) * 2 + 1).sum(0), x, 1e-5, None)
