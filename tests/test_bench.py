@@ -88,3 +88,12 @@ def test_launch(tmp_path: Path) -> None:
     median, low, high = found["host_us"]["10 layers"]["eager"]["step"]
     assert 0 < low <= median <= high
     assert "µs of the host" in printed
+
+
+def test_remat(tmp_path: Path) -> None:
+    found, printed = run("remat.py", tmp_path, "--plain", "--budget", "0.5")
+    assert [row["name"] for row in found["rows"]] == ["eager", "no remat", "weight 1", "weight 0.5", "weight 0"]
+    _, plain, *weights = found["rows"]
+    assert plain["saved_nbytes"] > weights[0]["saved_nbytes"] >= weights[-1]["saved_nbytes"]
+    assert all(row["worst_gradient"] < 0.02 for row in weights)
+    assert "measured on CPU" in printed

@@ -138,7 +138,7 @@ def compare_gradients(
     pairs = {"tracefuse from eager": (optimised, of_cell)}
     if exact is not None:
         pairs |= {"tracefuse from float32": (optimised, exact), "eager from float32": (of_cell, exact)}
-    return {name: _worst(mine, reference) for name, (mine, reference) in pairs.items()}
+    return {name: worst(mine, reference) for name, (mine, reference) in pairs.items()}
 
 
 def replayed_gradients(variant: Variant) -> dict[str, Tensor]:
@@ -150,7 +150,7 @@ def replayed_gradients(variant: Variant) -> dict[str, Tensor]:
     return dict(zip(names, found, strict=True))
 
 
-def _worst(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
+def worst(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
     if mine.keys() != reference.keys():
         raise SystemExit(f"gradients of other parameters: {sorted(mine.keys() ^ reference.keys())}")
     absolute = [max_abs_difference(name, g, reference[name]) for name, g in mine.items()]
