@@ -217,7 +217,7 @@ def verdicts(rows: list[Point], others: list[Point]) -> dict[str, str]:
     agreements = [a for a in map(_agreement, rows) if a is not None]
     if agreements:
         low, high = min(agreements), max(agreements)
-        fits = "pass" if 1 - AGREE <= low and high <= 1 + AGREE else "FAIL"
+        fits = "pass" if low >= 1 - AGREE and high <= 1 + AGREE else "FAIL"
         found["static over measured peak"] = f"{low:.3f} to {high:.3f} (within {AGREE:.0%}: {fits})"
     for key in ("static_peak_nbytes", "peak_nbytes"):
         series = {
