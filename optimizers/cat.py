@@ -39,6 +39,7 @@ nothing is concatenated or padded is returned as it is.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,6 +48,7 @@ from torch import fx
 from tracefuse.optimizers.axes import Range, as_range, cat_ranges, shape
 from tracefuse.optimizers.cat_runs import join_runs
 from tracefuse.optimizers.cat_sums import as_sum, join_padded
+from tracefuse.optimizers.packed_attention import NOT_ASKED, Packing, pack_gradients
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import (
     is_newly_saved,
@@ -56,6 +58,8 @@ from tracefuse.optimizers.rewrite import (
     until_settled,
 )
 from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, human_bytes, is_getitem, nbytes, phase
+
+CONCATENATIONS = (aten.cat.default, aten.stack.default)
 
 Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
 
@@ -142,11 +146,13 @@ def _build_parts(node: fx.Node, axis: int, parts: list[Part]) -> fx.Node:
 # --- the pass ---------------------------------------------------------------------------------------------------------
 
 
-def _sweep(graph: fx.Graph, decide: Decide) -> bool:
+def _sweep(graph: fx.Graph, decide: Decide, packing: Packing) -> bool:
     changed = False
     for node in [n for n in graph.nodes if n.op == "call_function" and n.users]:
         changed |= narrow_range(node, decide)
-        if node.target is aten.cat.default and node.users:
+        packed = pack_gradients(node, packing, decide) if node.users and node.target in CONCATENATIONS else None
+        changed |= bool(packed)
+        if packed is None and node.target is aten.cat.default and node.users:
             changed |= join_runs(node, decide)
     for node in [n for n in graph.nodes if as_sum(n) is not None]:
         changed |= bool(node.users) and join_padded(node, decide)
@@ -155,9 +161,13 @@ def _sweep(graph: fx.Graph, decide: Decide) -> bool:
 
 @dataclass(frozen=True)
 class Cat:
-    """Slices of concatenations, concatenations of slices, sums of zero-padded slices: see the module's rules R1 to R3."""
+    """Slices of concatenations, concatenations of slices, sums of zero-padded slices: see the module's rules R1 to R3.
+
+    `packing` is what the machine can pack of attention's gradients; by default nothing.
+    """
 
     name: ClassVar[str] = "cat"
+    packing: Packing = NOT_ASKED
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        return until_settled(trace, decide, _sweep)
+        return until_settled(trace, decide, functools.partial(_sweep, packing=self.packing))

@@ -246,6 +246,26 @@ def qkv_backward(dtype: torch.dtype, device: str = "cpu") -> Program:
     return Program(run, {"x": x, **dict(projection.named_parameters())})
 
 
+def packed_attention(dtype: torch.dtype, device: str = "cpu") -> Program:
+    """Torch's own attention over one packed projection, with a bias whose gradient sums the concatenation."""
+    torch.manual_seed(0)
+    heads, width = 2, 16
+    x = torch.randn(3, 5, width, dtype=dtype, device=device, requires_grad=True)
+    projection, out = (nn.Linear(width, n * width).to(device, dtype) for n in (3, 1))
+
+    def run() -> Tensor:
+        q, k, v = (
+            part.view(3, 5, heads, width // heads).transpose(1, 2) for part in projection(x).split(width, dim=-1)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(3, 5, width)
+        loss = out(y).square().mean()
+        loss.backward()
+        return loss
+
+    leaves = {"x": x, **dict(projection.named_parameters()), **dict(out.named_parameters(prefix="out"))}
+    return Program(run, leaves)
+
+
 PROGRAMS: dict[str, Callable[..., Program]] = {
     "gpt": gpt,
     "llama": llama,
@@ -260,4 +280,5 @@ PROGRAMS: dict[str, Callable[..., Program]] = {
     "data_dependent_branch": data_dependent_branch,
     "two_backwards": two_backwards,
     "qkv_backward": qkv_backward,
+    "packed_attention": packed_attention,
 }
