@@ -1,6 +1,7 @@
 """Attention's backward into one buffer: what this machine can do of it, and its text for exported files.
 
     support(text)   the definitions that `text` needs if it calls the packed operator, else nothing
+    share_graphs(m) lets a generated module use the graphs of this process
     cat_options()   what the pass `cat` must know of this machine
 
 The operator is `tracefuse.optimizers.attention_ops`; what it does is `tracefuse.packed_runtime`.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,6 +39,12 @@ _IMPLEMENTATION.impl(OPERATOR, packed_runtime.packed_scaled_dot_product_attentio
 def support(text: str) -> str:
     """What stands above `text` in a file, if it calls the operator; empty if it does not."""
     return RUNTIME if _CALL.search(re.sub(r"#.*", "", text)) else ""
+
+
+def share_graphs(module: ModuleType) -> None:
+    """Let a generated `module` use what cuDNN has built for others of this process: each takes most of a second."""
+    if hasattr(module, "_packing"):
+        module._packing = packed_runtime._packing  # type: ignore[attr-defined]
 
 
 def cat_options() -> dict[str, Any]:

@@ -100,7 +100,9 @@ def write_packed(tensors, parts, is_causal, scale):
         with torch.cuda.device(device):
             return write_packed(tensors, parts, is_causal, scale)
     buffers = [*map(readable_rows, tensors[:5]), tensors[5], *parts]
-    layouts = [(tuple(t.shape), t.stride(), t.dtype) for t in buffers]
+    if any(t.data_ptr() % 16 for t in buffers):
+        return "a tensor of attention does not begin at a multiple of 16 bytes: make it contiguous"
+    layouts = [(t.shape, t.stride(), t.dtype) for t in buffers]
     key = (device.index, is_causal, scale, *layouts)
     found = _packing.graphs.get(key)
     if found is None:

@@ -32,6 +32,9 @@ R3  a sum of zero-padded values is one concatenation. The backward of chunk, sli
     with a number commute with padding, so they are applied to the pieces. A floating-point sum may be added in another
     order.
 
+The gradient of a packed projection, a concatenation of attention's dq, dk and dv, is written by attention's backward itself
+where the machine can: see `packed_attention`.
+
 A sweep tries R1 and R2 on every op, then R3 on every sum; sweeps go on until nothing changes, since the sum of two pieces
 may again be a sum of padded values. What was looked at and left alone is a decision with its reason. A trace in which
 nothing is concatenated or padded is returned as it is.
