@@ -62,8 +62,6 @@ from tracefuse.optimizers.rewrite import (
 )
 from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, human_bytes, is_getitem, nbytes, phase
 
-CONCATENATIONS = (aten.cat.default, aten.stack.default)
-
 Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
 
 
@@ -153,9 +151,8 @@ def _sweep(graph: fx.Graph, decide: Decide, packing: Packing) -> bool:
     changed = False
     for node in [n for n in graph.nodes if n.op == "call_function" and n.users]:
         changed |= narrow_range(node, decide)
-        packed = pack_gradients(node, packing, decide) if node.users and node.target in CONCATENATIONS else None
-        changed |= bool(packed)
-        if packed is None and node.target is aten.cat.default and node.users:
+        changed |= bool(node.users) and pack_gradients(node, packing, decide)
+        if node.target is aten.cat.default and node.users:
             changed |= join_runs(node, decide)
     for node in [n for n in graph.nodes if as_sum(n) is not None]:
         changed |= bool(node.users) and join_padded(node, decide)

@@ -42,6 +42,7 @@ KINDS = {
 }
 """What a packed operator's `kind` calls the operators that it can stand for."""
 
+CONCATENATIONS = (aten.cat.default, aten.stack.default)
 GPU_KINDS = ("cudnn", "flash", "efficient")
 _NAMES = ("dq", "dk", "dv")
 _ROW = 8  # elements of two bytes that cuDNN moves at once
@@ -181,13 +182,15 @@ def _misplaced(parts: Sequence[Tensor]) -> str | None:
 # --- the rewrite ------------------------------------------------------------------------------------------------------
 
 
-def pack_gradients(cat: fx.Node, packing: Packing, decide: Decide) -> bool | None:
-    """Let attention write what `cat`, a cat or stack, concatenates. Returns whether it was done; None: no such gradients."""
+def pack_gradients(cat: fx.Node, packing: Packing, decide: Decide) -> bool:
+    """Let attention write what `cat` concatenates, if it is a cat or stack of such gradients. Returns whether it was done."""
+    if cat.target not in CONCATENATIONS:
+        return False
     operands = [n for n in cat.args[0] if val(n).numel()]  # type: ignore[union-attr]
     found = [gradient_of(operand) for operand in operands]
     known = [g for g in found if g is not None]
     if len(known) < 2:
-        return None
+        return False
     reason = _why_apart(operands, found) or _unsupported(known[0].attention) or _not_here(known[0], packing)
     if reason is None:
         reason = _pack(cat, known)
@@ -197,7 +200,7 @@ def pack_gradients(cat: fx.Node, packing: Packing, decide: Decide) -> bool | Non
         decide(Decision(cat.name, "packed gradient", told, nbytes(cat)))
         return True
     decide(Decision(cat.name, "kept", reason))
-    return False if len(known) == len(operands) else None
+    return False
 
 
 def _erase(cat: fx.Node, found: Sequence[Gradient]) -> None:

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.measure import Program, measure
 from tracefuse.optimizers.attention_ops import PACKED_BACKWARD
-from tracefuse.optimizers.cat import CONCATENATIONS
 from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.packed_attention import CONCATENATIONS
 from tracefuse.optimizers.rewrite import base
 from tracefuse.packed_runtime import attention_backward
 from tracefuse.profile import profile
