@@ -44,7 +44,10 @@ from typing import ClassVar
 
 from torch import fx
 
-from tracefuse.optimizers.axes import Range, as_range, cat_ranges, shape
+from tracefuse.optimizers.axes import Range, as_range, cat_ranges, range_users, shape
+from tracefuse.optimizers.cat_forms import flatten, unstack
+from tracefuse.optimizers.cat_pushes import push, push_before_copy
+from tracefuse.optimizers.cat_readers import REDUCTIONS, reduce_parts, tell_readers
 from tracefuse.optimizers.cat_runs import join_runs
 from tracefuse.optimizers.cat_sums import as_sum, join_padded
 from tracefuse.optimizers.passes import Decide, Decision
@@ -55,7 +58,7 @@ from tracefuse.optimizers.rewrite import (
     replace_value,
     until_settled,
 )
-from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, human_bytes, is_getitem, nbytes, phase
+from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, human_bytes, nbytes, phase
 
 Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
 
@@ -104,21 +107,15 @@ def _would_cost(node: fx.Node, found: Range, parts: list[Part]) -> str | None:
         return None
     if survivors:
         return f"it spans {len(parts)} operands and {survivors[0].name} still reads the whole"
-    written = sum(nbytes(n) for n in _range_users(found.base) if len(parts_of(as_range(n))) > 1)  # type: ignore[arg-type]
+    written = sum(nbytes(n) for n in range_users(found.base) if len(parts_of(as_range(n))) > 1)  # type: ignore[arg-type]
     if written >= nbytes(found.base):
         return f"the smaller cats would write {human_bytes(written)}, this one {human_bytes(nbytes(found.base))}"
     return None
 
 
-def _range_users(cat: fx.Node) -> list[fx.Node]:
-    """The readers of `cat`; a split stands for its parts."""
-    users = [part for user in cat.users for part in (user.users if any(map(is_getitem, user.users)) else [user])]
-    return [user for user in users if user.users or user.op == "output"]
-
-
 def _survivors(cat: fx.Node, axis: int) -> list[fx.Node]:
     """Readers that need the concatenation itself, being no range along its axis."""
-    ranges = {user: as_range(user) if user.op == "call_function" else None for user in _range_users(cat)}
+    ranges = {user: as_range(user) if user.op == "call_function" else None for user in range_users(cat)}
     return [user for user, found in ranges.items() if found is None or found.base is not cat or found.axis != axis]
 
 
@@ -145,17 +142,29 @@ def _build_parts(node: fx.Node, axis: int, parts: list[Part]) -> fx.Node:
 def _sweep(graph: fx.Graph, decide: Decide) -> bool:
     changed = False
     for node in [n for n in graph.nodes if n.op == "call_function" and n.users]:
-        changed |= narrow_range(node, decide)
-        if node.target is aten.cat.default and node.users:
-            changed |= join_runs(node, decide)
+        changed |= narrow_range(node, decide) or _rewrite(node, decide)
     for node in [n for n in graph.nodes if as_sum(n) is not None]:
         changed |= bool(node.users) and join_padded(node, decide)
     return bool(eliminate_dead_code(graph)) or changed
 
 
+def _rewrite(node: fx.Node, decide: Decide) -> bool:
+    """The rule for the op itself, if it is still read. Returns whether it was replaced."""
+    if not node.users:
+        return False
+    if node.target is aten.stack.default:
+        return unstack(node, decide)
+    if node.target is aten.cat.default:
+        tell_readers(node, decide)
+        return flatten(node, decide) or join_runs(node, decide)
+    if node.target in REDUCTIONS:
+        return reduce_parts(node, decide)
+    return (node.target is aten.clone.default and push_before_copy(node, decide)) or push(node, decide)
+
+
 @dataclass(frozen=True)
 class Cat:
-    """Slices of concatenations, concatenations of slices, sums of zero-padded slices: see the module's rules R1 to R3."""
+    """Slices of concatenations, concatenations of slices, sums of zero-padded slices, what reads parts: the rules R1 to R5."""
 
     name: ClassVar[str] = "cat"
 
