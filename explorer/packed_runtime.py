@@ -8,7 +8,7 @@ saves is what cuDNN asks for, whichever kernel wrote it: the natural logarithm o
 Where the frontend is missing or refuses, ATen's backward runs and its gradients are copied: the same numbers, for the time
 of a copy, and one warning that says why.
 
-Public API of the frontend, read in 1.32: `create_handle`, `set_stream`, `pygraph(...).tensor / sdpa_backward / validate /
+Public API of the frontend, read in 1.9, 1.14 and 1.32: `create_handle`, `set_stream`, `pygraph(...).tensor / sdpa_backward / validate /
 build_operation_graph / create_execution_plans / check_support / build_plans / get_workspace_size / execute`,
 `cudnnGraphNotSupportedError`.
 """
@@ -139,37 +139,40 @@ def packing_graph(device, layouts, is_causal, scale):
     """(cuDNN's graph, bytes of its workspace) for tensors of `layouts`, or why there is none. Takes most of a second."""
     import cudnn
 
-    types = {torch.bfloat16: cudnn.data_type.BFLOAT16, torch.float16: cudnn.data_type.HALF}
-    f32 = cudnn.data_type.FLOAT
-    if layouts[0][2] not in types:
-        return f"cuDNN packs bfloat16 and float16, not {layouts[0][2]}: run it in one of them"
-    io = types[layouts[0][2]]
-    head_dim, length = layouts[0][0][-1], layouts[0][0][-2]
-    graph = cudnn.pygraph(
-        io_data_type=io, intermediate_data_type=f32, compute_data_type=f32, handle=packing_handle(device)
-    )
-    shapes = [(list(shape), list(stride)) for shape, stride, _ in layouts]
-    shapes[5] = stats_layout(layouts[5], length)
-    inputs = [
-        graph.tensor(name=name, dim=dim, stride=stride, data_type=f32 if name == "stats" else io).set_uid(uid)
-        for uid, (name, (dim, stride)) in enumerate(zip(("q", "k", "v", "o", "dO", "stats"), shapes, strict=False), 1)
-    ]
-    q, k, v, o, d_o, stats = inputs
+    dtype = layouts[0][2]
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"cuDNN packs bfloat16 and float16, not {dtype}: run it in one of them"
     try:
-        gradients = graph.sdpa_backward(
-            q=q, k=k, v=v, o=o, dO=d_o, stats=stats, use_causal_mask=is_causal,
-            attn_scale=head_dim**-0.5 if scale is None else scale,
-        )  # fmt: skip
-        for uid, (gradient, (dim, stride)) in enumerate(zip(gradients, shapes[6:], strict=True), 7):
-            gradient.set_uid(uid).set_output(True).set_dim(dim).set_stride(stride).set_data_type(io)
+        graph = described_graph(packing_handle(device), layouts, is_causal, scale)
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
         graph.check_support()
         graph.build_plans()
-    except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
+        return graph, graph.get_workspace_size()
+    except (cudnn.cudnnGraphNotSupportedError, ImportError, RuntimeError, ValueError) as error:
         return f"cuDNN refuses it ({error}): a newer nvidia-cudnn-frontend or cuDNN may not"
-    return graph, graph.get_workspace_size()
+
+
+def described_graph(handle, layouts, is_causal, scale):
+    """cuDNN's graph of one op that takes tensors 1 to 6 and writes 7 to 9, in the order of `layouts`."""
+    import cudnn
+
+    f32 = cudnn.data_type.FLOAT
+    io = cudnn.data_type.BFLOAT16 if layouts[0][2] is torch.bfloat16 else cudnn.data_type.HALF
+    head_dim, length = layouts[0][0][-1], layouts[0][0][-2]
+    shapes = [(list(shape), list(stride)) for shape, stride, _ in layouts]
+    shapes[5] = stats_layout(layouts[5], length)
+    graph = cudnn.pygraph(io_data_type=io, intermediate_data_type=f32, compute_data_type=f32, handle=handle)
+    inputs = {
+        name: graph.tensor(name=name, dim=dim, stride=stride, data_type=f32 if name == "stats" else io).set_uid(uid)
+        for uid, (name, (dim, stride)) in enumerate(zip(("q", "k", "v", "o", "dO", "stats"), shapes, strict=False), 1)
+    }
+    scale = head_dim**-0.5 if scale is None else scale
+    gradients = graph.sdpa_backward(**inputs, attn_scale=scale, use_causal_mask=is_causal)
+    for uid, (gradient, (dim, stride)) in enumerate(zip(gradients, shapes[6:], strict=True), 7):
+        gradient.set_uid(uid).set_output(True).set_dim(dim).set_stride(stride).set_data_type(io)
+    return graph
 
 
 def stats_layout(layout, length):

@@ -115,6 +115,17 @@ def test_what_it_costs_is_what_attention_costs():
     assert op_class(node) == "heavy"
 
 
+@pytest.mark.parametrize("name", ["gpt", "packed_attention"])
+def test_all_passes_together_keep_a_program_that_is_packed(name):
+    """Dropout on: what draws behind a packed attention draws the same numbers."""
+    program = programs.PROGRAMS[name](torch.float64)
+    with mock.patch("tracefuse.options.cat_options", return_value={"packing": ON_CPU}):
+        passes = Config().passes()
+    found = tried(passes, captured(program.run))
+    assert OPERATOR in found.ops
+    assert "_scaled_dot_product_flash_attention_for_cpu_backward" not in found.ops
+
+
 # --- what is left alone -----------------------------------------------------------------------------------------------
 
 
