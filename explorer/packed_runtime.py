@@ -8,9 +8,9 @@ saves is what cuDNN asks for, whichever kernel wrote it: the natural logarithm o
 Where the frontend is missing or refuses, ATen's backward runs and its gradients are copied: the same numbers, for the time
 of a copy, and one warning that says why.
 
-Public API of the frontend, read in 1.9, 1.14 and 1.32: `create_handle`, `set_stream`, `pygraph(...).tensor / sdpa_backward / validate /
-build_operation_graph / create_execution_plans / check_support / build_plans / get_workspace_size / execute`,
-`cudnnGraphNotSupportedError`.
+Public API of the frontend, read in 1.9, 1.14 and 1.32: `create_handle`, `set_stream`, `pygraph(...)` with `tensor`,
+`sdpa_backward`, `validate`, `build_operation_graph`, `create_execution_plans`, `check_support`, `build_plans`,
+`get_workspace_size`, `execute`; `cudnnGraphNotSupportedError`.
 """
 
 import threading
