@@ -27,6 +27,8 @@ from tracefuse.optimizers.layout import GUESS
 from tracefuse.optimizers.render import INDENT, body_lines, literal, render
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, val
 from tracefuse.optimizers.triton import kernel_source
+from tracefuse.packed_attention import RUNTIME as PACKING_RUNTIME
+from tracefuse.packed_attention import support as packing_support
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
@@ -56,7 +58,7 @@ RESERVED_NAMES = frozenset(
         "launch",
         _BOXED,
         *SUPPORT,
-        *(n for s in ast.parse(_RUNTIME_FILE).body for n in _bound_names(s)),
+        *(n for text in (_RUNTIME_FILE, PACKING_RUNTIME) for s in ast.parse(text).body for n in _bound_names(s)),
     }
 )
 
@@ -75,6 +77,7 @@ def module_source(variant: Variant) -> str:
         _header(variant),
         *([_rule("kernels"), LAUNCH] if kernels else []),
         support("\n".join([*kernels, *optimised])),
+        packing_support("\n".join(optimised)),
         *kernels,
         _rule("the optimised program"),
         *optimised,

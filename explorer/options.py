@@ -27,6 +27,7 @@ from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.passes import Pass
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.simplify import Simplify
+from tracefuse.packed_attention import cat_options
 from tracefuse.readers import DEFAULT_WEIGHT, READERS, weight_of_flag
 
 # --- the choice of passes ---------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class Config:
         if self.freeze is not None:
             chosen.append(Freeze(self.freeze))
         if self.cat:
-            chosen.append(Cat())
+            chosen.append(Cat(**cat_options()))
         if self.decompose and self.fuse:
             chosen.append(Decompose())
         if self.remat is not None:

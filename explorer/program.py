@@ -14,6 +14,7 @@ from tracefuse.compile import load
 from tracefuse.draws import draws
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.trace import origin, tensors
+from tracefuse.packed_attention import share_graphs
 from tracefuse.record import default_generator
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Program:
         inputs = {i.name: t for i, t in zip(trace.inputs, live, strict=True) if i.kind != "cotangent"}
         drawn = [(tensors(n)[0].device, origin(n).rng) for n in trace.ops if draws(n)]
         module = load(variant.source)
+        share_graphs(module)
         preload(module, [k for k in variant.kernels if k.name not in variant.fallbacks], variant.tunings)
         return cls(module, inputs, dict(reversed(drawn)))  # type: ignore[arg-type]
 

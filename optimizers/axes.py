@@ -1,9 +1,10 @@
 """Axis algebra: where along an axis a value lies in another one, and where an axis goes when a view rearranges it.
 
     Range     value = base[start:stop] along axis            slice, a part of split or unbind, select
-    Padded    value = 0 but for its segments along axis      slice_backward, select_backward, constant_pad_nd, slice_scatter
-                                                             into zeros, cat with zeros; neg, casts and scaling commute with it
     axes_after(op, a)    the axes of op's result that axis a of its operand becomes, for concatenation along it
+
+Every k-th element of an axis is one place of an axis of length k, since an axis of length n is two, (n // k, k), when k
+divides n: x[1::2] = x.unflatten(axis, (n // 2, 2)).select(axis + 1, 1). That is what `step` means here.
 
 A view (reshape) reads its operand in row-major order. Concatenating along axis a stacks blocks of prod(shape[a:]) elements,
 prod(shape[:a]) times over. So axis a becomes axis b of the result exactly where prod(out[:b]) == prod(in[:a]): an axis goes
@@ -13,8 +14,8 @@ through a merge as its outer factor only, and through a split if the part that v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,13 +47,17 @@ def clamp(index: int | None, length: int, default: int) -> int:
 
 @dataclass(frozen=True)
 class Range:
-    """`base[start:stop]` along `axis`; `squeezes` if the axis, then of length 1, is dropped."""
+    """`base[start:stop]` along `axis`; `squeezes` if the axis, then of length 1, is dropped.
+
+    With a `step`, `base[start::step]`: it squeezes, and `stop` is `start + 1`.
+    """
 
     base: fx.Node
     axis: int
     start: int
     stop: int
     squeezes: bool = False
+    step: int = 1
 
     @property
     def length(self) -> int:
@@ -81,6 +86,30 @@ def _slice_range(node: fx.Node) -> Range | None:
     return Range(base, axis, start, max(start, stop)) if a["step"] == 1 else None
 
 
+def as_interleaved(node: fx.Node) -> Range | None:
+    """The range with a step that a slice is which takes every k-th element of an axis, k dividing the axis' length."""
+    if node.target is not aten.slice.Tensor:
+        return None
+    a = arguments(node)
+    base, axis, step = a["self"], a["dim"] % val(a["self"]).dim(), a["step"]
+    length = shape(base)[axis]
+    start = clamp(a["start"], length, 0)
+    if step == 1 or not is_every(step, start, shape(node)[axis], length):
+        return None
+    return Range(base, axis, start, start + 1, squeezes=True, step=step)
+
+
+def is_every(step: int, start: int, count: int, length: int) -> bool:
+    """Whether `count` elements from `start`, `step` apart, are one of each `step` of an axis of `length`."""
+    return start < step and count * step == length
+
+
+def split_sizes(sizes: Sequence[int], axis: int, step: int) -> list[int]:
+    """`sizes` with `axis` as the two axes that a step sees in it; unchanged for a step of 1."""
+    inner = [sizes[axis] // step, step] if step > 1 else [sizes[axis]]
+    return [*sizes[:axis], *inner, *sizes[axis + 1 :]]
+
+
 def _part_range(parts: fx.Node, index: int) -> Range | None:
     if parts.target not in (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int):
         return None
@@ -92,6 +121,11 @@ def _part_range(parts: fx.Node, index: int) -> Range | None:
     return Range(base, axis, sum(sizes[:index]), sum(sizes[: index + 1]))
 
 
+def is_uniform(cat: fx.Node) -> bool:
+    """Whether the operands of a `cat` have its dtype, so that nothing is promoted."""
+    return {val(n).dtype for n in cat.all_input_nodes} == {val(cat).dtype}
+
+
 def cat_ranges(cat: fx.Node) -> tuple[int, list[tuple[fx.Node, int, int]]]:
     """(axis, [(operand, start, stop), ...]) of a `cat`; operands without elements left out."""
     operands = [n for n in cat.args[0] if val(n).numel()]  # type: ignore[union-attr]
@@ -101,6 +135,12 @@ def cat_ranges(cat: fx.Node) -> tuple[int, list[tuple[fx.Node, int, int]]]:
         start, stop = stop, stop + shape(operand)[axis]
         found.append((operand, start, stop))
     return axis, found
+
+
+def range_users(value: fx.Node) -> list[fx.Node]:
+    """The live readers of a value; a split stands for its parts."""
+    users = [part for user in value.users for part in (user.users if any(map(is_getitem, user.users)) else [user])]
+    return [user for user in users if user.users or user.op == "output"]
 
 
 # --- axes through ops -------------------------------------------------------------------------------------------------
@@ -164,103 +204,3 @@ def is_replayable(node: fx.Node) -> bool:
         or node.target in (aten.unsqueeze.default, aten.squeeze.dim)
         or is_elementwise(node)
     )
-
-
-# --- zero-padded values -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Segment:
-    """`value` at [start, stop) of the axis, after the elementwise ops of the nodes `maps`; `unsqueezes` gives it the axis."""
-
-    start: int
-    stop: int
-    value: fx.Node
-    unsqueezes: bool = False
-    maps: tuple[fx.Node, ...] = ()
-
-
-@dataclass(frozen=True)
-class Padded:
-    """A value that is 0 along `axis` but for its segments, which do not overlap and are in order."""
-
-    axis: int
-    segments: tuple[Segment, ...]
-
-
-ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
-FULLS = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
-
-
-def is_zeros(node: fx.Node) -> bool:
-    if node.target in (aten.expand.default, aten.view.default):
-        return is_zeros(node.args[0])  # type: ignore[arg-type]
-    return node.target in ZEROS or (node.target in FULLS and node.args[FULLS[node.target]] == 0)
-
-
-def as_padded(node: fx.Node) -> Padded | None:
-    """The value as zero padding around segments, if it is that."""
-    if node.target in PADDINGS:
-        return PADDINGS[node.target](node, arguments(node))
-    if not _keeps_zero(node):
-        return None
-    inner = as_padded(node.args[0])  # type: ignore[arg-type]
-    if inner is None:
-        return None
-    return replace(inner, segments=tuple(replace(s, maps=(*s.maps, node)) for s in inner.segments))
-
-
-def _keeps_zero(node: fx.Node) -> bool:
-    """Whether the op is elementwise and maps 0 to 0."""
-    if not node.args or not isinstance(node.args[0], fx.Node):
-        return False
-    if node.target in (aten.mul.Tensor, aten.mul.Scalar):
-        return isinstance(node.args[1], (int, float)) and math.isfinite(node.args[1])
-    if node.target in (aten.div.Tensor, aten.div.Scalar):
-        return isinstance(node.args[1], (int, float)) and node.args[1] != 0 and not math.isnan(node.args[1])
-    return node.target is aten.neg.default or (node.target is aten._to_copy.default and is_elementwise(node))
-
-
-def _slice_backward(node: fx.Node, a: dict[str, Any]) -> Padded | None:
-    axis = a["dim"] % val(node).dim()
-    length = shape(node)[axis]
-    start = clamp(a["start"], length, 0)
-    segment = Segment(start, start + shape(a["grad_output"])[axis], a["grad_output"])
-    return Padded(axis, (segment,)) if a["step"] == 1 else None
-
-
-def _select_backward(node: fx.Node, a: dict[str, Any]) -> Padded | None:
-    axis = a["dim"] % val(node).dim()
-    index = a["index"] % shape(node)[axis]
-    return Padded(axis, (Segment(index, index + 1, a["grad_output"], unsqueezes=True),))
-
-
-def _constant_pad(node: fx.Node, a: dict[str, Any]) -> Padded | None:
-    pads, dims = a["pad"], val(node).dim()
-    axes = [dims - 1 - i for i in range(len(pads) // 2) if pads[2 * i] or pads[2 * i + 1]]
-    if a["value"] != 0 or min(pads) < 0 or len(axes) != 1:
-        return None
-    start = pads[2 * (dims - 1 - axes[0])]
-    return Padded(axes[0], (Segment(start, start + shape(a["self"])[axes[0]], a["self"]),))
-
-
-def _slice_scatter(node: fx.Node, a: dict[str, Any]) -> Padded | None:
-    axis = a["dim"] % val(node).dim()
-    start = clamp(a["start"], shape(node)[axis], 0)
-    segment = Segment(start, start + shape(a["src"])[axis], a["src"])
-    return Padded(axis, (segment,)) if a["step"] == 1 and is_zeros(a["self"]) else None
-
-
-def _cat_with_zeros(node: fx.Node, a: dict[str, Any]) -> Padded | None:
-    axis, parts = cat_ranges(node)
-    segments = tuple(Segment(start, stop, n) for n, start, stop in parts if not is_zeros(n))
-    return Padded(axis, segments) if 0 < len(segments) < len(parts) else None
-
-
-PADDINGS = {
-    aten.slice_backward.default: _slice_backward,
-    aten.select_backward.default: _select_backward,
-    aten.constant_pad_nd.default: _constant_pad,
-    aten.slice_scatter.default: _slice_scatter,
-    aten.cat.default: _cat_with_zeros,
-}

@@ -5,6 +5,7 @@ group     two or more addends padded along the same axis
 blocks    the group's segments in order: equal ranges are summed, a gap is a block of zeros
 
     pad(p, [0:4]) + g + pad(q, [4:8])    addends: two padded, one not; blocks: [0:4] p, [4:8] q; result: g + cat([p, q])
+    pad(p, [0::2]) + pad(q, [1::2])      blocks of an inner axis of length 2; result: cat([p, q] with that axis), viewed
 
 An addend that is zero everywhere, such as the padding of an empty slice, is dropped.
 """
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tracefuse.optimizers.axes import Padded, Segment, arguments, as_padded, is_zeros, shape
+from tracefuse.optimizers.axes import arguments, shape, split_sizes
+from tracefuse.optimizers.cat_paddings import Padded, Segment, as_padded, is_zeros
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_by
 from tracefuse.optimizers.trace import aten, call, nbytes, phase, val
@@ -29,6 +31,26 @@ class Block:
     start: int
     stop: int
     segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Addends padded along the same axis, by their positions; `step` as in `Padded`."""
+
+    axis: int
+    step: int
+    members: dict[int, Padded]
+
+    @property
+    def place(self) -> int:
+        """The axis of the segments, in a value of `sizes`."""
+        return self.axis + (self.step > 1)
+
+    def sizes(self, root: fx.Node) -> list[int]:
+        return split_sizes(shape(root), self.axis, self.step)
+
+    def __str__(self) -> str:
+        return f"axis {self.axis}" + (f" in steps of {self.step}" if self.step > 1 else "")
 
 
 def as_sum(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -91,12 +113,11 @@ def _build_segment(segment: Segment, axis: int) -> fx.Node:
     return value
 
 
-def _build_block(block: Block, root: fx.Node, axis: int) -> fx.Node:
-    if not block.segments:
-        sizes = list(shape(root))
-        sizes[axis] = block.stop - block.start
-        return call(root, aten.zeros.default, sizes, dtype=val(root).dtype, device=val(root).device)
-    return _build_sum(root, [_build_segment(s, axis) for s in block.segments])
+def _build_block(block: Block, root: fx.Node, axis: int, sizes: Sequence[int]) -> fx.Node:
+    if block.segments:
+        return _build_sum(root, [_build_segment(s, axis) for s in block.segments])
+    own = [*sizes[:axis], block.stop - block.start, *sizes[axis + 1 :]]
+    return call(root, aten.zeros.default, own, dtype=val(root).dtype, device=val(root).device)
 
 
 def _build_sum(root: fx.Node, terms: Iterable[fx.Node]) -> fx.Node:
@@ -106,37 +127,42 @@ def _build_sum(root: fx.Node, terms: Iterable[fx.Node]) -> fx.Node:
     return first
 
 
-def _build_joined(blocks: Sequence[Block], root: fx.Node, axis: int) -> fx.Node:
+def _build_joined(blocks: Sequence[Block], root: fx.Node, axis: int, sizes: Sequence[int]) -> fx.Node:
     filled = [b for b in blocks if b.segments]
     if len(filled) == 1 and len(blocks) > 1:
-        value, sizes = _build_block(filled[0], root, axis), list(shape(root))
-        return call(root, aten.slice_backward.default, value, sizes, axis, filled[0].start, filled[0].stop, 1)
-    values = [_build_block(b, root, axis) for b in blocks]
+        value, where = _build_block(filled[0], root, axis, sizes), (filled[0].start, filled[0].stop)
+        return call(root, aten.slice_backward.default, value, list(sizes), axis, *where, 1)
+    values = [_build_block(b, root, axis, sizes) for b in blocks]
     return values[0] if len(values) == 1 else call(root, aten.cat.default, values, axis)
 
 
-def _build_total(
-    root: fx.Node, leaves: Sequence[fx.Node], members: set[int], blocks: list[Block], axis: int
-) -> fx.Node:
+def _build_total(root: fx.Node, leaves: Sequence[fx.Node], group: Group, blocks: list[Block]) -> fx.Node:
     """The whole sum again, the group's cat standing where its first member stood."""
-    first = min(members)
-    kept = [i for i in range(len(leaves)) if i == first or i not in members]
-    terms = [_build_joined(blocks, root, axis) if i == first else leaves[i] for i in kept]
+    first = min(group.members)
+    terms = []
+    for i in [i for i in range(len(leaves)) if i == first or i not in group.members]:
+        term = _build_joined(blocks, root, group.place, group.sizes(root)) if i == first else leaves[i]
+        is_split = group.step > 1 and i == first
+        terms.append(call(root, aten.view.default, term, list(shape(root))) if is_split else term)
     return _build_sum(root, terms)
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def find_group(leaves: Sequence[fx.Node], root_phase: str) -> tuple[int, dict[int, Padded]] | str:
-    """(axis, {position of the addend: padded}) of the axis that most addends are padded along, or why there is no group."""
+def find_group(leaves: Sequence[fx.Node], root_phase: str) -> Group | str:
+    """The addends that are padded along the axis, and with the step, of most; or why there is no group."""
     padded = {i: p for i, n in enumerate(leaves) if phase(n) == root_phase and (p := as_padded(n)) is not None}
     if len(padded) < 2:
         return f"{len(padded)} of its {len(leaves)} addends are padded with zeros: it takes two" if padded else ""
-    axes = [p.axis for p in padded.values()]
-    axis = max(axes, key=axes.count)
-    group = {i: p for i, p in padded.items() if p.axis == axis}
-    return (axis, group) if len(group) > 1 else f"its addends are padded along different axes, {sorted(set(axes))}"
+    kinds = [(p.axis, p.step) for p in padded.values()]
+    kind = max(kinds, key=kinds.count)
+    members = {i: p for i, p in padded.items() if (p.axis, p.step) == kind}
+    if len(members) > 1:
+        return Group(*kind, members)
+    if len({axis for axis, _ in kinds}) > 1:
+        return f"its addends are padded along different axes, {sorted({axis for axis, _ in kinds})}"
+    return f"its addends are padded with different steps, {sorted({step for _, step in kinds})}"
 
 
 def join_padded(root: fx.Node, decide: Decide) -> bool:
@@ -147,7 +173,7 @@ def join_padded(root: fx.Node, decide: Decide) -> bool:
     if _drop_zeros(root, leaves, decide):
         return True
     found = find_group(leaves, phase(root))
-    refusal = found if isinstance(found, str) else _join_group(root, leaves, *found, decide)
+    refusal = found if isinstance(found, str) else _join_group(root, leaves, found, decide)
     if refusal:
         decide(Decision(root.name, "kept", refusal))
     return refusal is None
@@ -168,16 +194,15 @@ def _drop_zeros(root: fx.Node, leaves: list[fx.Node], decide: Decide) -> bool:
     return True
 
 
-def _join_group(
-    root: fx.Node, leaves: list[fx.Node], axis: int, group: dict[int, Padded], decide: Decide
-) -> str | None:
-    blocks = blocks_of(list(group.values()), shape(root)[axis])
+def _join_group(root: fx.Node, leaves: list[fx.Node], group: Group, decide: Decide) -> str | None:
+    count, sizes = len(group.members), group.sizes(root)
+    blocks = blocks_of(list(group.members.values()), sizes[group.place])
     if isinstance(blocks, str):
-        return f"{len(group)} of its addends are padded along axis {axis}, but {blocks}"
-    refusal = replace_by(root, lambda: _build_total(root, leaves, set(group), blocks, axis))
+        return f"{count} of its addends are padded along {group}, but {blocks}"
+    refusal = replace_by(root, lambda: _build_total(root, leaves, group, blocks))
     if refusal is None:
-        spared = (2 * len(group) - 2) * nbytes(root)
-        reason = f"{len(group)} zero-padded addends are one cat along axis {axis}: {_shown(blocks)}"
+        spared = (2 * count - 2) * nbytes(root)
+        reason = f"{count} zero-padded addends are one cat along {group}: {_shown(blocks)}"
         decide(Decision(root.name, "cat of pieces", reason, spared))
     return refusal
 

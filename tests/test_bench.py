@@ -50,6 +50,17 @@ def test_kernels(tmp_path: Path) -> None:
     assert "below what must be: none" in printed
 
 
+def test_dqkv(tmp_path: Path) -> None:
+    found, printed = run("dqkv.py", tmp_path, "--budget", "0.2")
+    (case,) = found["cases"].values()
+    programs = {p["name"]: p for p in case["complaint"]["timings"]["called"]["programs"]}
+    assert list(programs) == ["alone", "eager cpu", "packed", "packed, summed"]
+    assert programs["packed, summed"]["difference"]["results"] < 0.1
+    assert case["complaint"]["must"] == {}
+    assert [p["name"] for p in case["layer"]["timing"]["programs"]] == ["eager", "tracefuse"]
+    assert "failed: nothing" in printed
+
+
 def test_depth(tmp_path: Path) -> None:
     found, printed = run("depth.py", tmp_path, "--deepest", "2")
     rows = found["rows"]

@@ -39,7 +39,8 @@ def captured(fn: Callable[..., Any], *inputs: Tensor) -> tracefuse.Capture:
 
 def ops(trace: Trace, of: str | None = None) -> list[str]:
     """ "mul", "getitem", …: the ops, in order, of one phase or of both."""
-    return [op_name(n).removeprefix("aten.").split(".")[0] for n in trace.ops if of is None or phase(n) == of]
+    names = (op_name(n) for n in trace.ops if of is None or phase(n) == of)
+    return [name.removeprefix("aten.").removeprefix("tracefuse.").split(".")[0] for name in names]
 
 
 def tried(passes: Pass | Iterable[Pass], capture: tracefuse.Capture) -> Tried:
