@@ -138,7 +138,6 @@ def register(pass_class: Any = None, /, *, before: str | None = None, after: str
         import tracefuse, torch
         from tracefuse.optimizers.passes import Decision
         from tracefuse.optimizers.rewrite import replace_by_call
-        from tracefuse.optimizers.trace import eliminate_dead_code
 
         @tracefuse.register(before="remat")
         @dataclass(frozen=True)
@@ -149,10 +148,8 @@ def register(pass_class: Any = None, /, *, before: str | None = None, after: str
                 new = trace.copy()
                 for node in new.ops:
                     if node.target is torch.ops.aten.pow.Tensor_Scalar and node.args[1] == 2:
-                        x = node.args[0]
-                        reason = replace_by_call(node, torch.ops.aten.mul.Tensor, x, x)
-                        decide(Decision(node.name, "leave" if reason else "replace", reason or f"by {x} * {x}"))
-                eliminate_dead_code(new.graph)
+                        reason = replace_by_call(node, torch.ops.aten.mul.Tensor, node.args[0], node.args[0])
+                        decide(Decision(node.name, "leave" if reason else "replace", reason or "a product is the same"))
                 return new
 
     It is then on in `c.optimize()` and in new views, off by `c.optimize(square_by_product=False)`, `--no-pass
@@ -176,6 +173,7 @@ def register_at(pass_class: PassClass, place: str) -> PassClass:
     if (problem := _problem(pass_class)) is not None:
         raise RegistrationError(problem)
     try:
+        options_of(pass_class)
         own = Own(pass_class, place, None).changed(True)
         hash(own.chosen)
     except (OptionError, NameError, TypeError) as error:
