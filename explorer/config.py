@@ -7,7 +7,6 @@ A pass instance may stand for its switch: `Config.of(remat=Remat(memory_budget=0
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import hashlib
 import json
@@ -26,7 +25,7 @@ from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.pass_options import PassOption
 from tracefuse.readers import DEFAULT_WEIGHT, READERS, REMAT_OPTIONS
-from tracefuse.registry import Own, in_order, registered, renewed
+from tracefuse.registry import Own, in_order, is_instance, registered, renewed
 
 PASSES = {
     "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
@@ -193,7 +192,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 def _without_instances(options: Mapping[str, Any]) -> dict[str, Any]:
     """`options` with built-in passes' instances as what they stand for; an option that is given too comes first."""
-    instances = {name: one for name, one in options.items() if name in PASSES and dataclasses.is_dataclass(one)}
+    instances = {name: one for name, one in options.items() if name in PASSES and is_instance(one)}
     spread: dict[str, Any] = {}
     for name, one in instances.items():
         spread |= _spread(name, one)

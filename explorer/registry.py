@@ -78,7 +78,7 @@ class Own:
             return replace(self, chosen=None)
         if isinstance(value, self.pass_class):
             return replace(self, chosen=value)
-        if dataclasses.is_dataclass(value):
+        if is_instance(value):
             remedy = f"make it anew, or pass {self.name}={{'option': value}}"
             raise OptionError(f"{self.name}={value!r} is of another class than the one registered now: {remedy}")
         options = () if value is True else read_all(value, self.options, self.name)
@@ -86,6 +86,11 @@ class Own:
             return replace(self, chosen=self.pass_class(**dict(options)))
         except (TypeError, ValueError) as error:
             raise OptionError(f"{self.name}: {error}") from error
+
+
+def is_instance(value: Any) -> bool:
+    """Whether `value` is a pass with its options, and no switch, no mapping and no class."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 _registered: dict[str, Own] = {}
