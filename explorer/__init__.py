@@ -3,12 +3,13 @@
 from typing import Any
 
 from tracefuse.capture import Capture, capture
+from tracefuse.config import Config
 from tracefuse.errors import TracefuseError
-from tracefuse.options import Config
+from tracefuse.registry import register, unregister
 from tracefuse.replay import replay
 from tracefuse.variant import Variant
 
-__all__ = ["Capture", "Config", "TracefuseError", "Variant", "capture", "replay"]
+__all__ = ["Capture", "Config", "TracefuseError", "Variant", "capture", "register", "replay", "unregister"]
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -21,12 +21,12 @@ from torch import nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.assemble import Roles, assemble
+from tracefuse.config import Config
 from tracefuse.errors import CaptureError
 from tracefuse.functional import build_graph, functionalize, propagate
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace
 from tracefuse.optimizers.verify import verify
-from tracefuse.options import Config
 from tracefuse.record import Guard, Recorder, Recording, Value
 from tracefuse.replay import replay
 from tracefuse.variant import Variant
@@ -132,7 +132,7 @@ class Capture:
         return self._variants[config]
 
     def optimize(self, **options: Any) -> Variant:
-        """The variant with every pass on, changed by `options` (see `tracefuse.options.Config`).
+        """The variant with every pass on, changed by `options` (see `tracefuse.config.Config`).
 
         Raises `OptionError` for a bad option and `PassError` where a pass cannot do what it was asked.
         """

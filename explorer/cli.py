@@ -23,7 +23,15 @@ from tracefuse.demo import GPT, batch
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.options import CACHE_OPTIONS, DEMO_OPTIONS, OPTIONS, Config, add_arguments, explain_errors, values
+from tracefuse.options import (
+    CACHE_OPTIONS,
+    DEMO_OPTIONS,
+    PASS_OPTIONS,
+    add_arguments,
+    configuration,
+    explain_errors,
+    values,
+)
 from tracefuse.summary import modules_table, steps_table
 from tracefuse.timing import aligned
 
@@ -56,11 +64,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     text = "capture a GPT's training step, optimise, time and export it"
     demo = commands.add_parser("demo", help=text, description=text)
     add_arguments(demo, DEMO_OPTIONS)
-    add_arguments(demo.add_argument_group("passes"), OPTIONS)
+    add_arguments(demo.add_argument_group("passes"), PASS_OPTIONS)
     text = "show what generated kernels keep on disk, and clear it"
     cache = commands.add_parser("cache", help=text, description=text)
     add_arguments(cache, CACHE_OPTIONS)
-    for one, options in ((parser, ()), (demo, (*DEMO_OPTIONS, *OPTIONS)), (cache, CACHE_OPTIONS)):
+    for one, options in ((parser, ()), (demo, (*DEMO_OPTIONS, *PASS_OPTIONS)), (cache, CACHE_OPTIONS)):
         explain_errors(one, options, f"{one.prog} --help")
     return parser, {"demo": demo, "cache": cache}
 
@@ -103,7 +111,7 @@ def _versions_table(found: Sequence[cache.Entry]) -> str:
 
 def demo(arguments: argparse.Namespace) -> None:
     """Print both traces' summaries and the timing table; write the HTML report and the optimised program."""
-    chosen, config = values(arguments, DEMO_OPTIONS), Config.of_arguments(arguments)
+    chosen, config = values(arguments, DEMO_OPTIONS), configuration(arguments)
     device, out = _device(chosen["device"], chosen["cuda_graph"]), Path(chosen["out"])
     say = Steps(total=5)
 
@@ -112,7 +120,7 @@ def demo(arguments: argparse.Namespace) -> None:
     print(modules_table(captured.trace), end="\n\n", flush=True)
 
     say.next(f"optimising: {config.as_code()}")
-    variant = captured.optimize(**config.__dict__)
+    variant = captured.variant(config).check()
     print(steps_table(variant), end="\n\n", flush=True)
 
     say.next("measuring the captured trace beside the optimised one")

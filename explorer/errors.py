@@ -9,6 +9,7 @@ __all__ = [
     "MeasureError",
     "NotSupported",
     "OptionError",
+    "RegistrationError",
     "ReplayError",
     "TracefuseError",
     "UnknownValue",
@@ -25,6 +26,10 @@ class ReplayError(TracefuseError):
 
 class OptionError(TracefuseError):
     """An option that does not exist, or a value that it cannot take."""
+
+
+class RegistrationError(TracefuseError):
+    """A class that can be no pass of the user's own, or a name that none can have."""
 
 
 class ExportError(TracefuseError):

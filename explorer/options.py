@@ -1,140 +1,25 @@
-"""ONE option table, from which the Python API, the magic and the command line all read.
+"""ONE option table, which the magic and the command line read; what it holds of passes is what `Config` takes in Python.
 
-    option = field of `Config` + flags + parser + help
-    Config = one choice of passes and their options; None or False switches a pass off
+    option = name + flags + parser + help
 
-`Config.of(...)` reads keyword arguments, `Config.of_arguments(...)` the namespace that argparse or IPython's
-`magic_arguments` made from `OPTIONS`; both end in the same checks, so that a bad value has the same message everywhere.
+`configuration(...)` reads the namespace that argparse or IPython's `magic_arguments` made from `OPTIONS`. It ends in the
+checks of `Config.changed`, so that a bad value has the same message everywhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from tracefuse.dropout import fuse_options
+from tracefuse.config import PASSES, Config
 from tracefuse.errors import OptionError
-from tracefuse.optimizers.cat import Cat
-from tracefuse.optimizers.decompose import Decompose
-from tracefuse.optimizers.freeze import Freeze
-from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.passes import Pass
 from tracefuse.optimizers.remat import Remat
-from tracefuse.optimizers.simplify import Simplify
-from tracefuse.packed_attention import cat_options
-from tracefuse.readers import DEFAULT_WEIGHT, READERS, weight_of_flag
-
-# --- the choice of passes ---------------------------------------------------------------------------------------------
-
-PASSES = {
-    "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
-    "freeze": "drops gradients that nobody wants, and what only they need",
-    "cat": "replaces concatenations and slices of them by what they are made of",
-    "decompose": "writes cross-entropy, NLL and log-softmax as ops that kernels hold; it needs the pass `fuse`",
-    "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
-    "fuse": "turns runs of pointwise ops, casts, views and reductions into Triton kernels; equal ones share one",
-}
-"""What each pass does, in pipeline order."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """Which passes run, in pipeline order, with which options.
-
-    `freeze`: globs over parameters whose gradients nobody wants; `()` only prunes what nobody demanded, None is off.
-    `decompose`: takes composites apart into what kernels hold, so it runs only where `fuse` does.
-    `remat`: the weight, 0 to 1, of a value that is an input of its producer's region (1: in full); None is off.
-    `save`, `recompute`: globs over values or module paths that `remat` must keep, or must not keep.
-    """
-
-    simplify: bool = True
-    freeze: tuple[str, ...] | None = ()
-    cat: bool = True
-    decompose: bool = True
-    remat: float | None = DEFAULT_WEIGHT
-    save: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    fuse: bool = True
-
-    @classmethod
-    def of(cls, **options: Any) -> Config:
-        """The defaults with `options` changed. Raises `OptionError` for an unknown name or a bad value."""
-        return cls().changed(**options)
-
-    @classmethod
-    def off(cls) -> Config:
-        """No pass at all: the trace as it was captured."""
-        return cls(simplify=False, freeze=None, cat=False, decompose=False, remat=None, fuse=False)
-
-    @classmethod
-    def of_arguments(cls, arguments: argparse.Namespace) -> Config:
-        """The configuration that parsed flags of `OPTIONS` ask for; flags of other tables are left alone."""
-        given = {o.name: getattr(arguments, o.name) for o in OPTIONS if getattr(arguments, o.name, None) is not None}
-        switched_off = {o.name: False for o in OPTIONS if getattr(arguments, f"no_{o.name}", False)}
-        both = sorted(given.keys() & switched_off.keys())
-        if both:
-            raise OptionError(f"--{both[0]} and --no-{both[0]} contradict each other: give one of them")
-        if "remat" in given:
-            given["remat"] = weight_of_flag(given["remat"])
-        return cls.of(**given, **switched_off)
-
-    def changed(self, **options: Any) -> Config:
-        """This configuration with `options` changed. Raises `OptionError` for an unknown name or a bad value."""
-        for name in options:
-            if name not in READERS:
-                raise OptionError(_unknown(name))
-        return replace(self, **{name: READERS[name](name, value) for name, value in options.items()})
-
-    def passes(self) -> list[Pass]:
-        """The passes that are on, in pipeline order."""
-        chosen: list[Pass] = []
-        if self.simplify:
-            chosen.append(Simplify())
-        if self.freeze is not None:
-            chosen.append(Freeze(self.freeze))
-        if self.cat:
-            chosen.append(Cat(**cat_options()))
-        if self.decompose and self.fuse:
-            chosen.append(Decompose())
-        if self.remat is not None:
-            chosen.append(Remat(producer_input_weight=self.remat, save=self.save, recompute=self.recompute))
-        if self.fuse:
-            chosen.append(Fuse(**fuse_options()))
-        return chosen
-
-    def state(self, name: str) -> str:
-        """What the pass `name` is here: `on`, `off`, or `off: needs fuse`, whatever its own switch says."""
-        if name == "decompose" and not self.fuse:
-            return "off: needs fuse"
-        value = getattr(self, name)
-        return "off" if value is None or value is False else "on"
-
-    def as_code(self, of: str = "c") -> str:
-        """The call that makes this configuration, with only what differs from the default: `c.optimize(remat=0.0)`."""
-        default = Config()
-        changed = [
-            (f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != getattr(default, f.name)
-        ]
-        return f"{of}.optimize({', '.join(f'{name}={value!r}' for name, value in changed)})"
-
-    @property
-    def key(self) -> str:
-        """Sixteen hexadecimal digits, equal for equal configurations in every process (a `str`'s own hash is not)."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, READERS, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"there is no option {name!r}: {hint}choose from {', '.join(READERS)}"
-
+from tracefuse.pass_options import assignment, table
+from tracefuse.readers import DEFAULT_WEIGHT, OWN_FLAGS, weight_of_flag
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
@@ -198,11 +83,71 @@ OPTIONS: tuple[Option, ...] = (
         metavar="WEIGHT",
         off_flag="--no-remat",
     ),
+    Option(
+        name="memory_budget",
+        flags=("--memory-budget",),
+        kind="value",
+        default=None,
+        help="what the forward may keep for the backward: a fraction such as 0.4, or bytes such as 2GiB (default: no bound)",
+        metavar="SIZE",
+    ),
     Option("save", ("--save",), "list", (), "values or modules that the forward must keep (glob)", metavar="GLOB"),
     Option("recompute", ("--recompute",), "list", (), "those that the backward must recompute (glob)", metavar="GLOB"),
+    Option(
+        name="remat_options",
+        flags=("--remat-option",),
+        kind="list",
+        default=(),
+        help=f"another option of the pass `remat` (may be repeated): {table(Remat, without=OWN_FLAGS)}".replace(
+            "%", "%%"
+        ),
+        metavar="NAME=VALUE",
+    ),
     _pass("fuse"),
 )
-"""What chooses passes; the same on all three surfaces."""
+"""What chooses the built-in passes; the same on all three surfaces."""
+
+OWN_PASS_OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="with_pass",
+        flags=("--pass",),
+        kind="list",
+        default=(),
+        help="switch on a pass by its name, one of your own too; NAME:OPTION=VALUE sets an option of it (may be repeated)",
+        metavar="NAME",
+    ),
+    Option(
+        "without_pass", ("--no-pass",), "list", (), "switch off a pass by its name (may be repeated)", metavar="NAME"
+    ),
+)
+"""What chooses passes by their name, those of the user's own among them."""
+
+PASS_OPTIONS: tuple[Option, ...] = (*OPTIONS, *OWN_PASS_OPTIONS)
+
+
+def configuration(arguments: argparse.Namespace) -> Config:
+    """What parsed flags of `PASS_OPTIONS` ask for; flags of other tables are left alone. Raises `OptionError`."""
+    given = {o.name: getattr(arguments, o.name) for o in OPTIONS if getattr(arguments, o.name, None) is not None}
+    off = {o.name: False for o in OPTIONS if getattr(arguments, f"no_{o.name}", False)}
+    off |= dict.fromkeys(getattr(arguments, "without_pass", None) or (), False)
+    own = _own_passes(getattr(arguments, "with_pass", None) or ())
+    if both := sorted((given.keys() | own.keys()) & off.keys()):
+        raise OptionError(f"--{both[0]} and --no-{both[0]} contradict each other: give one of them")
+    if "remat" in given:
+        given["remat"] = weight_of_flag(given["remat"])
+    if "remat_options" in given:
+        given["remat_options"] = dict(map(assignment, given["remat_options"]))
+    return Config.of(**{**own, **off, **given})
+
+
+def _own_passes(texts: Iterable[str]) -> dict[str, Any]:
+    """`["a", "b:level=3"]` as `{"a": True, "b": {"level": "3"}}`."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, option = text.partition(":")
+        before = found.get(name, {}) or {}
+        found[name] = {**before, **dict([assignment(option)])} if option else before
+    return {name: options or True for name, options in found.items()}
 
 
 def _seconds(text: str) -> float:

@@ -6,10 +6,13 @@ A reader takes the option's name, for its message, and the value. It raises `Opt
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tracefuse.errors import OptionError
+from tracefuse.optimizers.remat import Remat
+from tracefuse.pass_options import options_of, read_all
 
 DEFAULT_WEIGHT = 0.5
 
@@ -71,13 +74,54 @@ def _weight_or(value: Any, message: str) -> float | None:
     return found
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:(%)|([kmgt])?(i?b)?)", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def memory_budget(name: str, value: Any) -> int | float | None:
+    """A fraction up to 1 as a float, more than that as bytes; texts with a unit ("2GiB", "40 %") too."""
+    if value is None or value is False or value == "off":
+        return None
+    found = _sized(value)
+    if not 0 <= found < math.inf:
+        raise OptionError(
+            f"{name}={value!r} is no budget: pass a fraction such as 0.4, or bytes such as '2GiB'; {name}=None sets none"
+        )
+    return float(found) if found <= 1 else int(found)
+
+
+def _sized(value: Any) -> float:
+    """NaN for what is no size. One byte is no budget that anybody means, so that `1` is all of it."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return math.nan
+    number, percent, unit, suffix = float(match[1]), *match.groups()[1:]
+    if percent:
+        return number / 100 if number <= 100 else math.nan
+    return max(2, int(number * _UNITS[(unit or "").lower()])) if unit or suffix else number
+
+
+def remat_options(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    """The rest of the pass's fields, sorted, without those that have their default."""
+    return () if value is None or value is False else read_all(value, REMAT_OPTIONS, name)
+
+
+OWN_FLAGS = ("producer_input_weight", "memory_budget", "save", "recompute")
+REMAT_OPTIONS = {name: option for name, option in options_of(Remat).items() if name not in OWN_FLAGS}
+"""The fields of `Remat` that have no option of their own."""
+
+
 READERS: dict[str, Callable[[str, Any], Any]] = {
     "simplify": switch,
     "freeze": freeze,
     "cat": switch,
     "decompose": switch,
     "remat": weight,
+    "memory_budget": memory_budget,
     "save": pins,
     "recompute": pins,
+    "remat_options": remat_options,
     "fuse": switch,
 }

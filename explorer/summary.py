@@ -17,7 +17,6 @@ import torch
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.passes import Step
 from tracefuse.optimizers.trace import Trace, does_work, human_bytes, op_name, origin, phase
-from tracefuse.options import PASSES
 from tracefuse.timing import aligned
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def steps_table(variant: Variant) -> str:
     """The captured trace, then every pass in pipeline order: what it made of it and how many decisions it took, or `off`."""
     steps = {step.name: step for step in variant.steps}
     rows = [("captured", *_cells(summarise(variant.capture.trace)), "")]
-    rows += [_pass_row(name, steps.get(name), variant.config.state(name)) for name in PASSES]
+    rows += [_pass_row(name, steps.get(name), variant.config.state(name)) for name in variant.config.names]
     head = ("", "forward ops", "backward ops", "Triton kernels", "saved for backward", "static peak", "decisions")
     return aligned([head, *rows])
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracefuse.config import Config
 from tracefuse.errors import ExportError, TracefuseError
 from tracefuse.optimizers.passes import Step, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
-from tracefuse.options import Config
 
 if TYPE_CHECKING:
     from tracefuse.capture import Capture

@@ -250,7 +250,7 @@ def test_an_exported_file_runs_with_what_it_brings() -> None:
     moved = on_cuda(capture.trace)
     with (
         mock.patch.object(tracefuse.Capture, "trace", moved),
-        mock.patch("tracefuse.options.fuse_options", return_value=options),
+        mock.patch("tracefuse.config.fuse_options", return_value=options),
     ):
         source = capture.optimize().source
     assert [source.count(f"\ndef {name}(") for name in SUPPORT] == [1] * len(SUPPORT)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.options import Config
+from tracefuse.config import PASSES, Config
 from tracefuse.widgets.html import configurations, page, to_html, write_html
-from tracefuse.widgets.payload import PASSES, payload
+from tracefuse.widgets.payload import payload
 
 NASTY = "<img src=x onerror=alert(1)>"
 

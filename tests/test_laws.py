@@ -28,6 +28,8 @@ CHOICES = {
     "decompose": {"decompose": True, "fuse": True},
     "remat": {"remat": 0.5},
     "remat of all": {"remat": 0.0},
+    "remat to half": {"remat": 0.5, "memory_budget": 0.5},
+    "remat to nothing": {"remat": 0.5, "memory_budget": 0.0},
     "fuse": {"fuse": True},
     "all": {"simplify": True, "freeze": True, "cat": True, "decompose": True, "remat": 0.5, "fuse": True},
 }

@@ -20,6 +20,7 @@ from tracefuse.options import (
     PASSES,
     Config,
     add_arguments,
+    configuration,
     magic_arguments,
     values,
 )
@@ -28,7 +29,7 @@ from tracefuse.options import (
 def of_flags(*flags: str) -> Config:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_arguments(parser, OPTIONS)
-    return Config.of_arguments(parser.parse_args(flags))
+    return configuration(parser.parse_args(flags))
 
 
 @magic_arguments((*OPTIONS, *MAGIC_OPTIONS))
@@ -38,7 +39,7 @@ def tracefuse(line: str) -> argparse.Namespace:
 
 
 def test_the_table_covers_the_configuration() -> None:
-    assert {o.name: o.default for o in OPTIONS} == Config().__dict__
+    assert {o.name: o.default for o in OPTIONS} | {"own": ()} == Config().__dict__
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,10 @@ def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, 
         ({"freeze": ["h", ""]}, "pass non-empty names"),
         ({"freeze": ["h", 1]}, "pass non-empty names"),
         ({"remta": 0}, "did you mean remat"),
-        ({"whatever": 0}, "choose from simplify, freeze, cat, decompose, remat, save, recompute, fuse"),
+        (
+            {"whatever": 0},
+            "choose from simplify, freeze, cat, decompose, remat, memory_budget, save, recompute, remat_options, fuse",
+        ),
     ],
 )
 def test_bad_options_name_the_remedy(given: dict, message: str) -> None:
@@ -104,7 +108,7 @@ def test_bad_options_name_the_remedy(given: dict, message: str) -> None:
 )
 def test_flags_and_magic_say_the_same_as_python(flags: list[str], options: dict) -> None:
     assert of_flags(*flags) == Config.of(**options)
-    assert Config.of_arguments(tracefuse(" ".join(flags))) == Config.of(**options)
+    assert configuration(tracefuse(" ".join(flags))) == Config.of(**options)
 
 
 def test_flags_that_contradict_each_other_are_refused() -> None:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 import tracefuse
+from tracefuse.config import PASSES, Config
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision
-from tracefuse.options import Config
 from tracefuse.profile import KernelTime, Profile
 from tracefuse.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.diff import Line, diff, lines_of
-from tracefuse.widgets.payload import NOT_MEASURED, PASSES, grouped, kernel_record, mean_bytes_read, payload
+from tracefuse.widgets.payload import NOT_MEASURED, grouped, kernel_record, mean_bytes_read, payload
 from tracefuse.widgets.text import to_text
 
 STEP_MS = {"captured": 9.0, "optimised": 6.0}

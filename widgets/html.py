@@ -5,15 +5,14 @@ configurations inside. Switches move between those; what the file does not hold,
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from tracefuse.options import Config
+from tracefuse.config import Config
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload import PASSES, payload
+from tracefuse.widgets.payload import payload
 from tracefuse.widgets.text import to_text
 from tracefuse.widgets.view import STATIC
 
@@ -51,7 +50,7 @@ def to_html(variant: Variant, name: str | None = "c") -> str:
 
     `name` is the variable that holds the capture, if there is one.
     """
-    variants = [variant, *(variant.with_config(**_fields(config)) for config in configurations(variant.config))]
+    variants = [variant, *map(variant.capture.variant, configurations(variant.config))]
     timed = (variant.timing, variant.config) if variant.timing else None
     payloads = [payload(v, (v.timing, v.config) if v.timing else timed, name=name) for v in variants]
     return page(payloads, title=f"tracefuse: {variant.config.as_code()}")
@@ -66,20 +65,9 @@ def write_html(variant: Variant, path: str | Path, name: str | None = "c") -> Pa
 
 def configurations(shown: Config) -> list[Config]:
     """What a page holds beside `shown`: the neighbours one switch away, everything on, everything off; each once."""
-    neighbours = [_switched(shown, name) for name in PASSES]
     full, bare = Config(), Config.off()
-    around = [_switched(full, name) for name in PASSES]
-    return [c for c in dict.fromkeys([*neighbours, full, *around, bare]) if c != shown]
-
-
-def _switched(config: Config, name: str) -> Config:
-    """`config` with the pass `name` off if it is on, and as by default if it is off."""
-    off, default = getattr(Config.off(), name), getattr(Config(), name)
-    return replace(config, **{name: default if getattr(config, name) == off else off})
-
-
-def _fields(config: Config) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in Config.__dataclass_fields__}
+    around = [one.switched(name) for one in (shown, full) for name in one.names]
+    return [c for c in dict.fromkeys([*around, full, bare]) if c != shown]
 
 
 def page(payloads: list[dict[str, Any]], title: str) -> str:

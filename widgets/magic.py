@@ -25,7 +25,7 @@ from IPython.utils.process import arg_split
 
 from tracefuse.capture import Capture
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.options import MAGIC_OPTIONS, OPTIONS, Config, OptionError, magic_arguments, values
+from tracefuse.options import MAGIC_OPTIONS, PASS_OPTIONS, Config, OptionError, configuration, magic_arguments, values
 from tracefuse.widgets import errors, rich
 from tracefuse.widgets.cell import MAGIC, NAME, WrapCell, mark_cell
 from tracefuse.widgets.errors import hide_frames
@@ -39,7 +39,7 @@ def _arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     expression = argument(
         "expression", nargs="*", help="what `%%tracefuse` runs as a line magic; a cell magic runs the cell"
     )
-    made = magic_arguments([*MAGIC_OPTIONS, *OPTIONS])(expression(function))
+    made = magic_arguments([*MAGIC_OPTIONS, *PASS_OPTIONS])(expression(function))
     # IPython's usage line is reStructuredText for one `%` and the function's own name.
     made.__doc__ = (made.__doc__ or "").replace(f"::\n\n  %{function.__name__} ", f"  {MAGIC} ", 1)
     return made
@@ -73,14 +73,16 @@ def parse(line: str) -> tuple[Config, Any]:
     if arguments.cuda_graph and not torch.cuda.is_available():
         raise UsageError("--cuda-graph needs a CUDA GPU, and torch sees none on this machine: leave it out")
     try:
-        return Config.of_arguments(arguments), arguments
+        return configuration(arguments), arguments
     except OptionError as error:
         raise UsageError(str(error)) from None
 
 
 def split_expression(line: str) -> tuple[str, str]:
     """`"--no-cat -o c f(-x)"` as `("--no-cat -o c", "f(-x)")`: argparse would split the expression too."""
-    takes_value = {flag for option in (*MAGIC_OPTIONS, *OPTIONS) if option.kind != "switch" for flag in option.flags}
+    takes_value = {
+        flag for option in (*MAGIC_OPTIONS, *PASS_OPTIONS) if option.kind != "switch" for flag in option.flags
+    }
     rest = line.lstrip()
     options: list[str] = []
     while rest.startswith("-"):

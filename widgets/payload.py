@@ -2,11 +2,12 @@
 
     payload = {
       version: 1,
-      config:   {simplify, freeze, cat, decompose, remat, ...} as `Config`; null or false is off
+      config:   {simplify, freeze, cat, decompose, remat, memory_budget, ...} as `Config`, `remat_options` as an object and the
+                user's own passes by their names: false, true, or an object of options; null or false is off
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
-      passes:   [{name, help, enabled, state, ops, saved_bytes, seconds, decisions, error}]    all of them, in pipeline order
+      passes:   [{name, help, enabled, state, ops, saved_bytes, seconds, options, decisions, error}]   all, in pipeline order
       summary:  {ops, saved_bytes, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, nbytes, phase, module, source, reads, uses, twins, saved, removed}}
@@ -21,7 +22,9 @@ the bounds those of the median's 95 % confidence interval; `ratio` is the varian
 the variant is faster, and `verdict` what it lets one say ("faster", "slower", or why neither); `time_us` is the mean over a
 kernel's launches, `blocks` is "tuned" where its block sizes are not the "guess". Every time stands beside its `provenance`:
 "measured on <device>" or "not measured". A pass's `state` is "on", "off", or says what it needs: "off: needs fuse".
-`decisions` are grouped: `{action, reason, nbytes, values}`. `lines[].diff` is against the capture as it was, before any pass.
+`options` are those without a control of their own, `{name, kind: "switch" | "number" | "text", value, default, help}`, value
+and default as `tracefuse.pass_options.written` has them. `decisions` are grouped: `{action, reason, nbytes, values}`.
+`lines[].diff` is against the capture as it was, before any pass.
 """
 
 from __future__ import annotations
@@ -29,11 +32,12 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from torch import fx
 
+from tracefuse.config import Config
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import GUESS, Tuning
@@ -42,7 +46,7 @@ from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision, Step
 from tracefuse.optimizers.trace import Trace, nbytes, op_name, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
-from tracefuse.options import PASSES, Config
+from tracefuse.pass_options import PassOption, written
 from tracefuse.profile import Profile
 from tracefuse.summary import summarise
 from tracefuse.timing import Estimate, Row, Timing
@@ -69,11 +73,11 @@ def payload(
     before, after = variant.capture.trace, variant.trace
     return {
         "version": VERSION,
-        "config": asdict(variant.config),
+        "config": config_record(variant.config),
         "call": variant.config.as_code(name) if name else "",
         "blocked": blocked(variant),
         "runs_triton": variant.runs_triton,
-        "passes": [pass_record(name, variant.config, variant.steps) for name in PASSES],
+        "passes": [pass_record(name, variant.config, variant.steps) for name in variant.config.names],
         "summary": summary(before, after),
         "forward": half(before.split()[0], variant.forward),
         "backward": half(before.split()[1], variant.backward),
@@ -136,15 +140,33 @@ def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, A
     state = config.state(name)
     return {
         "name": name,
-        "help": PASSES[name],
+        "help": config.help(name),
         "enabled": state == "on",
         "state": state,
         "ops": [step.before.op_count, step.after.op_count] if step else None,
         "saved_bytes": [saved_bytes(step.before), saved_bytes(step.after)] if step else None,
         "seconds": step.seconds if step else None,
+        "options": [option_record(option, value) for option, value in config.options(name) if option.is_text],
         "decisions": grouped(step.decisions) if step else [],
         "error": step.error if step else None,
     }
+
+
+def option_record(option: PassOption, value: Any) -> dict[str, Any]:
+    """One option of a pass, as the view edits it."""
+    shown = {"value": written(value), "default": written(option.default)}
+    return {"name": option.name, "kind": option.kind, **shown, "help": option.help}
+
+
+def config_record(config: Config) -> dict[str, Any]:
+    """A configuration by its options' names, each what `configure` takes back."""
+    found = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "own"}
+    found["remat_options"] = _written(dict(config.remat_options))
+    return found | {one.name: _written(one.given) for one in config.own}
+
+
+def _written(given: Any) -> Any:
+    return {name: written(value) for name, value in given.items()} if isinstance(given, dict) else given
 
 
 def grouped(decisions: Iterable[Decision]) -> list[dict[str, Any]]:

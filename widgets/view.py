@@ -15,8 +15,8 @@ from typing import Any
 import anywidget
 import traitlets
 
+from tracefuse.config import PASS_OF, Config
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.options import Config
 from tracefuse.profile import Profile, profile
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
@@ -71,8 +71,7 @@ class Explorer(anywidget.AnyWidget):
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
-        options = self.variant.config.changed(**changes)
-        self.show(self.variant.with_config(**{name: getattr(options, name) for name in changes}))
+        self.show(self.variant.with_config(**changes))
 
     def measure(self) -> None:
         """Time the shown variant against the eager replay, with progress in the view; an error is shown there too."""
@@ -94,7 +93,8 @@ class Explorer(anywidget.AnyWidget):
         kind = message.get("type")
         if kind == "configure":
             changes = message["changes"]
-            self._answer("passes", lambda: self.configure(changes), at=next(iter(changes), ""))
+            option = next(iter(changes), "")
+            self._answer("passes", lambda: self.configure(changes), at=PASS_OF.get(option, option))
         elif kind == "measure":
             self._answer("timing", self._measure)
         else:

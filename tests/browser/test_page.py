@@ -83,7 +83,9 @@ def test_its_answer_stands_beside_the_switch(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(1)
 
 
-@pytest.mark.parametrize("control", ["tf-freeze", "tf-remat-weight"])
+@pytest.mark.parametrize(
+    "control", ["tf-freeze", "tf-remat-weight", "tf-memory-budget", "tf-option-remat-longest_chain"]
+)
 def test_a_control_with_nothing_to_choose_says_so(page: Page, control: str) -> None:
     expect(page.get_by_test_id(control)).to_be_disabled()
     title = page.get_by_test_id(control).locator("..").get_attribute("title")

@@ -19,7 +19,7 @@ class Explorer {
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
     /** @type {Open} */
-    this.open = { passes: new Set(), kernels: new Set(), freeze: null };
+    this.open = { passes: new Set(), kernels: new Set(), typed: {} };
     this.act = {
       configure: (/** @type {Partial<Config>} */ changes) => this.ask("passes", { type: "configure", changes }),
       select: (/** @type {string} */ value) => this.select(value),

@@ -43,7 +43,7 @@ class PageModel {
     const found = this.find(message.changes);
     if (found) this.set("payload", found);
     const [at] = Object.keys(message.changes);
-    const error = found ? null : { panel: /** @type {const} */ ("passes"), at, message: missing({ ...this.state.payload.config, ...message.changes }) };
+    const error = found ? null : { panel: /** @type {const} */ ("passes"), at, message: missing(this.state.payload, message.changes) };
     this.set("status", { ...IDLE, error });
   }
 
@@ -64,9 +64,10 @@ function same(one, other) {
   return Object.keys(one).every((name) => JSON.stringify(one[name]) === JSON.stringify(other[name]));
 }
 
-/** @param {Config} wanted */
-function missing(wanted) {
-  const on = ["simplify", "freeze", "cat", "decompose", "remat", "fuse"].filter((name) => wanted[name] !== null && wanted[name] !== false);
+/** @param {Payload} shown @param {Partial<Config>} changes */
+function missing({ config, passes }, changes) {
+  const wanted = { ...config, ...changes };
+  const on = passes.map((one) => one.name).filter((name) => wanted[name] !== null && wanted[name] !== false);
   return `This saved page does not hold the combination “${on.join(" + ") || "no pass"}” with these options: run the cell in a notebook to see it.`;
 }
 

@@ -1,10 +1,9 @@
-// The passes column: a switch for each pass, its options, what it changed, and why.
+// The passes column: a switch for each pass, the user's own too, its options, what it changed, and why.
 
 import { formatBytes, formatSeconds, h, plural, signed } from "./dom.js";
+import { options } from "./options.js";
 
-const WEIGHTS = /** @type {[number, string][]} */ ([[1, "1: full size"], [0.5, "½: half"], [0, "0: free"]]);
 const DEFAULT_WEIGHT = 0.5;
-const NOT_HELD = "this saved page holds no other choice: run the cell in a notebook to change it";
 const SHOWN_VALUES = 8;
 const SHOWN_REASONS = 40;
 
@@ -49,7 +48,7 @@ function row(one, payload, open, act, problem) {
       h("label", { for: id, title: one.help }, one.name),
       one.seconds !== null && h("span", { class: "tf-note tf-seconds", title: "how long the pass itself took, not the program" }, `took ${formatSeconds(one.seconds)}`),
     ),
-    one.enabled && option(one, payload.config, open, act),
+    ...(one.enabled ? options(one, payload, open, act) : []),
     problem && alert(problem),
     h("div", { class: "tf-effect" }, effect(one)),
     one.error && h("p", { class: "tf-error", role: "alert" }, one.error),
@@ -75,54 +74,6 @@ function effect(one) {
     ops !== 0 && h("span", { class: ops < 0 ? "tf-gain" : "tf-cost" }, `${signed(ops)} ops`),
     saved !== 0 && h("span", { class: saved < 0 ? "tf-gain" : "tf-cost" }, `keeps ${formatBytes(Math.abs(saved))} ${saved < 0 ? "less" : "more"} for backward`),
   ].filter((part) => part !== false);
-}
-
-/** @param {PassRecord} one @param {Config} config @param {Open} open @param {Act} act */
-function option(one, config, open, act) {
-  if (one.name === "remat") return weightOption(config, act);
-  if (one.name === "freeze") return freezeOption(config, open, act);
-  return null;
-}
-
-/** @param {Config} config @param {Act} act */
-function weightOption(config, act) {
-  const known = WEIGHTS.some(([weight]) => weight === config.remat);
-  const choices = known ? WEIGHTS : [...WEIGHTS, /** @type {[number, string]} */ ([config.remat, String(config.remat)])];
-  const isHeld = (/** @type {number} */ remat) => remat === config.remat || act.holds({ remat });
-  const isFixed = choices.filter(([weight]) => isHeld(weight)).length < 2;
-  return h(
-    "label",
-    { class: "tf-option", title: isFixed ? NOT_HELD : "how much a saved value counts that its producer's region reads anyway" },
-    "input weight",
-    h(
-      "select",
-      {
-        onchange: (/** @type {any} */ e) => act.configure({ remat: Number(e.target.value) }),
-        disabled: isFixed,
-        "data-testid": "tf-remat-weight",
-      },
-      choices.map(([weight, label]) => h("option", { value: String(weight), selected: weight === config.remat, disabled: !isHeld(weight) }, label)),
-    ),
-  );
-}
-
-/** @param {Config} config @param {Open} open @param {Act} act */
-function freezeOption(config, open, act) {
-  const patterns = (config.freeze ?? []).join(", ");
-  if (split(open.freeze ?? "").join() === (config.freeze ?? []).join()) open.freeze = null;
-  const type = (/** @type {any} */ e) => (open.freeze = e.target.value);
-  const change = (/** @type {any} */ e) => act.configure({ freeze: split(e.target.value) });
-  return h(
-    "label",
-    { class: "tf-option", title: !act.live ? NOT_HELD : "names or globs of parameters whose gradients nobody wants, separated by commas" },
-    "names",
-    h("input", { type: "text", value: open.freeze ?? patterns, placeholder: "h.*.mlp.*", spellcheck: "false", disabled: !act.live, oninput: type, onchange: change, "data-testid": "tf-freeze" }),
-  );
-}
-
-/** @param {string} text */
-function split(text) {
-  return text.split(",").map((pattern) => pattern.trim()).filter(Boolean);
 }
 
 /** @param {PassRecord} one @param {Payload} payload @param {Set<string>} open @param {Act} act */

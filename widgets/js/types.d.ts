@@ -11,8 +11,21 @@ interface Config {
   cat: boolean;
   decompose: boolean;
   remat: number | null;
+  /** A fraction up to 1, or bytes. */
+  memory_budget: number | null;
+  remat_options: Record<string, string | boolean>;
   fuse: boolean;
+  /** A pass of the user's own: off, on, or on with options. */
   [more: string]: unknown;
+}
+
+interface PassOption {
+  name: string;
+  kind: "switch" | "number" | "text";
+  /** A boolean for a switch, else text. */
+  value: any;
+  default: any;
+  help: string;
 }
 
 interface Line {
@@ -60,6 +73,8 @@ interface PassRecord {
   ops: [number, number] | null;
   saved_bytes: [number, number] | null;
   seconds: number | null;
+  /** Those without a control of their own. */
+  options: PassOption[];
   decisions: Decision[];
   error: string | null;
 }
@@ -151,7 +166,8 @@ type Message = { type: "configure"; changes: Partial<Config> } | { type: "measur
 interface Open {
   passes: Set<string>;
   kernels: Set<string>;
-  freeze: string | null;
+  /** Control -> text that was typed and not taken over. */
+  typed: Record<string, string>;
 }
 
 /** What a panel may ask for. */
