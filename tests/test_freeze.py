@@ -164,3 +164,45 @@ def test_a_pattern_that_freezes_nothing_new_says_so():
     result = tried(Freeze(("x",)), captured(lambda x: x.exp(), torch.randn(3)))
     assert result.reasons("frozen already") == ["no input that it matches has a gradient in this trace"]
     assert result.after.code == result.captured.trace.code
+
+
+# --- unfreezing -------------------------------------------------------------------------------------------------------
+
+
+def trained(result) -> set[str]:
+    return {i.source for i in result.after.inputs if i.trainable}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        (("*", "!2.*"), {"2.weight", "2.bias"}),
+        (("*", "!2.*", "2.bias"), {"2.weight"}),
+        (("[012].*", "!*.bias"), {"0.bias", "1.bias", "2.bias", "3.weight", "3.bias"}),
+        (("*", "!*"), {f"{i}.{kind}" for i in range(4) for kind in ("weight", "bias")}),
+    ],
+)
+def test_the_last_pattern_that_matches_wins(patterns, left):
+    assert trained(tried(Freeze(patterns), capture(*stack()))) == left
+
+
+def test_an_exception_before_its_rule_says_so():
+    result = tried(Freeze(("!2.*", "*")), capture(*stack()))
+    assert trained(result) == set()
+    assert result.reasons("trained already") == [
+        "no earlier pattern freezes what it matches: patterns go before their exceptions"
+    ]
+
+
+def test_what_was_frozen_when_captured_cannot_be_trained():
+    model, args = stack()
+    model[2].requires_grad_(False)
+    result = tried(Freeze(("*", "!2.*")), capture(model, args))
+    assert trained(result) == set()
+    (reason,) = result.reasons("cannot unfreeze")
+    assert reason.endswith("capture with train_all=True to have them all")
+
+
+def test_an_exception_without_a_match_lists_close_names():
+    with pytest.raises(UnknownValue, match=r"'!0.wieght' matches no input .* such as 0.weight"):
+        Freeze(("*", "!0.wieght")).run(capture(*stack()).trace, lambda _: None)
