@@ -61,7 +61,7 @@ def match_inputs(trace: Trace, patterns: Sequence[str], decide: Decide) -> set[s
     nothing is a decision.
     """
     with_gradient = {out.of for out in trace.outputs if out.kind == "gradient"}
-    candidates = [i for i, node in zip(trace.inputs, trace.placeholders, strict=True) if _is_differentiable(node, i)]
+    candidates = [i for i, node in zip(trace.inputs, trace.placeholders, strict=True) if is_differentiable(node, i)]
     frozen: set[str] = set()
     for pattern in patterns:
         hits = _hits(pattern.removeprefix(UNFREEZE), candidates)
@@ -90,7 +90,8 @@ def _why_idle(unfreezes: bool, hits: set[str], with_gradient: set[str], frozen: 
     return None
 
 
-def _is_differentiable(node: fx.Node, entry: Input) -> bool:
+def is_differentiable(node: fx.Node, entry: Input) -> bool:
+    """Whether the input, whose placeholder is `node`, could have a gradient."""
     dtype = val(node).dtype
     return entry.kind in ("input", "parameter") and (dtype.is_floating_point or dtype.is_complex)
 

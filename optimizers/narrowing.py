@@ -53,6 +53,15 @@ def is_switchable(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and (mask_argument(target) is not None or bool(flags(target)))
 
 
+def switchable_outputs(node: fx.Node) -> set[int]:
+    """The outputs of a multi-output op that its mask or its flags stand for."""
+    if not is_switchable(node.target):
+        return set()
+    if mask_argument(node.target) is not None:  # type: ignore[arg-type]
+        return set(range(len(val(node))))
+    return {i for outputs in flags(node.target).values() for i in outputs}  # type: ignore[arg-type]
+
+
 def read_outputs(node: fx.Node) -> set[int]:
     """Which outputs of a multi-output op are read."""
     return {user.args[1] for user in node.users if is_getitem(user) and user.users}  # type: ignore[misc]
