@@ -5,7 +5,8 @@ from __future__ import annotations
 import programs
 import pytest
 import torch
-from test_freeze import capture, convolutional, gpt, stack
+from freeze_programs import convolutional, gpt, stack
+from test_freeze import capture
 from torch import nn
 
 import tracefuse
