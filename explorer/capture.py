@@ -14,6 +14,7 @@ import functools
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -77,12 +78,15 @@ class Capture:
         return f"<tracefuse.Capture on {device}: {forward.op_count} forward and {backward.op_count} backward ops>"
 
     def __enter__(self) -> Capture:
-        self._start(visible_from(sys._getframe(1)) if self._namespace is None else self._namespace)
+        # Looking at a frame's variables keeps them alive: not without need.
+        self._start(self._seen_from(sys._getframe(1)) if self._train_all else {})
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        names = visible_from(sys._getframe(1)) if self._namespace is None else self._namespace
-        self._stop(names, self.returned, kind is None)
+        self._stop(self._seen_from(sys._getframe(1)), self.returned, kind is None)
+
+    def _seen_from(self, frame: FrameType) -> Mapping[str, Any]:
+        return visible_from(frame) if self._namespace is None else self._namespace
 
     def _start(self, namespace: Mapping[str, Any]) -> None:
         if self._roles is not None:
@@ -187,13 +191,13 @@ def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool
     made = Capture(train_all=train_all)
     if fn is None:
         return made
-    names, returned, completed = namespace_of(fn, args, kwargs), None, False
-    made._start(names)
+    made._start(namespace_of(fn, args, kwargs) if train_all else {})
+    returned, completed = None, False
     try:
         returned = fn(*args, **kwargs)
         completed = True
     finally:
-        made._stop(names, returned, completed)
+        made._stop(namespace_of(fn, args, kwargs), returned, completed)
     return made
 
 

@@ -88,3 +88,16 @@ def test_launch(tmp_path: Path) -> None:
     median, low, high = found["host_us"]["10 layers"]["eager"]["step"]
     assert 0 < low <= median <= high
     assert "µs of the host" in printed
+
+
+def test_freeze(tmp_path: Path) -> None:
+    found, printed = run("freeze.py", tmp_path, "--budget", "0.5")
+    for name, case in found["cases"].items():
+        static, programs = case["static"], {p["name"]: p for p in case["timing"]["programs"]}
+        assert list(programs) == ["all trained", "pruned", "tracefuse", "eager"]
+        assert static["pruned"]["saved_nbytes"] < static["all trained"]["saved_nbytes"]
+        assert static["pruned"]["ops"] < static["all trained"]["ops"]
+        eager, pruned = (programs[p]["difference"]["gradients"] for p in ("eager", "pruned"))
+        assert pruned < 1.5 * eager + 1e-3, name
+        assert "pruned / all trained" in case["ratios"]
+    assert "frozen *, !*.lora_*" in printed
