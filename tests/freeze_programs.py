@@ -15,6 +15,7 @@ import programs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tracefuse.demo import GPT, batch
 
@@ -192,6 +193,37 @@ def mlp() -> Made:
     return model.double(), (double(2, 3, 6),)
 
 
+class Twice(nn.Module):
+    """A layer that is used twice, under autocast: which keeps the cast of a weight only if the weight is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            return self.layer(self.layer(self.first(x)).tanh()).double()
+
+
+def twice() -> Made:
+    return Twice().double(), (double(4, 6),)
+
+
+class Checkpointed(nn.Module):
+    """Half of it is computed again by the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, self.first(x).tanh(), use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def checkpointed() -> Made:
+    return Checkpointed().double(), (double(4, 6),)
+
+
 class Attending(nn.Module):
     """torch's own attention, its projections packed, and a residual."""
 
@@ -246,6 +278,11 @@ CASES = {
     "recurrent, the activation": Frozen(recurrent, ("act.*",)),
     "mlp, frozen weights with biases": Frozen(mlp, ("*.weight",)),
     "mlp, frozen biases": Frozen(mlp, ("*.bias",)),
+    "autocast, a weight used twice": Frozen(twice, ("layer.weight",)),
+    "autocast, all but that": Frozen(twice, ("*", "!layer.weight")),
+    "checkpoint, within": Frozen(checkpointed, ("block.0.*", "block.1.bias")),
+    "checkpoint, before": Frozen(checkpointed, ("first.*",)),
+    "checkpoint, all of it": Frozen(checkpointed, ("block.*",)),
     "attention, packed projection": Frozen(attention, ("attention.in_proj_*",)),
     "attention, all but its output": Frozen(attention, ("*", "!attention.out_proj.*")),
 }  # fmt: skip
