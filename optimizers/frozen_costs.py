@@ -87,7 +87,8 @@ class FrozenCosts(list[FrozenCost]):
 
     def __str__(self) -> str:
         title = ("parameter", "is", "ops", "saved for it", "gradient", "modelled")
-        known = [_columns(row) for row in [*self, self.together] if row.state != "not captured"]
+        total = [self.together] if any(row.state == "frozen" for row in self) else []
+        known = [_columns(row) for row in [*self, *total] if row.state != "not captured"]
         unknown = [row.name for row in self if row.state == "not captured"]
         lines = _aligned([title, *known])
         lines.append(f"times: roofline of {self.peaks.source}, every op a kernel of its own")

@@ -64,6 +64,10 @@ def test_the_table_is_sorted_by_what_is_spared():
     assert note == "times: roofline of H100 SXM datasheet, every op a kernel of its own"
 
 
+def test_without_patterns_there_is_no_total():
+    assert "all" not in [line.split()[0] for line in str(frozen_costs(capture(*stack()).trace)).splitlines()]
+
+
 def test_a_weight_costs_its_matmul_and_the_input_that_only_it_reads():
     costs = {row.name: row for row in frozen_costs(capture(*stack()).trace)}
     row = costs["2.weight"]
