@@ -4,16 +4,17 @@
         loss = model(x, y)
         loss.backward()
 
-The program runs once, exactly as it would without. The trace is built when it is first asked for.
+The program runs once, exactly as it would without. The trace is built when it is first asked for. With `train_all=True`
+the gradients of frozen parameters are captured too (`tracefuse.thaw`), so that any choice of what to train can be tried.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +25,14 @@ from tracefuse.assemble import Roles, assemble
 from tracefuse.config import Config
 from tracefuse.errors import CaptureError
 from tracefuse.functional import build_graph, functionalize, propagate
+from tracefuse.namespace import namespace_of, visible_from
+from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace
 from tracefuse.optimizers.verify import verify
 from tracefuse.record import Guard, Recorder, Recording, Value
 from tracefuse.replay import replay
+from tracefuse.thaw import Thaw
 from tracefuse.variant import Variant
 
 
@@ -39,6 +43,9 @@ class _Captured(NamedTuple):
     guards: tuple[Guard, ...]
 
 
+GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
+
+
 class Capture:
     """What one block or call did. Enter it as a context manager, or use `capture(fn, *args)`.
 
@@ -47,11 +54,15 @@ class Capture:
     took from tensors, and `environment` the versions, the device and the flags it ran with.
 
     `namespace` is where a block's variables are looked up when it ends (default: the block's own frame); what is assigned
-    to `returned` inside the block counts as its result.
+    to `returned` inside the block counts as its result. With `train_all`, frozen parameters count as trainable in the trace,
+    and in nothing else; `thawed` names them.
     """
 
-    def __init__(self, namespace: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, namespace: Mapping[str, Any] | None = None, train_all: bool = False) -> None:
         self._namespace = namespace
+        self._train_all = train_all
+        self._thaw: Thaw | None = None
+        self._thawed: frozenset[Value] = frozenset()
         self.returned: Any = None
         self._recorder = Recorder()
         self._roles: Roles | None = None
@@ -67,22 +78,39 @@ class Capture:
         return f"<tracefuse.Capture on {device}: {forward.op_count} forward and {backward.op_count} backward ops>"
 
     def __enter__(self) -> Capture:
-        if self._roles is not None:
-            raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
-        self._recorder.__enter__()
+        # Looking at a frame's variables keeps them alive: not without need.
+        self._start(self._seen_from(sys._getframe(1)) if self._train_all else {})
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self._recorder.__exit__(kind, *rest)
-        if kind is None:
-            frame = sys._getframe(1)
-            names = {**frame.f_globals, **frame.f_locals} if self._namespace is None else self._namespace
-            self._finish(names, self.returned)
-        self._namespace = self.returned = None  # the user's objects are not ours to keep alive
+        self._stop(self._seen_from(sys._getframe(1)), self.returned, kind is None)
+
+    def _seen_from(self, frame: FrameType) -> Mapping[str, Any]:
+        return visible_from(frame) if self._namespace is None else self._namespace
+
+    def _start(self, namespace: Mapping[str, Any]) -> None:
+        if self._roles is not None:
+            raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
+        if self._train_all:
+            self._thaw = Thaw(namespace).__enter__()
+        self._recorder.__enter__()
+
+    def _stop(self, namespace: Mapping[str, Any], returned: Any, completed: bool) -> None:
+        """Note who is who while the program's tensors are still there; keep nothing of the user's alive."""
+        self._recorder.__exit__(None, None, None)
+        try:
+            if completed:
+                self._finish(namespace, returned)
+        finally:
+            if self._thaw is not None:
+                self._thaw.__exit__(None, None, None)
+            self._namespace = self.returned = self._thaw = None
 
     def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
-        """Note who is who while the program's tensors are still there."""
-        self._roles = _roles(self._recorder, namespace, returned)
+        gradient_of = _gradient if self._thaw is None else self._thaw.gradient_of
+        self._roles = _roles(self._recorder, namespace, returned, gradient_of)
+        if self._thaw is not None:
+            self._thawed = frozenset(v for p in self._thaw.parameters if (v := self._recorder.value_of(p)) is not None)
 
     @functools.cached_property
     def _built(self) -> _Captured:
@@ -114,6 +142,20 @@ class Capture:
         return tuple(self._recorder.recording.rng_states)
 
     @property
+    def thawed(self) -> tuple[str, ...]:
+        """Names of the parameters that were frozen and count as trainable because of `train_all`.
+
+        `c.optimize(freeze=c.thawed)` is the cell as it is written.
+        """
+        pairs = zip(self.trace.inputs, self.live_inputs, strict=True)
+        return tuple(i.source for i, tensor in pairs if self._recorder.value_of(tensor) in self._thawed)
+
+    def frozen_costs(self, patterns: Sequence[str] = ()) -> FrozenCosts:
+        """What every parameter's gradient costs, `patterns` (as of `freeze`) frozen: its ops, what the forward keeps for it,
+        modelled time. Print it. Raises `UnknownValue` for a pattern that matches nothing."""
+        return frozen_costs(self.trace, (patterns,) if isinstance(patterns, str) else tuple(patterns))
+
+    @property
     def forward(self) -> Trace:
         return self.trace.split()[0]
 
@@ -139,20 +181,28 @@ class Capture:
         return self.variant(Config.of(**options)).check()
 
 
-def capture(fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Capture:
+def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool = False, **kwargs: Any) -> Capture:
     """Without arguments, a context manager that captures its block; with `fn`, the capture of `fn(*args, **kwargs)`.
 
     Results are the tensors that `backward()` started from and what `fn` returns; a block without a backward yields the
-    tensors that it bound to names. Raises what the program raises, and `CaptureError` (when the trace is first asked for)
-    if there is nothing to show.
+    tensors that it bound to names. With `train_all` the trace has the gradients of frozen parameters too. Raises what the
+    program raises, and `CaptureError` (when the trace is first asked for) if there is nothing to show.
     """
-    made = Capture()
+    made = Capture(train_all=train_all)
     if fn is None:
         return made
-    with made._recorder:
+    made._start(namespace_of(fn, args, kwargs) if train_all else {})
+    returned, completed = None, False
+    try:
         returned = fn(*args, **kwargs)
-    made._finish(_namespace_of(fn, args, kwargs), returned)
+        completed = True
+    finally:
+        made._stop(namespace_of(fn, args, kwargs), returned, completed)
     return made
+
+
+def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
+    return leaf.grad
 
 
 def environment() -> dict[str, str]:
@@ -165,30 +215,7 @@ def environment() -> dict[str, str]:
     return found
 
 
-def _namespace_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """The names that `fn` can see: globals it mentions, its closure, its arguments."""
-    function = inspect.unwrap(getattr(fn, "__func__", fn))
-    code = getattr(function, "__code__", None)
-    names: dict[str, Any] = {}
-    if code is not None:
-        names |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            names |= _cell_contents(name, cell)
-    try:
-        names |= inspect.signature(fn).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # builtins have no signature: their arguments stay nameless
-        names |= kwargs
-    return names
-
-
-def _cell_contents(name: str, cell: Any) -> dict[str, Any]:
-    try:
-        return {name: cell.cell_contents}
-    except ValueError:  # not assigned yet
-        return {}
-
-
-def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any) -> Roles:
+def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
     """Inputs' names, results and gradients, by value."""
     recording, value_of = recorder.recording, recorder.value_of
     for thing in namespace.values():
@@ -208,8 +235,8 @@ def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any) -> R
         results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
     gradients, made_here = {}, {}
     for leaf, name in _leaves(recorder, variables):
-        gradient = value_of(leaf.grad) if leaf.grad is not None else None
-        value = value_of(leaf)
+        written, value = gradient_of(leaf), value_of(leaf)
+        gradient = None if written is None else value_of(written)
         if gradient is None or value is None:
             continue
         if value in recording.externals:

@@ -172,6 +172,13 @@ MAGIC_OPTIONS: tuple[Option, ...] = (
     Option("output", ("-o", "--output"), "value", None, "assign the result to this variable", metavar="NAME"),
     Option("measure", (), "switch", True, "do not time anything", off_flag="--no-measure"),
     Option("html", ("--html",), "value", None, "also write the view to this file", metavar="PATH"),
+    Option(
+        "train_all",
+        ("--train-all",),
+        "switch",
+        False,
+        "capture the gradients of frozen parameters too, to try freezing",
+    ),
     _BUDGET,
     _CUDA_GRAPH,
     _TUNE,

@@ -31,7 +31,9 @@ from tracefuse.optimizers.trace import Origin, Source
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("record.py", "hooks.py", "capture.py"))
+_OURS = tuple(
+    os.path.join(os.path.dirname(__file__), name) for name in ("record.py", "hooks.py", "capture.py", "thaw.py")
+)
 
 # These write their running statistics although their schema does not say so.
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}

@@ -5,6 +5,7 @@ A gradient is demanded if the trace returns it. The pass goes from there, never 
     1. drop the gradient outputs of the frozen inputs          freeze("h.*.mlp.*"): a what-if on one capture, LoRA style
     2. remove ops that nothing reads any more
     3. narrow the masks: a multi-output backward op that takes a bool[] of what to compute gets False for what is unread
+       (`narrowing.py`; the forward of attention that has lost its backward no longer stores its log-sum-exp)
     4. again from 2, until nothing changes: a narrowed op may have been the last reader of another one
 
     before   dx, dw, db = layer_norm_backward(g, x, …, output_mask=[True, True, True]);  return dx, dw, db
@@ -13,6 +14,14 @@ A gradient is demanded if the trace returns it. The pass goes from there, never 
 The forward then saves less, since fewer values are read across the phases; `Trace.split` needs no help for that. The result
 is the program that a capture with `requires_grad=False` on the frozen parameters would have recorded. Without patterns the
 pass prunes what was computed and not returned. It does nothing where every gradient is demanded.
+
+Patterns are read in order and the last match wins; a leading "!" takes back what an earlier one froze:
+
+    freeze=["*", "!*.lora_*"]        LoRA: everything is frozen but the adapters
+    freeze=["h.*", "!h.11.*"]        only the last block is trained
+
+A parameter that was frozen when the cell ran has no gradient to bring back, unless the capture was made with
+`train_all=True`.
 """
 
 from __future__ import annotations
@@ -23,10 +32,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import UnknownValue
+from tracefuse.optimizers.narrowing import narrow, note_unswitchable
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_read_late
 from tracefuse.optimizers.trace import (
@@ -34,8 +43,6 @@ from tracefuse.optimizers.trace import (
     Trace,
     eliminate_dead_code,
     human_bytes,
-    is_getitem,
-    is_view,
     nbytes,
     phase,
     storage,
@@ -43,89 +50,58 @@ from tracefuse.optimizers.trace import (
     val,
 )
 
-MASK_ARGUMENTS = ("output_mask", "grad_input_mask")
+UNFREEZE = "!"
 
 
 def match_inputs(trace: Trace, patterns: Sequence[str], decide: Decide) -> set[str]:
-    """Names of the inputs whose source, or name, matches one of `patterns` (names or globs).
+    """Names of the inputs to freeze: those whose source, or name, matches `patterns` (names or globs).
 
-    Only inputs that could have a gradient are looked at. A pattern that matches none of them raises `UnknownValue`, listing
-    close names; one that matches only inputs without a gradient is a decision.
+    Only inputs that could have a gradient are looked at. A pattern that begins with "!" takes back what earlier ones
+    froze: the last match wins. One that matches no input raises `UnknownValue`, listing close names; one that changes
+    nothing is a decision.
     """
     with_gradient = {out.of for out in trace.outputs if out.kind == "gradient"}
-    candidates = [i for i, node in zip(trace.inputs, trace.placeholders, strict=True) if _is_differentiable(node, i)]
-    matched: set[str] = set()
+    candidates = [i for i, node in zip(trace.inputs, trace.placeholders, strict=True) if is_differentiable(node, i)]
+    frozen: set[str] = set()
     for pattern in patterns:
-        hits = {i.name for i in candidates if any(fnmatch.fnmatchcase(n, pattern) for n in (i.source, i.name))}
+        hits = _hits(pattern.removeprefix(UNFREEZE), candidates)
         if not hits:
             raise UnknownValue(_unknown(pattern, candidates))
-        if not hits & with_gradient:
-            decide(Decision(pattern, "frozen already", "no input that it matches has a gradient in this trace"))
-        matched |= hits
-    return matched
+        unfreezes = pattern.startswith(UNFREEZE)
+        if idle := _why_idle(unfreezes, hits, with_gradient, frozen):
+            decide(Decision(pattern, *idle))
+        frozen = frozen - hits if unfreezes else frozen | hits
+    return frozen
 
 
-def _is_differentiable(node: fx.Node, entry: Input) -> bool:
+def _hits(glob: str, candidates: Sequence[Input]) -> set[str]:
+    return {i.name for i in candidates if any(fnmatch.fnmatchcase(n, glob) for n in (i.source, i.name))}
+
+
+def _why_idle(unfreezes: bool, hits: set[str], with_gradient: set[str], frozen: set[str]) -> tuple[str, str] | None:
+    """(action, reason) of a pattern that changes nothing."""
+    if unfreezes and not hits & with_gradient:
+        reason = "no input that it matches has a gradient in this trace: capture with train_all=True to have them all"
+        return "cannot unfreeze", reason
+    if unfreezes and not hits & frozen:
+        return "trained already", "no earlier pattern freezes what it matches: patterns go before their exceptions"
+    if not unfreezes and not hits & with_gradient:
+        return "frozen already", "no input that it matches has a gradient in this trace"
+    return None
+
+
+def is_differentiable(node: fx.Node, entry: Input) -> bool:
+    """Whether the input, whose placeholder is `node`, could have a gradient."""
     dtype = val(node).dtype
     return entry.kind in ("input", "parameter") and (dtype.is_floating_point or dtype.is_complex)
 
 
 def _unknown(pattern: str, candidates: Sequence[Input]) -> str:
     names = sorted(i.source or i.name for i in candidates)
-    close = difflib.get_close_matches(pattern, names, n=5, cutoff=0.4) or names[:5]
+    close = difflib.get_close_matches(pattern.removeprefix(UNFREEZE), names, n=5, cutoff=0.4) or names[:5]
     if not close:
         return f"{pattern!r} matches no input: none of this trace can have a gradient. Freeze nothing: pass no pattern."
     return f"{pattern!r} matches no input that can have a gradient. Freeze by a name or a glob, such as {', '.join(close)}."
-
-
-# --- masks ------------------------------------------------------------------------------------------------------------
-
-
-def mask_index(node: fx.Node) -> int | None:
-    """The position of the op's bool[] argument that says which outputs to compute; None if it has none."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return None
-    names = [a.name for a in node.target._schema.arguments]
-    found = [names.index(name) for name in MASK_ARGUMENTS if name in names]
-    return found[0] if found and found[0] < len(node.args) else None
-
-
-def read_outputs(node: fx.Node) -> set[int]:
-    """Which outputs of a multi-output op are read."""
-    return {user.args[1] for user in node.users if is_getitem(user) and user.users}  # type: ignore[misc]
-
-
-def narrow_mask(node: fx.Node, decide: Decide) -> bool:
-    """Switch off the unread outputs of one op. Returns whether its mask changed."""
-    index = mask_index(node)
-    if index is None or not all(is_getitem(user) for user in node.users):
-        return False
-    read, before = read_outputs(node), list(node.args[index])  # type: ignore[arg-type]
-    after = [bool(wanted) and i in read for i, wanted in enumerate(before)]
-    if after == before or not any(after):
-        return False
-    spared = sum(_tensor_nbytes(v) for v, was, now in zip(val(node), before, after, strict=True) if was and not now)
-    node.update_arg(index, after)
-    node.meta["val"] = tuple(v if keep else None for v, keep in zip(val(node), after, strict=True))
-    decide(Decision(node.name, "narrowed", f"computes outputs {sorted(read)} only: nothing reads the others", spared))
-    return True
-
-
-def _tensor_nbytes(value: torch.Tensor | None) -> int:
-    return 0 if value is None else value.numel() * value.element_size()
-
-
-def note_unmasked(trace: Trace, decide: Decide) -> None:
-    """Say which multi-output backward ops still compute something unread, having no mask."""
-    for node in trace.ops:
-        several = isinstance(val(node), (tuple, list)) and not is_view(node)
-        if not several or phase(node) != "backward" or mask_index(node) is not None:
-            continue
-        unread = sorted(i for i, v in enumerate(val(node)) if v is not None and i not in read_outputs(node))
-        if unread:
-            spare = sum(_tensor_nbytes(val(node)[i]) for i in unread)
-            reason = f"the operator has no mask: it computes outputs {unread}, which nothing reads"
-            decide(Decision(node.name, "kept", reason, spare))
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------
@@ -150,7 +126,7 @@ def prune(graph: fx.Graph, decide: Decide) -> None:
     changed = True
     while changed:
         dead = eliminate_dead_code(graph)
-        narrowed = [narrow_mask(node, decide) for node in graph.nodes if node.op == "call_function"]
+        narrowed = [narrow(node, decide) for node in graph.nodes if node.op == "call_function"]
         changed = bool(dead) or any(narrowed)
 
 
@@ -179,6 +155,8 @@ def note_unsaved(before: Trace, after: Trace, decide: Decide) -> None:
 class Freeze:
     """Prune what only undemanded gradients need. `patterns` name the inputs to freeze besides: names or globs of sources.
 
+    A leading "!" trains again what an earlier pattern froze: `("*", "!*.lora_*")` leaves the adapters.
+
     Raises `UnknownValue` for a pattern that matches no input that can have a gradient.
     """
 
@@ -188,6 +166,6 @@ class Freeze:
     def run(self, trace: Trace, decide: Decide) -> Trace:
         new = drop_gradients(trace.copy(), match_inputs(trace, self.patterns, decide), decide)
         prune(new.graph, decide)
-        note_unmasked(new, decide)
+        note_unswitchable(new.ops, decide)
         note_unsaved(trace, new, decide)
         return new

@@ -108,3 +108,16 @@ def test_remat(tmp_path: Path) -> None:
     assert plain["saved_nbytes"] > weights[0]["saved_nbytes"] >= weights[-1]["saved_nbytes"]
     assert all(row["worst_gradient"] < 0.02 for row in weights)
     assert "measured on CPU" in printed
+
+
+def test_freeze(tmp_path: Path) -> None:
+    found, printed = run("freeze.py", tmp_path, "--budget", "0.5")
+    for name, case in found["cases"].items():
+        static, programs = case["static"], {p["name"]: p for p in case["timing"]["programs"]}
+        assert list(programs) == ["all trained", "pruned", "tracefuse", "eager"]
+        assert static["pruned"]["saved_nbytes"] < static["all trained"]["saved_nbytes"]
+        assert static["pruned"]["ops"] < static["all trained"]["ops"]
+        eager, pruned = (programs[p]["difference"]["gradients"] for p in ("eager", "pruned"))
+        assert pruned < 1.5 * eager + 1e-3, name
+        assert "pruned / all trained" in case["ratios"]
+    assert "frozen *, !*.lora_*" in printed

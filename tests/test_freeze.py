@@ -1,91 +1,23 @@
-"""Freeze prunes what only undemanded gradients need: the result is the program of a capture with requires_grad=False."""
+"""Freeze prunes what only undemanded gradients need. `test_freeze_law.py` compares it with `requires_grad=False`."""
 
 from __future__ import annotations
 
 import programs
 import pytest
 import torch
+from freeze_programs import convolutional, stack
 from torch import nn
 from traces import captured, ops, tried
 
 import tracefuse
-from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.errors import UnknownValue
 from tracefuse.optimizers.freeze import Freeze
-from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import Trace, op_name, phase, tensor_type, val
-
-
-def gpt() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    torch.manual_seed(0)
-    return GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.2).double(), batch(61, 2, 12)
-
-
-def convolutional() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Conv2d(6, 4, 3),
-        nn.GroupNorm(2, 4),
-        nn.Flatten(),
-        nn.LayerNorm(80),
-    ).double()
-    return model, (torch.randn(2, 3, 9, 8, dtype=torch.float64),)
-
-
-def stack() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).double(), (torch.randn(5, 8, dtype=torch.float64),)
+from tracefuse.optimizers.trace import op_name
 
 
 def capture(model: nn.Module, args: tuple[torch.Tensor, ...]) -> tracefuse.Capture:
     torch.manual_seed(3)
     return captured(programs.of_module(model, *args).fresh().run)
-
-
-def program(trace: Trace) -> dict[str, list[tuple[object, ...]]]:
-    """What each phase computes: every op with its type, its operands' types and its other arguments, in order."""
-    found: dict[str, list[tuple[object, ...]]] = {"forward": [], "backward": []}
-    for node in trace.ops:
-        arguments = torch.fx.node.map_arg((node.args, node.kwargs), type_of)
-        found[phase(node)].append((op_name(node), type_of(node), str(arguments)))
-    return found
-
-
-def type_of(node: torch.fx.Node) -> str:
-    """Batch norm's meta kernel fills outputs that its mask switches off: of several outputs only those that are read count."""
-    return tensor_type(val(node)) if isinstance(val(node), torch.Tensor) else "several"
-
-
-@pytest.mark.parametrize(
-    ("make", "patterns"),
-    [
-        (gpt, ("h.*.mlp.*", "h.*.norm_*", "norm.*", "tokens.*", "positions.*")),
-        (gpt, ("h.0.*", "tokens.weight", "positions.weight")),
-        (gpt, ("*.bias",)),
-        (convolutional, ("0.*", "1.weight")),
-        (convolutional, ("3.*", "4.bias")),
-        (convolutional, ("6.*", "0.weight")),
-        (stack, ("0.*", "2.weight")),
-        (stack, ("[012].*",)),
-    ],
-)
-def test_pruning_equals_a_capture_with_frozen_parameters(make, patterns):
-    pruned = tried([Freeze(patterns), Simplify()], capture(*make()))
-
-    model, args = make()
-    frozen = {i.source for i in pruned.captured.trace.inputs if i.trainable} - {
-        i.source for i in pruned.after.inputs if i.trainable
-    }
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in frozen)
-    really = tried(Simplify(), capture(model, args))
-
-    assert frozen
-    assert program(pruned.after) == program(really.after)
-    assert pruned.after.outputs == really.after.outputs
 
 
 def test_the_input_is_no_longer_trainable_and_its_gradient_is_gone():
@@ -164,3 +96,45 @@ def test_a_pattern_that_freezes_nothing_new_says_so():
     result = tried(Freeze(("x",)), captured(lambda x: x.exp(), torch.randn(3)))
     assert result.reasons("frozen already") == ["no input that it matches has a gradient in this trace"]
     assert result.after.code == result.captured.trace.code
+
+
+# --- unfreezing -------------------------------------------------------------------------------------------------------
+
+
+def trained(result) -> set[str]:
+    return {i.source for i in result.after.inputs if i.trainable}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        (("*", "!2.*"), {"2.weight", "2.bias"}),
+        (("*", "!2.*", "2.bias"), {"2.weight"}),
+        (("[012].*", "!*.bias"), {"0.bias", "1.bias", "2.bias", "3.weight", "3.bias"}),
+        (("*", "!*"), {f"{i}.{kind}" for i in range(4) for kind in ("weight", "bias")}),
+    ],
+)
+def test_the_last_pattern_that_matches_wins(patterns, left):
+    assert trained(tried(Freeze(patterns), capture(*stack()))) == left
+
+
+def test_an_exception_before_its_rule_says_so():
+    result = tried(Freeze(("!2.*", "*")), capture(*stack()))
+    assert trained(result) == set()
+    assert result.reasons("trained already") == [
+        "no earlier pattern freezes what it matches: patterns go before their exceptions"
+    ]
+
+
+def test_what_was_frozen_when_captured_cannot_be_trained():
+    model, args = stack()
+    model[2].requires_grad_(False)
+    result = tried(Freeze(("*", "!2.*")), capture(model, args))
+    assert trained(result) == set()
+    (reason,) = result.reasons("cannot unfreeze")
+    assert reason.endswith("capture with train_all=True to have them all")
+
+
+def test_an_exception_without_a_match_lists_close_names():
+    with pytest.raises(UnknownValue, match=r"'!0.wieght' matches no input .* such as 0.weight"):
+        Freeze(("*", "!0.wieght")).run(capture(*stack()).trace, lambda _: None)

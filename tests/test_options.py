@@ -145,10 +145,12 @@ def test_the_magic_and_the_demo_measure_equally_long() -> None:
 
 
 def test_the_magic_has_options_of_its_own() -> None:
-    default = {"output": None, "measure": True, "html": None, "budget": 5.0, "cuda_graph": False, "tune": False}
+    default = {"output": None, "measure": True, "html": None, "train_all": False, "budget": 5.0, "cuda_graph": False}
+    default |= {"tune": False}
     assert values(tracefuse(""), MAGIC_OPTIONS) == default
     assert values(tracefuse("-o run --no-measure"), MAGIC_OPTIONS) == {**default, "output": "run", "measure": False}
     assert values(tracefuse("--html page.html"), MAGIC_OPTIONS) == {**default, "html": "page.html"}
+    assert values(tracefuse("--train-all"), MAGIC_OPTIONS) == {**default, "train_all": True}
     assert values(tracefuse("--budget 0.5"), MAGIC_OPTIONS) == {**default, "budget": 0.5}
     assert values(tracefuse("--cuda-graph"), MAGIC_OPTIONS) == {**default, "cuda_graph": True}
     assert values(tracefuse("--tune"), MAGIC_OPTIONS) == {**default, "tune": True}

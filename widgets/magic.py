@@ -122,11 +122,17 @@ class Recording:
         self.value: Any = None
         self.has_value = False
         self._names: dict[str, Any] = {}
-        self._capture = Capture(namespace=self._names)
+        self._capture = Capture(self._names, train_all=bool(self.arguments.train_all))
 
     def __enter__(self) -> Recording:
+        self._see_names()
         self._capture.__enter__()
+        self._names.clear()  # what the cell deletes is not kept alive
         return self
+
+    def _see_names(self) -> None:
+        """Without IPython's own `_`, `__`, `_5`, which are other names for the user's values."""
+        self._names |= {name: value for name, value in self.shell.user_ns.items() if not name.startswith("_")}
 
     def keep(self, value: Any) -> None:
         """Hold the value of the cell's last expression, for `take`."""
@@ -139,8 +145,7 @@ class Recording:
         return self.value
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        # Without IPython's own `_`, `__`, `_5`, which are other names for the user's values.
-        self._names |= {name: value for name, value in self.shell.user_ns.items() if not name.startswith("_")}
+        self._see_names()
         self._capture.__exit__(kind, error, tb)
         if error is not None:
             hide_frames(error)

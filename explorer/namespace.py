@@ -1,0 +1,35 @@
+"""Whose names a captured program can see: a block's frame, a function's globals, closure and arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def visible_from(frame: FrameType) -> dict[str, Any]:
+    return {**frame.f_globals, **frame.f_locals}
+
+
+def namespace_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """The names that `fn` can see: globals it mentions, its closure, its arguments."""
+    function = inspect.unwrap(getattr(fn, "__func__", fn))
+    code = getattr(function, "__code__", None)
+    names: dict[str, Any] = {}
+    if code is not None:
+        names |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            names |= _cell_contents(name, cell)
+    try:
+        names |= inspect.signature(fn).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # builtins have no signature: their arguments stay nameless
+        names |= kwargs
+    return names
+
+
+def _cell_contents(name: str, cell: Any) -> dict[str, Any]:
+    try:
+        return {name: cell.cell_contents}
+    except ValueError:  # not assigned yet
+        return {}
