@@ -35,6 +35,7 @@ class _Thawed:
     def take(self, parameter: torch.Tensor) -> None:
         """Autograd has just written `.grad`."""
         new, parameter.grad = parameter.grad, None
+        assert new is not None
         with torch.no_grad():
             self.gradient = new if self.gradient is None else self.gradient + new
 

@@ -198,7 +198,7 @@ def _cost(
 
 def _computed(op: fx.Node, within: set[fx.Node]) -> set[int]:
     """The outputs of a multi-output op that it computes where only the values in `within` are needed."""
-    read = {u.args[1] for u in op.users if is_getitem(u) and u in within}
+    read = {u.args[1] for u in op.users if is_getitem(u) and u in within}  # type: ignore[misc]
     fixed = set(range(len(val(op)))) - switchable_outputs(op)
     return read | fixed  # type: ignore[return-value]
 
