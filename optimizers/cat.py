@@ -155,8 +155,7 @@ def _rewrite(node: fx.Node, decide: Decide) -> bool:
     if node.target is aten.stack.default:
         return unstack(node, decide)
     if node.target is aten.cat.default:
-        tell_readers(node, decide)
-        return flatten(node, decide) or join_runs(node, decide)
+        return flatten(node, decide) or join_runs(node, decide) or tell_readers(node, decide)
     if node.target in REDUCTIONS:
         return reduce_parts(node, decide)
     return (node.target is aten.clone.default and push_before_copy(node, decide)) or push(node, decide)
@@ -169,4 +168,11 @@ class Cat:
     name: ClassVar[str] = "cat"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        return until_settled(trace, decide, _sweep)
+        told: list[Decision] = []
+        after = until_settled(trace, told.append, _sweep)
+        left = {node.name for node in after.ops}
+        for decision in told:
+            # What one sweep leaves alone, a later one may take away.
+            if decision.action != "kept" or decision.value in left:
+                decide(decision)
+        return after

@@ -3,8 +3,9 @@
     y = cat([p, q], d).sum(e)       y = cat([p.sum(e), q.sum(e)], d')
     y = cat([p, q], d).sum(d)       y = p.sum(d) + q.sum(d)
 
-Only if the smaller values that it writes are at most 1 / LEAST_SHARE of the concatenation: `fuse` may hold both in one kernel
-and write none of them, so they must not count. Sums in half precision are added in float32. Matmuls and gathers take the
+ATen then writes and reads nothing of the concatenation: half the bytes or less. `fuse` may hold both in one kernel, which
+moves what the parts are made of and no more; so the smaller values that are written by parts must be at most 1 / LEAST_SHARE
+of the concatenation and of what its operands read. Sums in half precision are added in float32. Matmuls and gathers take the
 whole; a matmul whose concatenation is of ranges of one base reads that base by R2.
 """
 
@@ -15,18 +16,15 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tracefuse.optimizers.axes import (
-    arguments,
-    is_uniform,
-    range_users,
-)
+from tracefuse.optimizers.axes import arguments, is_uniform, range_users
 from tracefuse.optimizers.cat_pushes import Cut, cut_of
+from tracefuse.optimizers.cost import bytes_read
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_by
 from tracefuse.optimizers.trace import aten, call, human_bytes, nbytes, op_name, phase, val
 
 LEAST_SHARE = 16
-"""A concatenation must be so many times the bytes of what its reductions by parts write: less is lost in noise."""
+"""Reductions by parts write at most 1 / LEAST_SHARE of the bytes that they spare: less is lost in noise."""
 
 HALVES = (torch.float16, torch.bfloat16)
 SUMS = {aten.sum.default, aten.sum.dim_IntList}
@@ -58,8 +56,9 @@ def _why_whole(node: fx.Node, cat: fx.Node, cut: Cut) -> str | None:
     if is_across and node.target not in SUMS:
         return f"{op_name(node)} over the axis that is concatenated is not put together from its parts"
     written = nbytes(node) * (2 * len(cut.lengths) - 1 if is_across else 2)
-    if written * LEAST_SHARE > nbytes(cat):
-        return f"by parts it would write {human_bytes(written)}, and {human_bytes(nbytes(cat))} are not made"
+    spared = min(nbytes(cat), sum(bytes_read(n) or nbytes(n) for n in cat.all_input_nodes))
+    if written * LEAST_SHARE > spared:
+        return f"by parts it would write {human_bytes(written)}, and what is joined is made of {human_bytes(spared)}"
     return None
 
 
@@ -90,14 +89,15 @@ def _sum_of_sums(node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node:
 # --- telling ----------------------------------------------------------------------------------------------------------
 
 
-def tell_readers(cat: fx.Node, decide: Decide) -> None:
-    """The reason why those of a concatenation's readers take it whole that no rule is for."""
+def tell_readers(cat: fx.Node, decide: Decide) -> bool:
+    """Tell why readers that no rule is for take a concatenation whole. Returns False: nothing is replaced."""
     for user in cat.users:
         if user.target in MATMULS:
-            why = "a matmul of the parts would be several, as many bytes written in more launches"
+            why = "one for each part would write as many bytes in more launches"
             decide(Decision(cat.name, "kept", f"{_reader(user)} multiplies it whole: {why}"))
         elif user.target in GATHERS:
             decide(Decision(cat.name, "kept", f"{_reader(user)} reads it at indices: which part they lie in is data"))
+    return False
 
 
 def _reader(node: fx.Node) -> str:
