@@ -179,12 +179,17 @@ def _replay_link(links: Sequence[fx.Node], axis: int, value: fx.Node) -> fx.Node
 def replay_behind(cat: fx.Node, axis: int, strands: Sequence[Strand]) -> fx.Node:
     """Insert the chain on the base of strands that drop their axis, as an operand of `cat` along `axis`."""
     part, chain = strands[0].part, strands[0].chain
-    is_stack = bool(chain) and _new_axis(chain[-1]) == axis
+    stacks = is_stack(strands[0], axis)
     value = _moved(cat, _covered(cat, strands), part.axis + (part.step > 1), 0)
-    for link in chain[:-1] if is_stack else chain:
+    for link in chain[:-1] if stacks else chain:
         value = _replay_behind_front(link, value)
     value = _moved(cat, value, 0, axis)
-    return value if is_stack else call(cat, aten.view.default, value, _joined_sizes(strands, axis))
+    return value if stacks else call(cat, aten.view.default, value, _joined_sizes(strands, axis))
+
+
+def is_stack(strand: Strand, axis: int) -> bool:
+    """Whether the strand ends in an axis of its own, which is the one that is concatenated."""
+    return bool(strand.chain) and _new_axis(strand.chain[-1]) == axis
 
 
 def _new_axis(node: fx.Node) -> int | None:
@@ -247,6 +252,8 @@ def _join(
     path = () if part.squeezes else path_of(strands, part.axis, axis)
     if path is None:
         return f"axis {part.axis} of {part.base.name} does not arrive as the outer factor of the cat's axis {axis}"
+    if part.step > 1 and not is_stack(strands[0], axis):
+        return f"elements that lie side by side in {part.base.name} are {part.step} parts, one after the other"
 
     def build() -> fx.Node:
         whole = replay_behind(cat, axis, strands) if part.squeezes else replay_chain(cat, axis, strands, path)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import drawn_parts
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -199,31 +200,6 @@ def _view(draft: Draft, sharp: bool) -> None:
     draft.add(draft.choice(texts))  # type: ignore[arg-type]
 
 
-def _cat(draft: Draft, sharp: bool) -> None:
-    x = draft.one(lambda t: t.dim() > 0)
-    if x is None:
-        return
-    like = draft.floats[x]
-    dim = draft.integer(0, like.dim() - 1)
-
-    def goes_along(t: Tensor) -> bool:
-        same = t.dim() == like.dim() and t.dtype == like.dtype
-        return same and all(t.shape[d] == like.shape[d] for d in range(t.dim()) if d != dim)
-
-    y, z = draft.one(goes_along), draft.one(goes_along)
-    texts = [
-        f"torch.cat([{x}, {y}], {dim})",
-        f"torch.cat([{y}, {x}, {z}], {dim})",
-        f"torch.cat([{x}.sin(), {y}], {dim})",
-        f"torch.cat({x}.chunk(2, {dim})[::-1], {dim})",
-        f"torch.stack([{x}, -{x}], {dim})",
-        f"{x}.split({draft.integer(1, like.shape[dim])}, {dim})[0]",
-        f"{x}.chunk(3, {dim})[-1]",
-        f"{x}.unbind({dim})[-1]",
-    ]
-    draft.add(draft.choice(texts))  # type: ignore[arg-type]
-
-
 def _reduction(draft: Draft, sharp: bool) -> None:
     x = draft.one(lambda t: t.dim() > 0)
     if x is None:
@@ -287,8 +263,8 @@ def _cast(draft: Draft, sharp: bool) -> None:
         draft.add(f"{x}.to({other if draft.floats[x].dtype == draft.dtype else own})")  # type: ignore[index]
 
 
-FAMILIES = [_unary, _unary, _binary, _binary, _masked, _view, _view, _cat, _reduction, _reduction]
-FAMILIES += [_affine_norm, _gather, _matmul, _cast]
+FAMILIES = [_unary, _unary, _binary, _binary, _masked, _view, _view, _reduction, _reduction]
+FAMILIES += [_affine_norm, _gather, _matmul, _cast, drawn_parts.cat, drawn_parts.parts, drawn_parts.interleaved]
 
 
 @st.composite

@@ -79,13 +79,16 @@ def apply_rope(t: Tensor, freqs: Tensor) -> Tensor:
     return torch.cat((t, t_pass), dim=-1)
 
 
-def rope(dtype: torch.dtype, device: str = "cpu", rotary_dim: int = 8) -> Program:
+Rotation = Callable[[Tensor, Tensor], Tensor]
+
+
+def rope(dtype: torch.dtype, device: str = "cpu", rotary_dim: int = 8, rotate: Rotation = apply_rope) -> Program:
     torch.manual_seed(0)
     t = torch.randn(6, 2, 3, 16, dtype=dtype, device=device, requires_grad=True)
     freqs = torch.randn(6, 1, 1, rotary_dim, device=device, dtype=torch.promote_types(dtype, torch.float32))
 
     def run() -> Tensor:
-        loss = apply_rope(t, freqs).square().sum()
+        loss = rotate(t, freqs).square().sum()
         loss.backward()
         return loss
 
@@ -95,6 +98,17 @@ def rope(dtype: torch.dtype, device: str = "cpu", rotary_dim: int = 8) -> Progra
 def rope_full(dtype: torch.dtype, device: str = "cpu") -> Program:
     """The whole head is rotated, so that the concatenated remainder is empty."""
     return rope(dtype, device, rotary_dim=16)
+
+
+def interleaved_rope(t: Tensor, freqs: Tensor) -> Tensor:
+    """Rotates pairs of neighbours instead of halves."""
+    cos, sin = freqs[..., ::2].cos().to(t.dtype), freqs[..., ::2].sin().to(t.dtype)
+    even, odd = t[..., ::2], t[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+
+
+def rope_interleaved(dtype: torch.dtype, device: str = "cpu") -> Program:
+    return rope(dtype, device, rotary_dim=16, rotate=interleaved_rope)
 
 
 def chain_loss(x: Tensor, weight: Tensor, layers: int) -> Tensor:
@@ -246,11 +260,47 @@ def qkv_backward(dtype: torch.dtype, device: str = "cpu") -> Program:
     return Program(run, {"x": x, **dict(projection.named_parameters())})
 
 
+def qkv_unbind(dtype: torch.dtype, device: str = "cpu") -> Program:
+    """Attention over one packed projection that is viewed and unbound: its backward stacks dq, dk and dv."""
+    torch.manual_seed(0)
+    heads, width = 2, 16
+    x = torch.randn(3, 5, width, dtype=dtype, device=device, requires_grad=True)
+    projection = nn.Linear(width, 3 * width).to(device, dtype)
+
+    def run() -> Tensor:
+        q, k, v = projection(x).view(3, 5, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(3, 5, width)
+        loss = out.square().mean()
+        loss.backward()
+        return loss
+
+    return Program(run, {"x": x, **dict(projection.named_parameters())})
+
+
+def parts(dtype: torch.dtype, device: str = "cpu") -> Program:
+    """Selects, strided and nested slices, several cats of one split, a cat that only sums read."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 16, dtype=dtype, device=device, requires_grad=True)
+
+    def run() -> Tensor:
+        k, v = x.split([4, 2], dim=1)
+        k = torch.cat([-k[..., 8:], k[..., :8].sin()], dim=-1)
+        v = torch.cat([torch.cat(v.split(1, 1)[::-1], 1), v.cos()], dim=1)
+        rows = x[:, 0].sin() * x[:, 1] + x[:, 2:4][:, 1]
+        both = torch.stack(x.unbind(0)[1:], 1)[..., ::2] * torch.stack(x.unbind(0)[:3], 1)[..., 1::2]
+        loss = (k * v).square().sum() + rows.square().sum() + both.sum() + torch.cat([k.exp(), v], 0).sum()
+        loss.backward()
+        return loss
+
+    return Program(run, {"x": x})
+
+
 PROGRAMS: dict[str, Callable[..., Program]] = {
     "gpt": gpt,
     "llama": llama,
     "rope": rope,
     "rope_full": rope_full,
+    "rope_interleaved": rope_interleaved,
     "residual_chain": residual_chain,
     "summed_chain": summed_chain,
     "frozen_stack": frozen_stack,
@@ -260,4 +310,6 @@ PROGRAMS: dict[str, Callable[..., Program]] = {
     "data_dependent_branch": data_dependent_branch,
     "two_backwards": two_backwards,
     "qkv_backward": qkv_backward,
+    "qkv_unbind": qkv_unbind,
+    "parts": parts,
 }

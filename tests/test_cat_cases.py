@@ -30,11 +30,11 @@ GOLDEN = Path(__file__).parent / "golden" / "cat_cases.txt"
 # Statements on x, y f64[4, 6, 8], z f64[64, 4, 8], i i64[3]; the last one is the result.
 GOES = {
     "immediate": "torch.cat(x.split(2)).exp()",
-    "permuted": "torch.cat([p.permute(2, 0, 1) for p in x.chunk(2, 1)], 2).exp()",
+    "permuted": "torch.cat([p.permute(2, 0, 1) for p in x.chunk(2, 1)], 2).sum(0)",
     "reshaped": "torch.cat([p.reshape(-1, 8) for p in x.split(2)]).exp()",
-    "reshaped and permuted": "torch.cat([p.view(-1, 3, 2, 8).transpose(0, 1) for p in x.split(2)], 1).exp()",
+    "reshaped and permuted": "torch.cat([p.view(-1, 3, 2, 8).transpose(0, 1) for p in x.split(2)], 1).sum(3)",
     "several pairs": "torch.cat([*x.split(2), *y.split(2)]).exp()",
-    "several cats on one split": "k, v = x.split(3, 1); k, v = torch.cat(k.split(1, 1), 1), torch.cat(v.split(2, 0), 0); k * v",
+    "several cats on one split": "k, v = x.split(3, 1); torch.cat(k.split(1, 1), 1) * torch.cat(v.split(2, 0), 0)",
     "two cats of the same parts": "p, q = x.sin(), y.cos(); torch.cat([p, q]) * 2, torch.cat([p, q]) * 3",
     "a subset in order": "torch.cat(x.split(1)[1:3]).exp()",
     "stack of unbind": "torch.stack(x.unbind(1), 1).exp()",
@@ -65,7 +65,7 @@ STAYS = {
     "an inner factor": "torch.cat([p.reshape(-1, 8) for p in x.chunk(2, 1)]).exp()",
     "two bases": "torch.cat([x[:2], y[2:]]).exp()",
     "padded": "p, q = x.split(2); torch.cat([p, torch.zeros_like(p), q]).exp()",
-    "permuted differently": "p, q = x.chunk(2); torch.cat([p.transpose(1, 2), q.permute(0, 2, 1).transpose(0, 1).transpose(0, 1)])",
+    "permuted differently": "p, q = x.view(8, 6, 2, 2).chunk(2); torch.cat([p.mT, q]).exp()",
     "every second, one after the other": "torch.cat([x[..., ::2], x[..., 1::2]], -1).exp()",
     "a computed part is returned": "p, q = (p.sin() for p in x.split(2)); torch.cat([p, q]).exp(), p",
     "nested, read twice": "c = torch.cat([x.sin(), y.cos()]); torch.cat([c, x]).exp(), c.sum()",
