@@ -21,20 +21,39 @@ R2  a concatenation of consecutive ranges of one base, each sent through the sam
     followed through f (`axes_after`): a permutation moves it; a reshape keeps it where the product of the sizes before it
     is unchanged (through a merge as the outer factor only). It must arrive at d. Some of the operands may be such a run.
 
+    A select or a part of unbind drops its axis: f is replayed behind it, and it goes where the cat wants it. So x[..., 0::2]
+    and x[..., 1::2] are places of an inner axis of length 2, and stacked there again they are x.
+
+        y = stack([f(x[:, 0]), f(x[:, 1])], d)              y = f(x) with axis 1 moved to d
+
 R3  a sum of zero-padded values is one concatenation. The backward of chunk, slice and rotate_half adds k tensors that are
     zero almost everywhere, each written in full:
 
         y = pad(p, [0:a]) + g + pad(q, [a:n])               y = g + cat([p, q], d)
         y = pad(p, [0:a]) + pad(q, [0:a]) + pad(r, [a:n])   y = cat([p + q, r], d)
         y = pad(x[n:], [n:n]) + g                           y = g
+        y = pad(p, [0::2]) + pad(q, [1::2])                 y = stack([p, q], d + 1), viewed
 
     Ranges are disjoint or the same; what overlaps in part is left alone. Gaps become explicit zeros. neg, casts and products
     with a number commute with padding, so they are applied to the pieces. A floating-point sum may be added in another
     order.
 
-A sweep tries R1 and R2 on every op, then R3 on every sum; sweeps go on until nothing changes, since the sum of two pieces
-may again be a sum of padded values. What was looked at and left alone is a decision with its reason. A trace in which
-nothing is concatenated or padded is returned as it is.
+R4  pointwise ops and views of a concatenation are a concatenation of those of its parts (`optimizers/cat_pushes.py`):
+
+        a, b = cat([p, q], d).exp().split(…, d)             a = p.exp();  b = q.exp()
+        y = cat([p, q], d).permute(…).contiguous()          y = cat([p.permute(…), q.permute(…)], d')
+
+R5  a reduction of a concatenation is a concatenation, or a sum, of those of its parts (`optimizers/cat_readers.py`):
+
+        y = cat([p, q], d).sum(e)                           y = cat([p.sum(e), q.sum(e)], d')
+        y = cat([p, q], d).sum(d)                           y = p.sum(d) + q.sum(d)
+
+A stack is a concatenation along a new axis, and nested ones are one (`optimizers/cat_forms.py`).
+
+A sweep tries all rules but R3 on every op, then R3 on every sum; sweeps go on until nothing changes, since the sum of two
+pieces may again be a sum of padded values. Each writes no more bytes than it found. What was looked at and left alone is a
+decision with its reason; `tests/golden/cat_cases.txt` is a table of cases. A trace in which nothing is concatenated or
+padded is returned as it is.
 """
 
 from __future__ import annotations

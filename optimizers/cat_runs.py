@@ -266,7 +266,6 @@ def _join(
     if refusal is None:
         covered = f"{part.base.name}[{part.start}:{strands[-1].part.stop}] along axis {part.axis}"
         covered += f" in steps of {part.step}" if part.step > 1 else ""
-        decide(
-            Decision(cat.name, "cat of slices", f"operands {run.start} to {run.stop - 1} are {covered}", nbytes(cat))
-        )
+        reason = f"operands {run.start} to {run.stop - 1} are {covered}"
+        decide(Decision(cat.name, "cat of slices", reason, nbytes(cat) if len(run) == len(operands) else 0))
     return refusal

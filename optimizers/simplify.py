@@ -7,6 +7,7 @@
     view of a view        view(view(x, a), b)                 view(x, b); likewise permutations, expand, slice
     cast of a cast        bf16(f32(x)) with x bf16            x: the inner cast loses nothing
     empty operand         cat([x, e]) with e of no elements   cat([x])
+    single operand        stack([x], d)                       unsqueeze(x, d)
     common subexpression  the same op on the same operands    the first one, within one phase: never a value saved anew
 
 Rules run in program order over and over until a sweep changes nothing, so that one rule's result is the next one's operand.
@@ -22,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from tracefuse.optimizers.axes import as_range, permutation
+from tracefuse.optimizers.axes import arguments, as_range, permutation
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_by_call, replace_value, until_settled
 from tracefuse.optimizers.trace import (
@@ -226,7 +227,13 @@ def empty_operands(node: fx.Node) -> Rewrite | None:
     return Call(aten.cat.default, (kept, *node.args[1:]), f"{dropped} of its operands have no elements")
 
 
-RULES = (view_of_itself, copy_of_itself, empty_operands, cast_of_cast, view_of_view)
+def single_operand(node: fx.Node) -> Rewrite | None:
+    if node.target is not aten.stack.default or len(node.args[0]) != 1:
+        return None
+    return Call(aten.unsqueeze.default, (node.args[0][0], arguments(node)["dim"]), "its only operand with a new axis")
+
+
+RULES = (view_of_itself, copy_of_itself, empty_operands, single_operand, cast_of_cast, view_of_view)
 
 
 # --- common subexpressions --------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ GOES = {
     ),
     "every second": "torch.stack([x[..., ::2], x[..., 1::2]], -1).flatten(-2).exp()",
     "nested": "torch.cat([torch.cat([x.sin(), y.cos()], 1), x.exp()], 1)",
-    "an empty operand": "torch.cat([x[..., :8], x[..., 8:]], -1).exp()",
+    "an empty operand": "torch.cat([x.sin(), y[:0], y.cos()])[:4].exp()",
     "through pointwise": "torch.cat([p.sin().to(torch.float32) * 2 for p in x.split(3, 1)], 1)",
     "parts of a cat": "p, q = torch.cat([x.sin(), y.cos()], 2).chunk(2, 2); p.exp() * q",
     "a part across two operands": "torch.cat([x.sin(), y.cos()])[2:6].exp()",
@@ -55,6 +55,11 @@ GOES = {
     "sum of a cat over another axis": "torch.cat([z.sin(), z.exp()], 2).sum(0)",
     "sum over the axis of the cat": "torch.cat([z.sin(), z.exp()]).sum((0, 1))",
     "extrema over another axis": "torch.cat([z.sin(), z.exp()], 2).amax(0)",
+    "packed gradients of heads": (
+        "q, k, v = (p.view(4, 2, 2, 4).transpose(1, 2) for p in x.view(4, 2, 24).sin().split(8, 2)); "
+        "c = torch.cat([p.transpose(1, 2).reshape(4, 2, 8) for p in (q, k, v)], 2); "
+        "c.sum((0, 1)), c.view(8, 24).t() @ y.view(24, 8)[:8]"
+    ),
     "matmul of the base": "torch.cat(x.view(24, 8).split(8)) @ y.view(8, 24)",
 }
 STAYS = {
