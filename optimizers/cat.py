@@ -50,10 +50,10 @@ R5  a reduction of a concatenation is a concatenation, or a sum, of those of its
 
 A stack is a concatenation along a new axis, and nested ones are one (`optimizers/cat_forms.py`).
 
-A sweep tries all rules but R3 on every op, then R3 on every sum; sweeps go on until nothing changes, since the sum of two
-pieces may again be a sum of padded values. Each writes no more bytes than it found. What was looked at and left alone is a
-decision with its reason; `tests/golden/cat_cases.txt` is a table of cases. A trace in which nothing is concatenated or
-padded is returned as it is.
+A sweep tries R1 and R2 on every op, then R3 on every sum, and R4 and R5 where those change nothing. Sweeps go on until nothing
+changes, since the sum of two pieces may again be a sum of padded values. No rule writes more bytes than it found. What was
+looked at and left alone is a decision with its reason; `tests/golden/cat_cases.txt` is a table of cases. A trace in which
+nothing is concatenated or padded is returned as it is.
 """
 
 from __future__ import annotations
@@ -159,22 +159,32 @@ def _build_parts(node: fx.Node, axis: int, parts: list[Part]) -> fx.Node:
 
 
 def _sweep(graph: fx.Graph, decide: Decide) -> bool:
+    """R1 to R3 wherever they apply; where nothing is left for them, R4 and R5."""
     changed = False
-    for node in [n for n in graph.nodes if n.op == "call_function" and n.users]:
-        changed |= narrow_range(node, decide) or _rewrite(node, decide)
+    for node in _live(graph):
+        changed |= narrow_range(node, decide) or (bool(node.users) and _cancel(node, decide))
     for node in [n for n in graph.nodes if as_sum(n) is not None]:
         changed |= bool(node.users) and join_padded(node, decide)
+    for node in _live(graph) if not changed else ():
+        changed |= bool(node.users) and _take_parts(node, decide)
     return bool(eliminate_dead_code(graph)) or changed
 
 
-def _rewrite(node: fx.Node, decide: Decide) -> bool:
-    """The rule for the op itself, if it is still read. Returns whether it was replaced."""
-    if not node.users:
-        return False
+def _live(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "call_function" and n.users]
+
+
+def _cancel(node: fx.Node, decide: Decide) -> bool:
+    """R2, or another form, of one op. Returns whether it was replaced."""
     if node.target is aten.stack.default:
         return unstack(node, decide)
+    return node.target is aten.cat.default and (flatten(node, decide) or join_runs(node, decide))
+
+
+def _take_parts(node: fx.Node, decide: Decide) -> bool:
+    """R4 or R5 on one op. Returns whether it was replaced."""
     if node.target is aten.cat.default:
-        return flatten(node, decide) or join_runs(node, decide) or tell_readers(node, decide)
+        return tell_readers(node, decide)
     if node.target in REDUCTIONS:
         return reduce_parts(node, decide)
     return (node.target is aten.clone.default and push_before_copy(node, decide)) or push(node, decide)

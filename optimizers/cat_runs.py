@@ -7,96 +7,23 @@ path      the axis of the cat at each link of the chain, from the base's axis to
     k = x[0:4];  l = x[4:8]                      base x, ranges [0:4] and [4:8]
     cat([k.view(2, 2, 3), l.view(2, 2, 3)], 0)   x.view(4, 2, 3)      path (0 -> 0)
 
-Where the range drops its axis, as select does, the axis has no path: the links know nothing of it. It goes in front of all
-others, the links are replayed behind it, and in the end it goes before the axis of the cat and is merged with that:
-
-    q, k, v = x.unbind(2)                        x f[b, t, 3, h, d]
-    cat([q.view(b, t, h * d), …], 2)             x.permute(2, 0, 1, 3, 4).view(3, b, t, h * d).permute(1, 2, 0, 3).view(…)
+What ends in an axis that has only axes of length 1 between it and the cat's is viewed as that. `cat_strands` finds strands
+and paths, `cat_replays` builds.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from torch import fx
 
-from tracefuse.optimizers.axes import (
-    RESHAPES,
-    Range,
-    as_interleaved,
-    as_range,
-    axes_after,
-    cat_ranges,
-    is_replayable,
-    permutation,
-    shape,
-    split_sizes,
-)
+from tracefuse.optimizers.axes import cat_ranges
+from tracefuse.optimizers.cat_replays import landing, replay_behind, replay_chain
+from tracefuse.optimizers.cat_strands import Strand, path_of, strand_of, why_apart
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_by
-from tracefuse.optimizers.trace import aten, call, is_view, nbytes, op_name, phase, val
-
-Path = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Strand:
-    """One operand: `chain` (first link first) on the range `part`, yielding the shape `end`."""
-
-    part: Range
-    chain: tuple[fx.Node, ...]
-    end: tuple[int, ...]
-
-
-def strand_of(operand: fx.Node, cat: fx.Node) -> Strand | str:
-    """The operand traced back to a range, or the reason why that fails."""
-    chain: list[fx.Node] = []
-    node = operand
-    while node.op == "call_function":
-        part = as_range(node) or as_interleaved(node)
-        if part is not None:
-            return Strand(part, tuple(reversed(chain)), shape(operand))
-        if not is_replayable(node) or not isinstance(node.args[0], fx.Node):
-            return f"{operand.name} comes from {node.name} = {op_name(node)}, no slice"
-        if phase(node) != phase(cat):
-            return f"{operand.name} comes from {node.name}, computed in the {phase(node)}"
-        if not is_view(node) and len(node.users) > 1:
-            return f"{node.name} is read elsewhere too and would be computed twice"
-        chain.append(node)
-        node = node.args[0]
-    return f"{operand.name} comes from the input {node.name}, no slice"
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
-def why_apart(first: Strand, second: Strand) -> str | None:
-    """Why `second` does not continue `first`; None if it does."""
-    a, b = first.part, second.part
-    if a.base is not b.base:
-        return f"operands come from different bases, {a.base.name} and {b.base.name}"
-    if (a.squeezes, a.step) != (b.squeezes, b.step):
-        return f"operands are slices of {a.base.name} of different kinds"
-    if a.axis != b.axis:
-        return f"operands are slices of {a.base.name} along axes {a.axis} and {b.axis}"
-    if a.stop != b.start:
-        return f"{a.base.name}[{a.start}:{a.stop}] is followed by [{b.start}:{b.stop}], not by what comes next"
-    if [_link(n) for n in first.chain] != [_link(n) for n in second.chain]:
-        return f"the slices of {a.base.name} go through different ops"
-    if a.squeezes and any(shape(n) != shape(m) for n, m in zip(first.chain, second.chain, strict=True)):
-        return f"the slices of {a.base.name} go through views of different sizes"
-    return None
-
-
-def _link(node: fx.Node) -> tuple[Any, ...]:
-    """What a link does, its operand and, for a reshape, its sizes left out."""
-    if node.target in RESHAPES:
-        return (node.target,)
-    return node.target, fx.node.map_arg((node.args, node.kwargs), lambda _: None)
+from tracefuse.optimizers.trace import aten, call, nbytes
 
 
 def find_runs(strands: Sequence[Strand | str]) -> list[range]:
@@ -113,113 +40,6 @@ def find_runs(strands: Sequence[Strand | str]) -> list[range]:
 
 def _continues(first: Strand | str, second: Strand | str) -> bool:
     return isinstance(first, Strand) and isinstance(second, Strand) and why_apart(first, second) is None
-
-
-def path_of(strands: Sequence[Strand], axis: int, target: int) -> Path | None:
-    """The axis after each link when the first link's operand varies along `axis` and the last must along `target`.
-
-    An axis with nothing but axes of length 1 between it and `target` is as good: a view makes it that one.
-    """
-    if not strands[0].chain:
-        end = strands[0].end
-        return () if math.prod(end[:axis]) == math.prod(end[:target]) else None
-    links = [s.chain[0] for s in strands]
-    rest = [replace(s, chain=s.chain[1:]) for s in strands]
-    for after in axes_after(links[0], axis):
-        if not all(after in axes_after(n, axis) for n in links) or not _agree_but_along(links, after):
-            continue
-        path = path_of(rest, after, target)
-        if path is not None:
-            return (after, *path)
-    return None
-
-
-def _agree_but_along(links: Sequence[fx.Node], axis: int) -> bool:
-    return len({(shape(n)[:axis], shape(n)[axis + 1 :]) for n in links}) == 1
-
-
-# --- replaying --------------------------------------------------------------------------------------------------------
-
-
-def replay_chain(cat: fx.Node, axis: int, strands: Sequence[Strand], path: Path) -> fx.Node:
-    """Insert the chain on the base, or on the range of it that the strands cover, as an operand of `cat` along `axis`."""
-    value, arrived = _covered(cat, strands), (strands[0].part.axis, *path)[-1]
-    for position, at in enumerate(path):
-        value = _replay_link([s.chain[position] for s in strands], at, value)
-    return value if arrived == axis else call(cat, aten.view.default, value, _joined_sizes(strands, axis))
-
-
-def _covered(cat: fx.Node, strands: Sequence[Strand]) -> fx.Node:
-    """The base, its axis split where the strands have a step, or the range of that which they cover."""
-    first, last = strands[0].part, strands[-1].part
-    value, axis = first.base, first.axis + (first.step > 1)
-    if first.step > 1:
-        value = call(cat, aten.view.default, value, split_sizes(shape(value), first.axis, first.step))
-    if (first.start, last.stop) == (0, shape(value)[axis]):
-        return value
-    return call(cat, aten.slice.Tensor, value, axis, first.start, last.stop)
-
-
-def _joined_sizes(strands: Sequence[Strand], axis: int) -> list[int]:
-    """The shape of what the strands are concatenated to."""
-    end = strands[0].end
-    return [*end[:axis], sum(s.end[axis] for s in strands), *end[axis + 1 :]]
-
-
-def _replay_link(links: Sequence[fx.Node], axis: int, value: fx.Node) -> fx.Node:
-    link = links[0]
-    if link.target in RESHAPES:
-        sizes = list(shape(link))
-        sizes[axis] = sum(shape(n)[axis] for n in links)
-        return call(link, link.target, value, sizes)  # type: ignore[arg-type]
-    args, kwargs = fx.node.map_arg((link.args, link.kwargs), lambda _: value)
-    return call(link, link.target, *args, **kwargs)  # type: ignore[arg-type]
-
-
-def replay_behind(cat: fx.Node, axis: int, strands: Sequence[Strand]) -> fx.Node:
-    """Insert the chain on the base of strands that drop their axis, as an operand of `cat` along `axis`."""
-    part, chain = strands[0].part, strands[0].chain
-    stacks = is_stack(strands[0], axis)
-    value = _moved(cat, _covered(cat, strands), part.axis + (part.step > 1), 0)
-    for link in chain[:-1] if stacks else chain:
-        value = _replay_behind_front(link, value)
-    value = _moved(cat, value, 0, axis)
-    return value if stacks else call(cat, aten.view.default, value, _joined_sizes(strands, axis))
-
-
-def is_stack(strand: Strand, axis: int) -> bool:
-    """Whether the strand ends in an axis of its own, which is the one that is concatenated."""
-    return bool(strand.chain) and _new_axis(strand.chain[-1]) == axis
-
-
-def _new_axis(node: fx.Node) -> int | None:
-    return node.args[1] % val(node).dim() if node.target is aten.unsqueeze.default else None  # type: ignore[operator]
-
-
-def _moved(cat: fx.Node, value: fx.Node, old: int, new: int) -> fx.Node:
-    """`value` with one of its axes in another place."""
-    order = list(range(val(value).dim()))
-    order.insert(new, order.pop(old))
-    return value if old == new else call(cat, aten.permute.default, value, order)
-
-
-def _replay_behind_front(link: fx.Node, value: fx.Node) -> fx.Node:
-    """`link` on a `value` with one more axis, in front."""
-    order = permutation(link)
-    if order is not None:
-        return call(link, aten.permute.default, value, [0, *(axis + 1 for axis in order)])
-    if link.target in RESHAPES:
-        return call(link, aten.view.default, value, [shape(value)[0], *shape(link)])
-    if (new := _new_axis(link)) is not None:
-        return call(link, aten.unsqueeze.default, value, new + 1)
-    if link.target is aten.squeeze.dim:
-        gone = link.args[1] % val(link.args[0]).dim()  # type: ignore[operator, arg-type]
-        return call(link, aten.squeeze.dim, value, gone + 1)
-    args, kwargs = fx.node.map_arg((link.args, link.kwargs), lambda _: value)
-    return call(link, link.target, *args, **kwargs)  # type: ignore[arg-type]
-
-
-# --- the rule ---------------------------------------------------------------------------------------------------------
 
 
 def join_runs(cat: fx.Node, decide: Decide) -> bool:
@@ -252,7 +72,7 @@ def _join(
     path = () if part.squeezes else path_of(strands, part.axis, axis)
     if path is None:
         return f"axis {part.axis} of {part.base.name} does not arrive as the outer factor of the cat's axis {axis}"
-    if part.step > 1 and not is_stack(strands[0], axis):
+    if part.step > 1 and landing(strands, axis) is None:
         return f"elements that lie side by side in {part.base.name} are {part.step} parts, one after the other"
 
     def build() -> fx.Node:
