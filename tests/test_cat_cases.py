@@ -13,14 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_cat_bytes import NOISE, fused, moved
 from torch import Tensor
 from traces import captured, demanded, ops, tried
 
 import tracefuse
 from tracefuse.optimizers.cat import Cat
-from tracefuse.optimizers.cost import bytes_moved
-from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.passes import Decision, run_pipeline
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace
@@ -140,14 +138,6 @@ def row(name: str) -> Row:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_is_what_the_table_says(name):
-    if os.environ.get("UPDATE_GOLDEN"):
-        pytest.skip("the table is being written")
-    rows = dict(zip(ROWS, GOLDEN.read_text().rstrip().split("\n\n"), strict=True))
-    assert row(name).text(name) == rows[name]
-
-
-@pytest.mark.parametrize("name", ROWS)
 def test_a_row_has_the_numbers_of_eager(name):
     x, *others = inputs(name)
     result = program(name)(x, *others)
@@ -167,13 +157,7 @@ def test_a_row_moves_no_more_bytes(name):
     """With the kernels that `fuse` makes, and without."""
     one = row(name)
     assert moved(one.after) <= moved(one.before)
-    before, after = (run_pipeline(t, [Fuse()])[-1].after for t in (one.before, one.after))
-    assert moved(after) <= moved(before) * 17 / 16
-
-
-def moved(trace: Trace) -> int:
-    """Bytes that the trace's kernels and ATen ops read and write."""
-    return sum(n.target.nbytes if isinstance(n.target, Kernel) else bytes_moved(n) for n in trace.ops)
+    assert moved(fused(one.after)) <= moved(fused(one.before)) * NOISE
 
 
 @pytest.mark.parametrize("name", STAYS)
@@ -181,10 +165,9 @@ def test_what_stays_has_a_reason(name):
     assert any(d.action == "kept" for d in row(name).decisions)
 
 
-def test_the_table(capsys):
+def test_the_table():
     table = "\n\n".join(row(name).text(name) for name in ROWS) + "\n"
-    if os.environ.get("UPDATE_GOLDEN"):
+    if os.environ.get("UPDATE_GOLDEN") == "1":
         GOLDEN.write_text(table)
-    with capsys.disabled() if os.environ.get("UPDATE_GOLDEN") else capsys as _:
-        print(table)
-    assert GOLDEN.read_text() == table
+    print(table)
+    assert GOLDEN.read_text() == table, "look at the change, then UPDATE_GOLDEN=1"
