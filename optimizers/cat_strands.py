@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from tracefuse.optimizers.axes import RESHAPES, Range, as_interleaved, as_range, axes_after, is_replayable, shape
-from tracefuse.optimizers.trace import is_view, op_name, phase
+from tracefuse.optimizers.trace import is_view, op_name, phase, producer
 
 Path = tuple[int, ...]
 
@@ -37,7 +37,7 @@ def strand_of(operand: fx.Node, cat: fx.Node) -> Strand | str:
         if part is not None:
             return Strand(part, tuple(reversed(chain)), shape(operand))
         if not is_replayable(node) or not isinstance(node.args[0], fx.Node):
-            return f"{operand.name} comes from {node.name} = {op_name(node)}, no slice"
+            return f"{operand.name} comes from {node.name} = {op_name(producer(node))}, no slice"
         if phase(node) != phase(cat):
             return f"{operand.name} comes from {node.name}, computed in the {phase(node)}"
         if not is_view(node) and len(node.users) > 1:
