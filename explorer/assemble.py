@@ -140,7 +140,9 @@ def _rebuild(built: Built, roles: Roles, cotangents: Cotangents) -> tuple[Trace,
             kind, source = roles.sources[value]
             name_of[value] = name = names.fresh(source or "constant")
             new[node] = graph.create_node("placeholder", name, name=name)
-            inputs.append(Input(name, kind, source or name, value in roles.gradients))  # type: ignore[arg-type]
+            # Two modules of which neither has a name both call theirs "weight": a pattern must be able to tell them apart.
+            told_apart = source if source not in {i.source for i in inputs} else name
+            inputs.append(Input(name, kind, told_apart or name, value in roles.gradients))  # type: ignore[arg-type]
             chosen.append(externals.index(value))
     for node, (result, tensor) in cotangents.items():
         name = names.fresh(f"grad_{result}")

@@ -17,12 +17,12 @@ from traces import captured, ops, tried
 
 import tracefuse
 from tracefuse import packed_runtime
+from tracefuse.config import Config
 from tracefuse.optimizers.attention_ops import PACKED_BACKWARD
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.cost import flops, op_class
 from tracefuse.optimizers.packed_attention import GPU_KINDS, Packing
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.options import Config
 from tracefuse.packed_attention import OPERATOR, cat_options
 
 B, T, H, D = 2, 5, 4, 8
@@ -119,7 +119,7 @@ def test_what_it_costs_is_what_attention_costs():
 def test_all_passes_together_keep_a_program_that_is_packed(name):
     """Dropout on: what draws behind a packed attention draws the same numbers."""
     program = programs.PROGRAMS[name](torch.float64)
-    with mock.patch("tracefuse.options.cat_options", return_value={"packing": ON_CPU}):
+    with mock.patch("tracefuse.config.cat_options", return_value={"packing": ON_CPU}):
         passes = Config().passes()
     found = tried(passes, captured(program.run))
     assert OPERATOR in found.ops
@@ -273,7 +273,7 @@ def test_where_no_gpu_is_in_use_nothing_is_looked_for():
 
 @pytest.fixture
 def variant():
-    with mock.patch("tracefuse.options.cat_options", return_value={"packing": ON_CPU}):
+    with mock.patch("tracefuse.config.cat_options", return_value={"packing": ON_CPU}):
         yield tracefuse.capture(programs.packed_attention(torch.float64).run).variant(Config())
 
 
