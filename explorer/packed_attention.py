@@ -25,9 +25,9 @@ AMPERE = (8, 0)
 """The first GPUs with bfloat16 and with the attention that cuDNN has."""
 
 _MARK = "# --- copied into exported files that pack gradients of attention ---\n"
-RUNTIME = "import threading\nimport warnings\n\n" + Path(packed_runtime.__file__).read_text().split(_MARK)[1].strip(
-    "\n"
-)
+RUNTIME = "import inspect\nimport threading\nimport warnings\n\n" + Path(packed_runtime.__file__).read_text().split(
+    _MARK
+)[1].strip("\n")
 """All that a file needs besides torch to call the operator."""
 
 _CALL = re.compile(rf"(?<![\w.]){OPERATOR}\(")
