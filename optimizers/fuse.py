@@ -31,7 +31,7 @@ from tracefuse.optimizers.dropout import drop_unmasked, dropouts, split_dropouts
 from tracefuse.optimizers.dropout import refusal as dropout_refusal
 from tracefuse.optimizers.duplicating import duplicate_pieces
 from tracefuse.optimizers.functions import Misfit, lower
-from tracefuse.optimizers.fusible import is_free, is_remade, refusal, slow_in_aten
+from tracefuse.optimizers.fusible import is_constant, is_free, is_remade, refusal, slow_in_aten
 from tracefuse.optimizers.kernel import Kernel, make_kernel, turned_value
 from tracefuse.optimizers.long_sums import form_long_sums
 from tracefuse.optimizers.lowering import NotFusible
@@ -46,6 +46,7 @@ from tracefuse.optimizers.trace import (
     human_bytes,
     is_getitem,
     is_view,
+    val,
 )
 from tracefuse.optimizers.views import SPLITS
 
@@ -232,11 +233,16 @@ def _obstacle(kernel: Kernel) -> _Obstacle | None:
 
 def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
     """Why a kernel that could be written is not worth it beside `alone`, the bytes that its ops move; None if it is."""
-    if len(work) == 1 and slow_in_aten(work[0]) is None and not any(map(is_mask, kernel.body.ops)):
+    if len(work) == 1 and slow_in_aten(work[0]) is None and not any(map(_is_spared, kernel.body.ops)):
         return "one op alone: ATen's kernel moves the same bytes"
     if kernel.nbytes > alone:
         return f"its kernel would move {human_bytes(kernel.nbytes)}, ATen's ops move {human_bytes(alone)}"
     return None
+
+
+def _is_spared(node: fx.Node) -> bool:
+    """Whether ATen would write the value to memory, where a kernel makes it as it reads it."""
+    return is_mask(node) or (is_constant(node) and val(node).numel() > 1)
 
 
 def _outputs(nodes: Sequence[fx.Node]) -> list[fx.Node]:
