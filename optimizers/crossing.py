@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from torch import fx
 
+from tracefuse.optimizers.checkpoints import dropped
 from tracefuse.optimizers.cost import bytes_moved, op_class, touched_bytes
 from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.regions import agree, loops_of
@@ -24,6 +26,9 @@ from tracefuse.optimizers.trace import (
     tensors,
 )
 
+if TYPE_CHECKING:
+    from tracefuse.optimizers.remat import Remat
+
 
 class Forward:
     """The forward of a joint trace. All facts are computed once.
@@ -34,7 +39,7 @@ class Forward:
     value to its first reader in the backward (1: read there), views not counted, infinite where nothing behind it is read;
     `in_memory`: values that are stored whether saved or not; `read_from_memory`: values that the backward reads outside of
     kernels that could also compute them, each with the name of such a reader; `stale`: inputs that the forward overwrites,
-    and their views.
+    and their views; `checkpointed`: values that the program drops, each with the backward op by which it computes it again.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -46,6 +51,7 @@ class Forward:
         self.gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
         self.results = {node for out, node in pairs if out.kind != "gradient"}
         self.read = {n for n in self.nodes if n in self.gradients or any(self._in_backward(u) for u in n.users)}
+        self.checkpointed = dropped(trace, self.read)
         self.fused = self._fused()
         self.stale = self._stale({out.of for out, _ in pairs if out.kind == "mutation"})
         self.distance = self._distances()
@@ -150,15 +156,32 @@ def impossible(forward: Forward, node: fx.Node) -> str | None:
     return None
 
 
-def unwise(forward: Forward, node: fx.Node, reduction_ratio: float) -> str | None:
+def class_of(forward: Forward, node: fx.Node) -> str:
+    """The class of the op behind a value, as far as recomputing it goes: pointwise, reduction or heavy.
+
+    What `cost.op_class` calls heavy is pointwise where a kernel holds it (a gather); attention draws nothing here.
+    """
+    name = op_class(node)
+    if name not in ("heavy", "random"):
+        return name
+    return "pointwise" if producer(node) in forward.fused else "heavy"
+
+
+def unwise(forward: Forward, node: fx.Node, options: Remat) -> str | None:
     """Why `node` is not recomputed unless asked to; None if it is fair game. Items of a tuple are judged one by one."""
     op = producer(node)
     if is_view(op) or op.op == "placeholder":
         return None
-    if op not in forward.fused and op_class(op) not in ("pointwise", "reduction"):
-        return None if is_getitem(node) else "heavy"
+    name = class_of(forward, op)
+    if name not in options.classes:
+        why = (
+            "heavy" if name == "heavy" else f'is {name}, and recompute_classes={options.classes!r} is without "{name}"'
+        )
+        return None if is_getitem(node) else why
+    if options.memory_budget is not None:
+        return None  # the budget weighs its few bytes against its seconds
     loaded = sum(touched_bytes(t) for a in op.all_input_nodes for t in tensors(a))
-    if nbytes(node) * reduction_ratio < loaded:
+    if nbytes(node) * options.reduction_ratio < loaded:
         return f"only {human_bytes(nbytes(node))} where {human_bytes(loaded)} would be read again"
     return None
 

@@ -8,7 +8,7 @@ goes to those that can. With it, weights are told apart down to 2**-29 of that c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,51 +30,60 @@ class Cut:
     weight: float
 
 
-def min_cut(edges: Iterable[Edge], count: int, source: int, sink: int, *, bound: float | None = None) -> Cut | None:
-    """The minimum cut between `source` and `sink` among nodes `0 .. count-1`, or None if every cut is infinite.
+class Network:
+    """A network whose edges stay while their capacities change: it is sorted once, and cut as often as wanted.
 
-    `edges` are `(from, to, capacity)`, capacities at least 0, `math.inf` allowed, parallel edges added up. `bound` is
-    the weight of any one cut, if one is known; the result is exact up to a relative rounding of `count / 2**29`. Of
-    several minimum cuts it is the one nearest to the source: the smallest source side, whatever the edges' order.
+    Edges lead `starts[i] -> ends[i]` among nodes `0 .. count-1`; parallel ones add up.
     """
-    merged = _merge(edges)
-    limit = bound if bound is not None else math.fsum(c for c in merged.values() if c < math.inf)
-    scale = _FINITE / limit if limit > 0 else 1.0
-    integers = {edge: _integer(c, limit, scale) for edge, c in merged.items()}
-    # Asked first, because flow along two infinite paths would overflow.
-    if sink in _reachable(_matrix({e: c for e, c in integers.items() if c == _INFINITE}, count), source):
-        return None
-    capacity = _matrix(integers, count)
-    side = _reachable(capacity - maximum_flow(capacity, source, sink, method="dinic").flow, source)
-    weight = math.fsum(c for (a, b), c in merged.items() if a in side and b not in side)
-    return Cut(side, weight)
+
+    def __init__(self, starts: Sequence[int], ends: Sequence[int], count: int, source: int, sink: int) -> None:
+        pairs = np.asarray(starts, dtype=np.int64) * count + np.asarray(ends, dtype=np.int64)
+        self._edges, self._edge_of = np.unique(pairs, return_inverse=True)
+        self._ends = (self._edges // count, self._edges % count)
+        self.count, self.source, self.sink = count, source, sink
+
+    def cut(self, capacities: np.ndarray, *, bound: float | None = None) -> Cut | None:
+        """The minimum cut for `capacities` (f64, one per edge, from 0 up, inf allowed), or None if every cut is infinite.
+
+        `bound` is the weight of any one cut, if one is known; the result is exact up to a relative rounding of
+        `count / 2**29`. Of several minimum cuts it is the one nearest to the source: the smallest source side.
+        """
+        merged = np.bincount(self._edge_of, weights=capacities, minlength=len(self._edges))
+        limit = bound if bound is not None else float(merged[merged < math.inf].sum())
+        integers = _integers(merged, limit)
+        # Asked first, because flow along two infinite paths would overflow.
+        if self.sink in self._reachable(self._matrix(np.where(integers == _INFINITE, 1, 0))):
+            return None
+        capacity = self._matrix(integers)
+        side = self._reachable(capacity - maximum_flow(capacity, self.source, self.sink, method="dinic").flow)
+        inside = np.zeros(self.count, dtype=bool)
+        inside[side] = True
+        starts, ends = self._ends
+        return Cut(frozenset(side.tolist()), math.fsum(merged[inside[starts] & ~inside[ends]]))
+
+    def _matrix(self, capacities: np.ndarray) -> csr_matrix:
+        return csr_matrix((capacities.astype(np.int32), self._ends), shape=(self.count, self.count))
+
+    def _reachable(self, residual: csr_matrix) -> np.ndarray:
+        """Nodes that the source reaches along edges of positive capacity."""
+        residual.data[residual.data < 0] = 0
+        residual.eliminate_zeros()
+        return breadth_first_order(residual, self.source, directed=True, return_predecessors=False)
 
 
-def _merge(edges: Iterable[Edge]) -> dict[tuple[int, int], float]:
-    merged: dict[tuple[int, int], float] = {}
+def min_cut(edges: Iterable[Edge], count: int, source: int, sink: int, *, bound: float | None = None) -> Cut | None:
+    """`Network.cut` of `edges`, each `(from, to, capacity)`. Raises `ValueError` for what is no capacity."""
+    edges = list(edges)
     for start, end, capacity in edges:
         if not capacity >= 0:
             raise ValueError(f"capacity {capacity} of the edge {start} -> {end} is not a number from 0 up")
-        merged[start, end] = merged.get((start, end), 0.0) + capacity
-    return merged
+    network = Network([e[0] for e in edges], [e[1] for e in edges], count, source, sink)
+    return network.cut(np.array([e[2] for e in edges], dtype=np.float64), bound=bound)
 
 
-def _integer(capacity: float, limit: float, scale: float) -> int:
-    if capacity > limit:
-        return _INFINITE
-    # Rounding a small capacity down to 0 would make a value free.
-    return max(1, round(capacity * scale)) if capacity > 0 else 0
-
-
-def _matrix(capacities: dict[tuple[int, int], int], count: int) -> csr_matrix:
-    ends = np.array(list(capacities), dtype=np.int32).reshape(-1, 2)
-    values = np.fromiter(capacities.values(), dtype=np.int32, count=len(capacities))
-    return csr_matrix((values, (ends[:, 0], ends[:, 1])), shape=(count, count))
-
-
-def _reachable(residual: csr_matrix, source: int) -> frozenset[int]:
-    """Nodes that `source` reaches along edges of positive capacity."""
-    residual.data[residual.data < 0] = 0
-    residual.eliminate_zeros()
-    order = breadth_first_order(residual, source, directed=True, return_predecessors=False)
-    return frozenset(order.tolist())
+def _integers(capacities: np.ndarray, limit: float) -> np.ndarray:
+    """Scaled to whole numbers. Rounding a small capacity down to 0 would make a value free."""
+    scale = _FINITE / limit if limit > 0 else 1.0
+    finite = np.where(capacities > limit, 0.0, capacities)
+    whole = np.where(finite > 0, np.maximum(1, np.rint(finite * scale)), 0)
+    return np.where(capacities > limit, _INFINITE, whole).astype(np.int64)

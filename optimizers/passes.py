@@ -97,7 +97,7 @@ def run_pipeline(
     step with its message, and the next pass continues from the trace before it; with "raise" the error leaves.
     """
     steps: list[Step] = []
-    with _uncollected():
+    with uncollected():
         for one in passes:
             steps.append(_run_step(one, trace, clock, on_error))
             trace = steps[-1].after
@@ -105,10 +105,11 @@ def run_pipeline(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """No garbage collection inside: graphs are many small objects, and a full collection looks at all that torch loaded too.
 
-    It took 0.3 to 0.4 s every second or third toggle of a 12-layer GPT, as long as the passes themselves.
+    It took 0.3 to 0.4 s every second or third toggle of a 12-layer GPT, as long as the passes themselves, and as much again of
+    what the view shows of it.
     """
     was_enabled = gc.isenabled()
     gc.disable()

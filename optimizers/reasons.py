@@ -10,10 +10,10 @@ from tracefuse.optimizers.cost import Peaks, bytes_moved, roofline_seconds
 from tracefuse.optimizers.crossing import Forward, is_free, stored_bytes
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.rewrite import base
-from tracefuse.optimizers.trace import human_bytes, op_name, producer
+from tracefuse.optimizers.trace import human_bytes, op_name, origin, producer
 
 if TYPE_CHECKING:
-    from tracefuse.optimizers.remat import Choice
+    from tracefuse.optimizers.choice import Choice
 
 _FROM = "less than what it could be recomputed from"
 
@@ -30,7 +30,17 @@ def explain(forward: Forward, choice: Choice, peaks: Peaks) -> list[Decision]:
             decisions.append(
                 Decision(node.name, "recompute", _why_again(node, choice, told, peaks), stored_bytes(node))
             )
+        elif node in forward.checkpointed and node not in choice.again:
+            decisions.append(Decision(node.name, "drop", _checkpointed(forward, node), stored_bytes(node)))
     return decisions
+
+
+def _checkpointed(forward: Forward, node: fx.Node) -> str:
+    """Only the reentrant kind leaves its name in the trace: the other runs the block inside the node that asks for it."""
+    again = forward.checkpointed[node]
+    if origin(again).autograd == "CheckpointFunctionBackward":
+        return f"recomputed by torch.utils.checkpoint, as {again.name}: never saved"
+    return f"recomputed by the backward that was given, as {again.name} (torch.utils.checkpoint does that): never saved"
 
 
 def _why_kept(node: fx.Node, choice: Choice, peaks: Peaks) -> str:
@@ -41,10 +51,24 @@ def _why_kept(node: fx.Node, choice: Choice, peaks: Peaks) -> str:
         return f'{why}; recompute="{node.name}" would do so'
     if ban:
         return ban
+    return _weighed(node, choice) if choice.rate is None else _bought(node, choice, peaks)
+
+
+def _weighed(node: fx.Node, choice: Choice) -> str:
+    op = producer(node)
     price = choice.prices[op]
     instead = f"to run {op_name(op)} again moves {human_bytes(price)}, as a kernel of its own" if price else _FROM
     weighed = f"weighed as {human_bytes(choice.weights[node])} by the pass's factors"
     return f"{human_bytes(stored_bytes(node))}, {weighed}: {instead}"
+
+
+def _bought(node: fx.Node, choice: Choice, peaks: Peaks) -> str:
+    """Why a memory budget keeps a value: what it costs to run its op again, beside what the budget pays for its bytes."""
+    op, size = producer(node), stored_bytes(node)
+    if choice.prices[op] < size:
+        return f"{human_bytes(size)}: {_FROM}"
+    worth = f"at this budget {human_bytes(size)} are worth {_time(size / choice.rate)}"  # type: ignore[operator]
+    return f"to run {op_name(op)} again is too slow ({_cost([op], peaks)}): {worth}"
 
 
 def _why_again(node: fx.Node, choice: Choice, told: set[fx.Node], peaks: Peaks) -> str:

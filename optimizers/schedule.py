@@ -158,11 +158,11 @@ def just_in_time(graph: fx.Graph, movable: Collection[fx.Node]) -> None:
     """
     placed: set[fx.Node] = set()
     for node in [n for n in graph.nodes if n not in movable]:
-        for needed in _needed(node, movable, placed):
+        for needed in needed_before(node, movable, placed):
             node.prepend(needed)
 
 
-def _needed(node: fx.Node, movable: Collection[fx.Node], placed: set[fx.Node]) -> Iterator[fx.Node]:
+def needed_before(node: fx.Node, movable: Collection[fx.Node], placed: set[fx.Node]) -> Iterator[fx.Node]:
     """The movable ops behind `node` that are not yet `placed`, inputs before their readers."""
     stack = [(node, iter(node.all_input_nodes))]
     while stack:

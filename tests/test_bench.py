@@ -77,8 +77,9 @@ def test_depth(tmp_path: Path) -> None:
 
 def test_toggle(tmp_path: Path) -> None:
     found, printed = run("toggle.py", tmp_path, "--limit", "60")
-    assert 0 < max(found["toggle_s"].values()) < 60
-    assert all(name in printed for name in found["toggle_s"])
+    (model,) = found["models"]
+    assert 0 < max(model["toggle_s"].values()) < 60
+    assert all(name in printed for name in model["toggle_s"])
 
 
 @pytest.mark.parametrize("flags", [("--kernel", "jupyter"), ("--kernel", "inprocess", "--dropout", "0.1")])

@@ -13,8 +13,9 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tracefuse.optimizers.choice import Choice, choose
 from tracefuse.optimizers.crossing import Forward
-from tracefuse.optimizers.remat import Choice, Remat, choose
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.trace import Input, Output, Trace, call
 from tracefuse.optimizers.verify import verify
 

@@ -43,7 +43,7 @@ from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.long_sum_kernel import LongSum
-from tracefuse.optimizers.passes import Decision, Step
+from tracefuse.optimizers.passes import Decision, Step, uncollected
 from tracefuse.optimizers.trace import Trace, nbytes, op_name, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.pass_options import PassOption, written
@@ -59,6 +59,7 @@ NOT_MEASURED = "not measured"
 MAX_NAMES = 64
 
 
+@uncollected()
 def payload(
     variant: Variant,
     timed: tuple[Timing, Config] | None = None,

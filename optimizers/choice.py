@@ -1,0 +1,218 @@
+"""What the forward keeps and what the backward computes again, as a minimum cut of the forward; see `remat` for the model.
+
+choice = the values kept, those computed again, and the numbers that decided
+cut    = one edge per value, of its weight; one from the source, of its price; infinite ones from values to their readers
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import fx
+
+from tracefuse.optimizers.crossing import (
+    Forward,
+    impossible,
+    is_free,
+    is_several,
+    own_kernel_bytes,
+    stored_bytes,
+    unwise,
+)
+from tracefuse.optimizers.mincut import Network
+from tracefuse.optimizers.pins import Pin, resolve_pins
+from tracefuse.optimizers.trace import is_getitem, is_view, producer
+
+if TYPE_CHECKING:
+    from tracefuse.optimizers.remat import Remat
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the forward keeps (`kept`, no inputs) and what the backward computes itself (`again`, views included).
+
+    `weights` are what keeping a value costs, `prices` what computing it again does, in the same unit. `rate` is what a second
+    of recomputing is worth in bytes, None where no memory budget decided.
+    """
+
+    kept: frozenset[fx.Node]
+    again: frozenset[fx.Node]
+    pins: dict[fx.Node, Pin]
+    weights: dict[fx.Node, float]
+    prices: Mapping[fx.Node, float]
+    banned: dict[fx.Node, str]
+    rate: float | None = None
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the storages that the forward keeps, inputs not counted."""
+        return sum(map(stored_bytes, self.kept))
+
+
+def choose(forward: Forward, options: Remat) -> Choice:
+    """The cheapest cut under `options`, whatever its bytes; solved again, with more values banned, while chains are too
+    long."""
+    pins = resolve_pins(forward, options.save, options.recompute)
+    banned = bans(forward, pins, options)
+    weights = {n: weigh(forward, n, pins.get(n), options) for n in forward.nodes}
+    stay = set() if options.may_write_again else banned.keys() & forward.read_from_memory.keys()
+    asked = _asked(pins)
+    free = {n for n in forward.nodes if n in banned or producer(n) in asked}
+    prices = {n: 0 if n in free else own_kernel_bytes(forward, n) for n in forward.nodes}
+    network = CutNetwork(forward)
+    while True:
+        kept, again = network.cheapest(weights, prices, banned, stay)
+        long = chain_ends(forward, again, pins, options.longest_chain)
+        if not long:
+            return Choice(kept, again, pins, weights, prices, banned)
+        banned |= long
+
+
+def weigh(forward: Forward, node: fx.Node, pin: Pin | None, options: Remat) -> float:
+    """The weight of saving `node`, in bytes times factors; infinite for what is never saved, 0 for what is free."""
+    if (pinned := _pinned_weight(forward, node, pin)) is not None:
+        return pinned
+    materialised = node in forward.in_memory
+    factor = options.producer_input_weight if materialised else options.unmaterialised_factor
+    return stored_bytes(node) * factor * options.distance_base ** min(forward.distance[node], options.distance_cap)
+
+
+def weigh_bytes(forward: Forward, node: fx.Node, pin: Pin | None) -> float:
+    """`weigh` by nothing but bytes."""
+    pinned = _pinned_weight(forward, node, pin)
+    return stored_bytes(node) if pinned is None else pinned
+
+
+def _pinned_weight(forward: Forward, node: fx.Node, pin: Pin | None) -> float | None:
+    if node in forward.stale or node.op == "placeholder":
+        return 0.0
+    if is_view(node) or is_several(node):
+        return math.inf
+    if pin is not None:
+        return 0.0 if pin.action == "save" else math.inf
+    return math.inf if node in forward.checkpointed else None
+
+
+def bans(forward: Forward, pins: dict[fx.Node, Pin], options: Remat) -> dict[fx.Node, str]:
+    """The values that are not recomputed, with the reason."""
+    asked = _asked(pins)
+    reasons = ((n, _ban(forward, n, pins.get(n), producer(n) in asked, options)) for n in forward.nodes)
+    return {node: reason for node, reason in reasons if reason is not None}
+
+
+def _asked(pins: dict[fx.Node, Pin]) -> set[fx.Node]:
+    """The ops that a pin wants to run again."""
+    return {producer(node) for node, pin in pins.items() if pin.action == "recompute"}
+
+
+def _ban(forward: Forward, node: fx.Node, pin: Pin | None, asked: bool, options: Remat) -> str | None:
+    if pin is not None and pin.action == "save":
+        return f'pinned by save="{pin.glob}"'
+    if node in forward.stale:
+        return "views an input that the forward overwrites"
+    if not is_getitem(node) and (reason := impossible(forward, node)):
+        return reason
+    if asked:
+        return None
+    if reason := unwise(forward, node, options):
+        return reason
+    if options.may_write_again or node not in forward.read_from_memory:
+        return None
+    return f"{forward.read_from_memory[node]} would read it from memory: recomputing it would write it again"
+
+
+class CutNetwork:
+    """The network of a forward, to be cut for any weights and prices.
+
+    Each value is an edge from node 2i to node 2i+1, priced to be recomputed by one from the source: it is cut where the
+    value lies behind the cut.
+    """
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self._count = len(forward.nodes)
+        source, sink = 2 * self._count, 2 * self._count + 1
+        inner = [(2 * i, 2 * i + 1) for i in range(self._count)]
+        priced = [(source, 2 * i) for i in range(self._count)]
+        reads = [(2 * i + 1, 2 * forward.index[u]) for n, i in forward.index.items() for u in forward.readers(n)]
+        late = [(2 * forward.index[n] + 1, sink) for n in forward.read]
+        starts, ends = zip(*inner, *priced, *reads, *late, strict=True)
+        self._network = Network(starts, ends, 2 * self._count + 2, source, sink)
+        self._infinite = np.full(len(reads) + len(late), math.inf)
+
+    def cheapest(
+        self,
+        weights: Mapping[fx.Node, float],
+        prices: Mapping[fx.Node, float],
+        banned: Mapping[fx.Node, str],
+        stay: set[fx.Node] | frozenset[fx.Node] = frozenset(),
+    ) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+        """(kept, again) of the cheapest cut. Items of an op that runs again come with it, but those that `stay`."""
+        kept, again = self.demanded(self._on_edge(weights, prices, banned))
+        together = {n for n in kept - stay if is_getitem(n) and producer(n) in again and weights[n] > 0}
+        return kept - together, again | together
+
+    def _on_edge(
+        self, weights: Mapping[fx.Node, float], prices: Mapping[fx.Node, float], banned: Mapping[fx.Node, str]
+    ) -> set[fx.Node]:
+        nodes = self.forward.nodes
+        inner = np.fromiter((weights[n] for n in nodes), np.float64, self._count)
+        priced = np.fromiter((math.inf if n in banned else prices[n] for n in nodes), np.float64, self._count)
+        capacities = np.concatenate([inner, priced, self._infinite])
+        cut = self._network.cut(capacities, bound=self._known_cut(weights, prices))
+        if cut is None:
+            raise AssertionError(
+                "a value that the backward reads can be neither saved nor recomputed; this is a defect"
+            )
+        side = cut.source_side
+        return {n for i, n in enumerate(nodes) if 2 * i in side and 2 * i + 1 not in side}
+
+    def _known_cut(self, weights: Mapping[fx.Node, float], prices: Mapping[fx.Node, float]) -> float:
+        """The weight of saving what the backward reads, as far as it can be saved, else what that is computed from."""
+        seen: set[fx.Node] = set()
+        stack = list(self.forward.read)
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                stack += node.all_input_nodes if weights[node] == math.inf else []
+        return math.fsum(weights[n] if weights[n] < math.inf else prices[n] for n in seen)
+
+    def demanded(self, on_edge: set[fx.Node]) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+        """(kept, again), as far as the backward needs them: a cut edge of weight 0 may lie where nothing reads."""
+        kept: set[fx.Node] = set()
+        again: set[fx.Node] = set()
+        stack = list(self.forward.read)
+        while stack:
+            node = stack.pop()
+            if node.op == "placeholder" or node in kept or node in again:
+                continue
+            if node in on_edge:
+                kept.add(node)
+            else:
+                again.add(node)
+                stack += node.all_input_nodes
+        return frozenset(kept), frozenset(again)
+
+
+def chain_ends(
+    forward: Forward, again: frozenset[fx.Node], pins: dict[fx.Node, Pin], longest: int | None
+) -> dict[fx.Node, str]:
+    """The recomputed ops that come after `longest` others: they are to be saved instead, for the reason given. Pins are
+    not overruled."""
+    if longest is None:
+        return {}
+    asked = {producer(node) for node in pins}
+    depth: dict[fx.Node, int] = {}
+    for node in forward.nodes:
+        if node in again:
+            above = max((depth.get(a, 0) for a in node.all_input_nodes), default=0)
+            depth[node] = above + (0 if is_free(node) else 1)
+    ends = [n for n, d in depth.items() if d % (longest + 1) == 0]
+    ends = [n for n in ends if n not in asked and n.all_input_nodes and not is_free(n)]
+    return dict.fromkeys(ends, f"the end of a chain of {longest} recomputed ops")
