@@ -88,3 +88,10 @@ def test_launch(tmp_path: Path) -> None:
     median, low, high = found["host_us"]["10 layers"]["eager"]["step"]
     assert 0 < low <= median <= high
     assert "µs of the host" in printed
+
+
+def test_cut(tmp_path: Path) -> None:
+    found, printed = run("cut.py", tmp_path)
+    assert [p["budget"] for p in found["points"][:11]] == [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
+    assert all(row["choice_s"] <= row["pass_s"] * 2 for row in found["rows"])
+    assert "static peak" in printed
