@@ -89,7 +89,8 @@ class Forecast:
         """What runs in the backward, in order; copies right before their first reader."""
         placed: set[int] = set()
         for op in self._backward:
-            yield from (i + self._count for i in needed_before(op, self._reads.__getitem__, again, placed))
+            if not again.isdisjoint(self._reads[op]):
+                yield from (i + self._count for i in needed_before(op, self._reads.__getitem__, again, placed))
             yield op
         for op in self._gradients:
             if op in again and op not in placed:
