@@ -132,7 +132,8 @@ class Frontier:
         tilt = tilts(forward, options.budget_tilt)
         seconds = {n: 0.0 if producer(n) in asked else fused_seconds(forward, n, options.peaks) for n in forward.nodes}
         self._seconds = {n: tilt[n] * seconds[n] for n in forward.nodes}
-        self._network = CutNetwork(forward)
+        self._network = CutNetwork(forward, self._weights)
+        self._prices = self._network.array(self._seconds, self._banned)
         self._solved: dict[float, Choice] = {}
 
     def within(self, nbytes: float) -> Choice:
@@ -165,7 +166,7 @@ class Frontier:
         return self._solve((above.nbytes - below.nbytes) / slower) if slower > 0 else below
 
     def _duration(self, choice: Choice) -> float:
-        return math.fsum(self._seconds[n] for n in choice.again)
+        return math.fsum(map(self._seconds.__getitem__, choice.again))
 
     def _solve(self, rate: float) -> Choice:
         if rate not in self._solved:
@@ -173,14 +174,16 @@ class Frontier:
         return self._solved[rate]
 
     def _cut(self, rate: float) -> Choice:
-        prices = {n: rate * seconds for n, seconds in self._seconds.items()}
-        banned = dict(self._banned)
+        network, banned, array = self._network, self._banned, rate * self._prices
         while True:
-            kept, again = self._network.cheapest(self._weights, prices, banned)
+            kept, again = network.cheapest(array)
             long = chain_ends(self._forward, again, self._pins, self._options.longest_chain)
             if not long:
-                return Choice(kept, again, self._pins, self._weights, prices, banned, rate)
-            banned |= long
+                break
+            banned = banned | long
+            array[[self._forward.index[n] for n in long]] = math.inf
+        prices = dict(zip(self._forward.nodes, array.tolist(), strict=True))
+        return Choice(kept, again, self._pins, self._weights, prices, banned, network.kept_bytes(kept), rate)
 
 
 # --- one budget -------------------------------------------------------------------------------------------------------

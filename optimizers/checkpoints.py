@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from tracefuse.optimizers.rewrite import views_of
-from tracefuse.optimizers.trace import Trace, does_work, is_mutable, is_random, phase
+from tracefuse.optimizers.trace import Trace, is_mutable, is_random, is_view, phase
 
 
 def doubles(trace: Trace) -> dict[fx.Node, fx.Node]:
@@ -37,7 +37,7 @@ def dropped(trace: Trace, read: set[fx.Node]) -> dict[fx.Node, fx.Node]:
 
     `read` are the forward values that the backward reads, and so keeps, with all that shares their memory.
     """
-    pairs = {first: second for second, first in doubles(trace).items() if does_work(second)}
+    pairs = {first: second for second, first in doubles(trace).items() if not is_view(second)}
     return {first: second for first, second in pairs.items() if views_of(first).isdisjoint(read)}
 
 

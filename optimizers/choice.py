@@ -7,9 +7,8 @@ cut    = one edge per value, of its weight; one from the source, of its price; i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +36,7 @@ class Choice:
     """What the forward keeps (`kept`, no inputs) and what the backward computes itself (`again`, views included).
 
     `weights` are what keeping a value costs, `prices` what computing it again does, in the same unit. `rate` is what a second
-    of recomputing is worth in bytes, None where no memory budget decided.
+    of recomputing is worth in bytes, None where no memory budget decided. `nbytes` are those of the storages kept.
     """
 
     kept: frozenset[fx.Node]
@@ -46,12 +45,8 @@ class Choice:
     weights: dict[fx.Node, float]
     prices: Mapping[fx.Node, float]
     banned: dict[fx.Node, str]
+    nbytes: int
     rate: float | None = None
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes of the storages that the forward keeps, inputs not counted."""
-        return sum(map(stored_bytes, self.kept))
 
 
 def choose(forward: Forward, options: Remat) -> Choice:
@@ -64,12 +59,12 @@ def choose(forward: Forward, options: Remat) -> Choice:
     asked = _asked(pins)
     free = {n for n in forward.nodes if n in banned or producer(n) in asked}
     prices = {n: 0 if n in free else own_kernel_bytes(forward, n) for n in forward.nodes}
-    network = CutNetwork(forward)
+    network = CutNetwork(forward, weights)
     while True:
-        kept, again = network.cheapest(weights, prices, banned, stay)
+        kept, again = network.cheapest(network.array(prices, banned), stay)
         long = chain_ends(forward, again, pins, options.longest_chain)
         if not long:
-            return Choice(kept, again, pins, weights, prices, banned)
+            return Choice(kept, again, pins, weights, prices, banned, network.kept_bytes(kept))
         banned |= long
 
 
@@ -101,6 +96,8 @@ def _pinned_weight(forward: Forward, node: fx.Node, pin: Pin | None) -> float | 
 def bans(forward: Forward, pins: dict[fx.Node, Pin], options: Remat) -> dict[fx.Node, str]:
     """The values that are not recomputed, with the reason."""
     asked = _asked(pins)
+    # What is pinned may need what a checkpoint drops, which cannot be saved: it runs again too, as in the program.
+    asked |= forward.checkpointed.keys() if asked else set()
     reasons = ((n, _ban(forward, n, pins.get(n), producer(n) in asked, options)) for n in forward.nodes)
     return {node: reason for node, reason in reasons if reason is not None}
 
@@ -133,9 +130,11 @@ class CutNetwork:
     value lies behind the cut.
     """
 
-    def __init__(self, forward: Forward) -> None:
-        self.forward = forward
+    def __init__(self, forward: Forward, weights: Mapping[fx.Node, float]) -> None:
+        self.forward, self.weights = forward, weights
         self._count = len(forward.nodes)
+        self._inputs = {n: n.all_input_nodes for n in forward.nodes}
+        self._stored = {n: stored_bytes(n) for n in forward.nodes if weights[n] < math.inf}
         source, sink = 2 * self._count, 2 * self._count + 1
         inner = [(2 * i, 2 * i + 1) for i in range(self._count)]
         priced = [(source, 2 * i) for i in range(self._count)]
@@ -144,44 +143,48 @@ class CutNetwork:
         starts, ends = zip(*inner, *priced, *reads, *late, strict=True)
         self._network = Network(starts, ends, 2 * self._count + 2, source, sink)
         self._infinite = np.full(len(reads) + len(late), math.inf)
+        self._inner = np.fromiter((weights[n] for n in forward.nodes), np.float64, self._count)
+        self._known = np.array([forward.index[n] for n in self._known_cut()], dtype=np.int64)
+
+    def array(self, prices: Mapping[fx.Node, float], banned: Mapping[fx.Node, str]) -> np.ndarray:
+        """The prices of the forward's nodes in order, infinite where `banned`."""
+        return np.fromiter(
+            (math.inf if n in banned else prices[n] for n in self.forward.nodes), np.float64, self._count
+        )
+
+    def kept_bytes(self, kept: Iterable[fx.Node]) -> int:
+        """Bytes of the storages of `kept`."""
+        return sum(map(self._stored.__getitem__, kept))
 
     def cheapest(
-        self,
-        weights: Mapping[fx.Node, float],
-        prices: Mapping[fx.Node, float],
-        banned: Mapping[fx.Node, str],
-        stay: set[fx.Node] | frozenset[fx.Node] = frozenset(),
+        self, prices: np.ndarray, stay: Collection[fx.Node] = ()
     ) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
         """(kept, again) of the cheapest cut. Items of an op that runs again come with it, but those that `stay`."""
-        kept, again = self.demanded(self._on_edge(weights, prices, banned))
-        together = {n for n in kept - stay if is_getitem(n) and producer(n) in again and weights[n] > 0}
+        kept, again = self.demanded(self._on_edge(prices))
+        items = {n for n in kept if is_getitem(n) and n not in stay}
+        together = {n for n in items if producer(n) in again and self.weights[n] > 0}
         return kept - together, again | together
 
-    def _on_edge(
-        self, weights: Mapping[fx.Node, float], prices: Mapping[fx.Node, float], banned: Mapping[fx.Node, str]
-    ) -> set[fx.Node]:
-        nodes = self.forward.nodes
-        inner = np.fromiter((weights[n] for n in nodes), np.float64, self._count)
-        priced = np.fromiter((math.inf if n in banned else prices[n] for n in nodes), np.float64, self._count)
-        capacities = np.concatenate([inner, priced, self._infinite])
-        cut = self._network.cut(capacities, bound=self._known_cut(weights, prices))
+    def _on_edge(self, prices: np.ndarray) -> set[fx.Node]:
+        known = np.where(self._inner < math.inf, self._inner, np.where(prices < math.inf, prices, 0))[self._known]
+        cut = self._network.cut(np.concatenate([self._inner, prices, self._infinite]), bound=math.fsum(known))
         if cut is None:
             raise AssertionError(
                 "a value that the backward reads can be neither saved nor recomputed; this is a defect"
             )
-        side = cut.source_side
-        return {n for i, n in enumerate(nodes) if 2 * i in side and 2 * i + 1 not in side}
+        nodes, (before, after) = self.forward.nodes, (cut[0 : 2 * self._count : 2], cut[1 : 2 * self._count : 2])
+        return {nodes[i] for i in np.flatnonzero(before & ~after)}
 
-    def _known_cut(self, weights: Mapping[fx.Node, float], prices: Mapping[fx.Node, float]) -> float:
-        """The weight of saving what the backward reads, as far as it can be saved, else what that is computed from."""
+    def _known_cut(self) -> set[fx.Node]:
+        """What is cut if all that the backward reads is saved, as far as it can be, else what that is computed from."""
         seen: set[fx.Node] = set()
         stack = list(self.forward.read)
         while stack:
             node = stack.pop()
             if node not in seen:
                 seen.add(node)
-                stack += node.all_input_nodes if weights[node] == math.inf else []
-        return math.fsum(weights[n] if weights[n] < math.inf else prices[n] for n in seen)
+                stack += self._inputs[node] if self.weights[node] == math.inf else []
+        return seen
 
     def demanded(self, on_edge: set[fx.Node]) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
         """(kept, again), as far as the backward needs them: a cut edge of weight 0 may lie where nothing reads."""
@@ -196,7 +199,7 @@ class CutNetwork:
                 kept.add(node)
             else:
                 again.add(node)
-                stack += node.all_input_nodes
+                stack += self._inputs[node]
         return frozenset(kept), frozenset(again)
 
 
@@ -204,10 +207,10 @@ def chain_ends(
     forward: Forward, again: frozenset[fx.Node], pins: dict[fx.Node, Pin], longest: int | None
 ) -> dict[fx.Node, str]:
     """The recomputed ops that come after `longest` others: they are to be saved instead, for the reason given. Pins are
-    not overruled."""
+    not overruled, and no checkpoints."""
     if longest is None:
         return {}
-    asked = {producer(node) for node in pins}
+    asked = {producer(node) for node in (*pins, *forward.checkpointed)}
     depth: dict[fx.Node, int] = {}
     for node in forward.nodes:
         if node in again:

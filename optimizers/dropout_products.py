@@ -18,8 +18,8 @@ from tracefuse.optimizers.views import arguments
 
 aten = torch.ops.aten
 
-Product = tuple[fx.Node, fx.Node]
-"""A dropout and its result."""
+Product = tuple[fx.Node, fx.Node, fx.Node]
+"""A dropout, its result, and the node after which that stood."""
 
 
 def expose_products(graph: fx.Graph) -> list[Product]:
@@ -30,8 +30,9 @@ def expose_products(graph: fx.Graph) -> list[Product]:
 
 def restore_products(products: list[Product]) -> None:
     """Edit the graph in place: the products are results of their dropouts again."""
-    for dropout, result in products:
+    for dropout, result, before in products:
         result.target, result.args = operator.getitem, (dropout, 0)
+        before.append(result)
 
 
 def _expose(dropout: fx.Node) -> Product | None:
@@ -42,6 +43,7 @@ def _expose(dropout: fx.Node) -> Product | None:
     result, mask = parts[0], parts[1]
     if len({val(n).stride() for n in (x, result, mask)}) > 1:
         return None  # the product would lie in memory in another order
+    before = result.prev
     dropout.append(mask)
     result.target, result.args = aten.native_dropout_backward.default, (x, mask, 1 / (1 - p))
-    return dropout, result
+    return dropout, result, before

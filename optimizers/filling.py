@@ -29,7 +29,7 @@ def fill(forward: Forward, network: CutNetwork, choice: Choice, seconds: Mapping
     if not added:
         return choice
     kept, again = network.demanded(choice.kept | added)
-    return replace(choice, kept=kept, again=again)
+    return replace(choice, kept=kept, again=again, nbytes=network.kept_bytes(kept))
 
 
 def dominators(forward: Forward, again: frozenset[fx.Node]) -> dict[fx.Node, fx.Node | None]:

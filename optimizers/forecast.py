@@ -7,7 +7,7 @@ of its aliases. Many choices of what to recompute can so be compared in the time
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -18,121 +18,148 @@ from tracefuse.optimizers.crossing import is_free
 from tracefuse.optimizers.schedule import needed_before
 from tracefuse.optimizers.trace import Trace, is_getitem, is_random, phase, val
 
-Run = tuple[fx.Node, bool]
-"""An op, and whether it is its copy in the backward that runs."""
+Home = tuple[int, ...]
+"""The storages of a value, by number: one, or one per item of a tuple."""
 
 
 class Forecast:
-    """Peaks of one joint trace, which recomputes nothing yet."""
+    """Peaks of one joint trace, which recomputes nothing yet.
+
+    Ops are numbers, since they are looked at for every peak: `i` is an op where it stands, `i + count` its copy in the
+    backward.
+    """
 
     def __init__(self, trace: Trace) -> None:
-        self._inputs = trace.placeholders
-        self._forward = [n for n in trace.ops if phase(n) == "forward"]
-        self._backward = [n for n in trace.ops if phase(n) == "backward"]
-        pairs = list(zip(trace.outputs, trace.returned, strict=True))
-        self._results = [node for out, node in pairs if out.kind != "gradient"]
-        self._gradients = [node for out, node in pairs if out.kind == "gradient"]
+        nodes = [*trace.placeholders, *trace.ops]
+        self._count = len(nodes)
+        self._index = {n: i for i, n in enumerate(nodes)}
+        self._reads = [[self._index[a] for a in n.all_input_nodes] for n in nodes]
+        self._inputs = range(len(trace.placeholders))
+        ops = [(i, phase(nodes[i])) for i in range(len(self._inputs), self._count)]
+        self._forward = [i for i, half in ops if half == "forward"]
+        self._backward = [i for i, half in ops if half == "backward"]
+        self._draws = {i for i, n in enumerate(nodes) if n.op == "call_function" and is_random(n) and not is_getitem(n)}
+        self._item = {i: n.args[1] for i, n in enumerate(nodes) if is_getitem(n)}
+        self._free = {i: _width(n) for i, n in enumerate(nodes) if n.op == "call_function" and is_free(n)}
+        self._storages = {i: _storages(n) for i, n in enumerate(nodes) if i not in self._free}
+
+        pairs = [(out, self._index[node]) for out, node in zip(trace.outputs, trace.returned, strict=True)]
+        self._results = [i for out, i in pairs if out.kind != "gradient"]
+        self._gradients = [i for out, i in pairs if out.kind == "gradient"]
         self._peaks: dict[frozenset[fx.Node], int] = {}
 
     def peak(self, again: frozenset[fx.Node]) -> int:
         """Bytes at the peak if the forward values `again` are recomputed in the backward."""
         if again not in self._peaks:
-            self._peaks[again] = self._peak(again)
+            self._peaks[again] = self._peak({self._index[n] for n in again})
         return self._peaks[again]
 
-    def _peak(self, again: frozenset[fx.Node]) -> int:
+    def _peak(self, again: set[int]) -> int:
         late = list(self._late(again))
-        runs = [*((n, False) for n in self._needed(late, again)), *late]
-        memory = _Memory(self._inputs, last=max(len(runs) - 1, 0))
-        for time, (node, is_copy) in enumerate(runs):
-            is_late = is_copy or phase(node) == "backward"
-            memory.run((node, is_copy), [(a, is_late and a in again) for a in node.all_input_nodes], time)
-        memory.pin((node, False) for node in self._results)
-        memory.pin((node, node in again) for node in self._gradients)
+        memory = _Memory()
+        homes: dict[int, Home] = {}
+        for i in self._inputs:
+            homes[i] = memory.allocate(self._storages[i], 0, shared=True)
+        for time, run in enumerate([*self._needed(late, again), *late]):
+            reads = self._reads[run % self._count]
+            if run >= self._backward_from:
+                reads = [a + self._count if a in again else a for a in reads]
+            for source in reads:
+                memory.read(homes[source], time)
+            homes[run] = self._home(run % self._count, [homes[a] for a in reads[:1]], memory, time)
+            memory.read(homes[run], time)
+        copies = [i + self._count if i in again else i for i in self._gradients]
+        for run in (*self._inputs, *self._results, *copies):
+            memory.read(homes[run], memory.last)
         return memory.peak()
 
-    def _late(self, again: Collection[fx.Node]) -> Iterator[Run]:
-        """What runs in the backward, in order; copies right before their first reader."""
-        placed: set[fx.Node] = set()
-        for node in self._backward:
-            yield from ((copy, True) for copy in needed_before(node, again, placed))
-            yield node, False
-        for node in self._gradients:
-            if node in again and node not in placed:
-                yield from ((copy, True) for copy in needed_before(node, again, placed))
-                placed.add(node)
-                yield node, True
+    @property
+    def _backward_from(self) -> int:
+        """The number from which on ops are in the backward: originals, then copies."""
+        return self._backward[0] if self._backward else self._count
 
-    def _needed(self, late: list[Run], again: Collection[fx.Node]) -> list[fx.Node]:
+    def _home(self, op: int, source: list[Home], memory: _Memory, time: int) -> Home:
+        if op in self._item:
+            return (source[0][self._item[op]],)
+        if op in self._free:
+            return source[0][:1] * self._free[op]
+        return memory.allocate(self._storages[op], time)
+
+    def _late(self, again: set[int]) -> Iterator[int]:
+        """What runs in the backward, in order; copies right before their first reader."""
+        placed: set[int] = set()
+        for op in self._backward:
+            if not again.isdisjoint(self._reads[op]):
+                yield from (i + self._count for i in needed_before(op, self._reads.__getitem__, again, placed))
+            yield op
+        for op in self._gradients:
+            if op in again and op not in placed:
+                yield from (i + self._count for i in needed_before(op, self._reads.__getitem__, again, placed))
+                placed.add(op)
+                yield op + self._count
+
+    def _needed(self, late: list[int], again: Collection[int]) -> list[int]:
         """The forward's ops that dead code elimination leaves, in order."""
-        needed = {a for node, _ in late for a in node.all_input_nodes if a not in again}
-        needed |= {*self._results, *(n for n in self._gradients if n not in again)}
+        needed = {a for run in late for a in self._reads[run % self._count] if a not in again}
+        needed |= {*self._results, *(i for i in self._gradients if i not in again)}
         found, draws_later = [], False
-        for node in reversed(self._forward):
-            draws = is_random(node) and not is_getitem(node)
-            if node in needed or (draws and draws_later):
-                needed.update(node.all_input_nodes)
-                found.append(node)
+        for op in reversed(self._forward):
+            draws = op in self._draws
+            if op in needed or (draws and draws_later):
+                needed.update(self._reads[op])
+                found.append(op)
                 draws_later = draws_later or draws
         return found[::-1]
 
 
 class _Memory:
-    """Who lies where, and when: storages are numbered in the order of allocation."""
+    """Storages by number, in the order of allocation: their bytes, and when they live. Time only goes on."""
 
-    def __init__(self, inputs: Iterable[fx.Node], last: int) -> None:
+    def __init__(self) -> None:
         self._sizes: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._last = last
-        self._homes: dict[Run, tuple[int, ...]] = {}
-        known: dict[int, int] = {}
-        for node in inputs:
-            memory = val(node).untyped_storage()
-            number = known.get(memory._cdata)
-            home = (number,) if number is not None else self._allocate(memory.nbytes(), 0)
-            known[memory._cdata], self._homes[node, False] = home[0], home
-            self._ends[home[0]] = last
+        self._known: dict[int, int] = {}
+        self.last = 0
 
-    def run(self, run: Run, sources: list[Run], time: int) -> None:
-        for source in sources:
-            for number in self._homes[source]:
-                self._ends[number] = max(self._ends[number], time)
-        self._homes[run] = home = self._home(run[0], sources, time)
+    def allocate(self, storages: list[tuple[int, int]], time: int, *, shared: bool = False) -> Home:
+        """New storages, one for each different id of (id, bytes); those of inputs may be `shared`."""
+        known = self._known if shared else {}
+        for key, nbytes in storages:
+            if key not in known:
+                known[key] = len(self._sizes)
+                self._sizes.append(nbytes)
+                self._starts.append(time)
+                self._ends.append(time)
+        return tuple(known[key] for key, _ in storages)
+
+    def read(self, home: Home, time: int) -> None:
         for number in home:
-            self._ends[number] = max(self._ends[number], time)
-
-    def pin(self, runs: Iterable[Run]) -> None:
-        """Let the values live to the end."""
-        for run in runs:
-            for number in self._homes[run]:
-                self._ends[number] = self._last
+            self._ends[number] = time
+        self.last = time
 
     def peak(self) -> int:
-        change = [0] * (self._last + 2)
+        change = [0] * (self.last + 2)
         for nbytes, start, end in zip(self._sizes, self._starts, self._ends, strict=True):
             change[start] += nbytes
             change[end + 1] -= nbytes
         return max(accumulate(change))
 
-    def _home(self, node: fx.Node, sources: list[Run], time: int) -> tuple[int, ...]:
-        if is_getitem(node):
-            return (self._homes[sources[0]][node.args[1]],)  # type: ignore[index]
-        value = val(node)
-        if is_free(node):
-            return self._homes[sources[0]] * (len(value) if isinstance(value, (tuple, list)) else 1)
-        found: dict[int, int] = {}
-        return tuple(self._storage(v, found, time) for v in (value if isinstance(value, (tuple, list)) else (value,)))
 
-    def _storage(self, value: Any, found: dict[int, int], time: int) -> int:
-        memory = value.untyped_storage() if isinstance(value, torch.Tensor) else None
-        key = memory._cdata if memory is not None else 0
-        if key not in found:
-            found[key] = self._allocate(memory.nbytes() if memory is not None else 0, time)[0]
-        return found[key]
+def _width(node: fx.Node) -> int:
+    """How many values an op yields."""
+    value = val(node)
+    return len(value) if isinstance(value, (tuple, list)) else 1
 
-    def _allocate(self, nbytes: int, time: int) -> tuple[int]:
-        self._sizes.append(nbytes)
-        self._starts.append(time)
-        self._ends.append(time)
-        return (len(self._sizes) - 1,)
+
+def _storages(node: fx.Node) -> list[tuple[int, int]]:
+    """(id, bytes) of the storage of each value that an op yields; no bytes for what is no tensor."""
+    value = val(node)
+    return [_storage(v) for v in (value if isinstance(value, (tuple, list)) else (value,))]
+
+
+def _storage(value: Any) -> tuple[int, int]:
+    if not isinstance(value, torch.Tensor):
+        return 0, 0
+    memory = value.untyped_storage()
+    return memory._cdata, memory.nbytes()

@@ -42,33 +42,40 @@ class Network:
         self._ends = (self._edges // count, self._edges % count)
         self.count, self.source, self.sink = count, source, sink
 
-    def cut(self, capacities: np.ndarray, *, bound: float | None = None) -> Cut | None:
-        """The minimum cut for `capacities` (f64, one per edge, from 0 up, inf allowed), or None if every cut is infinite.
+    def cut(self, capacities: np.ndarray, *, bound: float | None = None) -> np.ndarray | None:
+        """Which nodes are on the source's side of the minimum cut (bool, one per node), or None if every cut is infinite.
 
-        `bound` is the weight of any one cut, if one is known; the result is exact up to a relative rounding of
-        `count / 2**29`. Of several minimum cuts it is the one nearest to the source: the smallest source side.
+        `capacities` are f64, one per edge, from 0 up, inf allowed. `bound` is the weight of any one cut, if one is known;
+        the result is exact up to a relative rounding of `count / 2**29`. Of several minimum cuts it is the one nearest to
+        the source: the smallest source side.
         """
-        merged = np.bincount(self._edge_of, weights=capacities, minlength=len(self._edges))
+        merged = self._merged(capacities)
         limit = bound if bound is not None else float(merged[merged < math.inf].sum())
         integers = _integers(merged, limit)
         # Asked first, because flow along two infinite paths would overflow.
-        if self.sink in self._reachable(self._matrix(np.where(integers == _INFINITE, 1, 0))):
+        if self._reachable(self._matrix(np.where(integers == _INFINITE, 1, 0)))[self.sink]:
             return None
         capacity = self._matrix(integers)
-        side = self._reachable(capacity - maximum_flow(capacity, self.source, self.sink, method="dinic").flow)
-        inside = np.zeros(self.count, dtype=bool)
-        inside[side] = True
+        return self._reachable(capacity - maximum_flow(capacity, self.source, self.sink, method="dinic").flow)
+
+    def weight(self, capacities: np.ndarray, side: np.ndarray) -> float:
+        """The capacities that lead out of `side`, in the units given."""
         starts, ends = self._ends
-        return Cut(frozenset(side.tolist()), math.fsum(merged[inside[starts] & ~inside[ends]]))
+        return math.fsum(self._merged(capacities)[side[starts] & ~side[ends]])
+
+    def _merged(self, capacities: np.ndarray) -> np.ndarray:
+        return np.bincount(self._edge_of, weights=capacities, minlength=len(self._edges))
 
     def _matrix(self, capacities: np.ndarray) -> csr_matrix:
         return csr_matrix((capacities.astype(np.int32), self._ends), shape=(self.count, self.count))
 
     def _reachable(self, residual: csr_matrix) -> np.ndarray:
-        """Nodes that the source reaches along edges of positive capacity."""
+        """The nodes that the source reaches along edges of positive capacity."""
         residual.data[residual.data < 0] = 0
         residual.eliminate_zeros()
-        return breadth_first_order(residual, self.source, directed=True, return_predecessors=False)
+        found = np.zeros(self.count, dtype=bool)
+        found[breadth_first_order(residual, self.source, directed=True, return_predecessors=False)] = True
+        return found
 
 
 def min_cut(edges: Iterable[Edge], count: int, source: int, sink: int, *, bound: float | None = None) -> Cut | None:
@@ -78,7 +85,11 @@ def min_cut(edges: Iterable[Edge], count: int, source: int, sink: int, *, bound:
         if not capacity >= 0:
             raise ValueError(f"capacity {capacity} of the edge {start} -> {end} is not a number from 0 up")
     network = Network([e[0] for e in edges], [e[1] for e in edges], count, source, sink)
-    return network.cut(np.array([e[2] for e in edges], dtype=np.float64), bound=bound)
+    capacities = np.array([e[2] for e in edges], dtype=np.float64)
+    side = network.cut(capacities, bound=bound)
+    if side is None:
+        return None
+    return Cut(frozenset(np.flatnonzero(side).tolist()), network.weight(capacities, side))
 
 
 def _integers(capacities: np.ndarray, limit: float) -> np.ndarray:

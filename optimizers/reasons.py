@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tracefuse.optimizers.cost import Peaks, bytes_moved, roofline_seconds
-from tracefuse.optimizers.crossing import Forward, is_free, stored_bytes
+from tracefuse.optimizers.crossing import Forward, is_free, is_several, stored_bytes
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import human_bytes, op_name, origin, producer
@@ -30,7 +30,7 @@ def explain(forward: Forward, choice: Choice, peaks: Peaks) -> list[Decision]:
             decisions.append(
                 Decision(node.name, "recompute", _why_again(node, choice, told, peaks), stored_bytes(node))
             )
-        elif node in forward.checkpointed and node not in choice.again:
+        elif node in forward.checkpointed and not is_several(node) and node not in choice.again:
             decisions.append(Decision(node.name, "drop", _checkpointed(forward, node), stored_bytes(node)))
     return decisions
 

@@ -33,6 +33,19 @@ forward's start. So with `producer_input_weight=0`, which says that what is in m
 and therefore lifts that ban, everything between two matmuls is recomputed: on a residual chain the sums too, each from all
 the matmuls before it.
 
+A dropout's result is a product of its operand and its mask, and recomputed as that; the mask is saved, of one byte per
+element, and never drawn again (`dropout_products`). What the captured program recomputes itself, as under
+`torch.utils.checkpoint`, stays recomputed: it is never saved, and recomputed a second time only where a pin or a budget
+drops more than the checkpoint does (`checkpoints`).
+
+With a `memory_budget` the cut above is taken if it saves no more. If it saves more, the budget decides instead, and the
+factors have no say: of all cuts that save at most so many bytes it takes the one whose recomputing takes the fewest seconds
+(`budget`), bans of heavy ops, small results and memory traffic lifted; pins, `recompute_classes` and `longest_chain` hold.
+What is left of the budget keeps what saves most seconds (`filling`). A budget that cannot be met is met as nearly as can
+be, and a decision says what holds the rest. As the budget falls from tenth to tenth the static peak never rises: where
+recomputing more would raise it, the pass stops, and a decision says so (`stop_at_lowest_peak`). `pareto` has all of that
+as data.
+
 It does nothing to a trace without a backward, or with fused kernels. Applied to its own output it starts from the trace
 as it was before (`schedule.forget`), so it is idempotent, and the last application's options are those that count.
 

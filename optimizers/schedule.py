@@ -7,9 +7,9 @@ second choice of what to save starts from the same program as the first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tracefuse.optimizers.crossing import is_free
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Trace, copy_node, is_getitem, phase, val
+
+Op = TypeVar("Op")
 
 
 def recomputes(node: fx.Node) -> str | None:
@@ -158,19 +160,21 @@ def just_in_time(graph: fx.Graph, movable: Collection[fx.Node]) -> None:
     """
     placed: set[fx.Node] = set()
     for node in [n for n in graph.nodes if n not in movable]:
-        for needed in needed_before(node, movable, placed):
+        for needed in needed_before(node, lambda n: n.all_input_nodes, movable, placed):
             node.prepend(needed)
 
 
-def needed_before(node: fx.Node, movable: Collection[fx.Node], placed: set[fx.Node]) -> Iterator[fx.Node]:
+def needed_before(
+    node: Op, inputs: Callable[[Op], Iterable[Op]], movable: Collection[Op], placed: set[Op]
+) -> Iterator[Op]:
     """The movable ops behind `node` that are not yet `placed`, inputs before their readers."""
-    stack = [(node, iter(node.all_input_nodes))]
+    stack = [(node, iter(inputs(node)))]
     while stack:
-        current, inputs = stack[-1]
-        following = next((a for a in inputs if a in movable and a not in placed), None)
+        current, left = stack[-1]
+        following = next((a for a in left if a in movable and a not in placed), None)
         if following is not None:
             placed.add(following)
-            stack.append((following, iter(following.all_input_nodes)))
+            stack.append((following, iter(inputs(following))))
             continue
         stack.pop()
         if current is not node:

@@ -26,6 +26,7 @@ from torch import fx
 from tracefuse.optimizers.axes import arguments, as_range, permutation
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_by_call, replace_value, until_settled
+from tracefuse.optimizers.schedule import recomputes
 from tracefuse.optimizers.trace import (
     Trace,
     aten,
@@ -240,8 +241,12 @@ RULES = (view_of_itself, copy_of_itself, empty_operands, single_operand, cast_of
 
 
 def expression(node: fx.Node) -> Hashable | None:
-    """A key equal for ops of one phase that yield the same; None for ops that are never merged."""
-    if is_random(node) or is_mutable(node):
+    """A key equal for ops of one phase that yield the same; None for ops that are never merged.
+
+    What rematerialisation recomputes stays apart: merged with what the program computes late itself, as under a checkpoint, it
+    would live longer, and could not be taken back.
+    """
+    if is_random(node) or is_mutable(node) or recomputes(node):
         return None
     return phase(node), node.target, _frozen(node.args), _frozen(node.kwargs)
 

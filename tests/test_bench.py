@@ -122,3 +122,10 @@ def test_freeze(tmp_path: Path) -> None:
         assert pruned < 1.5 * eager + 1e-3, name
         assert "pruned / all trained" in case["ratios"]
     assert "frozen *, !*.lora_*" in printed
+
+
+def test_cut(tmp_path: Path) -> None:
+    found, printed = run("cut.py", tmp_path)
+    assert [p["budget"] for p in found["points"][:11]] == [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
+    assert all(row["choice_s"] <= row["pass_s"] * 2 for row in found["rows"])
+    assert "static peak" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -124,6 +125,11 @@ def test_bytes_and_fractions_are_the_same_budget() -> None:
 def test_refuses_what_is_no_budget(bad: float) -> None:
     with pytest.raises(ValueError, match=r"memory_budget=.*; pass"):
         Remat(memory_budget=bad)
+
+
+def test_every_option_has_a_sentence_of_help() -> None:
+    for option in dataclasses.fields(Remat):
+        assert option.metadata["help"], option.name
 
 
 # --- how it chooses ---------------------------------------------------------------------------------------------------
