@@ -44,11 +44,12 @@ at 0 are NVIDIA/Fuser issue 2916. torch bans what the backward would materialize
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import fx
 
+from tracefuse.optimizers.between import recompute_between
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, packet_name
 from tracefuse.optimizers.crossing import (
     Forward,
@@ -95,6 +96,13 @@ class Remat:
     longest_chain: int | None = None
     recompute_materialized: bool = False
     peaks: Peaks = H100_SXM_DATASHEET
+    between_regions: bool = field(
+        default=True,
+        metadata={"help": "compute a value again in each region that reads it, where that weighs less than to read it"},
+    )
+    between_chain: int | None = field(
+        default=16, metadata={"help": "the most ops computed again one after another between regions; None is no limit"}
+    )
     name: ClassVar[str] = "remat"
 
     def __post_init__(self) -> None:
@@ -111,6 +119,8 @@ class Remat:
             )
         if self.longest_chain is not None and self.longest_chain < 1:
             raise ValueError(f"longest_chain={self.longest_chain!r} forbids every recompute; pass 1 or more, or None")
+        if self.between_chain is not None and self.between_chain < 1:
+            raise ValueError(f"between_chain={self.between_chain!r} forbids every copy; pass 1 or more, or None")
 
     @property
     def may_write_again(self) -> bool:
@@ -137,6 +147,8 @@ class Remat:
             decisions = [Decision(s.name, "save", f"left as it was: {reason}", s.nbytes) for s in saved_values(new)]
         for decision in decisions:
             decide(decision)
+        if self.between_regions:
+            recompute_between(new, self.producer_input_weight, self.between_chain, decide)
         return new
 
 
