@@ -130,22 +130,22 @@ def rows(value: Tensor) -> Tensor:
 
 
 def columns(value: Tensor) -> Tensor:
-    return torch.softmax(value, 0)
+    return torch.softmax(value.t(), -1)
 
 
 def narrow(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two regions, since their rows differ; what the second reads of the first is twice as wide as `x`, which it is made of."""
+    """Two regions, since their rows differ; what the second reads of the first is made of `x`, which it reads too."""
     wide = x.double()
-    return rows(wide), columns(wide) + x
+    return rows(wide), columns(wide) + x.t()
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.5, 0.0])
 def test_what_a_region_has_at_hand_costs_nothing(weight: float) -> None:
-    result = forward_only(narrow, torch.randn(8, 8), producer_input_weight=weight)
+    result = forward_only(narrow, torch.randn(8, 4), producer_input_weight=weight)
     (copy,) = copies(result.after)
     assert copy.target is aten._to_copy.default
-    assert recomputes(copy) == "_to_copy"
-    assert "_to_copy" in {d.value for d in result.decisions if d.action == "duplicate"}
+    assert recomputes(copy) == "wide"
+    assert "wide" in {d.value for d in result.decisions if d.action == "duplicate"}
 
 
 def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,21 +155,21 @@ def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("weight", "count"), [(1.0, 0), (0.5, 0), (0.49, 2), (0.0, 2)])
 def test_two_inputs_weigh_as_much_as_their_sum_at_one_half(weight: float, count: int) -> None:
-    result = forward_only(two, leaf(8, 8).detach(), leaf(8, 8).detach(), producer_input_weight=weight)
+    result = forward_only(two, leaf(8, 4).detach(), leaf(8, 4).detach(), producer_input_weight=weight)
     assert len(copies(result.after)) == count
     assert len(result.reasons("write" if not count else "duplicate")) == 1
 
 
 def test_off_it_copies_nothing() -> None:
-    assert not copies(forward_only(two, leaf(8, 8), leaf(8, 8), **FREE, between_regions=False).after)
+    assert not copies(forward_only(two, leaf(8, 4), leaf(8, 4), **FREE, between_regions=False).after)
 
 
 def test_what_is_read_from_memory_anyway_is_not_computed_again() -> None:
     def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         total = x + y
-        return total @ total, rows(total), columns(total)
+        return total @ total.t(), rows(total), columns(total)
 
-    assert not copies(forward_only(fn, leaf(8, 8).detach(), leaf(8, 8).detach(), **FREE).after)
+    assert not copies(forward_only(fn, leaf(8, 4).detach(), leaf(8, 4).detach(), **FREE).after)
 
 
 def test_reductions_and_random_numbers_are_never_copied() -> None:
@@ -177,7 +177,7 @@ def test_reductions_and_random_numbers_are_never_copied() -> None:
         total = torch.nn.functional.dropout(rows(x), 0.5)
         return columns(total), rows(total + 1)
 
-    after = forward_only(fn, leaf(8, 8).detach(), **FREE).after
+    after = forward_only(fn, leaf(8, 4).detach(), **FREE).after
     assert not {n.target for n in copies(after)} & {aten.native_dropout.default, aten._softmax.default}
 
 
@@ -193,7 +193,7 @@ def test_a_view_of_what_is_copied_is_taken_again() -> None:
         total = x.sin() * 2
         return rows(total), rows(total.t()[1:])
 
-    result = forward_only(fn, leaf(8, 8).detach(), **FREE)
+    result = forward_only(fn, leaf(8, 4).detach(), **FREE)
     assert copies(result.after)
 
 
@@ -216,7 +216,7 @@ def test_forget_takes_every_copy_back(name: str) -> None:
     trace = program(name).trace
     back = forget(remat(trace, **FREE, between_chain=None)[0])
     assert not any(recomputes(n) or is_for_reader(n) for n in back.ops)
-    assert sorted(ops(back)) == sorted(ops(remat(trace, save=("*",), between_regions=False)[0]))
+    assert sorted(ops(back)) == sorted(ops(trace))
 
 
 def test_the_last_options_count() -> None:

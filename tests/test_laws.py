@@ -29,6 +29,7 @@ CHOICES = {
     "remat": {"remat": 0.5},
     "remat of all": {"remat": 0.0},
     "fuse": {"fuse": True},
+    "remat of all, fused": {"simplify": True, "remat": 0.0, "fuse": True},
     "all": {"simplify": True, "freeze": True, "cat": True, "decompose": True, "remat": 0.5, "fuse": True},
 }
 
