@@ -88,16 +88,18 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
 class Borders:
     """The regions of a graph and the values that cross from one to another of the same phase.
 
-    `region_of`: the number of an op's region, in the order of the trace; `reading`: for each region that reads others, the
-    values that it reads of them; `crossing`: their memory, each with the regions that read it; `chosen`: of that what nothing
-    else reads; `outside`: the memory that each
-    region reads; `stored`: the values that are in memory whatever is chosen here, with the reason;
-    `runs_at`: the place in the trace of a region's last op; `lives_to`: the place up to which a stored value is in memory.
+    `region_of`: the number of an op's region, in the order of the trace; `memory`: whose memory a value lies in; `reading`:
+    for each region that reads others, the values that it reads of them; `crossing`: their memory, each with the regions that
+    read it; `chosen`: of that what nothing else reads; `outside`: the memory that each region reads; `copyable`: what a reader
+    can compute itself; `stored`: the values that are in memory whatever is chosen here, with the reason; `runs_at`: the place
+    in the trace of a region's last op; `lives_to`: the place up to which a stored value is in memory.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.position = {node: at for at, node in enumerate(graph.nodes)}
         self.region_of = self._numbered(form_regions(graph, {n for n in graph.nodes if refusal(n) is None}))
+        self.memory = {node: memory(node) for node in graph.nodes}
+        self.copyable = {node for node in self.region_of if is_copyable(node)}
         self.reading: dict[int, dict[fx.Node, None]] = {}
         self.crossing: dict[fx.Node, dict[int, None]] = {}
         self.outside: dict[int, set[fx.Node]] = {}
@@ -109,7 +111,7 @@ class Borders:
         self.lives_to = {n: self._last_read(n) for n in graph.nodes if not is_view(n)}
 
     def is_stored(self, value: fx.Node) -> bool:
-        return memory(value) in self.stored
+        return self.memory[value] in self.stored
 
     def _numbered(self, regions: Iterable[Region]) -> dict[fx.Node, int]:
         """Each op's region, in the order of the trace; what every reader makes itself is in none."""
@@ -140,7 +142,7 @@ class Borders:
                 return f"{reader.name} reads it in the backward"
             if reader not in self.region_of:
                 return f"{reader.name} reads it from memory"
-        if node in self.crossing and not is_copyable(node):
+        if node in self.crossing and node not in self.copyable:
             return _LOOPS
         return None
 
@@ -244,15 +246,15 @@ def _chain_ends(borders: Borders, wanted: list[fx.Node], behind: list[fx.Node], 
 
 def _is_open(borders: Borders, node: fx.Node) -> bool:
     """Whether the region may compute `node` itself."""
-    return node.op == "call_function" and is_copyable(node) and not borders.is_stored(node)
+    return node in borders.copyable and borders.memory[node] not in borders.stored
 
 
 def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
     """Bytes times factor of reading `node` from memory; infinite for a view of what is not there."""
-    root = memory(node)
+    root = borders.memory[node]
     if is_constant(root):
         return 0.0
-    if is_view(node) and root not in borders.stored:
+    if is_view(node) and not borders.is_stored(node):
         return math.inf
     size = min(sum(map(touched_bytes, tensors(node))), nbytes(root))
     if root not in borders.stored:

@@ -101,7 +101,7 @@ class Remat:
         metadata={"help": "compute a value again in each region that reads it, where that weighs less than to read it"},
     )
     between_chain: int | None = field(
-        default=16, metadata={"help": "the most ops computed again one after another between regions; None is no limit"}
+        default=8, metadata={"help": "the most ops computed again one after another between regions; None is no limit"}
     )
     name: ClassVar[str] = "remat"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import programs
 import pytest
@@ -28,7 +29,8 @@ from tracefuse.optimizers.weights import by_weight, static_cost
 aten = torch.ops.aten
 f64 = torch.float64
 
-FREE = {"producer_input_weight": 0.0}
+FREE: dict[str, Any] = {"producer_input_weight": 0.0}
+UNBOUND: dict[str, Any] = FREE | {"between_chain": None}
 
 
 @functools.cache
@@ -59,13 +61,13 @@ def forward_only(fn, *inputs: Tensor, **options: object) -> Tried:  # type: igno
 def test_at_weight_0_every_region_sums_the_stream_anew() -> None:
     """2N regions of 1, 2, ..., 2N adds: 2N^2 + N in place of 2N, with the tanhs 2N^2 + 3N in place of 4N."""
     layers = 6
-    forward, _ = remat(chain(layers), **FREE, between_chain=None)[0].split()
+    forward, _ = remat(chain(layers), **UNBOUND)[0].split()
     assert ops(forward).count("tanh") == 2 * layers
     assert ops(forward).count("add") == 2 * layers**2 + layers
 
 
 def test_no_sum_is_written_and_each_region_is_one_kernel() -> None:
-    forward, _ = fused(chain(6), **FREE).split()
+    forward, _ = fused(chain(6), **UNBOUND).split()
     calls = [n for n in forward.ops if isinstance(n.target, Kernel)]
     assert len(calls) == 12, "one for each half layer but the first, whose tanh is alone, and one for the loss"
     assert sorted(len(c.args) for c in calls) == list(range(2, 14))
@@ -80,11 +82,11 @@ def test_the_chain_stays_as_it_is_at_other_weights(weight: float) -> None:
 
 
 def test_the_forward_holds_one_tensor_less_and_the_backward_no_more() -> None:
-    on, off = (fused(chain(6), **FREE, between_regions=between).split() for between in (True, False))
+    on, off = (fused(chain(6), **UNBOUND, between_regions=between).split() for between in (True, False))
     one = 10 * 10 * 8
     assert peak_bytes(on[0]) == peak_bytes(off[0]) - one
     assert peak_bytes(on[1]) <= peak_bytes(off[1])
-    assert saved(fused(chain(6), **FREE)) == saved(fused(chain(6), **FREE, between_regions=False))
+    assert saved(fused(chain(6), **UNBOUND)) == saved(fused(chain(6), **FREE, between_regions=False))
 
 
 def test_a_chain_ends_after_so_many_ops_and_the_next_begins_there() -> None:
@@ -98,7 +100,7 @@ def test_a_chain_ends_after_so_many_ops_and_the_next_begins_there() -> None:
     assert longest(after) == 4
     ends = [d for d in decisions if d.action == "write" and "it ends a chain of 4 ops" in d.reason]
     assert len(ends) == 24 // 5
-    assert longest(remat(chain(12), **FREE, between_chain=None)[0]) == 23
+    assert longest(remat(chain(12), **UNBOUND)[0]) == 23
 
 
 def test_ops_are_linear_in_depth_and_unique_kernels_constant() -> None:
@@ -108,7 +110,7 @@ def test_ops_are_linear_in_depth_and_unique_kernels_constant() -> None:
 
 
 def test_without_a_bound_all_long_sums_share_one_kernel() -> None:
-    few, many = (kernels(fused(chain(layers), **FREE, between_chain=None)) for layers in (12, 20))
+    few, many = (kernels(fused(chain(layers), **UNBOUND)) for layers in (12, 20))
     assert set(few) == set(many)
     assert len({k for k in few if isinstance(k, LongSum)}) == 1
 
@@ -214,7 +216,7 @@ def test_the_tree_cut_is_the_minimum_cut(name: str, weight: float) -> None:
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_forget_takes_every_copy_back(name: str) -> None:
     trace = program(name).trace
-    back = forget(remat(trace, **FREE, between_chain=None)[0])
+    back = forget(remat(trace, **UNBOUND)[0])
     assert not any(recomputes(n) or is_for_reader(n) for n in back.ops)
     assert sorted(ops(back)) == sorted(ops(trace))
 
