@@ -80,8 +80,9 @@ class Remat:
     `longest_chain`: the most ops recomputed one after another; None is no limit. `save`, `recompute`: globs over value
     names and module paths ("gelu*", "h.0", "h.*.mlp") that force a cut, or forbid one; a module's pin holds for all
     values in it that can be recomputed at all, at any cost. `recompute_materialized`: less memory for more time, by
-    recomputing also what the backward then writes to memory for a reader outside its kernels. `peaks`: whose roofline
-    the reasons quote; they do not steer the choice.
+    recomputing also what the backward then writes to memory for a reader outside its kernels. `between_regions`,
+    `between_chain`: the weight acts between any two regions of a phase too (`between`), over so many ops. `peaks`: whose
+    roofline the reasons quote; they do not steer the choice.
 
     Raises `UnknownValue` for a pin that matches nothing, `PinConflict` for pins that contradict each other or the value.
     """

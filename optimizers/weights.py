@@ -1,10 +1,11 @@
 """What a rematerialisation weight costs: saved bytes, static peaks, traffic and kernels, by weight, as data.
 
-    weight      saved   forward peak   backward peak      kernels
-    1          100 KiB       102 KiB         102 KiB        529, 5 unique
-    0          100 KiB       101 KiB         102 KiB        656, 19 unique
+    residual chain, 128 layers     saved   forward peak   backward peak   kernels      they move
+    weight 1 or 1/2            100.4 KiB        102 KiB         102 KiB   529, 5 unique  912 KiB
+    weight 0                   100.0 KiB      101.6 KiB       102.3 KiB   656, 15 unique 1.48 MiB
+    weight 0, any chain        100.0 KiB      101.2 KiB       102.3 KiB   657, 19 unique 13.5 MiB
 
-(the residual chain of 128 layers; `tests/bench/depth.py` prints its table).
+"any chain" is `between_chain=None`. `tests/bench/depth.py` prints these by depth, with the seconds that they take to compile.
 """
 
 from __future__ import annotations
