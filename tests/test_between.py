@@ -12,8 +12,9 @@ from rematerialised import leaf, program, remat, saved
 from torch import Tensor, fx
 from traces import Tried, captured, ops, tried
 
-from tracefuse.optimizers.between import Borders, _cut, _cut_of_tree, _is_tree, weigh
 from tracefuse.optimizers.between import _behind as behind
+from tracefuse.optimizers.between import _cut, _cut_of_tree, _is_tree, weigh
+from tracefuse.optimizers.borders import Borders
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fusible import is_for_reader
 from tracefuse.optimizers.kernel import Kernel
