@@ -70,6 +70,11 @@ def is_free(node: fx.Node) -> bool:
     return node.target is operator.getitem or is_view(node) or is_remade(node)
 
 
+def is_for_reader(node: fx.Node) -> bool:
+    """Whether the op is a copy for the kernel that reads it (`between`): it joins that one, never that of its operands."""
+    return bool((node.meta.get("custom") or {}).get("for_reader"))
+
+
 def slow_in_aten(node: fx.Node) -> str | None:
     """Why a kernel of this op alone beats ATen's, which moves no more bytes by its arguments; None where it does not."""
     if node.target in FILL_THEN_COPY:

@@ -9,11 +9,13 @@ come back: regions are convex and the trace stays acyclic, whatever decides "may
 that one is no less deep than those before it.
 
 An op may join where phase and device agree, and where its loops do: all reductions of a kernel are of the same elements.
-Afterwards an op that is cheaper to compute where it is read sinks into the region of its readers.
+Afterwards an op that is cheaper to compute where it is read sinks into the region of its readers, and so does a copy that was
+made for them (`between`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +23,7 @@ from torch import fx
 
 from tracefuse.optimizers.composites import REDUCTIONS
 from tracefuse.optimizers.cost import touched_bytes
-from tracefuse.optimizers.fusible import is_remade
+from tracefuse.optimizers.fusible import is_for_reader, is_remade
 from tracefuse.optimizers.random_ops import is_draw, is_mask
 from tracefuse.optimizers.reductions import MAX_SUMMED_ROW, columns_of, rows_of
 from tracefuse.optimizers.trace import is_getitem, is_random, nbytes, phase, producer, tensors
@@ -57,7 +59,7 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
     drawn = 0
     for node in graph.nodes:
         inputs, is_fusible = node.all_input_nodes, node in fusible
-        links = [a for a in inputs if is_fusible and a in region_of and _may_join(node, region_of[a])]
+        links = [a for a in inputs if is_fusible and a in region_of and _may_follow(node, a, region_of[a])]
         depth[node] = max((depth[a] + (a not in links and _is_border(a)) for a in inputs), default=0)
         if is_random(node):
             drawn = depth[node] = max(depth[node], drawn)
@@ -75,6 +77,11 @@ def _is_border(node: fx.Node) -> bool:
 
 def _may_join(node: fx.Node, region: Region) -> bool:
     return region.phase == phase(node) and (region.device is None or region.device == _device(node))
+
+
+def _may_follow(node: fx.Node, operand: fx.Node, region: Region) -> bool:
+    """Whether `node` may join the region of its operand: a copy for a reader only where that is such a copy too."""
+    return _may_join(node, region) and (is_for_reader(operand) or not is_for_reader(node))
 
 
 def _join(node: fx.Node, near: list[Region], region_of: dict[fx.Node, Region]) -> bool:
@@ -158,11 +165,18 @@ def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
         target = homes.pop() if len(homes) == 1 else None
         if target is None or target is region_of[node] or not _may_join(node, target):
             continue
+        if is_for_reader(node):
+            _move({node}, target, region_of)
+            continue
         moved = next((m for m in ({node}, _own_operands(node, region_of)) if _is_no_dearer(m, node, target)), ())
-        for one in moved:
-            del region_of[one].nodes[one]
-            target.nodes[one] = None
-            region_of[one] = target
+        _move(moved, target, region_of)
+
+
+def _move(nodes: Iterable[fx.Node], target: Region, region_of: dict[fx.Node, Region]) -> None:
+    for node in nodes:
+        del region_of[node].nodes[node]
+        target.nodes[node] = None
+        region_of[node] = target
 
 
 def _own_operands(node: fx.Node, region_of: dict[fx.Node, Region]) -> set[fx.Node]:

@@ -60,6 +60,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
+from tracefuse.optimizers.between import recompute_between
 from tracefuse.optimizers.budget import Budgeting
 from tracefuse.optimizers.choice import Choice
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, OpClass, Peaks, packet_name
@@ -124,6 +125,12 @@ class Remat:
         True,
         "let a budget recompute no more once that would raise the static peak, although more is then saved than it says",
     )
+    between_regions: bool = _option(
+        True, "compute a value again in each region that reads it, where that weighs less than to read it"
+    )
+    between_chain: int | None = _option(
+        8, "the most ops computed again one after another between regions; None is no limit"
+    )
     peaks: Peaks = field(
         default=H100_SXM_DATASHEET,
         metadata={"help": "whose roofline prices recomputing: a budget goes by it, and reasons quote it"},
@@ -158,6 +165,8 @@ class Remat:
             raise ValueError(
                 f"recompute_classes: {unknown[0]!r} {reason}{suffix}; choose from {', '.join(RECOMPUTABLE)}"
             )
+        if self.between_chain is not None and self.between_chain < 1:
+            raise ValueError(f"between_chain={self.between_chain!r} forbids every copy; pass 1 or more, or None")
 
     @property
     def may_write_again(self) -> bool:
@@ -188,6 +197,8 @@ class Remat:
             new, decisions = _left(trace, choice)
         for decision in decisions:
             decide(decision)
+        if self.between_regions:
+            recompute_between(new, self.producer_input_weight, self.between_chain, decide)
         return new
 
 

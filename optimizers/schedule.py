@@ -2,7 +2,8 @@
 
 A recomputed copy of `x` is called `x_again`, has phase "backward" and remembers `x` in
 `node.meta["custom"]["recomputes"]`. That makes rematerialisation reversible: `forget` gives the trace as it was, so that a
-second choice of what to save starts from the same program as the first.
+second choice of what to save starts from the same program as the first. Copies that another region of the same phase reads
+(`between`) are made, marked and taken back alike.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tracefuse.optimizers.crossing import is_free
 from tracefuse.optimizers.rewrite import refresh_views
-from tracefuse.optimizers.trace import Trace, copy_node, is_getitem, phase, val
+from tracefuse.optimizers.trace import Phase, Trace, copy_node, is_getitem, phase, val
+
+_MARKS = ("recomputes", "recomputes_in", "for_reader")
 
 Op = TypeVar("Op")
 
 
 def recomputes(node: fx.Node) -> str | None:
-    """The name of the forward value that this op computes a second time; None for every other op."""
+    """The name of the value that this op computes a second time; None for every other op."""
     return (node.meta.get("custom") or {}).get("recomputes")
+
+
+def recomputes_in(node: fx.Node) -> Phase:
+    """The phase of the value that a copy computes a second time."""
+    return node.meta["custom"]["recomputes_in"]
 
 
 # --- making copies ----------------------------------------------------------------------------------------------------
@@ -38,18 +46,24 @@ def recompute(trace: Trace, again: Collection[fx.Node]) -> list[fx.Node]:
     copies: dict[fx.Node, fx.Node] = {}
     for node in [n for n in trace.ops if n in again]:
         with trace.graph.inserting_after(node):
-            copies[node] = _copy(node, copies)
+            copies[node] = copy_again(node, copies, phase="backward")
     _redirect(trace, copies)
     just_in_time(trace.graph, set(copies.values()))
     _move_views(trace.graph, copies)
     return list(copies.values())
 
 
-def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+def copy_again(node: fx.Node, copies: dict[fx.Node, fx.Node], **changes: Any) -> fx.Node:
+    """Insert a copy of `node` that reads `copies` where there are any: in its phase, or in the `phase` given.
+
+    Other `changes` go into the copy's own fields. A copy of a copy is one of the original.
+    """
+    original = recomputes(node) or node.name
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: copies.get(a, a))
-    copy = node.graph.create_node("call_function", node.target, args, kwargs, f"{node.name}_again")
-    copy.meta = {**node.meta, "phase": "backward", "val": _own_value(node, copy)}
-    copy.meta["custom"] = {**(node.meta.get("custom") or {}), "recomputes": node.name}
+    copy = node.graph.create_node("call_function", node.target, args, kwargs, f"{original}_again")
+    copy.meta = {**node.meta, "phase": changes.pop("phase", phase(node)), "val": _own_value(node, copy)}
+    marks = {"recomputes": original, "recomputes_in": recomputes_in(node) if recomputes(node) else phase(node)}
+    copy.meta["custom"] = {**(node.meta.get("custom") or {}), **marks, **changes}
     return copy
 
 
@@ -116,24 +130,22 @@ def forget(trace: Trace) -> Trace:
         return trace.copy()
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
-    forward: dict[str, fx.Node] = {}
+    originals: dict[str, fx.Node] = {}
     end_of_forward: fx.Node | None = None
     for node in trace.graph.nodes:
         name = recomputes(node)
         if node.op == "output":
             break
-        if name in forward:
-            new[node] = forward[name]
+        if name in originals:
+            new[node] = originals[name]
         elif name is not None:
-            with graph.inserting_before(end_of_forward) if end_of_forward else nullcontext():
-                new[node] = forward[name] = _original(graph, node, name, new)
+            place = end_of_forward if recomputes_in(node) == "forward" else None
+            with graph.inserting_before(place) if place else nullcontext():
+                new[node] = originals[name] = _original(graph, node, name, new)
         else:
-            new[node] = copy_node(graph, node, new)
-            is_backward = node.op == "call_function" and phase(node) == "backward"
-            if is_backward:
-                end_of_forward = end_of_forward or new[node]
-            else:
-                forward[node.name] = new[node]
+            new[node] = originals[node.name] = copy_node(graph, node, new)
+        if new[node].op == "call_function" and phase(new[node]) == "backward":
+            end_of_forward = end_of_forward or new[node]
     graph.output(tuple(new[node] for node in trace.returned))
     graph.output_node().meta.update(trace.graph.output_node().meta)
     refresh_views(graph)
@@ -143,8 +155,8 @@ def forget(trace: Trace) -> Trace:
 def _original(graph: fx.Graph, copy: fx.Node, name: str, new: dict[fx.Node, fx.Node]) -> fx.Node:
     args, kwargs = fx.node.map_arg((copy.args, copy.kwargs), new.__getitem__)
     node = graph.create_node("call_function", copy.target, args, kwargs, name)
-    custom = {key: value for key, value in copy.meta["custom"].items() if key != "recomputes"}
-    node.meta = {**copy.meta, "phase": "forward", "custom": custom}
+    custom = {key: value for key, value in copy.meta["custom"].items() if key not in _MARKS}
+    node.meta = {**copy.meta, "phase": recomputes_in(copy), "custom": custom}
     return node
 
 

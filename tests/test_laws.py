@@ -31,6 +31,7 @@ CHOICES = {
     "remat to half": {"remat": 0.5, "memory_budget": 0.5},
     "remat to nothing": {"remat": 0.5, "memory_budget": 0.0},
     "fuse": {"fuse": True},
+    "remat of all, fused": {"simplify": True, "remat": 0.0, "fuse": True},
     "all": {"simplify": True, "freeze": True, "cat": True, "decompose": True, "remat": 0.5, "fuse": True},
 }
 

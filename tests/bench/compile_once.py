@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 import tracefuse
 from tracefuse.compile import machine_code
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.weights import static_cost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programs import chain_loss
@@ -86,7 +87,7 @@ def with_tracefuse(loss: Loss, inputs: list[Tensor], weight: float, device: str)
     ops = capture.trace.op_count
     clock.lap("capture")
     variant = capture.optimize(remat=weight)
-    total = sum(isinstance(n.target, Kernel) for n in variant.trace.ops)
+    cost = static_cost(variant.trace)
     clock.lap("passes")
     if device == "cpu":
         with ThreadPoolExecutor() as pool:
@@ -98,7 +99,7 @@ def with_tracefuse(loss: Loss, inputs: list[Tensor], weight: float, device: str)
     assert replay.backward is not None
     replay.backward(state)
     clock.lap("run")
-    return {"ops": ops, "unique_kernels": len(variant.kernels), "kernels": total, "seconds": clock.laps}
+    return {**asdict(cost), "ops": ops, "seconds": clock.laps}
 
 
 def with_torch_compile(loss: Loss, inputs: list[Tensor], weight: float, device: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Compile time and kernels by depth: the residual chain of 1 to 128 layers at remat weight 1 and 0, and a GPT.
+"""Compile time, kernels and static memory by depth: the residual chain of 1 to 128 layers at remat weight 1 and 0, and a GPT.
 
     python tests/bench/depth.py --out depth.json
 
@@ -20,13 +20,30 @@ from typing import Any
 
 from results import environment, parser, write
 
+from tracefuse.optimizers.trace import human_bytes
 from tracefuse.timing import aligned
 
 MUST_S, AIM_S = 5.0, 2.0
 """Of the chain of 128 layers, forward and backward; issue 3."""
 GPT_AIM_S = 10.0
 PEER_LAYERS = (1, 8, 32, 128)
-TITLES = ("program", "layers", "weight", "compiler", "kernels", "unique", "total s", "by stage", "start s")
+MEMORY = ("saved", "forward_peak", "backward_peak")
+ONE_OF_EACH = {"chain": 8, "gpt": 2}
+"""Layers from which on no new kernel appears: at weight 0 the sums grow up to `Remat.between_chain` ops, two a layer."""
+TITLES = (
+    "program",
+    "layers",
+    "weight",
+    "compiler",
+    "kernels",
+    "unique",
+    "saved",
+    "peak forward",
+    "peak backward",
+    "total s",
+    "by stage",
+    "start s",
+)
 
 
 def main() -> None:
@@ -100,11 +117,12 @@ def verdicts(rows: list[dict[str, Any]], arguments: Namespace) -> list[str]:
     for program, weight in dict.fromkeys((r["program"], r["weight"]) for r in ours):
         mine = [r for r in ours if (r["program"], r["weight"]) == (program, weight)]
         counts = {r["layers"]: r["unique_kernels"] for r in mine}
-        constant = len({count for layers, count in counts.items() if layers > 1}) == 1
+        enough = ONE_OF_EACH[program] if weight == 0 else 2
+        constant = len({count for layers, count in counts.items() if layers >= enough}) == 1
         deepest, before = mine[-1], mine[-2]
         text = f"{program}, weight {weight:g}: {deepest['total_s']:.2f} s at {deepest['layers']} layers"
         text += f" ({deepest['total_s'] / before['total_s']:.2f} times that of {before['layers']})"
-        text += f"; unique kernels {'constant from two layers on' if constant else 'NOT constant'}: {counts}"
+        text += f"; unique kernels {'' if constant else 'NOT '}constant from {enough} layers on: {counts}"
         lines.append(text + _judged(deepest, arguments))
     if arguments.device == "cpu":
         lines.append(f"measured on {environment('cpu')['device']}; kernels built for sm_90, not run")
@@ -125,9 +143,10 @@ def _texts(row: dict[str, Any]) -> tuple[str, ...]:
     stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in row["seconds"].items())
     ours = row["compiler"] == "tracefuse"
     counts = (str(row["kernels"]), str(row["unique_kernels"])) if ours else ("", "")
+    memory = [human_bytes(row[f"{name}_nbytes"]) if ours else "" for name in MEMORY]
     return (
         row["program"], str(row["layers"]), f"{row['weight']:g}" if ours else "", f"{row['compiler']}, {row['when']}",
-        *counts, f"{row['total_s']:.2f}", stages, f"{row['start_s']:.2f}",
+        *counts, *memory, f"{row['total_s']:.2f}", stages, f"{row['start_s']:.2f}",
     )  # fmt: skip
 
 
