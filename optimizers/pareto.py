@@ -2,8 +2,9 @@
 
     point = a budget and a weight, and what they come to: bytes saved, static peak, modelled seconds, ops recomputed
 
-Nothing is rewritten: a point is what `remat` would choose, and its peak is a forecast. The cuts of one trace share their
-network and the corners already found.
+Nothing is rewritten: a point is what `remat` would cut between forward and backward (without a budget it may then compute
+more again between regions, `between`), and its peak is a forecast. The cuts of one trace share their network and the
+corners already found.
 """
 
 from __future__ import annotations

@@ -33,6 +33,9 @@ forward's start. So with `producer_input_weight=0`, which says that what is in m
 and therefore lifts that ban, everything between two matmuls is recomputed: on a residual chain the sums too, each from all
 the matmuls before it.
 
+Without a budget the same weight then acts between any two regions of one phase: what a region would write only for others
+may be computed again in each of them (`between`). It is that which makes a deep model's kernels differ by layer at 0.
+
 A dropout's result is a product of its operand and its mask, and recomputed as that; the mask is saved, of one byte per
 element, and never drawn again (`dropout_products`). What the captured program recomputes itself, as under
 `torch.utils.checkpoint`, stays recomputed: it is never saved, and recomputed a second time only where a pin or a budget
@@ -197,7 +200,7 @@ class Remat:
             new, decisions = _left(trace, choice)
         for decision in decisions:
             decide(decision)
-        if self.between_regions:
+        if self.between_regions and self.memory_budget is None:
             recompute_between(new, self.producer_input_weight, self.between_chain, decide)
         return new
 

@@ -19,10 +19,10 @@ from tracefuse.optimizers.simplify import Simplify
 
 BUDGETS = (None, 1.0, 0.7, 0.4, 0.1, 0.0)
 OPTIONS = {
-    "all": Remat(recompute=("*",)),
-    "none": Remat(save=("*",)),
-    "free": Remat(0.0),
-    "literal": Remat(stop_at_lowest_peak=False),
+    "all": Remat(recompute=("*",), between_regions=False),
+    "none": Remat(save=("*",), between_regions=False),
+    "free": Remat(0.0, between_regions=False),
+    "literal": Remat(stop_at_lowest_peak=False, between_regions=False),
 }
 
 
