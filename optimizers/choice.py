@@ -1,7 +1,8 @@
 """What the forward keeps and what the backward computes again, as a minimum cut of the forward; see `remat` for the model.
 
 choice = the values kept, those computed again, and the numbers that decided
-cut    = one edge per value, of its weight; one from the source, of its price; infinite ones from values to their readers
+cut    = one edge per value, of its weight; one from the source, of its price; infinite ones from values to their readers,
+         and from a normalizer to the ops that must not be recomputed without it
 """
 
 from __future__ import annotations
@@ -99,7 +100,14 @@ def bans(forward: Forward, pins: dict[fx.Node, Pin], options: Remat) -> dict[fx.
     # What is pinned may need what a checkpoint drops, which cannot be saved: it runs again too, as in the program.
     asked |= forward.checkpointed.keys() if asked else set()
     reasons = ((n, _ban(forward, n, pins.get(n), producer(n) in asked, options)) for n in forward.nodes)
-    return {node: reason for node, reason in reasons if reason is not None}
+    banned = {node: reason for node, reason in reasons if reason is not None}
+    return _tied_bans(forward, banned, asked) | banned
+
+
+def _tied_bans(forward: Forward, banned: Mapping[fx.Node, str], asked: set[fx.Node]) -> dict[fx.Node, str]:
+    """The ops that are not recomputed because the normalizer of what they yield is not."""
+    kept = {op: n for n, ops in forward.tied.items() if n in banned for op in ops if op not in asked}
+    return {op: f"{normalizer.name}, which is kept, fits no other rounding" for op, normalizer in kept.items()}
 
 
 def _asked(pins: dict[fx.Node, Pin]) -> set[fx.Node]:
@@ -140,9 +148,12 @@ class CutNetwork:
         priced = [(source, 2 * i) for i in range(self._count)]
         reads = [(2 * i + 1, 2 * forward.index[u]) for n, i in forward.index.items() for u in forward.readers(n)]
         late = [(2 * forward.index[n] + 1, sink) for n in forward.read]
-        starts, ends = zip(*inner, *priced, *reads, *late, strict=True)
+        pairs = [(n, op) for n, ops in forward.tied.items() for op in ops]
+        tied = [(2 * forward.index[n], 2 * forward.index[op]) for n, op in pairs]
+        starts, ends = zip(*inner, *priced, *reads, *late, *tied, strict=True)
         self._network = Network(starts, ends, 2 * self._count + 2, source, sink)
         self._infinite = np.full(len(reads) + len(late), math.inf)
+        self._normalizers = np.array([forward.index[n] for n, _ in pairs], dtype=np.int64)
         self._inner = np.fromiter((weights[n] for n in forward.nodes), np.float64, self._count)
         self._known = np.array([forward.index[n] for n in self._known_cut()], dtype=np.int64)
 
@@ -167,7 +178,10 @@ class CutNetwork:
 
     def _on_edge(self, prices: np.ndarray) -> set[fx.Node]:
         known = np.where(self._inner < math.inf, self._inner, np.where(prices < math.inf, prices, 0))[self._known]
-        cut = self._network.cut(np.concatenate([self._inner, prices, self._infinite]), bound=math.fsum(known))
+        # Where the normalizer is banned its ops are too, unless a pin asks for them.
+        tied = np.where(prices[self._normalizers] < math.inf, math.inf, 0.0)
+        capacities = np.concatenate([self._inner, prices, self._infinite, tied])
+        cut = self._network.cut(capacities, bound=math.fsum(known))
         if cut is None:
             raise AssertionError(
                 "a value that the backward reads can be neither saved nor recomputed; this is a defect"

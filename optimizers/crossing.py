@@ -10,6 +10,7 @@ from torch import fx
 from tracefuse.optimizers.checkpoints import dropped
 from tracefuse.optimizers.cost import bytes_moved, op_class, touched_bytes
 from tracefuse.optimizers.fusible import refusal
+from tracefuse.optimizers.normalizers import tied_ops
 from tracefuse.optimizers.regions import agree, loops_of
 from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import (
@@ -39,7 +40,8 @@ class Forward:
     value to its first reader in the backward (1: read there), views not counted, infinite where nothing behind it is read;
     `in_memory`: values that are stored whether saved or not; `read_from_memory`: values that the backward reads outside of
     kernels that could also compute them, each with the name of such a reader; `stale`: inputs that the forward overwrites,
-    and their views; `checkpointed`: values that the program drops, each with the backward op by which it computes it again.
+    and their views; `checkpointed`: values that the program drops, each with the backward op by which it computes it again;
+    `tied`: normalizers, each with the ops that are not recomputed without it (`normalizers`).
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -53,6 +55,7 @@ class Forward:
         self.read = {n for n in self.nodes if n in self.gradients or any(self._in_backward(u) for u in n.users)}
         self.checkpointed = dropped(trace, self.read)
         self.fused = self._fused()
+        self.tied = tied_ops(self.nodes, self.fused)
         self.stale = self._stale({out.of for out, _ in pairs if out.kind == "mutation"})
         self.distance = self._distances()
         self.in_memory = self._in_memory()

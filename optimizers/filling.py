@@ -20,7 +20,9 @@ def fill(forward: Forward, network: CutNetwork, choice: Choice, seconds: Mapping
     """`choice` with more kept, up to `limit` bytes, the greatest number of seconds per byte first."""
     above = dominators(forward, choice.again)
     spared = _spared(forward, above, seconds)
+    tied = {n for n, ops in forward.tied.items() if not choice.again.isdisjoint(ops)}
     worth = {n: s / choice.weights[n] for n, s in spared.items() if 0 < choice.weights[n] < float("inf") and s > 0}
+    worth = {n: s for n, s in worth.items() if n not in tied}
     left, added = limit - choice.nbytes, set()
     for node in sorted(worth, key=lambda n: (-worth[n], forward.index[n])):
         if stored_bytes(node) <= left and not _is_below(node, added, above):
