@@ -273,7 +273,12 @@ def does_work(node: fx.Node) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Whether the op draws from a random generator: it may be saved, never drawn again."""
     target = producer(node).target
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, torch._ops.OpOverload) and _draws(target)
+
+
+@functools.cache
+def _draws(target: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 def draws_nothing(op: fx.Node) -> bool:
