@@ -209,4 +209,7 @@ def assignment(text: str) -> tuple[str, str]:
 def table(pass_class: type, without: Iterable[str] = ()) -> str:
     """`name=default: what it is; ...` of the options that can be written as text, for a flag's help."""
     shown = (o for o in options_of(pass_class).values() if o.is_text and o.name not in without)
-    return "; ".join(f"{o.name}={written(o.default) or 'none'}{': ' if o.help else ''}{o.help}" for o in shown)
+    return "; ".join(
+        f"{o.name}={'False' if o.default is False else written(o.default) or 'none'}{': ' if o.help else ''}{o.help}"
+        for o in shown
+    )

@@ -83,6 +83,10 @@ def memory_budget(name: str, value: Any) -> int | float | None:
     if value is None or value is False or value == "off":
         return None
     found = _sized(value)
+    if 1 < found <= 100 and not str(value).strip().endswith(("b", "B")):
+        raise OptionError(
+            f"{name}={value!r} would be {found:g} bytes: write '{found:g}%', a fraction up to 1, or bytes as '{found:g}B'"
+        )
     if not 0 <= found < math.inf:
         raise OptionError(
             f"{name}={value!r} is no budget: pass a fraction such as 0.4, or bytes such as '2GiB'; {name}=None sets none"

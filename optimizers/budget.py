@@ -13,8 +13,9 @@ rate, and would all be recomputed at once; a small tilt sets them apart, in an o
 are kept (the bits of their number reversed), since a long gap between checkpoints is what takes memory to recompute.
 
 Recomputing more saves bytes, but what is recomputed lives until its last reader. Once all that is kept is read by long
-chains, the static peak rises again. `meet` therefore compares the cuts of larger budgets too, tenth by tenth, and goes
-no further than the one of the lowest peak.
+chains, the static peak rises again. `meet` therefore compares the cuts of other budgets too, tenth by tenth: where the one
+asked for would raise the peak above a larger budget's, the next smaller one that does not is taken, or, if there is none,
+the larger one of the lowest peak.
 
 Sources: Everett, "Generalized Lagrange Multiplier Method", 1963; Eisner and Severance, "Mathematical Techniques for Efficient
 Record Segmentation", 1976 (the corners of a parametric minimum); van der Corput's sequence of 1935 (the tilt).
@@ -230,20 +231,26 @@ class Budgeting:
         limit = self.limit(budget)
         if self.unlimited.nbytes <= limit:
             return self.unlimited, [Decision(NAME, "meet", f"{self._within(limit)} without it, and so changes nothing")]
-        larger = self._larger(limit) if self._options.stop_at_lowest_peak else []
         asked = self.frontier.within(limit)
-        chosen = min([asked, *larger], key=lambda choice: (self.peak(choice), choice.nbytes))
-        decisions = [] if chosen is asked else [self._stopped(chosen, asked, limit)]
-        if asked.nbytes > limit:
+        chosen = self._without_rise(asked, limit) if self._options.stop_at_lowest_peak else asked
+        is_stopped = chosen.nbytes > max(limit, asked.nbytes)
+        decisions = [self._stopped(chosen, asked, limit)] if is_stopped else []
+        if asked.nbytes > limit and not is_stopped:
             decisions.append(self._missed(asked, limit))
         met = f"{self._within(limit)}: {human_bytes(chosen.nbytes)} saved, a static peak of {human_bytes(self.peak(chosen))}"
         return chosen, decisions or [Decision(NAME, "meet", met)]
 
-    def _larger(self, limit: int) -> list[Choice]:
-        """The choices for larger budgets, the largest first."""
+    def _without_rise(self, asked: Choice, limit: int) -> Choice:
+        """`asked`, or else the choice of the next smaller budget, whose peak is none above those of larger budgets; if there
+        is none, the one of the lowest peak of those."""
         levels = [level * self._full for level in LEVELS]
-        below = [level for level in levels if limit < level < self.unlimited.nbytes]
-        return [self.unlimited, *map(self.frontier.within, below)]
+        within = self.frontier.within
+        larger = [self.unlimited, *(within(level) for level in levels if limit < level < self.unlimited.nbytes)]
+        lowest = min(larger, key=lambda choice: (self.peak(choice), choice.nbytes))
+        for choice in (asked, *(within(level) for level in levels if level < limit)):
+            if self.peak(choice) <= self.peak(lowest):
+                return choice
+        return lowest
 
     def _within(self, limit: int) -> str:
         return (

@@ -57,6 +57,8 @@ class Forward:
         self.fused = self._fused()
         self.tied = tied_ops(self.nodes, self.fused)
         self.stale = self._stale({out.of for out, _ in pairs if out.kind == "mutation"})
+        # What the program computes again before it overwrites an input cannot be computed again after.
+        self.checkpointed = {n: again for n, again in self.checkpointed.items() if impossible(self, n) is None}
         self.distance = self._distances()
         self.in_memory = self._in_memory()
         self.read_from_memory = self._read_from_memory()

@@ -10,6 +10,7 @@ Errors that the pass raises on purpose (`TracefuseError`) stay as they are.
 
 from __future__ import annotations
 
+import functools
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
-from tracefuse.optimizers.passes import Decide, Pass
+from tracefuse.optimizers.passes import Decide, Decision, Pass
 from tracefuse.optimizers.rewrite import layout, mark_overwritten
 from tracefuse.optimizers.trace import Output, Trace, is_getitem, op_name, phase, tensor_type, val
 from tracefuse.optimizers.verify import verify
@@ -60,6 +61,9 @@ def _other_results(after: Trace, before: Trace) -> str | None:
             return f"it returns a {out.kind} of {out.of!r}, which the trace before it does not"
         if layout(value) != layout(had[out]):
             return f"the {out.kind} of {out.of!r} was {_described(had[out])} and is {_described(value)}: keep its type"
+    in_order = iter(before.outputs)
+    if not all(out in in_order for out in after.outputs):
+        return "it returns results in another order, or twice: keep the trace's outputs as they are"
     return None
 
 
@@ -93,7 +97,7 @@ class Guarded:
         mark_overwritten(given)
         before = _fingerprint(given)
         try:
-            after = self.inner.run(given, decide)
+            after = self.inner.run(given, functools.partial(self._tell, decide))
             problem = _what_is_wrong(after, trace)
         except TracefuseError:
             raise
@@ -105,6 +109,11 @@ class Guarded:
         if problem is not None:
             raise PassDefect(self._remedy(problem))
         return after
+
+    def _tell(self, decide: Decide, decision: Any) -> None:
+        if not isinstance(decision, Decision):
+            raise PassDefect(self._remedy(f"it told {decision!r}: tell Decision(value, action, reason)"))
+        decide(decision)
 
     def _remedy(self, problem: str) -> str:
         name = type(self.inner).__name__

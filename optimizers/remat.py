@@ -200,7 +200,7 @@ class Remat:
             new, decisions = _left(trace, choice)
         for decision in decisions:
             decide(decision)
-        if self.between_regions and self.memory_budget is None:
+        if self.between_regions and choice.rate is None:  # which is where no budget decided
             recompute_between(new, self.producer_input_weight, self.between_chain, decide)
         return new
 

@@ -94,3 +94,18 @@ def test_doubles_have_equal_constants() -> None:
     ).trace
     pairs = {first.args[1] for second, first in doubles(trace).items() if "pow" in str(second.target)}
     assert pairs == {3}
+
+
+def test_a_checkpoint_whose_input_is_overwritten_later_can_be_pinned() -> None:
+    """It cannot be computed again after the write, so it is no longer one that must be."""
+    w, counter, x = torch.randn(4, 4), torch.ones(4), torch.randn(3, 4, requires_grad=True)
+
+    def step() -> Tensor:
+        h = checkpoint(lambda t: torch.tanh(t * counter) @ w, x, use_reentrant=False).sin()
+        h.sum().backward()
+        counter.add_(1.0)
+        return h
+
+    found = tracefuse.capture(step)
+    for options in ({"recompute": ["*"]}, {"recompute": ["*"], "memory_budget": 0.0}):
+        found.optimize(fuse=False, **options).check()

@@ -63,6 +63,14 @@ def test_what_is_no_budget_names_the_remedy(given: Any) -> None:
         Config.of(memory_budget=given)
 
 
+@pytest.mark.parametrize(("given", "named"), [(1.5, "1.5"), (2.5, "2.5"), (40, "40"), ("40", "40")])
+def test_a_number_that_lost_its_unit_is_not_taken_for_bytes(given: Any, named: str) -> None:
+    with pytest.raises(
+        OptionError, match=rf"would be {named} bytes: write '{named}%', a fraction up to 1, or bytes as"
+    ):
+        Config.of(memory_budget=given)
+
+
 # --- the rest of remat ------------------------------------------------------------------------------------------------
 
 
@@ -168,7 +176,9 @@ def test_the_help_lists_every_option_with_its_default_and_sentence() -> None:
         assert "--memory-budgetSIZE" in text
         for name, option in REMAT_OPTIONS.items():
             if option.is_text:
-                assert "".join(f"{name}={written(option.default) or 'none'}: {option.help}".split()) in text
+                default = "False" if option.default is False else written(option.default) or "none"
+                assert "".join(f"{name}={default}: {option.help}".split()) in text
+                assert read(option, default, "remat") == option.default
     assert "peaks=" not in table(Remat)
 
 

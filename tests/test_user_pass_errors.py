@@ -154,9 +154,21 @@ def raises(self: Any, trace: Any, decide: Any) -> Any:
     return trace.copy().node("nowhere")
 
 
+def turns_results_around(self: Any, trace: Any, decide: Any) -> Any:
+    new = trace.copy()
+    return new.with_outputs(list(zip(new.outputs, new.returned, strict=True))[::-1])
+
+
+def tells_a_text(self: Any, trace: Any, decide: Any) -> Any:
+    decide("done")
+    return trace.copy()
+
+
 @pytest.mark.parametrize(
     ("run", "message"),
     [
+        (turns_results_around, "it returns results in another order, or twice"),
+        (tells_a_text, "it told 'done': tell Decision(value, action, reason)"),
         (edits_its_input, "it edited the trace that it was given: edit trace.copy() and return that"),
         (returns_what_it_edited, "it edited the trace that it was given"),
         (forward_after_backward, "it returned a broken trace: "),
