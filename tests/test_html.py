@@ -114,3 +114,10 @@ def test_the_sources_type_check(root: Path) -> None:
         [str(tsc), "--project", "."], check=False, cwd=root / "widgets/js", capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_pure_modules_do_what_their_tests_say(root: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
+    done = subprocess.run(["node", "--test"], check=False, cwd=root / "widgets/js", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

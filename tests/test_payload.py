@@ -50,7 +50,7 @@ def timing() -> Timing:
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_every_program_has_a_payload_that_is_json(name: str) -> None:
     again = json.loads(json.dumps(payload(variant(name)), allow_nan=False))
-    assert again["version"] == 1
+    assert again["version"] == 2
     assert [p["name"] for p in again["passes"]] == list(PASSES)
     assert all(p["error"] is None for p in again["passes"])
 

@@ -1,23 +1,30 @@
 """The wire format: what the view shows of a variant, as JSON. Pure functions; nothing here runs or times anything.
 
     payload = {
-      version: 1,
+      version: 2,
       config:   {simplify, freeze, cat, decompose, remat, memory_budget, ...} as `Config`, `remat_options` as an object and the
                 user's own passes by their names: false, true, or an object of options; null or false is off
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
-      passes:   [{name, help, enabled, state, ops, saved_bytes, seconds, options, decisions, error}]   all, in pipeline order
-      summary:  {ops, saved_bytes, kernels: {unique, launches}}
+      passes:   [{name, help, enabled, state, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]   all, in
+                pipeline order
+      summary:  {ops, saved_bytes, peak_bytes, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
-      values:   {name: {op, type, nbytes, phase, module, source, reads, uses, twins, saved, removed}}
+      values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved, removed,
+                storage, kernel, of, time_us}}
+      times:    {before, after}                               the provenance of each value's `time_us`
+      memory:   {before, after}                               each {ops, live, peak, at}: bytes alive while each op runs
       kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source}]
       timing:   null, or {provenance, stale, config, rows: [{label, baseline_ms, variant_ms, ratio, verdict}], notes}
       notes:    [{kind: "guard" | "note", text}]
       environment: {str: str}
     }
 
-`ops` and `saved_bytes` are `[before, after]`: of the pass, or of the whole pipeline. An interval is `{median, low, high}`,
+`ops`, `saved_bytes` and `peak_bytes` (static: modelled from the trace) are `[before, after]`: of the pass, or of the whole
+pipeline. A value's `time_us` is `[before, after]` too, null where its op is not in that trace or takes no time; `storage` are
+other values in the same memory, `kernel` the Triton kernel that computes it, `of` the parameter that an input is, or whose
+gradient an output is. An interval is `{median, low, high}`,
 the bounds those of the median's 95 % confidence interval; `ratio` is the variant's median over the baseline's, below 1 where
 the variant is faster, and `verdict` what it lets one say ("faster", "slower", or why neither); `time_us` is the mean over a
 kernel's launches, `blocks` is "tuned" where its block sizes are not the "guess". Every time stands beside its `provenance`:
@@ -35,16 +42,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import fx
 
 from tracefuse.config import Config
 from tracefuse.errors import ExportError
+from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import GUESS, Tuning
-from tracefuse.optimizers.liveness import saved_bytes, saved_values
+from tracefuse.optimizers.liveness import lifetimes, live_bytes, peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision, Step, uncollected
-from tracefuse.optimizers.trace import Trace, nbytes, op_name, origin, phase, tensor_type
+from tracefuse.optimizers.trace import Trace, nbytes, op_name, origin, phase, producer, tensor_type
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.pass_options import PassOption, written
 from tracefuse.profile import Profile
@@ -53,7 +62,7 @@ from tracefuse.timing import Estimate, Row, Timing
 from tracefuse.variant import PassError, Variant
 from tracefuse.widgets.diff import Line, diff, lines_of
 
-VERSION = 1
+VERSION = 2
 NOT_MEASURED = "not measured"
 # More twins or readers of one value than anybody follows by hand.
 MAX_NAMES = 64
@@ -72,6 +81,7 @@ def payload(
     `name` is the variable that holds the capture, if there is one.
     """
     before, after = variant.capture.trace, variant.trace
+    times = modelled(before), modelled(after)
     return {
         "version": VERSION,
         "config": config_record(variant.config),
@@ -82,7 +92,9 @@ def payload(
         "summary": summary(before, after),
         "forward": half(before.split()[0], variant.forward),
         "backward": half(before.split()[1], variant.backward),
-        "values": values(before, after),
+        "values": values(before, after, times),
+        "times": dict(zip(("before", "after"), (one.provenance for one in times), strict=True)),
+        "memory": {"before": memory(before), "after": memory(after)},
         "kernels": [
             kernel_record(
                 kernel, calls, profile, variant.fallbacks.get(kernel.name), variant.tunings.get(kernel.name, GUESS)
@@ -90,6 +102,9 @@ def payload(
             | {"nbytes_read": mean_bytes_read(kernel, after)}
             for kernel, calls in kernel_calls(after)
         ],
+        "layers": [],
+        "findings": [],
+        "baseline": {"is_pinned": False, "call": "the trace as captured"},
         "timing": timing_record(*timed, variant.config) if timed else None,
         "notes": notes(variant),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
@@ -102,6 +117,9 @@ def summary(before: Trace, after: Trace) -> dict[str, Any]:
     return {
         "ops": [old.forward_ops + old.backward_ops, new.forward_ops + new.backward_ops],
         "saved_bytes": [old.saved_nbytes, new.saved_nbytes],
+        "peak_bytes": [old.peak_nbytes, new.peak_nbytes],
+        "measured_peak_bytes": None,
+        "difference": None,
         "kernels": {"unique": new.unique_kernels, "launches": new.kernel_calls},
     }
 
@@ -146,10 +164,12 @@ def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, A
         "state": state,
         "ops": [step.before.op_count, step.after.op_count] if step else None,
         "saved_bytes": [saved_bytes(step.before), saved_bytes(step.after)] if step else None,
+        "peak_bytes": [peak_bytes(step.before), peak_bytes(step.after)] if step else None,
         "seconds": step.seconds if step else None,
         "options": [option_record(option, value) for option, value in config.options(name) if option.is_text],
         "decisions": grouped(step.decisions) if step else [],
         "error": step.error if step else None,
+        "delta_ms": None,
     }
 
 
@@ -200,33 +220,62 @@ def _line(line: Line) -> dict[str, str]:
     return {"code": line.code, "comment": line.comment, "value": line.value, "kind": line.kind, "diff": line.mark}
 
 
-def values(before: Trace, after: Trace) -> dict[str, dict[str, Any]]:
+def values(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> dict[str, dict[str, Any]]:
     """Every value by name, those included that the passes removed."""
     left = {n.name for n in after.graph.nodes}
     removed = [n for n in before.ops if n.name not in left]
     found = {}
     for trace, nodes in ((before, removed), (after, [*after.placeholders, *after.ops])):
-        twins, saved = _twins(trace), {s.name for s in saved_values(trace)}
+        around = _Around(trace)
         for node in nodes:
-            found[node.name] = _value(node, twins) | {"saved": node.name in saved, "removed": trace is before}
+            us = [one.us.get(node.name) for one in times]
+            found[node.name] = _value(node, around) | {"removed": trace is before, "time_us": us}
     return found
 
 
-def _value(node: fx.Node, twins: dict[tuple[str, int], list[str]]) -> dict[str, Any]:
+class _Around:
+    """What a value's record says of its place in the trace: its twins, who shares its memory, whose gradient it is."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.twins = _twins(trace)
+        self.saved = {s.name for s in saved_values(trace)}
+        self.aliases = {name: life.aliases for life in lifetimes(trace) for name in life.aliases}
+        gradients = zip(trace.returned, trace.outputs, strict=True)
+        self.of = {node.name: out.of for node, out in gradients if out.kind == "gradient"}
+        self.of |= {i.name: i.source for i in trace.inputs if i.kind == "parameter"}
+
+
+def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
     where = origin(node)
     source = where.source
     other = "backward" if phase(node) == "forward" else "forward"
+    value = node.meta.get("val")
+    target = producer(node).target
     return {
         "op": op_name(node),
-        "type": tensor_type(node.meta.get("val")),
+        "type": tensor_type(value),
+        "stride": list(value.stride()) if isinstance(value, torch.Tensor) else None,
         "nbytes": nbytes(node),
         "phase": phase(node),
-        "module": f"{where.module}: {where.module_type}" if where.module else "",
+        "module": where.module,
+        "module_type": where.module_type,
         "source": f"{source.line}: {source.text.strip()}" if source else "",
         "reads": [n.name for n in node.all_input_nodes][:MAX_NAMES],
         "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
-        "twins": [] if where.seq is None else twins.get((other, where.seq), [])[:MAX_NAMES],
+        "twins": [] if where.seq is None else around.twins.get((other, where.seq), [])[:MAX_NAMES],
+        "saved": node.name in around.saved,
+        "storage": [name for name in around.aliases.get(node.name, ()) if name != node.name][:MAX_NAMES],
+        "kernel": target.name if isinstance(target, Kernel) else "",
+        "of": around.of.get(node.name, ""),
     }
+
+
+def memory(trace: Trace) -> dict[str, Any]:
+    """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak and the op it is at."""
+    live = live_bytes(trace)
+    peak = max(live, default=0)
+    names = [node.name for node in trace.ops]
+    return {"ops": names, "live": live, "peak": peak, "at": names[live.index(peak)] if live else ""}
 
 
 def _twins(trace: Trace) -> dict[tuple[str, int], list[str]]:
@@ -271,6 +320,11 @@ def kernel_record(
         "provenance": f"{profile.device}, profiled once" if profile and time_us else NOT_MEASURED,
         "blocks": "guess" if tuning.is_guess else "tuned",
         "source": _source(kernel, tuning, refused),
+        "gb_per_s": None,
+        "peak_share": None,
+        "peak_source": "",
+        "bound": "",
+        "resources": None,
     }
 
 

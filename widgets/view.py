@@ -40,6 +40,7 @@ class Explorer(anywidget.AnyWidget):
     selected = traitlets.Unicode("").tag(sync=True)
     status = traitlets.Dict(IDLE).tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
+    timeline = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-// One half of the trace as code: diff glyphs against the unoptimised trace, dimmed types, names that select.
+// Both halves of the trace as code, side by side: diff glyphs against the unoptimised trace, dimmed types, names that select.
 
 import { h, plural, signed } from "./dom.js";
 
@@ -10,7 +10,45 @@ const TOKEN = /("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(torch\.ops\.\w+\.\w+(?:\
 const ITEM = /^\s*\w+ = \w+\[\d+\]$/;
 const KEYWORDS = new Set(["def", "return", "del", "None", "True", "False", "import", "from", "as"]);
 
-export class CodePane {
+/** @implements {Panel} */
+export class CodePanel {
+  /** @param {Act} act */
+  constructor(act) {
+    this.panes = /** @type {const} */ ({ forward: new CodePane("Forward", act), backward: new CodePane("Backward", act) });
+    this.diff = h("input", { type: "checkbox", checked: true, "data-testid": "tf-diff", onchange: () => this.redraw() });
+    const toolbar = h("div", { class: "tf-toolbar" }, h("span", { class: "tf-note" }, "Changes against the trace as captured"), h("label", null, this.diff, "show removed lines"));
+    this.element = h("div", { class: "tf-code-panel" }, toolbar, h("div", { class: "tf-panes" }, this.panes.forward.element, this.panes.backward.element));
+    /** @type {View | null} */
+    this.view = null;
+  }
+
+  /** @param {View} view */
+  draw(view) {
+    // Progress of a measurement changes no line.
+    if (this.view?.payload === view.payload) return;
+    this.view = view;
+    this.redraw();
+  }
+
+  redraw() {
+    if (!this.view) return;
+    const { payload } = this.view;
+    const kernels = new Set(payload.kernels.map((kernel) => kernel.name));
+    this.panes.forward.show(payload.forward, payload.values, kernels, this.diff.checked);
+    this.panes.backward.show(payload.backward, payload.values, kernels, this.diff.checked);
+    this.mark(this.view);
+  }
+
+  /** @param {View} view */
+  mark(view) {
+    this.view = view;
+    const twins = view.payload.values[view.selected]?.twins ?? [];
+    this.panes.forward.highlight(view.selected, twins);
+    this.panes.backward.highlight(view.selected, twins);
+  }
+}
+
+class CodePane {
   /**
    * @param {string} title "Forward" or "Backward"
    * @param {Act} act
@@ -191,7 +229,7 @@ function types(comment) {
  */
 function withModuleType(line, next, values) {
   if (line.kind !== "group" || !next) return line;
-  const [path, type] = (values[next.value]?.module ?? "").split(": ");
+  const { module: path, module_type: type } = values[next.value] ?? { module: "", module_type: "" };
   const isNumbered = /(^|\.)\d+$/.test(path) && line.comment.startsWith(`# ${path}  `);
   return isNumbered ? { ...line, comment: line.comment.replace(path, `${path} (${type})`) } : line;
 }

@@ -28,7 +28,7 @@ export function details(name, payload, act) {
       h("button", { class: "tf-chip tf-close", "aria-label": "clear the selection", onclick: () => act.select("") }, "×"),
     ),
     value.source && fact("line", h("code", { class: "tf-source" }, value.source)),
-    value.module && fact("module", h("code", null, value.module)),
+    value.module && fact("module", h("code", null, `${value.module}: ${value.module_type}`)),
     chips("reads", value.reads, act),
     chips("read by", value.uses, act),
     chips(value.phase === "forward" ? "backward twin" : "forward twin", value.twins, act),

@@ -1,11 +1,9 @@
-// The explorer: one model, five panels. Python computes; this draws, and sends back what was switched.
+// The explorer: one model, one selection, panels in tabs. Python computes; this draws, and sends back what was asked.
 
-import { CodePane } from "./code.js";
 import { details } from "./details.js";
 import { h } from "./dom.js";
+import { PANELS, STYLES } from "./panels.js";
 import { passes } from "./passes.js";
-import css from "./style.css";
-import { kernelTable, notesTable, tabLabels, timingTable } from "./tables.js";
 import { verdict } from "./verdict.js";
 
 export { mountPage } from "./page.js";
@@ -14,130 +12,178 @@ class Explorer {
   /** @param {Model} model @param {HTMLElement} host */
   constructor(model, host) {
     this.model = model;
-    this.diff = true;
-    this.tab = "timing";
+    /** @type {Set<string> | null} */
+    this.matches = null;
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
     /** @type {Open} */
     this.open = { passes: new Set(), kernels: new Set(), typed: {} };
+    /** @type {Act} */
     this.act = {
-      configure: (/** @type {Partial<Config>} */ changes) => this.ask("passes", { type: "configure", changes }),
-      select: (/** @type {string} */ value) => this.select(value),
-      openKernel: (/** @type {string} */ name) => this.openKernel(name),
+      configure: (changes) => this.ask("passes", { type: "configure", changes }),
+      measure: () => this.ask("timing", { type: "measure" }),
+      select: (value) => this.select(value),
+      openTab: (id) => this.openTab(id),
+      openKernel: (name) => this.openKernel(name),
+      search: () => {},
+      ask: (panel, message) => this.ask(panel, message),
       live: model.get("live"),
-      holds: (/** @type {Partial<Config>} */ changes) => model.holds?.(changes) ?? true,
+      holds: (changes) => model.holds?.(changes) ?? true,
     };
-    this.forward = new CodePane("Forward", this.act);
-    this.backward = new CodePane("Backward", this.act);
+    /** Made when first opened. @type {Map<string, Panel>} */
+    this.panels = new Map();
+    /** Those that have missed a change while another one was shown. @type {Set<string>} */
+    this.outdated = new Set();
+    this.tab = PANELS[0].id;
     this.slots = {
       verdict: h("div"),
       passes: h("div", { class: "tf-side" }),
-      details: h("div"),
-      tables: h("section", { class: "tf-tables" }),
+      tabs: h("div", { class: "tf-tabs", role: "tablist", "aria-label": "Panels" }),
+      body: h("div", { class: "tf-tab-body", role: "tabpanel", id: unique("tf-panel") }),
+      details: h("div", { class: "tf-aside" }),
     };
-    this.diffSwitch = h("input", { type: "checkbox", checked: true, "data-testid": "tf-diff", onchange: () => this.toggleDiff() });
-    const toolbar = h("div", { class: "tf-toolbar" }, h("span", { class: "tf-note" }, "Changes against the trace as captured"), h("label", null, this.diffSwitch, "show removed lines"));
-    const code = h("div", { class: "tf-main" }, toolbar, h("div", { class: "tf-panes" }, this.forward.element, this.backward.element), this.slots.details);
+    const main = h("div", { class: "tf-main" }, this.slots.tabs, this.slots.body);
     this.root = h(
       "div",
       { class: "tf", "data-testid": "tf-root" },
-      h("style", null, css),
-      h("div", { class: "tf-frame" }, this.slots.verdict, h("div", { class: "tf-columns" }, this.slots.passes, code), this.slots.tables),
+      h("style", null, STYLES),
+      h("div", { class: "tf-frame" }, this.slots.verdict, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
-    // JupyterLab's shortcuts would take single letters and arrows away from the fields in here.
+    // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
     this.root.addEventListener("keydown", (event) => event.stopPropagation());
     host.append(this.root);
   }
 
-  get payload() {
-    return this.model.get("payload");
+  /** @returns {View} */
+  get view() {
+    const { model, matches } = this;
+    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), matches };
   }
 
-  get status() {
-    return this.model.get("status");
-  }
-
-  /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {"passes" | "timing"} panel @param {Message} message */
+  /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   ask(panel, message) {
     this.root.dataset.busy = panel;
     this.model.send(message);
   }
 
+  destroy() {
+    for (const panel of this.panels.values()) panel.destroy?.();
+  }
+
+  // --- drawing -------------------------------------------------------------------------------------------------------
+
   drawAll() {
-    const { payload } = this;
-    const kernels = new Set(payload.kernels.map((kernel) => kernel.name));
-    this.forward.show(payload.forward, payload.values, kernels, this.diff);
-    this.backward.show(payload.backward, payload.values, kernels, this.diff);
     this.drawVerdict();
-    this.drawPanels();
-    this.drawSelection();
+    this.drawSide();
+    this.drawTabs();
+    for (const id of this.panels.keys()) this.outdated.add(id);
+    this.drawPanel();
+    this.drawDetails();
     this.root.dataset.ready = "1";
   }
 
   /** Progress touches the verdict bar only, so that nobody's typing in the other panels is lost. */
   drawStatus() {
-    const { busy, error } = this.status;
-    const isProgress = busy === this.shown.busy && error === this.shown.error;
+    const { status } = this.view;
+    const isProgress = status.busy === this.shown.busy && status.error === this.shown.error;
     this.drawVerdict();
-    if (!isProgress) this.drawPanels();
+    if (isProgress) return;
+    this.drawSide();
+    if (status.error?.panel === "timing") this.openTab("timing");
+    for (const id of this.panels.keys()) this.outdated.add(id);
+    this.drawPanel();
   }
 
   drawVerdict() {
-    this.root.dataset.busy = this.status.busy;
-    const measure = () => this.ask("timing", { type: "measure" });
-    this.swap(this.slots.verdict, verdict(this.payload, this.status, this.model.get("live"), measure));
+    const { payload, status, live } = this.view;
+    this.root.dataset.busy = status.busy;
+    this.swap(this.slots.verdict, verdict(payload, status, live, this.act.measure));
   }
 
-  drawPanels() {
-    this.shown = this.status;
-    this.swap(this.slots.passes, passes(this.payload, this.status, this.open, this.act));
-    this.drawTables();
+  drawSide() {
+    const { payload, status } = this.view;
+    this.shown = status;
+    this.swap(this.slots.passes, passes(payload, status, this.open, this.act));
   }
 
-  drawTables() {
-    const { payload } = this;
-    if (this.status.error?.panel === "timing") this.tab = "timing";
-    const panel = { timing: () => timingTable(payload, this.status, this.act.live), kernels: () => kernelTable(payload, this.open.kernels), notes: () => notesTable(payload) };
-    const tabs = tabLabels(payload).map(([id, label]) =>
-      h("button", { role: "tab", "aria-selected": String(id === this.tab), onclick: () => this.openTab(id), "data-testid": `tf-tab-${id}` }, label),
+  drawTabs() {
+    const { payload } = this.view;
+    const tabs = PANELS.map(({ id, label }) =>
+      h(
+        "button",
+        {
+          role: "tab",
+          "aria-selected": String(id === this.tab),
+          "aria-controls": this.slots.body.id,
+          tabindex: id === this.tab ? "0" : "-1",
+          onclick: () => this.openTab(id),
+          onkeydown: (/** @type {KeyboardEvent} */ event) => this.onTabKey(event),
+          "data-testid": `tf-tab-${id}`,
+        },
+        label(payload),
+      ),
     );
-    const body = h("div", { class: "tf-tab-body", role: "tabpanel" }, panel[/** @type {"timing"} */ (this.tab)]());
-    this.swap(this.slots.tables, h("div", { class: "tf-tabs", role: "tablist" }, tabs), body);
+    this.swap(this.slots.tabs, ...tabs);
+  }
+
+  /** Show the open tab's panel, made and brought up to date where that is needed. */
+  drawPanel() {
+    const spec = PANELS.find(({ id }) => id === this.tab) ?? PANELS[0];
+    let panel = this.panels.get(spec.id);
+    if (!panel) {
+      panel = spec.make(this.act, this.open);
+      this.panels.set(spec.id, panel);
+      this.outdated.add(spec.id);
+    }
+    if (this.slots.body.firstChild !== panel.element) this.slots.body.replaceChildren(panel.element);
+    if (this.outdated.delete(spec.id)) panel.draw(this.view);
+    panel.mark(this.view);
+  }
+
+  drawDetails() {
+    const { selected, payload } = this.view;
+    this.swap(this.slots.details, details(selected, payload, this.act));
   }
 
   drawSelection() {
-    const name = this.model.get("selected");
-    const twins = this.payload.values[name]?.twins ?? [];
-    this.forward.highlight(name, twins);
-    this.backward.highlight(name, twins);
-    this.swap(this.slots.details, details(name, this.payload, this.act));
+    this.panels.get(this.tab)?.mark(this.view);
+    this.drawDetails();
   }
 
   /** Replace a panel and keep the keyboard where it was. @param {HTMLElement} slot @param {...HTMLElement} content */
   swap(slot, ...content) {
     const focused = slot.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : undefined;
     slot.replaceChildren(...content);
-    if (focused) /** @type {HTMLElement | null} */ (slot.querySelector(`[data-testid="${CSS.escape(focused)}"]`))?.focus({ preventScroll: true });
+    if (focused) find(slot, focused)?.focus({ preventScroll: true });
   }
+
+  // --- what was asked ------------------------------------------------------------------------------------------------
 
   /** @param {string} id */
   openTab(id) {
     this.tab = id;
-    this.drawTables();
+    this.drawTabs();
+    this.drawPanel();
+  }
+
+  /** ← and → walk the tabs, Home and End go to the ends. @param {KeyboardEvent} event */
+  onTabKey(event) {
+    const at = PANELS.findIndex(({ id }) => id === this.tab);
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: -1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.openTab((PANELS.at(to) ?? PANELS[0]).id);
+    find(this.slots.tabs, `tf-tab-${this.tab}`)?.focus();
   }
 
   /** Unfold a kernel's source in its table and go there. @param {string} name */
   openKernel(name) {
     this.open.kernels.add(name);
+    this.outdated.add("kernels");
     this.openTab("kernels");
-    const button = /** @type {HTMLElement | null} */ (this.slots.tables.querySelector(`[data-testid="${CSS.escape(`tf-kernel-${name}`)}"]`));
+    const button = find(this.slots.body, `tf-kernel-${name}`);
     button?.scrollIntoView({ block: "nearest" });
     button?.focus({ preventScroll: true });
-  }
-
-  toggleDiff() {
-    this.diff = this.diffSwitch.checked;
-    this.drawAll();
   }
 
   /** @param {string} value */
@@ -147,18 +193,33 @@ class Explorer {
   }
 }
 
+/** @param {HTMLElement} inside @param {string} id @returns {HTMLElement | null} */
+function find(inside, id) {
+  return inside.querySelector(`[data-testid="${CSS.escape(id)}"]`);
+}
+
+let count = 0;
+
+/** An id that no other explorer on the page has. @param {string} prefix */
+function unique(prefix) {
+  count += 1;
+  return `${prefix}-${count}`;
+}
+
 /** @param {{ model: Model, el: HTMLElement }} context @returns {() => void} the clean-up */
 function render({ model, el }) {
   const explorer = new Explorer(model, el);
   const listeners = /** @type {[string, () => void][]} */ ([
     ["change:payload", () => explorer.drawAll()],
     ["change:status", () => explorer.drawStatus()],
+    ["change:timeline", () => explorer.drawAll()],
     ["change:selected", () => explorer.drawSelection()],
   ]);
   for (const [event, listener] of listeners) model.on(event, listener);
   explorer.drawAll();
   return () => {
     for (const [event, listener] of listeners) model.off(event, listener);
+    explorer.destroy();
   };
 }
 

@@ -9,7 +9,7 @@ class PageModel {
   constructor(payloads) {
     this.payloads = payloads;
     /** @type {State} */
-    this.state = { payload: payloads[0], selected: "", status: IDLE, live: false };
+    this.state = { payload: payloads[0], selected: "", status: IDLE, live: false, timeline: null };
     /** @type {Map<string, Set<(...args: any[]) => void>>} */
     this.listeners = new Map();
   }

@@ -1,6 +1,6 @@
-// The tables below the code: timing, kernels, notes.
+// The tabs that are tables: timing, kernels, notes.
 
-import { figure, formatBytes, h, plural } from "./dom.js";
+import { figure, formatBytes, h } from "./dom.js";
 import { copy } from "./passes.js";
 import { ratio } from "./verdict.js";
 
@@ -8,7 +8,7 @@ const NOT_YET = "Not measured yet. Measuring replays the recorded traces; your c
 const IN_A_NOTEBOOK = "Run the cell in a notebook to measure these passes.";
 
 /** @param {Payload} payload @param {Status} status @param {boolean} live */
-export function timingTable(payload, status, live) {
+function timingTable(payload, status, live) {
   const { timing } = payload;
   const error = status.error?.panel === "timing" ? status.error.message : null;
   const alert = error && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-timing" }, error);
@@ -67,7 +67,7 @@ function head(titles, right) {
 }
 
 /** @param {Payload} payload @param {Set<string>} open names of the kernels whose source is unfolded */
-export function kernelTable(payload, open) {
+function kernelTable(payload, open) {
   if (payload.kernels.length === 0) {
     return h("p", { class: "tf-note" }, payload.config.fuse ? "No region of this trace became a Triton kernel; the decisions of `fuse` say why." : "Switch `fuse` on to turn regions into Triton kernels.");
   }
@@ -117,7 +117,7 @@ function sourceBlock(kernel) {
 }
 
 /** @param {Payload} payload */
-export function notesTable(payload) {
+function notesTable(payload) {
   const environment = Object.entries(payload.environment);
   return h(
     "div",
@@ -128,11 +128,23 @@ export function notesTable(payload) {
   );
 }
 
-/** @param {Payload} payload @returns {[string, string][]} id and label of each tab */
-export function tabLabels(payload) {
-  return [
-    ["timing", "Timing"],
-    ["kernels", `Kernels ${payload.kernels.length}`],
-    ["notes", payload.notes.length ? plural(payload.notes.length, "note") : "Notes"],
-  ];
+/** A tab whose content is made anew whenever it is drawn. */
+class TablePanel {
+  /** @param {(view: View) => HTMLElement} content */
+  constructor(content) {
+    this.content = content;
+    this.element = h("div", { class: "tf-table-panel" });
+  }
+
+  /** @param {View} view */
+  draw(view) {
+    this.element.replaceChildren(this.content(view));
+  }
+
+  mark() {}
 }
+
+export const timingPanel = () => new TablePanel((view) => timingTable(view.payload, view.status, view.live));
+/** @param {Act} _ @param {Open} open */
+export const kernelPanel = (_, open) => new TablePanel((view) => kernelTable(view.payload, open.kernels));
+export const notesPanel = () => new TablePanel((view) => notesTable(view.payload));

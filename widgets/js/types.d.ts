@@ -14,6 +14,9 @@ interface Config {
   /** A fraction up to 1, or bytes. */
   memory_budget: number | null;
   remat_options: Record<string, string | boolean>;
+  /** Pins: names, globs or module paths. */
+  save: string[];
+  recompute: string[];
   fuse: boolean;
   /** A pass of the user's own: off, on, or on with options. */
   [more: string]: unknown;
@@ -46,15 +49,35 @@ interface Half {
 interface Value {
   op: string;
   type: string;
+  stride: number[] | null;
   nbytes: number;
   phase: "forward" | "backward";
+  /** Path of the nn.Module, "" outside any. */
   module: string;
+  module_type: string;
   source: string;
   reads: string[];
   uses: string[];
   twins: string[];
   saved: boolean;
   removed: boolean;
+  /** Other values in the same memory. */
+  storage: string[];
+  /** The Triton kernel that computes it, or "". */
+  kernel: string;
+  /** The parameter that an input is, or whose gradient an output is, or "". */
+  of: string;
+  /** Before and after the passes; null where its op is not in that trace or takes no time. */
+  time_us: [number | null, number | null];
+}
+
+/** Bytes alive while each op runs, in the order of the ops. */
+interface Memory {
+  ops: string[];
+  live: number[];
+  peak: number;
+  /** The op at the peak. */
+  at: string;
 }
 
 interface Decision {
@@ -72,11 +95,15 @@ interface PassRecord {
   state: string;
   ops: [number, number] | null;
   saved_bytes: [number, number] | null;
+  /** Static. */
+  peak_bytes: [number, number] | null;
   seconds: number | null;
   /** Those without a control of their own. */
   options: PassOption[];
   decisions: Decision[];
   error: string | null;
+  /** What the pass alone adds to the step: with it minus without it, all others kept. Null until it was measured. */
+  delta_ms: (Interval & { provenance: string; stale: boolean }) | null;
 }
 
 interface Interval {
@@ -111,10 +138,63 @@ interface KernelRecord {
   provenance: string;
   blocks: "tuned" | "guess";
   source: string;
+  /** Of the time of one launch; null without a measured time. */
+  gb_per_s: number | null;
+  /** Share of the measured or published bandwidth, and whose that is. */
+  peak_share: number | null;
+  peak_source: string;
+  bound: "memory" | "compute" | "launch" | "";
+  /** What one program takes; null until asked for. */
+  resources: { registers: number; shared_bytes: number; spills: number; target: string } | null;
+}
+
+/** Own ops of one nn.Module, children not counted; "before, after" the passes. In the forward's order. */
+interface LayerRow {
+  path: string;
+  module_type: string;
+  forward_ops: [number, number];
+  backward_ops: [number, number];
+  forward_us: [number, number];
+  backward_us: [number, number];
+  saved_bytes: [number, number];
+  /** What takes most of the backward as shown: "pointwise 61 %", "cat 22 %", "matmul 80 %"; "" where there is none. */
+  cause: string;
+}
+
+interface Finding {
+  name: string;
+  severity: "high" | "medium" | "low";
+  title: string;
+  /** Label and figure. */
+  evidence: [string, string][];
+  values: string[];
+  source: string;
+  fix: string;
+  worth: string;
+  /** What tries the fix, if a switch can. */
+  changes: Partial<Config> | null;
+}
+
+/** One profiled replay of each program, both from 0 µs. */
+interface Timeline {
+  provenance: string;
+  programs: TimelineProgram[];
+}
+
+interface TimelineProgram {
+  label: string;
+  config: string;
+  span_us: number;
+  lanes: { name: string; kind: "gpu" | "copy" | "cpu" }[];
+  names: string[];
+  values: string[];
+  count: number;
+  /** Columns one after another, little endian, sorted by start: f8 start_us, f4 duration_us, u4 name, u4 value (0 none, else index + 1), u2 lane. */
+  events: DataView;
 }
 
 interface Payload {
-  version: 1;
+  version: 2;
   config: Config;
   call: string;
   blocked: string | null;
@@ -123,23 +203,35 @@ interface Payload {
   summary: {
     ops: [number, number];
     saved_bytes: [number, number];
+    peak_bytes: [number, number];
+    /** From the allocator of a GPU; null where not measured. */
+    measured_peak_bytes: [number, number] | null;
+    /** Largest |Δ| of results and gradients against eager; null where not measured. */
+    difference: { results: number; gradients: number } | null;
     kernels: { unique: number; launches: number };
   };
   forward: Half;
   backward: Half;
   values: Record<string, Value>;
+  /** "measured on …" or "modelled: …", of the values' times. */
+  times: { before: string; after: string };
+  memory: { before: Memory; after: Memory };
   kernels: KernelRecord[];
+  layers: LayerRow[];
+  findings: Finding[];
+  /** What "before" is everywhere: the captured trace, or a pinned configuration. */
+  baseline: { is_pinned: boolean; call: string };
   timing: Timing | null;
   notes: { kind: "guard" | "note"; text: string }[];
   environment: Record<string, string>;
 }
 
 interface Status {
-  busy: "" | "passes" | "timing";
+  busy: "" | "passes" | "timing" | "kernels" | "take";
   progress: number | null;
   text: string;
   /** `at` is the pass whose control was used, or "". */
-  error: { panel: "passes" | "timing"; at: string; message: string } | null;
+  error: { panel: "passes" | "timing" | "kernels" | "take"; at: string; message: string } | null;
 }
 
 interface State {
@@ -147,6 +239,7 @@ interface State {
   selected: string;
   status: Status;
   live: boolean;
+  timeline: Timeline | null;
 }
 
 interface Model {
@@ -160,7 +253,20 @@ interface Model {
   send(message: Message): void;
 }
 
-type Message = { type: "configure"; changes: Partial<Config> } | { type: "measure" };
+type Message =
+  | { type: "configure"; changes: Partial<Config> }
+  | { type: "measure" }
+  /** Each pass's own share of the time. */
+  | { type: "ablate" }
+  | { type: "cancel" }
+  | { type: "pin" }
+  | { type: "unpin" }
+  /** Compile a kernel for its registers, shared memory and spills. */
+  | { type: "inspect"; kernel: string }
+  /** Answered by a custom message { type: "file", name, mime } with the bytes in its first buffer. */
+  | { type: "take"; what: TakeAway };
+
+type TakeAway = "html" | "python" | "chrome_trace" | "model_explorer" | "dot" | "svg";
 
 /** What the reader has unfolded or typed, which a new payload does not undo. */
 interface Open {
@@ -170,12 +276,46 @@ interface Open {
   typed: Record<string, string>;
 }
 
+/** What every panel draws from: the same for all of them. */
+interface View {
+  payload: Payload;
+  status: Status;
+  /** The name of the selected value, or "". */
+  selected: string;
+  /** Names of the values that the search found; null where nothing is searched for. */
+  matches: Set<string> | null;
+  timeline: Timeline | null;
+  /** Whether there is a kernel behind the view. */
+  live: boolean;
+}
+
 /** What a panel may ask for. */
 interface Act {
   configure(changes: Partial<Config>): void;
+  measure(): void;
   select(value: string): void;
+  /** Open a tab and move the keyboard there. */
+  openTab(id: string): void;
   openKernel(name: string): void;
-  /** Whether there is a kernel behind the view. */
+  search(query: string): void;
+  /** Any other message; `panel` is shown as waiting. */
+  ask(panel: Exclude<Status["busy"], "">, message: Message): void;
   live: boolean;
   holds(changes: Partial<Config>): boolean;
+}
+
+/** One tab. Its methods are called only while it is shown; what was missed meanwhile comes when it is opened. */
+interface Panel {
+  element: HTMLElement;
+  /** The payload or the status changed. */
+  draw(view: View): void;
+  /** The selection or the search changed, after `draw`. */
+  mark(view: View): void;
+  destroy?(): void;
+}
+
+interface PanelSpec {
+  id: string;
+  label(payload: Payload): string;
+  make(act: Act, open: Open): Panel;
 }

@@ -1,0 +1,16 @@
+// The tabs, in the order in which they stand; the first is open when the view appears.
+
+import { CodePanel } from "./code.js";
+import { kernelPanel, notesPanel, timingPanel } from "./tables.js";
+import style from "./style.css";
+
+/** @type {PanelSpec[]} */
+export const PANELS = [
+  { id: "code", label: () => "Code", make: (act) => new CodePanel(act) },
+  { id: "kernels", label: ({ kernels }) => `Kernels ${kernels.length}`, make: kernelPanel },
+  { id: "timing", label: () => "Timing", make: timingPanel },
+  { id: "notes", label: ({ notes }) => `Notes ${notes.length || ""}`, make: notesPanel },
+];
+
+/** Each panel's rules stand in a file of its own; the first has the colours and what is shared. */
+export const STYLES = [style].join("\n");
