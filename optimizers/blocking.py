@@ -24,9 +24,10 @@ from tracefuse.optimizers.expressions import TRANSCENDENTAL
 from tracefuse.optimizers.indexing import Lanes, ravel, reshape
 from tracefuse.optimizers.layout import GUESS, Layout, Tuning, flat, probe, repeated, rows, segment, tiles
 from tracefuse.optimizers.lowering import Lowering
+from tracefuse.optimizers.ops import arguments, is_getitem
 from tracefuse.optimizers.reductions import NORM_BACKWARD, Geometry, columns_of, operand_of, reduced_dims
-from tracefuse.optimizers.trace import Trace, is_getitem, nbytes, tensors, val
-from tracefuse.optimizers.views import Indices, arguments, shape_of
+from tracefuse.optimizers.trace import Trace, nbytes, tensors, val
+from tracefuse.optimizers.views import Indices, shape_of
 
 aten = torch.ops.aten
 

@@ -17,8 +17,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tracefuse.optimizers.crossing import is_free
+from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.rewrite import refresh_views
-from tracefuse.optimizers.trace import Phase, Trace, copy_node, is_getitem, phase, val
+from tracefuse.optimizers.trace import Phase, Trace, copy_node, phase, val
 
 _MARKS = ("recomputes", "recomputes_in", "for_reader")
 

@@ -19,7 +19,7 @@ import tracefuse
 from tracefuse import registry
 from tracefuse.config import Config
 from tracefuse.errors import OptionError, RegistrationError
-from tracefuse.optimizers.trace import op_name
+from tracefuse.optimizers.ops import op_name
 from tracefuse.summary import steps_table
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.magic import parse
