@@ -25,9 +25,8 @@ AMPERE = (8, 0)
 """The first GPUs with bfloat16 and with the attention that cuDNN has."""
 
 _MARK = "# --- copied into exported files that pack gradients of attention ---\n"
-RUNTIME = "import inspect\nimport threading\nimport warnings\n\n" + Path(packed_runtime.__file__).read_text().split(
-    _MARK
-)[1].strip("\n")
+_COPIED = Path(packed_runtime.__file__).read_text().split(_MARK)[1].strip("\n")
+RUNTIME = f"import threading\nimport warnings\n\n{_COPIED}"
 """All that a file needs besides torch to call the operator."""
 
 _CALL = re.compile(rf"(?<![\w.]){OPERATOR}\(")

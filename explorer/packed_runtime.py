@@ -13,7 +13,6 @@ Public API of the frontend, read in 1.9, 1.14 and 1.32: `create_handle`, `set_st
 `get_workspace_size`, `execute`; `cudnnGraphNotSupportedError`.
 """
 
-import inspect
 import threading
 import warnings
 
@@ -113,12 +112,9 @@ def write_packed(tensors, parts, is_causal, scale):
         found = _packing.graphs[key] = packing_graph(device, layouts, is_causal, scale)
     if isinstance(found, str):
         return found
-    graph, nbytes, takes_a_list = found
+    graph, nbytes = found
     workspace = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    if takes_a_list:  # half the host's time of a dictionary
-        graph.execute(buffers, workspace, handle=packing_handle(device), tensor_uids=UIDS)
-    else:
-        graph.execute(dict(zip(UIDS, buffers, strict=True)), workspace, handle=packing_handle(device))
+    graph.execute(dict(zip(UIDS, buffers, strict=True)), workspace, handle=packing_handle(device))
     return None
 
 
@@ -161,8 +157,7 @@ def packing_graph(device, layouts, is_causal, scale):
         graph.build_plans()
     except (cudnn.cudnnGraphNotSupportedError, ImportError, RuntimeError, ValueError) as error:
         return f"cuDNN refuses it ({error}): a newer nvidia-cudnn-frontend or cuDNN may not"
-    takes_a_list = "tensor_uids" in inspect.signature(graph.execute).parameters  # 1.32 does, 1.14 does not
-    return graph, graph.get_workspace_size(), takes_a_list
+    return graph, graph.get_workspace_size()
 
 
 def described_graph(handle, layouts, is_causal, scale):
