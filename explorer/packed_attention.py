@@ -41,7 +41,7 @@ def support(text: str) -> str:
 
 
 def share_graphs(module: ModuleType) -> None:
-    """Let a generated `module` use what cuDNN has built for others of this process: each takes most of a second."""
+    """Let a generated `module` use what cuDNN has built for others of this process: building one is slow."""
     if hasattr(module, "_packing"):
         module._packing = packed_runtime._packing  # type: ignore[attr-defined]
 

@@ -2,7 +2,7 @@
 
 cuDNN's Python frontend (`pip install nvidia-cudnn-frontend`, `import cudnn`) describes the backward as a graph of one op whose
 results have the strides of ranges of the buffer; `aten`'s own call of cuDNN can only allocate three tensors. A graph is built
-once per thread, GPU, layout and scale, which takes a good part of a second, and then takes addresses. What torch's forward
+once per thread, GPU, layout and scale, since building one is slow, and then takes addresses. What torch's forward
 saves is what cuDNN asks for, whichever kernel wrote it: the natural logarithm of each row's sum of exponentials, in float32.
 
 Where the frontend is missing or refuses, ATen's backward runs and its gradients are copied: the same numbers, for the time
@@ -142,7 +142,7 @@ def packing_handle(device):
 
 
 def packing_graph(device, layouts, is_causal, scale):
-    """(cuDNN's graph, bytes of its workspace) for tensors of `layouts`, or why there is none. Takes most of a second."""
+    """(cuDNN's graph, bytes of its workspace) for tensors of `layouts`, or why there is none. Slow: once per layout."""
     import cudnn
 
     dtype = layouts[0][2]

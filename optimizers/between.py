@@ -122,7 +122,7 @@ def _is_tree(borders: Borders, wanted: list[fx.Node], behind: Iterable[fx.Node])
 
 
 def _cut_of_tree(borders: Borders, wanted: list[fx.Node], weights: Weights) -> tuple[set[fx.Node], set[fx.Node]]:
-    """What `_cut` gives where no value is read twice, as in most regions: a hundred times as fast as to set up the solver."""
+    """What `_cut` gives where no value is read twice, as in most regions, without setting up the solver."""
     least: Weights = {}
     deeper: set[fx.Node] = set()
     for node, own in weights.items():

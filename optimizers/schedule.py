@@ -99,7 +99,7 @@ def _move_views(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
 def _fake(like: FakeTensor, memory: torch.UntypedStorage | None = None, offset: int = 0) -> FakeTensor:
     """A fake tensor with the type and strides of `like`, in `memory`, or in new memory.
 
-    Not by dispatch, which takes ten times as long. `FakeTensor(mode, meta tensor, device)` was seen on torch 2.13 and 2.15.
+    Not by dispatch, which does more than this needs. `FakeTensor(mode, meta tensor, device)` was seen on torch 2.13 and 2.15.
     """
     if memory is None:
         meta = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
