@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from tracefuse.functional import Built
-from tracefuse.optimizers.trace import is_getitem, is_mutable, is_random, origin, tensors, val
+from tracefuse.optimizers.ops import arguments, is_getitem, is_mutable, is_random
+from tracefuse.optimizers.trace import origin, tensors, val
 
 aten = torch.ops.aten
 
@@ -26,7 +27,7 @@ def draws(node: fx.Node) -> bool:
     do not, although their operators are marked as random."""
     if is_getitem(node) or node.op != "call_function" or not is_random(node) or origin(node).rng is None:
         return False
-    given = _arguments(node)
+    given = arguments(node)
     drops = given.get("dropout_p", given.get("dropout", 1.0)) != 0 and given.get("train", True) is not False
     return drops and any(t.numel() > 0 for t in tensors(node))
 
@@ -95,10 +96,3 @@ def _frozen(arg: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
     if isinstance(arg, dict):
         return tuple((k, _frozen(v, same)) for k, v in sorted(arg.items()))
     return type(arg), arg
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """The op's arguments by name, defaults included."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
-    return defaults | {a.name: given for a, given in zip(schema, node.args, strict=False)} | node.kwargs

@@ -217,7 +217,7 @@ def _ratios(samples: Samples) -> dict[str, dict[str, Estimate]]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection costs milliseconds and falls on whichever program is running."""
+    """A collection falls on whichever program is running, and its time with it."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

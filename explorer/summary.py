@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
+from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.passes import Step
-from tracefuse.optimizers.trace import Trace, does_work, human_bytes, op_name, origin, phase
+from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
 from tracefuse.timing import aligned
 
 if TYPE_CHECKING:

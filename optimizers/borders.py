@@ -11,8 +11,9 @@ from tracefuse.optimizers.expressions import POINTWISE
 from tracefuse.optimizers.fusible import is_constant, refusal
 from tracefuse.optimizers.gathers import GATHERS
 from tracefuse.optimizers.lowering import COPIES
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.regions import form_regions
-from tracefuse.optimizers.trace import is_view, phase
+from tracefuse.optimizers.trace import phase
 from tracefuse.optimizers.units import memory, readers
 
 _LOOPS = "its op is not pointwise, and would need loops of its own there"

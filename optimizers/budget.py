@@ -33,24 +33,16 @@ from torch import fx
 
 from tracefuse.optimizers.choice import Choice, CutNetwork, bans, chain_ends, choose, weigh_bytes
 from tracefuse.optimizers.cost import Peaks, bytes_written, roofline_seconds, touched_bytes
-from tracefuse.optimizers.crossing import Forward, stored_bytes
+from tracefuse.optimizers.crossing import Forward
 from tracefuse.optimizers.filling import fill
 from tracefuse.optimizers.forecast import Forecast
 from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.memory import stored_bytes
+from tracefuse.optimizers.ops import is_getitem, is_view, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.pins import resolve_pins
 from tracefuse.optimizers.rewrite import base
-from tracefuse.optimizers.trace import (
-    Trace,
-    human_bytes,
-    is_getitem,
-    is_view,
-    nbytes,
-    producer,
-    tensor_type,
-    tensors,
-    val,
-)
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
 
 if TYPE_CHECKING:
     from tracefuse.optimizers.remat import Remat

@@ -73,6 +73,7 @@ from tracefuse.optimizers.cat_pushes import push, push_before_copy
 from tracefuse.optimizers.cat_readers import REDUCTIONS, reduce_parts, tell_readers
 from tracefuse.optimizers.cat_runs import join_runs
 from tracefuse.optimizers.cat_sums import as_sum, join_padded
+from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.packed_attention import NOT_ASKED, Packing, pack_gradients
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import (
@@ -82,7 +83,7 @@ from tracefuse.optimizers.rewrite import (
     replace_value,
     until_settled,
 )
-from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, human_bytes, nbytes, phase
+from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, human_bytes, nbytes, phase
 
 Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from tracefuse.optimizers.axes import arguments, cat_ranges, is_uniform
+from tracefuse.optimizers.axes import cat_ranges, is_uniform
+from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_by, replace_by_call
-from tracefuse.optimizers.trace import aten, call, nbytes, phase, val
+from tracefuse.optimizers.trace import call, nbytes, phase, val
 
 
 def unstack(stack: fx.Node, decide: Decide) -> bool:

@@ -37,9 +37,10 @@ from tracefuse.optimizers.axes import (
     range_users,
     shape,
 )
+from tracefuse.optimizers.ops import aten, is_random, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_by
-from tracefuse.optimizers.trace import aten, call, is_random, is_view, nbytes, phase, val
+from tracefuse.optimizers.trace import call, nbytes, phase, val
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tracefuse.optimizers.axes import arguments, is_uniform, range_users
+from tracefuse.optimizers.axes import is_uniform, range_users
 from tracefuse.optimizers.cat_pushes import Cut, cut_of
 from tracefuse.optimizers.cost import bytes_read
+from tracefuse.optimizers.ops import arguments, aten, op_name
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_by
-from tracefuse.optimizers.trace import aten, call, human_bytes, nbytes, op_name, phase, val
+from tracefuse.optimizers.trace import call, human_bytes, nbytes, phase, val
 
 LEAST_SHARE = 16
 """Reductions by parts write at most 1 / LEAST_SHARE of the bytes that they spare: less is lost in noise."""

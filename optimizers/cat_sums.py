@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tracefuse.optimizers.axes import arguments, shape, split_sizes
+from tracefuse.optimizers.axes import shape, split_sizes
 from tracefuse.optimizers.cat_paddings import Padded, Segment, as_padded, is_zeros
+from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_by
-from tracefuse.optimizers.trace import aten, call, nbytes, phase, val
+from tracefuse.optimizers.trace import call, nbytes, phase, val
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from typing import Literal
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import is_getitem, is_random, is_view, producer, tensors, val
+from tracefuse.optimizers.memory import storage_id
+from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
+from tracefuse.optimizers.trace import tensors, val
 
 OpClass = Literal["view", "pointwise", "reduction", "random", "heavy"]
 
@@ -122,8 +124,8 @@ def _storage_bytes(group: Iterable[torch.Tensor]) -> list[int]:
     """Touched bytes per storage. Overlapping views cannot touch more than the storage holds."""
     touched: dict[int, int] = {}
     for tensor in group:
-        memory = tensor.untyped_storage()
-        touched[memory._cdata] = min(touched.get(memory._cdata, 0) + touched_bytes(tensor), memory.nbytes())
+        memory = storage_id(tensor)
+        touched[memory] = min(touched.get(memory, 0) + touched_bytes(tensor), tensor.untyped_storage().nbytes())
     return list(touched.values())
 
 

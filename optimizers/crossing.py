@@ -11,21 +11,10 @@ from tracefuse.optimizers.checkpoints import dropped
 from tracefuse.optimizers.cost import bytes_moved, op_class, touched_bytes
 from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.normalizers import tied_ops
+from tracefuse.optimizers.ops import draws_nothing, is_getitem, is_mutable, is_random, is_view, producer
 from tracefuse.optimizers.regions import agree, loops_of
 from tracefuse.optimizers.rewrite import base
-from tracefuse.optimizers.trace import (
-    Trace,
-    draws_nothing,
-    human_bytes,
-    is_getitem,
-    is_mutable,
-    is_random,
-    is_view,
-    nbytes,
-    phase,
-    producer,
-    tensors,
-)
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, tensors
 
 if TYPE_CHECKING:
     from tracefuse.optimizers.remat import Remat
@@ -139,11 +128,6 @@ def is_free(node: fx.Node) -> bool:
 def is_several(node: fx.Node) -> bool:
     """Whether the node yields a tuple, whose items are what can be saved."""
     return isinstance(node.meta["val"], (tuple, list))
-
-
-def stored_bytes(node: fx.Node) -> int:
-    """Bytes of the storages that the node's values keep alive."""
-    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors(node)}.values())
 
 
 def impossible(forward: Forward, node: fx.Node) -> str | None:

@@ -36,18 +36,13 @@ from tracefuse.optimizers.kernel import Kernel, make_kernel, turned_value
 from tracefuse.optimizers.long_sums import form_long_sums
 from tracefuse.optimizers.lowering import NotFusible
 from tracefuse.optimizers.merging import merge_pieces
+from tracefuse.optimizers.ops import is_getitem, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.pieces import Piece
 from tracefuse.optimizers.random_ops import is_mask
 from tracefuse.optimizers.rebuild import Carved, rebuild
 from tracefuse.optimizers.regions import form_regions
-from tracefuse.optimizers.trace import (
-    Trace,
-    human_bytes,
-    is_getitem,
-    is_view,
-    val,
-)
+from tracefuse.optimizers.trace import Trace, human_bytes, val
 from tracefuse.optimizers.views import SPLITS
 
 

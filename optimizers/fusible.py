@@ -17,9 +17,10 @@ from tracefuse.optimizers.expressions import POINTWISE, rule_of
 from tracefuse.optimizers.gathers import gather_refusal
 from tracefuse.optimizers.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering import COPIES
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.random_ops import is_mask
 from tracefuse.optimizers.reductions import SUMS, are_few_and_long, columns_of, operand_of, reduced_dims, rows_of
-from tracefuse.optimizers.trace import SHORT_DTYPE, is_view, tensors, val
+from tracefuse.optimizers.trace import SHORT_DTYPE, tensors, val
 from tracefuse.optimizers.views import SPLITS, VIEWS, shape_of
 
 aten = torch.ops.aten

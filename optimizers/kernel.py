@@ -21,8 +21,9 @@ from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.gathers import is_table_of
 from tracefuse.optimizers.naming import Names
 from tracefuse.optimizers.norms import is_needed_by
+from tracefuse.optimizers.ops import is_view, op_name
 from tracefuse.optimizers.random_ops import is_mask
-from tracefuse.optimizers.trace import Input, Output, Trace, is_view, op_name, tensor_type, tensors, val
+from tracefuse.optimizers.trace import Input, Output, Trace, tensor_type, tensors, val
 
 aten = torch.ops.aten
 

@@ -30,8 +30,9 @@ from torch import fx
 
 from tracefuse.optimizers.fusible import is_free
 from tracefuse.optimizers.long_sum_kernel import POINTEE, LongSum, long_sum
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.trace import human_bytes, is_view, nbytes, phase, val
+from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
 
 aten = torch.ops.aten
 

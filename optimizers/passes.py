@@ -108,8 +108,7 @@ def run_pipeline(
 def uncollected() -> Iterator[None]:
     """No garbage collection inside: graphs are many small objects, and a full collection looks at all that torch loaded too.
 
-    It took 0.3 to 0.4 s every second or third toggle of a 12-layer GPT, as long as the passes themselves, and as much again of
-    what the view shows of it.
+    It would fall on whichever toggle is running, or on what the view shows of it.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import is_getitem
-from tracefuse.optimizers.views import arguments, shape_of
+from tracefuse.optimizers.ops import arguments, is_getitem
+from tracefuse.optimizers.views import shape_of
 
 aten = torch.ops.aten
 

@@ -24,9 +24,10 @@ from torch import fx
 from tracefuse.optimizers.composites import REDUCTIONS
 from tracefuse.optimizers.cost import touched_bytes
 from tracefuse.optimizers.fusible import is_for_reader, is_remade
+from tracefuse.optimizers.ops import is_getitem, is_random, producer
 from tracefuse.optimizers.random_ops import is_draw, is_mask
 from tracefuse.optimizers.reductions import MAX_SUMMED_ROW, columns_of, rows_of
-from tracefuse.optimizers.trace import is_getitem, is_random, nbytes, phase, producer, tensors
+from tracefuse.optimizers.trace import nbytes, phase, tensors
 from tracefuse.optimizers.views import SPLITS
 
 Sizes = tuple[int, int, int]

@@ -21,20 +21,8 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.trace import (
-    Input,
-    Origin,
-    Trace,
-    human_bytes,
-    is_getitem,
-    is_view,
-    nbytes,
-    op_name,
-    origin,
-    tensor_type,
-    tensors,
-    val,
-)
+from tracefuse.optimizers.ops import is_getitem, is_view, op_name
+from tracefuse.optimizers.trace import Input, Origin, Trace, human_bytes, nbytes, origin, tensor_type, tensors, val
 
 INDENT = "    "
 COMMENT_COLUMN = 84

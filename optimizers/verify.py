@@ -13,8 +13,9 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.optimizers.ops import is_mutable
 from tracefuse.optimizers.render import render_op
-from tracefuse.optimizers.trace import Trace, is_mutable, origin, phase, tensors
+from tracefuse.optimizers.trace import Trace, origin, phase, tensors
 
 CONTEXT_OPS = 5
 

@@ -15,7 +15,8 @@ from tracefuse.optimizers.errors import UnknownValue
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.frozen_costs import FrozenCost, frozen_costs
 from tracefuse.optimizers.liveness import saved_bytes
-from tracefuse.optimizers.trace import Trace, does_work
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import Trace
 
 PATTERNS = [(), ("*",), ("*.weight",), ("*", "!0.*", "!h.0.*")]
 

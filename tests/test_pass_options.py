@@ -6,8 +6,6 @@ import argparse
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -149,7 +147,6 @@ def test_bad_options_name_the_remedy(given: Any, message: str) -> None:
 def test_flags_and_the_magic_say_the_same_as_python(flags: list[str], options: dict[str, Any]) -> None:
     expected = Config.of(**options)
     assert of_flags(*flags) == expected == parse(" ".join(flags))[0]
-    assert expected.key == of_flags(*flags).key
 
 
 @pytest.mark.parametrize(
@@ -197,16 +194,6 @@ def test_a_configuration_is_the_call_that_makes_it(options: dict[str, Any]) -> N
         "the view sends it back"
     )
     assert len({config, Config.of(**options), Config()}) == 2
-
-
-def test_the_key_is_the_same_in_another_process() -> None:
-    options = {"memory_budget": 0.4, "remat_options": {"longest_chain": 8, "distance_base": 1.0}}
-    program = f"from tracefuse import Config; print(Config.of(**{options}).key)"
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == Config.of(**options).key
-    keys = {Config.of(**one).key for one in CHOICES}
-    assert len(keys | {Config().key}) == len(CHOICES) + 1
-    assert Config.of(remat_options={"peaks": OTHER_PEAKS}).key != Config().key
 
 
 # --- an instance in place of a switch ---------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from tracefuse.widgets.text import to_text
 STATIC = Path(__file__).parent / "static"
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
 IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
-WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 
 
 class Explorer(anywidget.AnyWidget):
