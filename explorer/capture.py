@@ -11,6 +11,7 @@ the gradients of frozen parameters are captured too (`tracefuse.thaw`), so that 
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -212,7 +213,12 @@ def environment() -> dict[str, str]:
         found["device"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)
         found["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)
-    return found
+    slowing = {
+        "CUDA_LAUNCH_BLOCKING": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    return found | {name: "on" for name, is_on in slowing.items() if is_on}
 
 
 def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:

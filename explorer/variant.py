@@ -22,7 +22,10 @@ from tracefuse.optimizers.trace import Trace
 
 if TYPE_CHECKING:
     from tracefuse.capture import Capture
+    from tracefuse.findings import Finding
     from tracefuse.graphs import GraphedProgram
+    from tracefuse.layers import Layers
+    from tracefuse.op_times import OpTimes
     from tracefuse.optimizers.kernel import Kernel
     from tracefuse.optimizers.layout import Tuning
     from tracefuse.program import Program
@@ -121,6 +124,27 @@ class Variant:
     def baseline(self) -> Variant:
         """The same capture without any pass: the trace as it ran."""
         return self.capture.variant(Config.off())
+
+    @functools.cached_property
+    def op_times(self) -> OpTimes:
+        """Time of each op of the trace: modelled."""
+        from tracefuse.op_times import modelled
+
+        return modelled(self.trace)
+
+    def layers(self) -> Layers:
+        """What each module takes in the forward and in the backward, as captured and with the passes. Print it."""
+        from tracefuse.layers import layers
+
+        return layers(self.capture.trace, self.trace, (self.baseline.op_times, self.op_times))
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth."""
+        from tracefuse.diagnose import diagnose
+        from tracefuse.findings import Case
+
+        environment = tuple(self.capture.environment.items())
+        return diagnose(Case(self.trace, self.op_times, self.capture.guards, environment))
 
     def with_config(self, **changes: Any) -> Variant:
         """The variant of the same capture with `changes` to the configuration; equal configurations share one."""

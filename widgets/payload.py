@@ -16,6 +16,9 @@
       times:    {before, after}                               the provenance of each value's `time_us`
       memory:   {before, after}                               each {ops, live, peak, at}: bytes alive while each op runs
       kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source}]
+      layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
+      findings: [{name, severity, title, evidence, values, source, fix, worth, changes, fixed}]   the gravest first
+      baseline: {is_pinned, call}                             what "before" is
       timing:   null, or {provenance, stale, config, rows: [{label, baseline_ms, variant_ms, ratio, verdict}], notes}
       notes:    [{kind: "guard" | "note", text}]
       environment: {str: str}
@@ -39,7 +42,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -103,8 +106,8 @@ def payload(
             | {"nbytes_read": mean_bytes_read(kernel, after)}
             for kernel, calls in kernel_calls(after)
         ],
-        "layers": [],
-        "findings": [],
+        "layers": [asdict(layer) for layer in variant.layers()],
+        "findings": findings(variant),
         "baseline": {"is_pinned": False, "call": "the trace as captured"},
         "timing": timing_record(*timed, variant.config) if timed else None,
         "notes": notes(variant),
@@ -367,6 +370,12 @@ def _timing_row(row: Row, several: bool) -> dict[str, Any]:
 
 def _interval(time: Estimate) -> dict[str, float]:
     return {"median": time.median, "low": time.low, "high": time.high}
+
+
+def findings(variant: Variant) -> list[dict[str, Any]]:
+    """Those of the trace as captured; `fixed` are those that are gone with the passes that are on."""
+    left = {one.name for one in variant.findings()}
+    return [asdict(one) | {"fixed": one.name not in left} for one in variant.baseline.findings()]
 
 
 def notes(variant: Variant) -> list[dict[str, str]]:
