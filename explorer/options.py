@@ -177,7 +177,9 @@ MAGIC_OPTIONS: tuple[Option, ...] = (
         ("--train-all",),
         "switch",
         False,
-        "capture the gradients of frozen parameters too, to try freezing",
+        "capture the gradients of frozen parameters too, to try freezing; for a cell that does not train them itself: what it "
+        "unfreezes and trains stays untrained, a .grad that it clears comes back, and .numpy() and writes in place outside "
+        "no_grad raise",
     ),
     _BUDGET,
     _CUDA_GRAPH,
