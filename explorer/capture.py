@@ -56,7 +56,7 @@ class Capture:
 
     `namespace` is where a block's variables are looked up when it ends (default: the block's own frame); what is assigned
     to `returned` inside the block counts as its result. With `train_all`, frozen parameters count as trainable in the trace,
-    and in nothing else; `thawed` names them.
+    and in nothing else that a cell notices which does not train them itself (`tracefuse.thaw`); `thawed` names them.
     """
 
     def __init__(self, namespace: Mapping[str, Any] | None = None, train_all: bool = False) -> None:

@@ -129,6 +129,13 @@ class Config:
         value = self.switch(name)
         return "off" if value is None or value is False else "on"
 
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Options that are given and have no effect, since the pass that they belong to is off."""
+        default = Config()
+        given = (name for name in PASS_OF if getattr(self, name) != getattr(default, name))
+        return tuple(name for name in given if self.state(PASS_OF[name]) != "on")
+
     def switch(self, name: str) -> Any:
         """What `optimize` takes as `name`, for this configuration."""
         return getattr(self, name) if name in PASSES else self._own(name).given

@@ -75,10 +75,14 @@ class Variant:
         return tuple(steps)
 
     def check(self) -> Variant:
-        """This variant, or `PassError` with the message of the first pass that failed."""
+        """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""
+        own = {one.name for one in self.config.own}
         for step in self.steps:
             if step.error is not None:
-                raise PassError(f"{step.name}: {step.error}") from step.cause
+                message = f"{step.name}: {step.error}"
+                if step.name in own:
+                    message = f'{message.rstrip(".")}; tracefuse.unregister("{step.name}") takes it away'
+                raise PassError(message) from step.cause
         return self
 
     def check_exportable(self) -> Variant:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -260,6 +261,11 @@ class Budgeting:
         more = f"; and {len(held) - 3} more" if len(held) > 3 else ""
         remedy = f"pass memory_budget={asked.nbytes} or more, or drop what holds them"
         return Decision(NAME, "miss", f"{_over(asked, limit)}, as little as there can be: {names}{more}; {remedy}")
+
+
+def why_unmet(decisions: Iterable[Decision]) -> str | None:
+    """Why a pass's memory budget was missed, or recomputing stopped before it was met; None if neither happened."""
+    return next((d.reason for d in decisions if d.value == NAME and d.action in ("miss", "stop")), None)
 
 
 def _over(choice: Choice, limit: int) -> str:

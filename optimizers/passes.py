@@ -45,9 +45,9 @@ class Pass(Protocol):
     def run(self, trace: Trace, decide: Decide) -> Trace: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Step:
-    """The record of one pass on one trace.
+    """The record of one pass on one trace. Print it for its decisions.
 
     Where the pass failed, `error` is its message, `cause` the exception, and `after` is `before`.
     """
@@ -72,10 +72,16 @@ class Step:
 
     def __str__(self) -> str:
         """What the pass did, then its decisions, one a line."""
-        count = len(self.decisions)
-        counts = f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
-        head = f"{self.name}: {counts if self.error is None else f'failed: {self.error}'}"
+        head = f"{self.name}: {self._counts if self.error is None else f'failed: {self.error}'}"
         return "\n".join([head, *(f"  {decision}" for decision in self.decisions)])
+
+    def __repr__(self) -> str:
+        return f"<Step {self.name}: {self._counts if self.error is None else 'failed'}; print it>"
+
+    @property
+    def _counts(self) -> str:
+        count = len(self.decisions)
+        return f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
 
 
 def _missing(some: Trace, other: Trace) -> tuple[str, ...]:

@@ -239,7 +239,7 @@ def _moves(node: fx.Node) -> bool:
 
 
 def refresh_views(graph: fx.Graph) -> None:
-    """Type anew, in place, the views whose operand came to lie in other memory, so that `storage` tells aliases again."""
+    """Type anew, in place, the views whose operand came to lie in other memory, so that `storages` tells aliases again."""
     for node in graph.nodes:
         if node.op == "call_function" and is_view(node) and not storages(node).keys() <= storages(node.args[0]).keys():
             node.meta["val"] = evaluate(graph, node.target, node.args, node.kwargs, {})

@@ -188,6 +188,12 @@ def test_a_pass_says_whether_it_runs_and_what_it_needs() -> None:
         assert [name for name in PASSES if config.state(name) == "on"] == [p.name for p in config.passes()]
 
 
+def test_options_without_effect_are_known() -> None:
+    given = {"memory_budget": 0.5, "recompute": "h.*"}
+    assert Config.of(**given).idle == Config.of(remat=None).idle == Config.off().idle == ()
+    assert Config.of(**given, remat=None).idle == ("memory_budget", "recompute")
+
+
 def test_what_needs_a_gpu_and_what_a_pass_does_is_in_the_help() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser, (*DEMO_OPTIONS, *OPTIONS))

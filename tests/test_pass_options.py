@@ -156,6 +156,19 @@ def test_flags_and_the_magic_say_the_same_as_python(flags: list[str], options: d
         (["--remat-option", "distnce_base=1"], "did you mean distance_base"),
         (["--memory-budget", "much"], "is no budget"),
         (["--no-pass", "kat"], "did you mean cat"),
+        (
+            ["--no-pass", "memory_budget"],
+            "--no-pass memory_budget: .* of the pass remat: write --memory-budget to set it",
+        ),
+        (["--pass", "remat_options"], "is an option of the pass remat: write --remat-option to set it, and leave"),
+        (
+            ["--pass", "remat:longest_chain=8"],
+            "--pass remat:longest_chain=8: .* written --remat-option longest_chain=8$",
+        ),
+        (["--pass", "remat:memory_budget=0.4"], "that option of remat is written --memory-budget 0.4$"),
+        (["--pass", "remat:producer_input_weight=0"], "that option of remat is written --remat 0$"),
+        (["--pass", "freeze:patterns=h.*"], r"what it freezes is written --freeze h\.\*$"),
+        (["--pass", "cat:packing=x"], "the pass cat has no options, write --pass cat$"),
         (["--pass", "cat", "--no-pass", "cat"], "--cat and --no-cat contradict|contradict each other"),
     ],
 )
@@ -229,6 +242,7 @@ def test_other_instances_stand_for_their_switches() -> None:
         ({"remat": Freeze()}, "is another pass"),
         ({"fuse": Fuse(dropout_threads=7)}, "finds out about the GPU itself: pass fuse=True"),
         ({"remat": Remat}, "is no weight"),
+        ({"remat": {"longest_chain": 8}}, r"is no weight: .*its other options go into remat_options=\{"),
     ],
 )
 def test_an_instance_of_another_pass_is_refused(given: dict[str, Any], message: str) -> None:

@@ -133,6 +133,36 @@ def test_guards_are_notes() -> None:
     assert "if y.mean().item() > 1.0" in note["text"]
 
 
+def notes_of(shown: dict) -> list[str]:
+    assert all(note["kind"] == "note" for note in shown["notes"])
+    texts = [note["text"] for note in shown["notes"]]
+    assert all(f"note: {text}" in to_text(shown).splitlines() for text in texts)
+    return texts
+
+
+def test_a_budget_that_is_missed_is_a_note() -> None:
+    (missed,) = notes_of(payload(variant(memory_budget=0.0, fuse=False, remat_options={"stop_at_lowest_peak": False})))
+    assert re.match(r"memory_budget: .* saved, .* more than the budget of 0 B, as little as there can be: ", missed)
+    assert re.search(r"; pass memory_budget=\d+ or more, or drop what holds them\.$", missed)
+
+
+def test_a_budget_at_which_recomputing_stops_is_a_note() -> None:
+    (stopped,) = notes_of(payload(variant(memory_budget=0.0, fuse=False)))
+    assert "would raise the static peak" in stopped
+    assert stopped.endswith("stop_at_lowest_peak=False would do so.")
+
+
+def test_a_budget_that_is_met_is_none() -> None:
+    assert notes_of(payload(variant(memory_budget=0.9))) == notes_of(payload(variant())) == []
+
+
+def test_options_of_a_pass_that_is_off_are_a_note() -> None:
+    (one,) = notes_of(payload(variant(remat=None, memory_budget=0.4)))
+    assert one == "memory_budget has no effect while remat is off: switch it on, or leave them out."
+    (two,) = notes_of(payload(variant(remat=None, save="*", remat_options={"longest_chain": 8})))
+    assert two.startswith("save, remat_options have no effect while remat is off")
+
+
 # --- times ------------------------------------------------------------------------------------------------------------
 
 

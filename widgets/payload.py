@@ -61,7 +61,7 @@ from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.pass_options import PassOption, written
 from tracefuse.profile import Profile
-from tracefuse.summary import summarise
+from tracefuse.summary import remarks, summarise
 from tracefuse.timing import Estimate, Row, Timing
 from tracefuse.variant import PassError, Variant
 from tracefuse.widgets.diff import Line, diff, lines_of
@@ -379,14 +379,14 @@ def findings(variant: Variant) -> list[dict[str, Any]]:
 
 
 def notes(variant: Variant) -> list[dict[str, str]]:
-    """What the reader must know before trusting the trace: Python values that are baked into it, kernels that cannot run,
-    kernels whose block sizes are this GPU's."""
+    """What the reader must know before trusting the trace: Python values that are baked into it, what was asked of passes and
+    not done, kernels that cannot run, kernels whose block sizes are this GPU's."""
     tuned = sum(not tuning.is_guess for tuning in variant.tunings.values())
     tuning = f"{tuned} of {len(variant.kernels)} kernels run with tuned block sizes: the comment above each says more."
     unfused = [f"{name} runs as ATen operators, unfused: {why}." for name, why in variant.fallbacks.items()]
     return [
         *({"kind": "guard", "text": _guard(guard)} for guard in variant.capture.guards),
-        *({"kind": "note", "text": text} for text in [*unfused, *[tuning] * bool(tuned)]),
+        *({"kind": "note", "text": text} for text in [*remarks(variant), *unfused, *[tuning] * bool(tuned)]),
     ]
 
 
