@@ -150,6 +150,24 @@ class Variant:
         environment = tuple(self.capture.environment.items())
         return diagnose(Case(self.trace, self.op_times, self.capture.guards, environment))
 
+    def to_dot(self, depth: int | None = 2) -> str:
+        """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""
+        from tracefuse.optimizers.dot import to_dot
+
+        return to_dot(self.trace, depth, self.op_times.us)
+
+    def to_svg(self, depth: int | None = 2) -> str:
+        """`to_dot(depth)` drawn. Raises `NotSupported` where no Graphviz is installed."""
+        from tracefuse.drawing import to_svg
+
+        return to_svg(self.to_dot(depth))
+
+    def to_model_explorer(self) -> dict[str, Any]:
+        """Both traces as Google's Model Explorer opens them; `json.dump` it."""
+        from tracefuse.optimizers.model_explorer import to_model_explorer
+
+        return to_model_explorer(self.trace, self.op_times.us, self.config.as_code())
+
     def with_config(self, **changes: Any) -> Variant:
         """The variant of the same capture with `changes` to the configuration; equal configurations share one."""
         return self.capture.variant(self.config.changed(**changes))
