@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tracefuse.optimizers.kernel import Kernel
     from tracefuse.optimizers.layout import Tuning
     from tracefuse.program import Program
+    from tracefuse.timeline import Timeline
     from tracefuse.timing import Timing
 
 
@@ -167,6 +168,12 @@ class Variant:
         from tracefuse.optimizers.model_explorer import to_model_explorer
 
         return to_model_explorer(self.trace, self.op_times.us, self.config.as_code())
+
+    def timeline(self) -> Timeline:
+        """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline`."""
+        from tracefuse.timeline import timeline
+
+        return timeline(self)
 
     def with_config(self, **changes: Any) -> Variant:
         """The variant of the same capture with `changes` to the configuration; equal configurations share one."""

@@ -13,6 +13,7 @@ import torch
 
 import tracefuse
 from tracefuse import drawing
+from tracefuse.chrome_trace import to_chrome_trace
 from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import NotSupported
@@ -111,6 +112,26 @@ def test_modules_are_namespaces_and_times_are_attributes() -> None:
     (graph,) = gpt().to_model_explorer()["graphs"]
     assert {"forward/h/0/attn/qkv", "backward/h/1/mlp/up"} <= {node["namespace"] for node in graph["nodes"]}
     assert any(pair["key"] == "time in µs" for node in graph["nodes"] for pair in node.get("attrs", []))
+
+
+# --- Perfetto ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_chrome_trace_has_every_event_on_its_lane() -> None:
+    found = gpt().timeline()
+    made = json.loads(json.dumps(to_chrome_trace(found), allow_nan=False))["traceEvents"]
+    for process, program in enumerate(found.programs, 1):
+        events = [event for event in made if event["pid"] == process and event["ph"] == "X"]
+        assert len(events) == len(program.start_us)
+        assert {event["args"]["value"] for event in events if event["args"]} <= set(program.values)
+        named = {
+            event["tid"]: event["args"]["name"]
+            for event in made
+            if event["name"] == "thread_name" and event["pid"] == process
+        }
+        assert named == {at: lane.name for at, lane in enumerate(program.lanes, 1)}
+        assert {event["tid"] for event in events} <= named.keys()
+        assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(program.span_us, rel=1e-5)
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

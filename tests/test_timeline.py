@@ -14,7 +14,7 @@ import tracefuse
 from tracefuse.config import Config
 from tracefuse.errors import ExportError
 from tracefuse.op_times import OpTimes
-from tracefuse.optimizers.trace import does_work, op_name
+from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.profiled import MARK, Event, marked, recorded
 from tracefuse.timeline import Lane, ProgramTimeline, Timeline, attributed, stepwise, timeline
 
