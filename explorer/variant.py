@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracefuse.config import Config
-from tracefuse.errors import ExportError, TracefuseError
+from tracefuse.errors import TracefuseError
 from tracefuse.namespace import name_of, visible_from
 from tracefuse.optimizers.passes import Step, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
@@ -33,22 +33,13 @@ if TYPE_CHECKING:
     from tracefuse.optimizers.layout import Tuning
     from tracefuse.program import Program
     from tracefuse.side_by_side import Ablation
+    from tracefuse.timeline import Timeline
     from tracefuse.timing import Timing
     from tracefuse.widgets.view import Explorer
 
 
 class PassError(TracefuseError):
     """A pass that could not do what its options ask for."""
-
-
-def _python_file(path: Path) -> Path:
-    if path.is_dir():
-        raise ExportError(f"{path} is a directory: name a file in it, such as {path / 'step.py'}")
-    if path.suffix != ".py":
-        raise ExportError(f"{path} does not end in .py: name a Python file, such as {path.with_suffix('.py')}")
-    if not path.parent.is_dir():
-        raise ExportError(f"there is no directory {path.parent}: create it, or name another one")
-    return path
 
 
 class Variant:
@@ -155,6 +146,30 @@ class Variant:
         environment = tuple(self.capture.environment.items())
         return diagnose(Case(self.trace, self.op_times, self.capture.guards, environment))
 
+    def to_dot(self, depth: int | None = 2) -> str:
+        """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""
+        from tracefuse.optimizers.dot import to_dot
+
+        return to_dot(self.trace, depth, self.op_times.us)
+
+    def to_svg(self, depth: int | None = 2) -> str:
+        """`to_dot(depth)` drawn. Raises `NotSupported` where no Graphviz is installed."""
+        from tracefuse.drawing import to_svg
+
+        return to_svg(self.to_dot(depth))
+
+    def to_model_explorer(self) -> dict[str, Any]:
+        """Both traces as Google's Model Explorer opens them; `json.dump` it."""
+        from tracefuse.optimizers.model_explorer import to_model_explorer
+
+        return to_model_explorer(self.trace, self.op_times.us, self.config.as_code())
+
+    def timeline(self) -> Timeline:
+        """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline`."""
+        from tracefuse.timeline import timeline
+
+        return timeline(self)
+
     def with_config(self, **changes: Any) -> Variant:
         """The variant of the same capture with `changes` to the configuration; equal configurations share one."""
         return self.capture.variant(self.config.changed(**changes))
@@ -202,7 +217,9 @@ class Variant:
         Returns the path. Raises `ExportError` for a program that is more than one differentiable step, and for a path
         that is no `.py` file in a directory that exists.
         """
-        path = _python_file(Path(path))
+        from tracefuse.export import python_file
+
+        path = python_file(Path(path))
         path.write_text(self.source)
         return path
 
