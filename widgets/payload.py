@@ -19,7 +19,8 @@
       layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
       findings: [{name, severity, title, evidence, values, source, fix, worth, changes, fixed}]   the gravest first
       baseline: {is_pinned, call}                             what "before" is
-      timing:   null, or {provenance, stale, config, rows: [{label, baseline_ms, variant_ms, ratio, verdict}], notes}
+      timing:   null, or {provenance, stale, is_pinned, config, notes,
+                rows: [{label, baseline_ms, variant_ms, ratio, verdict}]}
       notes:    [{kind: "guard" | "note", text}]
       environment: {str: str}
     }
@@ -34,22 +35,24 @@ kernel's launches, `blocks` is "tuned" where its block sizes are not the "guess"
 "measured on <device>" or "not measured". A pass's `state` is "on", "off", or says what it needs: "off: needs fuse".
 `options` are those without a control of their own, `{name, kind: "switch" | "number" | "text", value, default, help}`, value
 and default as `tracefuse.pass_options.written` has them. `decisions` are grouped: `{action, reason, nbytes, values}`.
-`lines[].diff` is against the capture as it was, before any pass.
+`lines[].diff` is against what `baseline` says: the capture as it was, before any pass, or a pinned configuration, and so is
+every `before` but those of `passes`. A pass's `delta_ms` is what it alone adds to a step, with when it was so.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from tracefuse.config import Config
 from tracefuse.errors import ExportError
+from tracefuse.layers import layers
 from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import GUESS, Tuning
@@ -61,6 +64,7 @@ from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.pass_options import PassOption, written
 from tracefuse.profile import Profile
+from tracefuse.side_by_side import Ablation
 from tracefuse.summary import remarks, summarise
 from tracefuse.timing import Estimate, Row, Timing
 from tracefuse.variant import PassError, Variant
@@ -68,23 +72,37 @@ from tracefuse.widgets.diff import Line, diff, lines_of
 
 VERSION = 2
 NOT_MEASURED = "not measured"
+SHOWN = "optimised"
+"""What `Variant.measure` calls the program that the view shows."""
 # More twins or readers of one value than anybody follows by hand.
 MAX_NAMES = 64
+
+
+class Timed(NamedTuple):
+    """Times, the configuration that they are of, and the pinned one that it was timed against (None: the captured program)."""
+
+    timing: Timing
+    config: Config
+    baseline: Config | None = None
 
 
 @uncollected()
 def payload(
     variant: Variant,
-    timed: tuple[Timing, Config] | None = None,
+    timed: tuple[Timing, Config] | Timed | None = None,
     profile: Profile | None = None,
     name: str | None = "c",
+    baseline: Variant | None = None,
+    shares: tuple[Ablation, Config] | None = None,
+    inspected: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """What the view shows of `variant`.
+    """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 
-    `timed` are times and the configuration they belong to, which may be another one; `profile` has this variant's kernels;
-    `name` is the variable that holds the capture, if there is one.
+    `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
+    `profile` has this variant's kernels, `inspected` their resources by name; `name` is the variable that holds the capture,
+    if there is one.
     """
-    before, after = variant.capture.trace, variant.trace
+    before, after = (baseline or variant.baseline).trace, variant.trace
     times = modelled(before), modelled(after)
     return {
         "version": VERSION,
@@ -92,7 +110,10 @@ def payload(
         "call": variant.config.as_code(name) if name else "",
         "blocked": blocked(variant),
         "runs_triton": variant.runs_triton,
-        "passes": [pass_record(name, variant.config, variant.steps) for name in variant.config.names],
+        "passes": [
+            pass_record(one, variant.config, variant.steps) | {"delta_ms": share_record(one, variant.config, shares)}
+            for one in variant.config.names
+        ],
         "summary": summary(before, after),
         "forward": half(before.split()[0], variant.forward),
         "backward": half(before.split()[1], variant.backward),
@@ -103,13 +124,13 @@ def payload(
             kernel_record(
                 kernel, calls, profile, variant.fallbacks.get(kernel.name), variant.tunings.get(kernel.name, GUESS)
             )
-            | {"nbytes_read": mean_bytes_read(kernel, after)}
+            | {"nbytes_read": mean_bytes_read(kernel, after), "resources": (inspected or {}).get(kernel.name)}
             for kernel, calls in kernel_calls(after)
         ],
-        "layers": [asdict(layer) for layer in variant.layers()],
+        "layers": [asdict(layer) for layer in layers(before, after, times)],
         "findings": findings(variant),
-        "baseline": {"is_pinned": False, "call": "the trace as captured"},
-        "timing": timing_record(*timed, variant.config) if timed else None,
+        "baseline": baseline_record(baseline, name),
+        "timing": timing_record(Timed(*timed), variant, baseline) if timed else None,
         "notes": notes(variant),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
     }
@@ -345,27 +366,46 @@ def _mean_us(kernel: Kernel, profile: Profile) -> float | None:
     return sum(k.total_us for k in mine) / calls if calls else None
 
 
-def timing_record(timing: Timing, measured: Config, shown: Config) -> dict[str, Any]:
-    """Times of the configuration `measured`; stale where another one is `shown`."""
-    several = len(timing.programs) > 2
+def timing_record(timed: Timed, shown: Variant, baseline: Variant | None = None) -> dict[str, Any]:
+    """Times of a configuration beside another; stale where others are `shown` beside others."""
+    timing, measured, against = timed
     replays = "1 replay" if timing.inner == 1 else f"{timing.inner} replays"
+    pinned = [f"beside {against.as_code()}, pinned when this was measured"] if against else []
     return {
         "provenance": timing.device,
-        "stale": measured != shown,
+        "stale": (measured, against) != (shown.config, baseline and baseline.config),
+        "is_pinned": against is not None,
         "config": measured.as_code(),
-        "rows": [_timing_row(row, several) for row in timing.rows],
-        "notes": [f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}"],
+        "rows": [_timing_row(row) for row in sorted(timing.rows, key=lambda row: row.program != SHOWN)],
+        "notes": [f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}", *pinned],
     }
 
 
-def _timing_row(row: Row, several: bool) -> dict[str, Any]:
+def _timing_row(row: Row) -> dict[str, Any]:
     return {
-        "label": f"{row.label} ({row.program})" if several else row.label,
+        "label": row.label if row.program == SHOWN else f"{row.label} ({row.program})",
         "baseline_ms": _interval(row.baseline_ms),
         "variant_ms": _interval(row.variant_ms),
         "ratio": _interval(row.ratio),
         "verdict": row.verdict,
     }
+
+
+def share_record(name: str, shown: Config, shares: tuple[Ablation, Config] | None) -> dict[str, Any] | None:
+    """What the pass called `name` alone adds to a step; stale where the others were others then."""
+    delta = shares and shares[0].delta_ms.get(name)
+    if not shares or delta is None:
+        return None
+    found, measured = shares
+    same = ": the same program without it" if name in found.same else ""
+    return _interval(delta) | {"provenance": f"{found.device}{same}", "stale": measured != shown}
+
+
+def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any]:
+    """What "before" is."""
+    if baseline is None:
+        return {"is_pinned": False, "call": "the trace as captured"}
+    return {"is_pinned": True, "call": baseline.config.as_code(name or "c")}
 
 
 def _interval(time: Estimate) -> dict[str, float]:

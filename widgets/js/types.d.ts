@@ -123,6 +123,8 @@ interface TimingRow {
 interface Timing {
   provenance: string;
   stale: boolean;
+  /** Whether the times before are of a pinned configuration, not of the captured program. */
+  is_pinned: boolean;
   config: string;
   rows: TimingRow[];
   notes: string[];
