@@ -7,7 +7,8 @@ the first, so that replay, passes and exported code need to know nothing of gene
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,6 +57,15 @@ def merge_repeated(built: Built, states: Sequence[torch.Tensor]) -> None:
         same[node] = node if key is None else first.setdefault(key, node)
         if same[node] is not node and draws(node) and not _is_late(same[node], node):
             _replace(built, node, same[node])
+
+
+@contextmanager
+def undisturbed(inputs: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave the generators of the CPU and of the inputs' GPUs as they are found: replays set them back to what was captured,
+    which the user's own draws must not notice."""
+    devices = sorted({t.device.index for t in inputs if t.is_cuda})
+    with torch.random.fork_rng(devices):
+        yield
 
 
 def _is_late(first: fx.Node, node: fx.Node) -> bool:
