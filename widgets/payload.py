@@ -48,12 +48,13 @@ from torch import fx
 from tracefuse.config import Config
 from tracefuse.errors import ExportError
 from tracefuse.op_times import OpTimes, modelled
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.liveness import lifetimes, live_bytes, peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.ops import op_name, producer
-from tracefuse.optimizers.passes import Decision, Step, uncollected
+from tracefuse.optimizers.passes import Decision, Step
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.pass_options import PassOption, written
