@@ -64,7 +64,7 @@ from tracefuse.errors import ExportError
 from tracefuse.findings import Case
 from tracefuse.layers import layers
 from tracefuse.op_times import OpTimes
-from tracefuse.optimizers.passes import uncollected
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.profile import Profile
 from tracefuse.summary import remarks
