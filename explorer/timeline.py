@@ -24,8 +24,8 @@ from torch import fx
 
 from tracefuse.clocks import device_label
 from tracefuse.config import Config
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.ops import does_work, op_name
-from tracefuse.optimizers.passes import uncollected
 from tracefuse.optimizers.render import INDENT, last_uses, render_op
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.profile import LAUNCHES, NOT_KERNELS

@@ -45,14 +45,14 @@ from collections.abc import Iterable, Iterator
 from torch import fx
 
 from tracefuse.optimizers.borders import Borders
-from tracefuse.optimizers.cost import touched_bytes
+from tracefuse.optimizers.cost import touched_nbytes
 from tracefuse.optimizers.fusible import is_constant, is_free
 from tracefuse.optimizers.mincut import Edge, min_cut
 from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.schedule import copy_again, just_in_time, recomputes
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes, tensors
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes
 from tracefuse.optimizers.units import memory
 
 _LEAST = "it weighs no more than what it could be computed from"
@@ -176,7 +176,7 @@ def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
         return 0.0
     if is_view(node) and not borders.is_stored(node):
         return math.inf
-    size = min(sum(map(touched_bytes, tensors(node))), nbytes(root))
+    size = min(touched_nbytes(node), nbytes(root))
     if root not in borders.stored:
         return size * (1.0 if root in borders.crossing else 2.0)
     if root in borders.outside[region]:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tracefuse.optimizers.choice import Choice, CutNetwork, bans, chain_ends, choose, weigh_bytes
-from tracefuse.optimizers.cost import Peaks, bytes_written, roofline_seconds, touched_bytes
+from tracefuse.optimizers.cost import Peaks, bytes_written, roofline_seconds, touched_nbytes
 from tracefuse.optimizers.crossing import Forward
 from tracefuse.optimizers.filling import fill
 from tracefuse.optimizers.forecast import Forecast
@@ -75,7 +75,7 @@ def fused_seconds(forward: Forward, node: fx.Node, peaks: Peaks) -> float:
         return written / peaks.bytes_per_s if node in forward.fused else 0.0
     if node not in forward.fused:
         return roofline_seconds(node, peaks) + _written_for(forward, node) / peaks.bytes_per_s
-    loaded = sum(touched_bytes(t) for a in node.all_input_nodes if _is_loaded(forward, a) for t in tensors(a))
+    loaded = sum(touched_nbytes(a) for a in node.all_input_nodes if _is_loaded(forward, a))
     moved = written + loaded if written else max(0, loaded - bytes_written(node))
     return moved / peaks.bytes_per_s + sum(t.numel() for t in tensors(node)) / peaks.flops_per_s
 

@@ -21,7 +21,7 @@ from tracefuse.optimizers.cat_pushes import Cut, cut_of
 from tracefuse.optimizers.cost import bytes_read
 from tracefuse.optimizers.ops import arguments, aten, op_name
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import replace_by
+from tracefuse.optimizers.rewrite import replace_under_name
 from tracefuse.optimizers.trace import call, human_bytes, nbytes, phase, val
 
 LEAST_SHARE = 16
@@ -40,7 +40,7 @@ def reduce_parts(node: fx.Node, decide: Decide) -> bool:
     if not isinstance(cat, fx.Node) or cat.target is not aten.cat.default or not is_uniform(cat):
         return False
     cut, parts = cut_of(cat)
-    refusal = _why_whole(node, cat, cut) or replace_by(node, lambda: _reduced(node, cut, parts))
+    refusal = _why_whole(node, cat, cut) or replace_under_name(node, lambda: _reduced(node, cut, parts))
     if refusal:
         decide(Decision(node.name, "kept", f"it reduces the cat {cat.name}, but {refusal}"))
         return False

@@ -8,6 +8,7 @@
     h.0.norm_2.weight    frozen   0 + 1 masks   0 B           256 B     7.64e-05 µs
     …
     all 22 frozen        frozen   19 + 5 masks  208.2 KiB     386 KiB   0.448 µs
+    ops, bytes and times are marginal: each parameter alone, all others as they are; rows do not add up
 
 Each row is one parameter alone, all others as the patterns leave them: for a frozen one what training it would add to the
 program, for a trained one what freezing it would spare. So rows do not add up: a value that two gradients read is spared
@@ -82,6 +83,9 @@ class FrozenCosts(list[FrozenCost]):
         known = [_columns(row) for row in [*self, *total] if row.state != "not captured"]
         unknown = [row.name for row in self if row.state == "not captured"]
         lines = _aligned([title, *known])
+        lines.append(
+            "ops, bytes and times are marginal: each parameter alone, all others as they are; rows do not add up"
+        )
         lines.append(f"times: roofline of {self.peaks.source}, every op a kernel of its own")
         if unknown:
             names = f"{', '.join(unknown[:3])}{', …' if len(unknown) > 3 else ''}"

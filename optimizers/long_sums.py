@@ -70,6 +70,11 @@ def form_long_sums(graph: fx.Graph, fusible: set[fx.Node], decide: Decide) -> No
         decide(_decision(root, len(found.terms), parts, kernel))
 
 
+def has_long_sums(graph: fx.Graph) -> bool:
+    """Whether there is a tree of adds that `form_long_sums` may put something in place of, whatever is fusible."""
+    return any(len(found.terms) >= SHORTEST for found in _sums(graph, set(graph.nodes)).values())
+
+
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 

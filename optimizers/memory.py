@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import fx
+from collections.abc import Mapping
+from typing import Any
 
-from tracefuse.optimizers.trace import tensors
+import torch
+
+from tracefuse.optimizers.facts import once_per_value, tensors_in
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -13,11 +15,13 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def storages(node: fx.Node) -> dict[int, int]:
+@once_per_value
+def storages(value: Any) -> Mapping[int, int]:
     """Id -> bytes of each storage that the node's tensors lie in."""
-    return {storage_id(t): t.untyped_storage().nbytes() for t in tensors(node)}
+    return {storage_id(t): t.untyped_storage().nbytes() for t in tensors_in(value)}
 
 
-def stored_bytes(node: fx.Node) -> int:
+@once_per_value
+def stored_bytes(value: Any) -> int:
     """Bytes of the storages that the node's values keep alive."""
-    return sum(storages(node).values())
+    return sum({storage_id(t): t.untyped_storage().nbytes() for t in tensors_in(value)}.values())

@@ -88,4 +88,9 @@ def draws_nothing(op: fx.Node) -> bool:
 
 def is_mutable(node: fx.Node) -> bool:
     """Whether the op writes to one of its arguments. A functionalised trace has none."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, torch._ops.OpOverload) and _writes(node.target)
+
+
+@functools.cache
+def _writes(target: torch._ops.OpOverload) -> bool:
+    return target._schema.is_mutable

@@ -9,12 +9,11 @@ The order is fixed and is the order of the toggles: simplify, freeze, cat, decom
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.optimizers.verify import verify
@@ -108,21 +107,6 @@ def run_pipeline(
             steps.append(_run_step(one, trace, clock, on_error))
             trace = steps[-1].after
     return tuple(steps)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection inside: graphs are many small objects, and a full collection looks at all that torch loaded too.
-
-    It would fall on whichever toggle is running, or on what the view shows of it.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _run_step(one: Pass, trace: Trace, clock: Callable[[], float], on_error: str) -> Step:

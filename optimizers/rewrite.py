@@ -142,6 +142,24 @@ def replace_by(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
     return reason
 
 
+def replace_under_name(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
+    """`replace_by`; what is built takes the name of a value that is returned, since that one is the user's.
+
+    Until dead code elimination takes `old` away, both have it.
+    """
+    is_returned, before = any(user.op == "output" for user in old.users), old.prev
+    new: list[fx.Node] = []
+
+    def remembered() -> fx.Node:
+        new.append(build())
+        return new[0]
+
+    reason = replace_by(old, remembered)
+    if reason is None and is_returned and before < new[0]:  # `build` may find a value that has a name already
+        new[0].name = old.name
+    return reason
+
+
 def replace_by_call(old: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
     """`replace_by` with one new op."""
     return replace_by(old, lambda: call(old, target, *args, **kwargs))

@@ -24,6 +24,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from tracefuse.optimizers.facts import once_per_value, share_facts, tensors_in
 from tracefuse.optimizers.ops import does_work, is_getitem, is_mutable, is_random
 
 Phase = Literal["forward", "backward"]
@@ -210,15 +211,13 @@ def val(node: fx.Node) -> Any:
 
 def tensors(node: fx.Node) -> tuple[FakeTensor, ...]:
     """Every tensor that the node yields: one, or several for a multi-output op."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return (value,)
-    return tuple(v for v in value if isinstance(v, torch.Tensor)) if isinstance(value, (tuple, list)) else ()
+    return tensors_in(node.meta.get("val"))  # type: ignore[return-value]
 
 
-def nbytes(node: fx.Node) -> int:
+@once_per_value
+def nbytes(value: Any) -> int:
     """Bytes of the node's elements, views and broadcasts counted in full."""
-    return sum(t.numel() * t.element_size() for t in tensors(node))
+    return sum(t.numel() * t.element_size() for t in tensors_in(value))
 
 
 def tensor_type(value: Any) -> str:
@@ -279,6 +278,7 @@ def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) ->
     if node.kwargs:
         object.__setattr__(copy, "kwargs", fx.node.map_arg(node.kwargs, new.__getitem__))
     copy.meta.update(node.meta)
+    share_facts(node, copy)
     return copy
 
 

@@ -77,7 +77,7 @@ def test_depth(tmp_path: Path) -> None:
 
 
 def test_toggle(tmp_path: Path) -> None:
-    found, printed = run("toggle.py", tmp_path, "--limit", "60")
+    found, printed = run("toggle.py", tmp_path, "--limit", "60", "--check")
     (model,) = found["models"]
     assert 0 < max(model["toggle_s"].values()) < 60
     assert all(name in printed for name in model["toggle_s"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -65,13 +64,9 @@ def test_no_string_of_the_session_is_markup() -> None:
     assert "<img" not in outside
 
 
-def test_a_timeline_travels_with_its_events() -> None:
-    events = bytes(range(22))
-    timeline = {"provenance": "measured", "programs": [{"label": "a", "count": 1, "events": events}]}
-    found = held(page([payload(captured().optimize())], "a", timeline))["timeline"]
-    assert found["provenance"] == "measured"
-    assert base64.b64decode(found["programs"][0]["events"]) == events
-    assert timeline["programs"][0]["events"] is events
+def test_a_timeline_travels_along() -> None:
+    timeline = {"provenance": "measured", "programs": [{"label": "a", "count": 1, "events": "AAAA"}]}
+    assert held(page([payload(captured().optimize())], "a", timeline))["timeline"] == timeline
     assert held(written())["timeline"] is None
 
 

@@ -4,7 +4,6 @@ configurations inside. Switches move between those; what the file does not hold,
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -57,7 +56,7 @@ def to_html(
     """One self-contained page: `variant`, no pass at all, all passes, and each pass switched alone.
 
     `name` is the variable that holds the capture, if there is one. `payload_of` says what is shown of a variant (default:
-    what `payload` says, with the times that were measured of it), `timeline` is the view's, if there is one.
+    what `payload` says, with the times that were measured of it), `timeline` is a `timeline_record` with its events as text.
     """
     timed = (variant.timing, variant.config) if variant.timing else None
 
@@ -95,17 +94,9 @@ def page(payloads: list[dict[str, Any]], title: str, timeline: dict[str, Any] | 
     return _PAGE.substitute(
         title=escape(title),
         text=escape(to_text(payloads[0])),
-        held=encode({"payloads": payloads, "timeline": _as_text(timeline)}),
+        held=encode({"payloads": payloads, "timeline": timeline}),
         module=_check_inert(module),
     )
-
-
-def _as_text(timeline: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The events of each program in base64: JSON has no bytes."""
-    if timeline is None:
-        return None
-    programs = [one | {"events": base64.b64encode(one["events"]).decode()} for one in timeline["programs"]]
-    return timeline | {"programs": programs}
 
 
 def _check_inert(module: str) -> str:

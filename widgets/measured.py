@@ -11,7 +11,10 @@ from tracefuse.profile import Profile
 from tracefuse.side_by_side import Ablation
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload import Timed, payload
+from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload_kernels import Resources, inspect_kernel
+from tracefuse.widgets.payload_timing import Timed
+from tracefuse.widgets.timeline_payload import OpByOp, timeline_record
 
 Pair = tuple[Config, Config | None]
 """The configuration that is shown, and the pinned one: None where that is the captured program."""
@@ -25,7 +28,18 @@ class Measured:
     last: Pair | None = None
     profiles: dict[Config, Profile] = field(default_factory=dict)
     shares: tuple[Ablation, Config] | None = None
-    inspected: dict[Kernel, dict[str, Any]] = field(default_factory=dict)
+    inspected: dict[Kernel, Resources] = field(default_factory=dict)
+    op_by_op: OpByOp = field(default_factory=OpByOp)
+
+    @property
+    def timeline(self) -> dict[str, Any] | None:
+        """The last one that was taken, for a page."""
+        return None if self.op_by_op.last is None else timeline_record(self.op_by_op.last, as_base64=True)
+
+    def inspect(self, variant: Variant, name: str) -> None:
+        """Compile the kernel called `name` for what it takes. Raises as `inspect_kernel` does."""
+        found = inspect_kernel(variant, name)
+        self.inspected |= {kernel: found for kernel in variant.kernels if kernel.name == name}
 
     def note(self, variant: Variant, baseline: Variant | None) -> None:
         """Keep the variant's times, which were measured against `baseline`."""
@@ -53,5 +67,6 @@ class Measured:
             name,
             baseline=baseline,
             shares=self.shares,
+            **self.op_by_op.shown(variant, baseline),
             inspected={k.name: self.inspected[k] for k in variant.kernels if k in self.inspected},
         )

@@ -23,7 +23,7 @@ class File:
 
 def saved_page(explorer: Explorer) -> File:
     """The view as one page without a kernel, with what was measured."""
-    page = to_html(explorer.variant, explorer.name, explorer.held, explorer.timeline)
+    page = to_html(explorer.variant, explorer.name, explorer.held, explorer.measured.timeline)
     return File("tracefuse.html", "text/html", page.encode())
 
 

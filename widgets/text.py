@@ -11,7 +11,7 @@ from typing import Any
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.summary import folded
 from tracefuse.timing import aligned
-from tracefuse.widgets.payload import NOT_MEASURED
+from tracefuse.widgets.payload_kernels import NOT_MEASURED
 
 HOW_TO_RETURN = "This is what the view showed last. Run the cell again for the view itself."
 Row = Sequence[str]

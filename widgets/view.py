@@ -28,12 +28,12 @@ from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.profile import Profile, profile
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
-from tracefuse.widgets.inspection import inspect_kernel, kernel_called
 from tracefuse.widgets.measured import Measured
-from tracefuse.widgets.payload import config_record
+from tracefuse.widgets.payload_passes import config_record
 from tracefuse.widgets.takeaway import TAKEAWAYS
 from tracefuse.widgets.tasks import Task, cells
 from tracefuse.widgets.text import to_static_form, to_text
+from tracefuse.widgets.timeline_payload import timeline_record
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
 IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
@@ -152,7 +152,7 @@ class Explorer(anywidget.AnyWidget):
 
     def save_html(self, path: str | Path) -> Path:
         """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
-        return write_html(self.variant, path, self.name, self.held, self.timeline)
+        return write_html(self.variant, path, self.name, self.held, self.measured.timeline)
 
     def export(self, path: str | Path) -> Path:
         """Write the shown variant as a Python file: see `Variant.export`."""
@@ -174,6 +174,9 @@ class Explorer(anywidget.AnyWidget):
             if variant.runs_triton and not task.is_cancelled():
                 self._progress(1.0, "profiling the kernels")
                 self.measured.profiles[variant.config] = _profiled(variant)
+            if not task.is_cancelled():
+                self._progress(1.0, "profiling op by op")
+                self.timeline = timeline_record(self.measured.op_by_op.measure(variant, baseline))
         self.show(self.variant)
 
     def _ablate(self, task: Task) -> None:
@@ -186,8 +189,7 @@ class Explorer(anywidget.AnyWidget):
         self.show(self.variant)
 
     def _inspect(self, kernel: str) -> None:
-        variant = self.variant
-        self.measured.inspected[kernel_called(variant, kernel)] = inspect_kernel(variant, kernel)
+        self.measured.inspect(self.variant, kernel)
         self.show(self.variant)
 
     def _take(self, what: str) -> None:
