@@ -6,6 +6,7 @@ Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they 
     {type: "configure", changes}     {type: "pin"} {type: "unpin"}                      answered at once
     {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}   in a thread, one at a time
     {type: "cancel"}                                                                    stops that one
+    {type: "hello"}                                                                     asks for nothing: is there a kernel?
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from tracefuse.config import PASS_OF
 from tracefuse.draws import undisturbed
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.profile import Profile, profile
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.measured import Measured
@@ -173,10 +173,12 @@ class Explorer(anywidget.AnyWidget):
             self.measured.note(variant, baseline)
             if variant.runs_triton and not task.is_cancelled():
                 self._progress(1.0, "profiling the kernels")
-                self.measured.profiles[variant.config] = _profiled(variant)
+                self.measured.profile(variant)
             if not task.is_cancelled():
                 self._progress(1.0, "profiling op by op")
-                self.timeline = timeline_record(self.measured.op_by_op.measure(variant, baseline))
+                found = timeline_record(self.measured.op_by_op.measure(variant, baseline))
+                with self._lock:
+                    self.timeline = found
         self.show(self.variant)
 
     def _ablate(self, task: Task) -> None:
@@ -220,6 +222,8 @@ class Explorer(anywidget.AnyWidget):
             self._answer("timing", self.pin if kind == "pin" else self.unpin)
         elif kind == "cancel":
             self.cancel()
+        elif kind == "hello":
+            return
         elif kind == "measure":
             self._start("timing", self._measure, is_timed=True)
         elif kind == "ablate":
@@ -288,18 +292,6 @@ def _on_gpu_of(inputs: tuple[torch.Tensor, ...]) -> AbstractContextManager[Any]:
     """The current GPU is a thread's own affair: that of the first input, as in the thread that captured."""
     found = next((t.device for t in inputs if t.is_cuda), None)
     return nullcontext() if found is None else torch.cuda.device(found)
-
-
-def _profiled(variant: Variant) -> Profile:
-    """The variant's kernels in one more replay: the profiler slows what it watches, so that it stays out of the timed ones."""
-    replay = variant.compile().replays(variant.capture.example_inputs, variant.capture.rng_states)
-
-    def run() -> None:
-        state = replay.forward()
-        if replay.backward is not None:
-            replay.backward(state)
-
-    return profile(run)
 
 
 def _sentence(error: Exception) -> str:

@@ -27,7 +27,9 @@ class Explorer {
       openKernel: (name) => this.openKernel(name),
       search: () => {},
       ask: (panel, message) => this.ask(panel, message),
-      live: model.get("live"),
+      get live() {
+        return model.get("live");
+      },
       holds: (changes) => model.holds?.(changes) ?? true,
     };
     /** Made when first opened. @type {Map<string, Panel>} */
@@ -36,6 +38,7 @@ class Explorer {
     this.outdated = new Set();
     this.tab = PANELS[0].id;
     this.slots = {
+      closed: h("div"),
       verdict: h("div"),
       passes: h("div", { class: "tf-side" }),
       tabs: h("div", { class: "tf-tabs", role: "tablist", "aria-label": "Panels" }),
@@ -47,7 +50,7 @@ class Explorer {
       "div",
       { class: "tf", "data-testid": "tf-root" },
       h("style", null, STYLES),
-      h("div", { class: "tf-frame" }, this.slots.verdict, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
+      h("div", { class: "tf-frame" }, this.slots.closed, this.slots.verdict, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
     this.root.addEventListener("keydown", (event) => event.stopPropagation());
@@ -63,7 +66,24 @@ class Explorer {
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   ask(panel, message) {
     this.root.dataset.busy = panel;
-    this.model.send(message);
+    this.send(message);
+  }
+
+  /** @param {Message} message */
+  send(message) {
+    try {
+      this.model.send(message);
+    } catch (error) {
+      this.close(String(error));
+    }
+  }
+
+  /** What the view knew stays on show. @param {string} why what sending raised: the kernel has ended or was started anew */
+  close(why) {
+    const text = `This view has lost its kernel (${why}): it shows what it knew. Run the cell again for one that answers.`;
+    this.slots.closed.replaceChildren(h("p", { class: "tf-blocked", role: "status", "data-testid": "tf-closed" }, text));
+    this.root.dataset.busy = "";
+    this.model.set("live", false);
   }
 
   destroy() {
@@ -73,6 +93,7 @@ class Explorer {
   // --- drawing -------------------------------------------------------------------------------------------------------
 
   drawAll() {
+    if (this.view.live) this.slots.closed.replaceChildren();
     this.drawVerdict();
     this.drawSide();
     this.drawTabs();
@@ -213,6 +234,9 @@ function render({ model, el }) {
     ["change:payload", () => explorer.drawAll()],
     ["change:status", () => explorer.drawStatus()],
     ["change:timeline", () => explorer.drawAll()],
+    ["change:live", () => explorer.drawAll()],
+    // ipywidgets says that the connection was lost or made again, and to us not which: a message shows it.
+    ["comm_live_update", () => explorer.send({ type: "hello" })],
     ["change:selected", () => explorer.drawSelection()],
   ]);
   for (const [event, listener] of listeners) model.on(event, listener);

@@ -258,6 +258,8 @@ interface Model {
 }
 
 type Message =
+  /** Asks for nothing: sending it fails where the kernel is gone. */
+  | { type: "hello" }
   | { type: "configure"; changes: Partial<Config> }
   | { type: "measure" }
   /** Each pass's own share of the time. */
