@@ -21,6 +21,8 @@ from typing import Any
 import anywidget
 import torch
 import traitlets
+from IPython.core.getipython import get_ipython
+from IPython.display import display
 
 from tracefuse.config import PASS_OF
 from tracefuse.draws import undisturbed
@@ -30,9 +32,10 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.measured import Measured
 from tracefuse.widgets.payload_passes import config_record
+from tracefuse.widgets.still import StillForm
 from tracefuse.widgets.takeaway import TAKEAWAYS
 from tracefuse.widgets.tasks import Task, cells
-from tracefuse.widgets.text import to_static_form, to_text
+from tracefuse.widgets.text import to_text
 from tracefuse.widgets.timeline_payload import timeline_record
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
@@ -56,6 +59,7 @@ class Explorer(anywidget.AnyWidget):
     config = traitlets.Dict().tag(sync=True)
     status = traitlets.Dict(IDLE).tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
+    key = traitlets.Unicode().tag(sync=True)
     timeline = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
 
     def __init__(
@@ -80,7 +84,8 @@ class Explorer(anywidget.AnyWidget):
         self._task = Task(is_timed=False)
         cells.watch(is_in_cell=True)  # where there is IPython, views are made by cells
         self._lock = threading.RLock()  # Traits are set by the view, by cells and by a task's thread.
-        super().__init__(payload=self.held(variant), config=config_record(variant.config))
+        self.still = StillForm()
+        super().__init__(payload=self.held(variant), config=config_record(variant.config), key=self.still.key)
         self.on_msg(self._on_message)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -96,6 +101,7 @@ class Explorer(anywidget.AnyWidget):
             self.variant = variant
             self.payload = self.held(variant)
             self.config = config_record(variant.config)
+            self.still.update(self.payload)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
@@ -285,7 +291,16 @@ class Explorer(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle, metadata = super()._repr_mimebundle_(**kwargs)
-        return {**bundle, "text/plain": str(self), "text/html": to_static_form(self.payload)}, metadata
+        return {**bundle, **self.still.bundle(self.payload)}, metadata
+
+    def _ipython_display_(self) -> None:
+        """The view, and its still form below it; a terminal has only the text."""
+        if not hasattr(get_ipython(), "kernel"):
+            display({"text/plain": str(self)}, raw=True)
+            return
+        view, metadata = super()._repr_mimebundle_()
+        display({**view, "text/plain": "tracefuse: the view"}, metadata=metadata, raw=True)
+        self.still.show(self.payload)
 
 
 def _on_gpu_of(inputs: tuple[torch.Tensor, ...]) -> AbstractContextManager[Any]:

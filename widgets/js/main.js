@@ -49,7 +49,7 @@ class Explorer {
     this.root = h(
       "div",
       { class: "tf", "data-testid": "tf-root" },
-      h("style", null, STYLES),
+      h("style", null, STYLES, hidden(`tf-still-${model.get("key")}`)),
       h("div", { class: "tf-frame" }, this.slots.closed, this.slots.verdict, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
@@ -212,6 +212,11 @@ class Explorer {
     this.model.set("selected", value);
     this.model.save_changes();
   }
+}
+
+/** The rule that hides the view's still form, and in JupyterLab the output that it is. @param {string} name a class */
+function hidden(name) {
+  return `.jp-OutputArea-child:has(.${name}), .${name} { display: none; }`;
 }
 
 /** @param {HTMLElement} inside @param {string} id @returns {HTMLElement | null} */

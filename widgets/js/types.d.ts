@@ -239,6 +239,8 @@ interface Status {
 }
 
 interface State {
+  /** Hexadecimal digits that no other view has: its still form is of the class `tf-still-KEY`. "" in a saved page. */
+  key: string;
   payload: Payload;
   selected: string;
   status: Status;
