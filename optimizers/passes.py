@@ -13,7 +13,10 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol
+
+from torch import fx
 
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.trace import Trace, human_bytes
@@ -70,12 +73,27 @@ class Step:
         """Names of the values that only `before` has, in its order."""
         return _missing(self.before, self.after)
 
+    @cached_property
+    def is_unchanged(self) -> bool:
+        """Whether `after` is the same program as `before`, the names of its values included."""
+        if self.after is self.before:
+            return True
+        some, other = self.before.graph.nodes, self.after.graph.nodes
+        return len(some) == len(other) and all(map(_is_same, some, other))
+
     def __str__(self) -> str:
         """What the pass did, then its decisions, one a line."""
         count = len(self.decisions)
         counts = f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
         head = f"{self.name}: {counts if self.error is None else f'failed: {self.error}'}"
         return "\n".join([head, *(f"  {decision}" for decision in self.decisions)])
+
+
+def _is_same(some: fx.Node, other: fx.Node) -> bool:
+    # An argument that is a node prints as its name.
+    return (some.name, some.target, str(some.args), str(some.kwargs)) == (
+        other.name, other.target, str(other.args), str(other.kwargs),
+    )  # fmt: skip
 
 
 def _missing(some: Trace, other: Trace) -> tuple[str, ...]:

@@ -7,8 +7,8 @@
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
-      passes:   [{name, help, enabled, state, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]   all, in
-                pipeline order
+      passes:   [{name, help, enabled, state, changed, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]
+                all, in pipeline order; `changed`: it ran, and left another program
       summary:  {ops, saved_bytes, peak_bytes, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved, removed,
@@ -162,6 +162,7 @@ def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, A
         "help": config.help(name),
         "enabled": state == "on",
         "state": state,
+        "changed": step is not None and not step.is_unchanged,
         "ops": [step.before.op_count, step.after.op_count] if step else None,
         "saved_bytes": [saved_bytes(step.before), saved_bytes(step.after)] if step else None,
         "peak_bytes": [peak_bytes(step.before), peak_bytes(step.after)] if step else None,
