@@ -104,6 +104,7 @@ def payload(
         ],
         "layers": [],
         "findings": [],
+        "looked_for": [],
         "baseline": {"is_pinned": False, "call": "the trace as captured"},
         "timing": timing_record(*timed, variant.config) if timed else None,
         "notes": notes(variant),

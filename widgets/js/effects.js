@@ -1,6 +1,6 @@
 // What a pass did to the sizes of the program, in figures. Pure.
 
-import { figure, formatBytes, short, signed } from "./dom.js";
+import { formatBytes, signed } from "./dom.js";
 
 const BUILT_IN = new Set(["simplify", "freeze", "cat", "decompose", "remat", "fuse"]);
 
@@ -48,9 +48,11 @@ export function signedBytes(by) {
 function time(delta) {
   if (!delta) return { text: "", mood: "none", title: "time: not measured. Press “Measure each pass”" };
   const { median, low, high, provenance, stale } = delta;
-  const spread = short((high - low) / 2);
+  const spread = (high - low) / 2;
+  // Two digits of the spread, and no more of the median than that.
+  const digits = spread > 0 ? Math.min(3, Math.max(0, 1 - Math.floor(Math.log10(spread)))) : 3;
   const mood = high < 0 ? "gain" : low > 0 ? "cost" : "none";
   const title = `time: with it minus without it, all others kept: ${median} ms, 95 % interval ${low} to ${high} ms; ${provenance}`;
   const sign = median < 0 ? "−" : "+";
-  return { text: `${sign}${figure(Math.abs(median))} ±${spread}`, mood, title: stale ? `${title}; of other passes: measure again` : title };
+  return { text: `${sign}${Math.abs(median).toFixed(digits)} ±${spread.toFixed(digits)}`, mood, title: stale ? `${title}; of other passes: measure again` : title };
 }

@@ -14,7 +14,7 @@ export function isMatch(glob, name) {
 
 /** The pattern that freezes `name`, or "". @param {string[] | null} patterns @param {string} name */
 export function frozenBy(patterns, name) {
-  const last = (patterns ?? []).findLast((pattern) => isMatch(withoutMark(pattern), name)) ?? "";
+  const last = (patterns ?? []).filter((pattern) => isMatch(withoutMark(pattern), name)).at(-1) ?? "";
   return last.startsWith(UNFREEZE) ? "" : last;
 }
 

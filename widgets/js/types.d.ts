@@ -221,6 +221,8 @@ interface Payload {
   kernels: KernelRecord[];
   layers: LayerRow[];
   findings: Finding[];
+  /** What the diagnosis looks for, each in a few words; empty where none was made. */
+  looked_for: string[];
   /** What "before" is everywhere: the captured trace, or a pinned configuration. */
   baseline: { is_pinned: boolean; call: string };
   timing: Timing | null;

@@ -16,7 +16,9 @@ test("less is a gain, more a cost, the same a dot", () => {
 test("a time is a gain or a cost only where its interval leaves zero out", () => {
   const delta = (median, low, high) => ({ ...pass, delta_ms: { median, low, high, provenance: "measured on X", stale: false } });
   assert.deepEqual([delta(-1.5, -1.6, -1.4), delta(0.2, 0.1, 0.3), delta(-0.1, -0.3, 0.2)].map((one) => moods(one)[3]), ["gain", "cost", "none"]);
-  assert.equal(texts(delta(-1.5, -1.6, -1.4))[3], "−1.50 ±0.1");
+  assert.equal(texts(delta(-1.5, -1.6, -1.4))[3], "−1.50 ±0.10");
+  assert.equal(texts(delta(-0.034, -0.184, 0.116))[3], "−0.03 ±0.15");
+  assert.equal(texts(delta(25, 13, 37))[3], "+25 ±12");
 });
 
 test("what did not run says so, and how a time is had", () => {
