@@ -175,6 +175,8 @@ interface Finding {
   worth: string;
   /** What tries the fix, if a switch can. */
   changes: Partial<Config> | null;
+  /** Whether the passes that are on have done away with it. */
+  fixed: boolean;
 }
 
 /** One profiled replay of each program, both from 0 µs. */
@@ -221,8 +223,6 @@ interface Payload {
   kernels: KernelRecord[];
   layers: LayerRow[];
   findings: Finding[];
-  /** What the diagnosis looks for, each in a few words; empty where none was made. */
-  looked_for: string[];
   /** What "before" is everywhere: the captured trace, or a pinned configuration. */
   baseline: { is_pinned: boolean; call: string };
   timing: Timing | null;
