@@ -7,8 +7,8 @@
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
-      passes:   [{name, help, enabled, state, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]   all, in
-                pipeline order
+      passes:   [{name, help, enabled, state, changed, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]
+                all, in pipeline order; `changed`: it ran, and left another program
       summary:  {ops, saved_bytes, peak_bytes, measured_peak_bytes, difference, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved, removed,

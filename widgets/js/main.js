@@ -3,8 +3,8 @@
 import { details } from "./details.js";
 import { h } from "./dom.js";
 import { PANELS, STYLES } from "./panels.js";
-import { passes } from "./passes.js";
-import { verdict } from "./verdict.js";
+import { markPass, passes } from "./passes.js";
+import { VerdictBar } from "./verdict.js";
 
 export { mountPage } from "./page.js";
 
@@ -17,12 +17,13 @@ class Explorer {
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
     /** @type {Open} */
-    this.open = { passes: new Set(), kernels: new Set(), typed: {} };
+    this.open = { passes: new Set(), kernels: new Set(), typed: {}, pass: "" };
     /** @type {Act} */
     this.act = {
       configure: (changes) => this.ask("passes", { type: "configure", changes }),
       measure: () => this.ask("timing", { type: "measure" }),
       select: (value) => this.select(value),
+      showPass: (name) => this.showPass(name),
       openTab: (id) => this.openTab(id),
       openKernel: (name) => this.openKernel(name),
       search: () => {},
@@ -35,8 +36,10 @@ class Explorer {
     /** Those that have missed a change while another one was shown. @type {Set<string>} */
     this.outdated = new Set();
     this.tab = PANELS[0].id;
+    /** Whether the details are of the pass, where a value is selected too: of what was asked for last. */
+    this.showsPass = false;
+    this.verdict = new VerdictBar(this.act);
     this.slots = {
-      verdict: h("div"),
       passes: h("div", { class: "tf-side" }),
       tabs: h("div", { class: "tf-tabs", role: "tablist", "aria-label": "Panels" }),
       body: h("div", { class: "tf-tab-body", role: "tabpanel", id: unique("tf-panel") }),
@@ -47,7 +50,7 @@ class Explorer {
       "div",
       { class: "tf", "data-testid": "tf-root" },
       h("style", null, STYLES),
-      h("div", { class: "tf-frame" }, this.slots.verdict, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
+      h("div", { class: "tf-frame" }, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
     this.root.addEventListener("keydown", (event) => event.stopPropagation());
@@ -57,7 +60,7 @@ class Explorer {
   /** @returns {View} */
   get view() {
     const { model, matches } = this;
-    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), matches };
+    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), matches, pass: this.open.pass };
   }
 
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
@@ -92,12 +95,12 @@ class Explorer {
     if (status.error?.panel === "timing") this.openTab("timing");
     for (const id of this.panels.keys()) this.outdated.add(id);
     this.drawPanel();
+    this.drawDetails();
   }
 
   drawVerdict() {
-    const { payload, status, live } = this.view;
-    this.root.dataset.busy = status.busy;
-    this.swap(this.slots.verdict, verdict(payload, status, live, this.act.measure));
+    this.root.dataset.busy = this.view.status.busy;
+    this.verdict.draw(this.view);
   }
 
   drawSide() {
@@ -141,8 +144,12 @@ class Explorer {
   }
 
   drawDetails() {
-    const { selected, payload } = this.view;
-    this.swap(this.slots.details, details(selected, payload, this.act));
+    this.swap(this.slots.details, details(this.view, this.showsPass, this.open, this.act));
+  }
+
+  drawSelected() {
+    this.showsPass = this.view.selected === "";
+    this.drawSelection();
   }
 
   drawSelection() {
@@ -186,8 +193,19 @@ class Explorer {
     button?.focus({ preventScroll: true });
   }
 
+  /** What this pass did comes in place of the selected value. @param {string} name */
+  showPass(name) {
+    if (name === this.open.pass) return;
+    this.open.pass = name;
+    this.showsPass = name !== "";
+    markPass(this.slots.passes, name);
+    this.drawSelection();
+  }
+
   /** @param {string} value */
   select(value) {
+    this.showsPass = value === "";
+    if (value === this.view.selected) return this.drawSelection();
     this.model.set("selected", value);
     this.model.save_changes();
   }
@@ -209,11 +227,12 @@ function unique(prefix) {
 /** @param {{ model: Model, el: HTMLElement }} context @returns {() => void} the clean-up */
 function render({ model, el }) {
   const explorer = new Explorer(model, el);
-  const listeners = /** @type {[string, () => void][]} */ ([
+  const listeners = /** @type {[string, (...args: any[]) => void][]} */ ([
     ["change:payload", () => explorer.drawAll()],
     ["change:status", () => explorer.drawStatus()],
     ["change:timeline", () => explorer.drawAll()],
-    ["change:selected", () => explorer.drawSelection()],
+    ["change:selected", () => explorer.drawSelected()],
+    ["msg:custom", (message, buffers) => message.type === "file" && explorer.verdict.menu.received(message, buffers[0])],
   ]);
   for (const [event, listener] of listeners) model.on(event, listener);
   explorer.drawAll();
