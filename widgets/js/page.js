@@ -77,4 +77,6 @@ function missing({ config, passes }, changes) {
  */
 export function mountPage(render, payloads, host) {
   render({ model: new PageModel(payloads), el: host });
+  // The page is the view: its keys work before anything was clicked.
+  /** @type {HTMLElement | null} */ (host.firstElementChild)?.focus({ preventScroll: true });
 }

@@ -1,6 +1,7 @@
 // The tabs, in the order in which they stand; the first is open when the view appears.
 
 import { CodePanel } from "./code.js";
+import mainStyle from "./main.css";
 import { kernelPanel, notesPanel, timingPanel } from "./tables.js";
 import style from "./style.css";
 
@@ -13,4 +14,4 @@ export const PANELS = [
 ];
 
 /** Each panel's rules stand in a file of its own; the first has the colours and what is shared. */
-export const STYLES = [style].join("\n");
+export const STYLES = [style, mainStyle].join("\n");
