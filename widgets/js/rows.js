@@ -155,9 +155,13 @@ export class Rows {
 
   /** @param {string} name */
   isVisible(name) {
-    const { matches, selected, options } = this.state;
-    if (matches) return matches.has(name);
-    if (name === selected) return true;
+    const { matches, selected } = this.state;
+    return matches ? matches.has(name) : name === selected || this.isListed(name);
+  }
+
+  /** Whether a value has a row without being selected or searched for. @param {string} name */
+  isListed(name) {
+    const { options } = this.state;
     const value = this.values[name];
     if (value.op === "placeholder" || (value.removed && !options.removed)) return false;
     return options.views || value.time_us[value.removed ? 0 : 1] !== null;

@@ -25,6 +25,10 @@ export class TreePanel {
     this.beforeSearch = this.state.toggled;
     /** @type {import("./rows.js").Row[]} */
     this.rows = [];
+    /** Where each value's row is. @type {Map<string, number>} */
+    this.places = new Map();
+    /** Whether the selected value has a row only because it is selected. */
+    this.isGuest = false;
     this.active = "";
     this.top = 0;
     /** @type {View | null} */
@@ -72,6 +76,7 @@ export class TreePanel {
     const { payload } = view;
     this.view = view;
     this.tree = buildTree(payload);
+    this.list = undefined;
     this.changes = changes(payload);
     this.unit = unitOf(this.tree.total);
     this.head.replaceChildren(...COLUMNS.map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : null }, kind === "time" ? `${label}, ${this.unit?.name}` : label)));
@@ -103,11 +108,12 @@ export class TreePanel {
   mark(view) {
     const { state } = this;
     const isNew = view.selected !== state.selected;
+    // Walking from row to row changes none of them.
+    const isSame = this.list !== undefined && view.matches === state.matches && !this.isGuest && (!view.selected || this.places.has(view.selected));
     this.view = view;
     state.selected = view.selected;
     if (view.matches !== state.matches) this.search(view.matches);
-    // A row of another layer than the one shown stands for it from now on, also once nothing is selected.
-    this.refresh();
+    if (!isSame) this.refresh();
     if (isNew && view.selected) this.reveal(view.selected);
     if (this.body.scrollTop !== this.top) this.body.scrollTop = this.top;
     this.paint();
@@ -129,7 +135,14 @@ export class TreePanel {
     this.drawSays();
     this.list = new Rows(this.tree, this.view.payload.values, this.state);
     this.rows = this.list.list();
-    for (const row of this.rows) if (row.kind === "group" && row.group.layers.length > 0) this.state.shown.set(row.key, row.group.shown.name);
+    this.places.clear();
+    for (const [at, row] of this.rows.entries()) {
+      if (row.kind === "pair") for (const name of [row.left, row.right]) this.places.set(name, at);
+      // The layer that was selected last stands for the others, also once nothing is.
+      else if (row.kind === "group" && row.group.layers.length > 0) this.state.shown.set(row.key, row.group.shown.name);
+    }
+    const { selected, matches } = this.state;
+    this.isGuest = selected !== "" && !matches && this.tree.home.has(selected) && !this.list.isListed(selected);
     this.space.style.height = `${Math.max(1, this.rows.length) * ROW}px`;
     this.body.setAttribute("aria-rowcount", String(this.rows.length + 1));
     this.paint();
@@ -164,12 +177,11 @@ export class TreePanel {
     const { list, state } = this;
     const home = this.tree?.home.get(name);
     if (!list || !home) return;
-    const here = (/** @type {import("./rows.js").Row} */ row) => row.kind === "pair" && (row.left === name || row.right === name);
-    if (!this.rows.some(here)) {
+    if (!this.places.has(name)) {
       for (const key of list.wayTo(home)) state.toggled.set(key, true);
       this.refresh();
     }
-    const at = this.rows.findIndex(here);
+    const at = this.places.get(name) ?? -1;
     if (at >= 0) this.activate(at);
   }
 
