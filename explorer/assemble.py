@@ -14,7 +14,8 @@ from torch import fx
 from tracefuse.draws import is_in_engine, merge_repeated
 from tracefuse.export import RESERVED_NAMES
 from tracefuse.functional import Built
-from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code, is_getitem, op_name, producer
+from tracefuse.optimizers.ops import is_getitem, op_name, producer
+from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code
 from tracefuse.record import Recording, Value
 
 aten = torch.ops.aten

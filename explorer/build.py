@@ -39,9 +39,7 @@ from tracefuse.worker import Job
 from tracefuse.workers import Gpu, Worker, WorkerLost, give_back, take
 
 IN_PROCESS = 4
-"""So few launches this process compiles as fast alone. On two busy cores, seconds for 2, 3, 6 and 12 row reductions: alone
-0.8, 1.3, 3.5, 8.0; by two threads 0.8, 1.3, 3.3, 6.4; with one process that has to start 2.0, 2.1, 5.1, 7.2; with one that
-runs already 0.8, 1.2, 3.8, 4.8."""
+"""So few launches this process compiles alone: another one would first have to start."""
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and with what is being done."""

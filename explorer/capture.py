@@ -11,11 +11,10 @@ the gradients of frozen parameters are captured too (`tracefuse.thaw`), so that 
 from __future__ import annotations
 
 import functools
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,9 +22,10 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.assemble import Roles, assemble
 from tracefuse.config import Config
+from tracefuse.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.functional import build_graph, functionalize, propagate
-from tracefuse.namespace import namespace_of, visible_from
+from tracefuse.namespace import name_of, namespace_of, visible_from
 from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace
@@ -34,6 +34,9 @@ from tracefuse.record import Guard, Recorder, Recording, Value
 from tracefuse.replay import replay
 from tracefuse.thaw import Thaw
 from tracefuse.variant import Variant
+
+if TYPE_CHECKING:
+    from tracefuse.widgets.view import Explorer
 
 
 class _Captured(NamedTuple):
@@ -55,7 +58,7 @@ class Capture:
 
     `namespace` is where a block's variables are looked up when it ends (default: the block's own frame); what is assigned
     to `returned` inside the block counts as its result. With `train_all`, frozen parameters count as trainable in the trace,
-    and in nothing else; `thawed` names them.
+    and in nothing else that a cell notices which does not train them itself (`tracefuse.thaw`); `thawed` names them.
     """
 
     def __init__(self, namespace: Mapping[str, Any] | None = None, train_all: bool = False) -> None:
@@ -180,6 +183,14 @@ class Capture:
         """
         return self.variant(Config.of(**options)).check()
 
+    def explore(self, **options: Any) -> Explorer:
+        """The view of this capture as a widget, with every pass on, changed by `options`; see `Variant.explore`.
+
+        Raises `OptionError` for a bad option; a pass that cannot do what it was asked says so in the view.
+        """
+        name = name_of(self, visible_from(sys._getframe(1)))
+        return self.variant(Config.of(**options)).explore(name)
+
 
 def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool = False, **kwargs: Any) -> Capture:
     """Without arguments, a context manager that captures its block; with `fn`, the capture of `fn(*args, **kwargs)`.
@@ -203,16 +214,6 @@ def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool
 
 def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
     return leaf.grad
-
-
-def environment() -> dict[str, str]:
-    """Versions, device and flags that decide what a program runs."""
-    found = {"torch": torch.__version__, "python": platform.python_version(), "device": "CPU"}
-    if torch.cuda.is_available():
-        found["device"] = torch.cuda.get_device_name()
-        found["cuda"] = str(torch.version.cuda)
-        found["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)
-    return found
 
 
 def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:

@@ -32,7 +32,7 @@ from tracefuse.options import (
     explain_errors,
     values,
 )
-from tracefuse.summary import modules_table, steps_table
+from tracefuse.summary import modules_table, remarks, steps_table
 from tracefuse.timing import aligned
 
 HEADS, VOCABULARY, BATCH, LENGTH = 4, 256, 4, 64
@@ -121,7 +121,7 @@ def demo(arguments: argparse.Namespace) -> None:
 
     say.next(f"optimising: {config.as_code()}")
     variant = captured.variant(config).check()
-    print(steps_table(variant), end="\n\n", flush=True)
+    print("\n".join([steps_table(variant), *remarks(variant)]), end="\n\n", flush=True)
 
     say.next("measuring the captured trace beside the optimised one")
     asked = {name: chosen[name] for name in ("cuda_graph", "tune")}

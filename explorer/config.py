@@ -8,8 +8,6 @@ A pass instance may stand for its switch: `Config.of(remat=Remat(memory_budget=0
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -131,6 +129,13 @@ class Config:
         value = self.switch(name)
         return "off" if value is None or value is False else "on"
 
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Options that are given and have no effect, since the pass that they belong to is off."""
+        default = Config()
+        given = (name for name in PASS_OF if getattr(self, name) != getattr(default, name))
+        return tuple(name for name in given if self.state(PASS_OF[name]) != "on")
+
     def switch(self, name: str) -> Any:
         """What `optimize` takes as `name`, for this configuration."""
         return getattr(self, name) if name in PASSES else self._own(name).given
@@ -173,13 +178,6 @@ class Config:
         given = {one.name: one.given for one in self.own}
         changed |= {one.name: given.get(one.name, False) for one in default.own if given.get(one.name) is not True}
         return f"{of}.optimize({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
-
-    @property
-    def key(self) -> str:
-        """Sixteen hexadecimal digits, equal for equal configurations in every process (a `str`'s own hash is not)."""
-        built_in = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "own"}
-        text = json.dumps({**built_in, "own": [one.identity for one in self.own]}, sort_keys=True, default=repr)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -7,14 +7,16 @@ the first, so that replay, passes and exported code need to know nothing of gene
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
 
 from tracefuse.functional import Built
-from tracefuse.optimizers.trace import is_getitem, is_mutable, is_random, origin, tensors, val
+from tracefuse.optimizers.ops import arguments, is_getitem, is_mutable, is_random
+from tracefuse.optimizers.trace import origin, tensors, val
 
 aten = torch.ops.aten
 
@@ -26,7 +28,7 @@ def draws(node: fx.Node) -> bool:
     do not, although their operators are marked as random."""
     if is_getitem(node) or node.op != "call_function" or not is_random(node) or origin(node).rng is None:
         return False
-    given = _arguments(node)
+    given = arguments(node)
     drops = given.get("dropout_p", given.get("dropout", 1.0)) != 0 and given.get("train", True) is not False
     return drops and any(t.numel() > 0 for t in tensors(node))
 
@@ -55,6 +57,15 @@ def merge_repeated(built: Built, states: Sequence[torch.Tensor]) -> None:
         same[node] = node if key is None else first.setdefault(key, node)
         if same[node] is not node and draws(node) and not _is_late(same[node], node):
             _replace(built, node, same[node])
+
+
+@contextmanager
+def undisturbed(inputs: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave the generators of the CPU and of the inputs' GPUs as they are found: replays set them back to what was captured,
+    which the user's own draws must not notice."""
+    devices = sorted({t.device.index for t in inputs if t.is_cuda})
+    with torch.random.fork_rng(devices):
+        yield
 
 
 def _is_late(first: fx.Node, node: fx.Node) -> bool:
@@ -95,10 +106,3 @@ def _frozen(arg: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
     if isinstance(arg, dict):
         return tuple((k, _frozen(v, same)) for k, v in sorted(arg.items()))
     return type(arg), arg
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """The op's arguments by name, defaults included."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
-    return defaults | {a.name: given for a, given in zip(schema, node.args, strict=False)} | node.kwargs

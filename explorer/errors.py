@@ -4,6 +4,7 @@ from tracefuse.optimizers.errors import NotSupported, TracefuseError, UnknownVal
 
 __all__ = [
     "BuildError",
+    "Cancelled",
     "CaptureError",
     "ExportError",
     "MeasureError",
@@ -38,6 +39,10 @@ class ExportError(TracefuseError):
 
 class MeasureError(TracefuseError):
     """Programs that cannot be timed or compared with each other, or a measurement that cannot be made."""
+
+
+class Cancelled(TracefuseError):
+    """A measurement that was asked to stop before it had anything to show."""
 
 
 class BuildError(TracefuseError):

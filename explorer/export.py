@@ -40,6 +40,17 @@ MAX_SORTED = 2**20
 MAX_INTEGERS = 64  # Captured integers of one input that a file holds: a line that people still read.
 
 
+def python_file(path: Path) -> Path:
+    """`path`, or `ExportError` if it is no `.py` file in a directory that exists."""
+    if path.is_dir():
+        raise ExportError(f"{path} is a directory: name a file in it, such as {path / 'step.py'}")
+    if path.suffix != ".py":
+        raise ExportError(f"{path} does not end in .py: name a Python file, such as {path.with_suffix('.py')}")
+    if not path.parent.is_dir():
+        raise ExportError(f"there is no directory {path.parent}: create it, or name another one")
+    return path
+
+
 def _bound_names(statement: ast.stmt) -> list[str]:
     """What a statement at module level binds."""
     if isinstance(statement, (ast.Import, ast.ImportFrom)):

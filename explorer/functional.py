@@ -23,7 +23,8 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_map
 
 from tracefuse.errors import CaptureError
-from tracefuse.optimizers.trace import Source, is_getitem, is_view, producer, set_origin
+from tracefuse.optimizers.ops import is_getitem, is_view, producer
+from tracefuse.optimizers.trace import Source, set_origin
 from tracefuse.record import BATCH_NORMS, Call, Guard, Recording, Value
 
 aten = torch.ops.aten

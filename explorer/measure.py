@@ -25,7 +25,7 @@ import torch
 
 from tracefuse.clocks import Clock, clock_of, device_label
 from tracefuse.compare import compare
-from tracefuse.errors import MeasureError
+from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.timing import MIN_ROUNDS, Estimate, ProgramTiming, Timing, estimate, ratio_of_medians
 
 SAMPLE_MS = 5.0  # Long against what the first launch after a wait costs the host.
@@ -37,8 +37,12 @@ REPORT_ROUNDS = (
 )
 SETTLE_S = 0.05  # Of untimed replays after one: about as long as a browser draws.
 
+_TOO_EARLY = f"cancelled before the {MIN_ROUNDS} rounds that an interval takes: nothing was measured"
+
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and with what is being done."""
+IsCancelled = Callable[[], bool]
+"""Asked before every program and every round: whether to stop there."""
 Samples = dict[str, dict[str, list[float]]]
 """Program -> phase -> one time in ms per round."""
 
@@ -74,6 +78,7 @@ def measure(
     budget_s: float = 10.0,
     max_rounds: int = 200,
     progress: Progress | None = None,
+    is_cancelled: IsCancelled | None = None,
 ) -> Timing:
     """Time `programs` by interleaved replays; the first is the baseline.
 
@@ -81,25 +86,30 @@ def measure(
     (default: the baseline), and once to see how long it takes. Then rounds follow until every step's interval is within
     0.5 % of its median, or the next round would pass `budget_s` seconds (at least one round runs), or `max_rounds`.
 
-    Raises `MeasureError` for no programs, for a budget that is no time, for a `progress` that cannot be called, or for
-    outputs that do not match in number or shape; what a program raises leaves as it is.
+    Where `is_cancelled()` becomes true, the rounds so far are the result if they are enough for an interval, and `Cancelled`
+    is raised if not. Raises `MeasureError` for no programs, for a budget that is no time, for a `progress` that cannot be
+    called, or for outputs that do not match in number or shape; what a program raises leaves as it is.
     """
     if not programs:
         raise MeasureError("there is nothing to measure: pass at least one program")
     check_arguments(budget_s, progress)
-    clock, report = clock or clock_of(device), progress or _silent
+    clock, report, is_cancelled = clock or clock_of(device), progress or _silent, is_cancelled or _never
     cold = {}
     for name, program in programs.items():
+        check_not(is_cancelled)
         report(0.0, f"first run of {name}")
         cold[name] = _sample(program, clock, 1)["step"]
+    check_not(is_cancelled)
     report(0.0, "comparing results")
     differences = compare(programs, reference)
     peaks = {name: _peak_nbytes(program, device) for name, program in programs.items()}
     inner = _inner(_sample(p, clock, 1)["step"] for p in programs.values())
-    samples, stopped = _rounds(programs, clock, inner, budget_s, max_rounds, report)
+    samples, stopped = _rounds(programs, clock, inner, budget_s, max_rounds, report, is_cancelled)
     report(1.0, "measured")
     timings = (
-        ProgramTiming(name, _estimates(samples[name]), ratios, cold[name], peaks[name], differences[name])
+        ProgramTiming(
+            name, _estimates(samples[name]), ratios, cold[name], peaks[name], differences[name], _excess(samples, name)
+        )
         for name, ratios in _ratios(samples).items()
     )
     rounds = len(next(iter(samples.values()))["step"])
@@ -116,6 +126,26 @@ def check_arguments(budget_s: float, progress: Progress | None) -> None:
         )
 
 
+def check_not(is_cancelled: IsCancelled) -> None:
+    """Raises `Cancelled` if `is_cancelled()`."""
+    if is_cancelled():
+        raise Cancelled(_TOO_EARLY)
+
+
+def compiling(progress: Progress | None, is_cancelled: IsCancelled | None) -> Progress:
+    """What compiling the programs reports to: it has no part in the fraction done, and raises `Cancelled` when cancelled."""
+
+    def report(_: float, text: str) -> None:
+        check_not(is_cancelled or _never)
+        (progress or _silent)(0.0, text)
+
+    return report
+
+
+def _never() -> bool:
+    return False
+
+
 def _silent(fraction: float, text: str) -> None:
     pass
 
@@ -127,13 +157,23 @@ def _inner(steps_ms: Iterator[float]) -> int:
 
 
 def _rounds(
-    programs: Mapping[str, Program], clock: Clock, inner: int, budget_s: float, max_rounds: int, report: Progress
+    programs: Mapping[str, Program],
+    clock: Clock,
+    inner: int,
+    budget_s: float,
+    max_rounds: int,
+    report: Progress,
+    is_cancelled: IsCancelled,
 ) -> tuple[Samples, str]:
     samples: Samples = {name: {} for name in programs}
     start_s = reported_s = clock.now_s()
     longest_s = 0.0
     with _no_garbage_collection():
         for count in range(1, max_rounds + 1):
+            if is_cancelled():
+                if count > MIN_ROUNDS:
+                    return samples, "cancelled"
+                raise Cancelled(_TOO_EARLY)
             before_s = clock.now_s()
             order = _order(list(programs), count - 1)
             if before_s - reported_s >= max(REPORT_S, REPORT_ROUNDS * longest_s):
@@ -215,9 +255,19 @@ def _ratios(samples: Samples) -> dict[str, dict[str, Estimate]]:
     }
 
 
+def _excess(samples: Samples, name: str) -> dict[str, Estimate]:
+    """Program minus baseline in ms by phase, paired by round, so that what slows a whole round cancels."""
+    baseline = next(iter(samples.values()))
+    return {
+        phase: estimate([mine - base for mine, base in zip(times_ms, baseline[phase], strict=True)])
+        for phase, times_ms in samples[name].items()
+        if phase in baseline
+    }
+
+
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection costs milliseconds and falls on whichever program is running."""
+    """A collection falls on whichever program is running, and its time with it."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 
 def visible_from(frame: FrameType) -> dict[str, Any]:
     return {**frame.f_globals, **frame.f_locals}
+
+
+def name_of(thing: Any, names: Mapping[str, Any]) -> str | None:
+    """The first of `names` that is `thing`, those with a leading underscore aside; None if there is none."""
+    return next((name for name, value in names.items() if value is thing and not name.startswith("_")), None)
 
 
 def namespace_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, roofline_seconds
 from tracefuse.optimizers.trace import Trace
+from tracefuse.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class OpTimes:
 
     us: Mapping[str, float]
     provenance: str
+
+    @classmethod
+    def of(cls, timeline: Timeline, program: int) -> OpTimes:
+        """Those of one program of a timeline: "measured on X, profiled once, op by op"."""
+        return cls(timeline.programs[program].op_us, timeline.provenance)
 
     @property
     def is_measured(self) -> bool:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from tracefuse.config import PASSES, Config
+from tracefuse.config import PASS_OF, PASSES, Config
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.remat import Remat
 from tracefuse.pass_options import assignment, table
@@ -129,8 +129,10 @@ def configuration(arguments: argparse.Namespace) -> Config:
     """What parsed flags of `PASS_OPTIONS` ask for; flags of other tables are left alone. Raises `OptionError`."""
     given = {o.name: getattr(arguments, o.name) for o in OPTIONS if getattr(arguments, o.name, None) is not None}
     off = {o.name: False for o in OPTIONS if getattr(arguments, f"no_{o.name}", False)}
-    off |= dict.fromkeys(getattr(arguments, "without_pass", None) or (), False)
+    without = getattr(arguments, "without_pass", None) or ()
     own = _own_passes(getattr(arguments, "with_pass", None) or ())
+    _check_are_passes({"--no-pass": without, "--pass": own})
+    off |= dict.fromkeys(without, False)
     if both := sorted((given.keys() | own.keys()) & off.keys()):
         raise OptionError(f"--{both[0]} and --no-{both[0]} contradict each other: give one of them")
     if "remat" in given:
@@ -145,9 +147,37 @@ def _own_passes(texts: Iterable[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in texts:
         name, _, option = text.partition(":")
+        if option and name in PASSES:
+            raise OptionError(f"--pass {text}: {_how_to_write(name, option)}")
         before = found.get(name, {}) or {}
         found[name] = {**before, **dict([assignment(option)])} if option else before
     return {name: options or True for name, options in found.items()}
+
+
+def _how_to_write(name: str, option: str) -> str:
+    """The flag for `option`, NAME=VALUE, of the built-in pass `name`."""
+    field, _, value = option.partition("=")
+    if name == "freeze":
+        return f"what it freezes is written --freeze {value or 'GLOB'}"
+    if name != "remat":
+        return f"the pass {name} has no options, write --pass {name}"
+    if field not in OWN_FLAGS:
+        return f"options of remat are written --remat-option {option}"
+    flag = "remat" if field == "producer_input_weight" else field.replace("_", "-")
+    return f"that option of remat is written --{flag} {value or 'VALUE'}"
+
+
+def _check_are_passes(given: Mapping[str, Iterable[str]]) -> None:
+    """Raise `OptionError` for names that are options of a pass."""
+    for flag, names in given.items():
+        for name in names:
+            if name in PASS_OF:
+                text, own = f"{name} is an option of the pass {PASS_OF[name]}", _flag(name)
+                raise OptionError(f"{flag} {name}: {text}: write {own} to set it, and leave {own} out for none")
+
+
+def _flag(name: str) -> str:
+    return next(option.flags[0] for option in OPTIONS if option.name == name)
 
 
 def _seconds(text: str) -> float:
@@ -177,7 +207,9 @@ MAGIC_OPTIONS: tuple[Option, ...] = (
         ("--train-all",),
         "switch",
         False,
-        "capture the gradients of frozen parameters too, to try freezing",
+        "capture the gradients of frozen parameters too, to try freezing; for a cell that does not train them itself: what it "
+        "unfreezes and trains stays untrained, a .grad that it clears comes back, and .numpy() and writes in place outside "
+        "no_grad raise",
     ),
     _BUDGET,
     _CUDA_GRAPH,

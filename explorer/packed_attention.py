@@ -25,9 +25,8 @@ AMPERE = (8, 0)
 """The first GPUs with bfloat16 and with the attention that cuDNN has."""
 
 _MARK = "# --- copied into exported files that pack gradients of attention ---\n"
-RUNTIME = "import inspect\nimport threading\nimport warnings\n\n" + Path(packed_runtime.__file__).read_text().split(
-    _MARK
-)[1].strip("\n")
+_COPIED = Path(packed_runtime.__file__).read_text().split(_MARK)[1].strip("\n")
+RUNTIME = f"import threading\nimport warnings\n\n{_COPIED}"
 """All that a file needs besides torch to call the operator."""
 
 _CALL = re.compile(rf"(?<![\w.]){OPERATOR}\(")
@@ -42,7 +41,7 @@ def support(text: str) -> str:
 
 
 def share_graphs(module: ModuleType) -> None:
-    """Let a generated `module` use what cuDNN has built for others of this process: each takes most of a second."""
+    """Let a generated `module` use what cuDNN has built for others of this process: building one is slow."""
     if hasattr(module, "_packing"):
         module._packing = packed_runtime._packing  # type: ignore[attr-defined]
 

@@ -2,7 +2,7 @@
 
 cuDNN's Python frontend (`pip install nvidia-cudnn-frontend`, `import cudnn`) describes the backward as a graph of one op whose
 results have the strides of ranges of the buffer; `aten`'s own call of cuDNN can only allocate three tensors. A graph is built
-once per thread, GPU, layout and scale, which takes a good part of a second, and then takes addresses. What torch's forward
+once per thread, GPU, layout and scale, since building one is slow, and then takes addresses. What torch's forward
 saves is what cuDNN asks for, whichever kernel wrote it: the natural logarithm of each row's sum of exponentials, in float32.
 
 Where the frontend is missing or refuses, ATen's backward runs and its gradients are copied: the same numbers, for the time
@@ -13,7 +13,6 @@ Public API of the frontend, read in 1.9, 1.14 and 1.32: `create_handle`, `set_st
 `get_workspace_size`, `execute`; `cudnnGraphNotSupportedError`.
 """
 
-import inspect
 import threading
 import warnings
 
@@ -113,12 +112,9 @@ def write_packed(tensors, parts, is_causal, scale):
         found = _packing.graphs[key] = packing_graph(device, layouts, is_causal, scale)
     if isinstance(found, str):
         return found
-    graph, nbytes, takes_a_list = found
+    graph, nbytes = found
     workspace = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    if takes_a_list:  # half the host's time of a dictionary
-        graph.execute(buffers, workspace, handle=packing_handle(device), tensor_uids=UIDS)
-    else:
-        graph.execute(dict(zip(UIDS, buffers, strict=True)), workspace, handle=packing_handle(device))
+    graph.execute(dict(zip(UIDS, buffers, strict=True)), workspace, handle=packing_handle(device))
     return None
 
 
@@ -146,7 +142,7 @@ def packing_handle(device):
 
 
 def packing_graph(device, layouts, is_causal, scale):
-    """(cuDNN's graph, bytes of its workspace) for tensors of `layouts`, or why there is none. Takes most of a second."""
+    """(cuDNN's graph, bytes of its workspace) for tensors of `layouts`, or why there is none. Slow: once per layout."""
     import cudnn
 
     dtype = layouts[0][2]
@@ -161,8 +157,7 @@ def packing_graph(device, layouts, is_causal, scale):
         graph.build_plans()
     except (cudnn.cudnnGraphNotSupportedError, ImportError, RuntimeError, ValueError) as error:
         return f"cuDNN refuses it ({error}): a newer nvidia-cudnn-frontend or cuDNN may not"
-    takes_a_list = "tensor_uids" in inspect.signature(graph.execute).parameters  # 1.32 does, 1.14 does not
-    return graph, graph.get_workspace_size(), takes_a_list
+    return graph, graph.get_workspace_size()
 
 
 def described_graph(handle, layouts, is_causal, scale):

@@ -18,8 +18,8 @@ from tracefuse.optimizers.errors import NotSupported
 from tracefuse.timing import aligned
 
 # Host calls that start one kernel each, as CUPTI names them. Seen on torch 2.11 to 2.15 with CUDA 12 and 13.
-_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")
-_NOT_KERNELS = ("Memcpy", "Memset")
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")
+NOT_KERNELS = ("Memcpy", "Memset")
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def summarise(events: Iterable[Any], device: str) -> Profile:
             calls[event.name] += 1
             total_us[event.name] += event.time_range.elapsed_us()
     kernels = (KernelTime(name, calls[name], total_us[name]) for name in calls)
-    records = sum(count for name, count in calls.items() if not name.startswith(_NOT_KERNELS))
+    records = sum(count for name, count in calls.items() if not name.startswith(NOT_KERNELS))
     return Profile(device, tuple(sorted(kernels, key=lambda k: -k.total_us)), launches, records)
 
 
 def _is_launch(event: Any) -> bool:
-    return event.device_type == DeviceType.CPU and event.name.startswith(_LAUNCHES)
+    return event.device_type == DeviceType.CPU and event.name.startswith(LAUNCHES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tracefuse.errors import OptionError
@@ -51,8 +51,13 @@ def freeze(name: str, value: Any) -> tuple[str, ...] | None:
 
 def weight(name: str, value: Any) -> float | None:
     return _weight_or(
-        value, f"{name}={value!r} is no weight: pass a number from 0 to 1, or {name}=False to switch it off"
+        value,
+        f"{name}={value!r} is no weight: pass a number from 0 to 1, or {name}=False to switch it off{_elsewhere(value)}",
     )
+
+
+def _elsewhere(value: Any) -> str:
+    return "; its other options go into remat_options={...}" if isinstance(value, Mapping) else ""
 
 
 def weight_of_flag(text: str) -> float | None:

@@ -10,10 +10,8 @@ computed for it stays true when a cell is run again and replaces one.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import keyword
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
@@ -62,11 +60,6 @@ class Own:
             return False
         values = ((name, getattr(self.chosen, name)) for name in self.options)
         return dict(read_all(values, self.options, self.name)) or True
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What it computes, as text that other processes would find too: name, place, code and options."""
-        return self.name, self.place, _code_digest(self.pass_class), repr(self.chosen)
 
     def guarded(self) -> Pass | None:
         """What the pipeline runs."""
@@ -231,22 +224,3 @@ def _run_problem(found: type) -> str | None:
     if len(takes) != 3:
         return f"{found.__name__} has no method run(self, trace, decide): write one that returns a trace"
     return None
-
-
-# --- the code of a class ----------------------------------------------------------------------------------------------
-
-
-def _code_digest(found: type) -> str:
-    """Of the class's functions as compiled, so that it is there without a source file too; helpers outside do not count."""
-    functions = (member for _, member in sorted(vars(found).items()) if inspect.isfunction(member))
-    text = "\n".join(_code_text(function.__code__) for function in functions)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _code_text(code: types.CodeType) -> str:
-    constants = (_code_text(c) if isinstance(c, types.CodeType) else _constant_text(c) for c in code.co_consts)
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {list(constants)}"
-
-
-def _constant_text(value: Any) -> str:
-    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)

@@ -13,7 +13,8 @@ from torch import fx
 
 from tracefuse.errors import NotSupported
 from tracefuse.optimizers.composites import CONSTANTS
-from tracefuse.optimizers.trace import Trace, op_name, producer, tensors, val
+from tracefuse.optimizers.ops import op_name, producer
+from tracefuse.optimizers.trace import Trace, tensors, val
 
 aten = torch.ops.aten
 

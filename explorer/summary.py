@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tracefuse.config import PASS_OF
+from tracefuse.optimizers.budget import why_unmet
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
+from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.passes import Step
-from tracefuse.optimizers.trace import Trace, does_work, human_bytes, op_name, origin, phase
+from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
 from tracefuse.timing import aligned
 
 if TYPE_CHECKING:
@@ -57,6 +60,17 @@ def steps_table(variant: Variant) -> str:
     rows += [_pass_row(name, steps.get(name), variant.config.state(name)) for name in variant.config.names]
     head = ("", "forward ops", "backward ops", "Triton kernels", "saved for backward", "static peak", "decisions")
     return aligned([head, *rows])
+
+
+def remarks(variant: Variant) -> list[str]:
+    """What was asked of the passes and not done, a sentence each: a memory budget that is not met, options of a pass that is
+    off."""
+    found = [f"memory_budget: {why}." for step in variant.steps if (why := why_unmet(step.decisions))]
+    if idle := variant.config.idle:
+        passes = ", ".join(dict.fromkeys(PASS_OF[name] for name in idle))
+        verb = "has" if len(idle) == 1 else "have"
+        found.append(f"{', '.join(idle)} {verb} no effect while {passes} is off: switch it on, or leave them out.")
+    return found
 
 
 def _pass_row(name: str, step: Step | None, state: str) -> tuple[str, ...]:

@@ -5,10 +5,16 @@
         thaw.gradient_of(parameter)    what its .grad would be
                                        requires_grad and .grad are as they were
 
-The cell must not notice. A thawed parameter's gradient is taken away the moment autograd has written it, so that
-optimizers and gradient clipping in the cell still skip it; several backwards are added up here. What does show: code that
-asks for `requires_grad` sees True, and the memory of the additional gradients is used. Plain tensors are data and are left
-alone, as are gradients that the cell asks for by `torch.autograd.grad`: it computes no others.
+It is for cells that do not train the frozen parameters themselves; such a cell does not notice. A thawed parameter's
+gradient is taken away the moment autograd has written it, so that optimizers and gradient clipping in the cell still skip
+it; several backwards are added up here. Plain tensors are data and are left alone, as are gradients that the cell asks for
+by `torch.autograd.grad`: it computes no others.
+
+What does show: the memory of the additional gradients is used, and of a frozen parameter
+
+* the cell sees `requires_grad` True: `.numpy()` and writes in place outside `torch.no_grad()` raise
+* what the cell trains after unfreezing it itself is lost: no gradient, no optimizer step, and it is frozen again afterwards
+* a `.grad` from before, which the cell does not see, is there again afterwards, even if the cell cleared it
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -127,7 +127,8 @@ class ProgramTiming:
 
     `times_ms` are medians over rounds, `ratios` those of the program over those of the baseline. `cold_ms` is the first
     run with all its compiling. `peak_nbytes` is what a replay adds to the allocated GPU memory at its peak; None on the
-    CPU. `difference` is None for what was compared with nothing: the reference itself, a yardstick.
+    CPU. `difference` is None for what was compared with nothing: the reference itself, a yardstick. `excess_ms` is what the
+    program takes more than the baseline, by phase: the median over rounds of the difference in a round.
     """
 
     name: str
@@ -136,6 +137,7 @@ class ProgramTiming:
     cold_ms: float
     peak_nbytes: int | None = None
     difference: Difference | None = None
+    excess_ms: Mapping[str, Estimate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 v = c.optimize(remat=0.5, freeze=["h.*.mlp.*"])
 v.forward.code, v.backward.code, v.kernels     the regenerated traces and the kernels in them
 step = v.compile(); step().backward()          the program that runs
-v.measure(); v.export("step.py")               beside the captured one; as a file of its own
+v.measure(); v.ablate()                        beside the captured one; each pass by itself
+v.export("step.py"); v.explore()               as a file of its own; as a view
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -16,31 +18,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracefuse.config import Config
-from tracefuse.errors import ExportError, TracefuseError
+from tracefuse.errors import TracefuseError
+from tracefuse.namespace import name_of, visible_from
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.passes import Step, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 
 if TYPE_CHECKING:
     from tracefuse.capture import Capture
+    from tracefuse.findings import Finding
     from tracefuse.graphs import GraphedProgram
+    from tracefuse.layers import Layers
+    from tracefuse.op_times import OpTimes
     from tracefuse.optimizers.kernel import Kernel
     from tracefuse.optimizers.layout import Tuning
     from tracefuse.program import Program
+    from tracefuse.side_by_side import Ablation
+    from tracefuse.timeline import Timeline
     from tracefuse.timing import Timing
+    from tracefuse.widgets.view import Explorer
 
 
 class PassError(TracefuseError):
     """A pass that could not do what its options ask for."""
-
-
-def _python_file(path: Path) -> Path:
-    if path.is_dir():
-        raise ExportError(f"{path} is a directory: name a file in it, such as {path / 'step.py'}")
-    if path.suffix != ".py":
-        raise ExportError(f"{path} does not end in .py: name a Python file, such as {path.with_suffix('.py')}")
-    if not path.parent.is_dir():
-        raise ExportError(f"there is no directory {path.parent}: create it, or name another one")
-    return path
 
 
 class Variant:
@@ -57,6 +57,7 @@ class Variant:
         return f"<tracefuse.Variant {self.config.as_code()}: {self.trace.op_count} ops, {len(self.kernels)} kernels>"
 
     @functools.cached_property
+    @uncollected()
     def steps(self) -> tuple[Step, ...]:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
         steps: list[Step] = []
@@ -72,10 +73,14 @@ class Variant:
         return tuple(steps)
 
     def check(self) -> Variant:
-        """This variant, or `PassError` with the message of the first pass that failed."""
+        """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""
+        own = {one.name for one in self.config.own}
         for step in self.steps:
             if step.error is not None:
-                raise PassError(f"{step.name}: {step.error}") from step.cause
+                message = f"{step.name}: {step.error}"
+                if step.name in own:
+                    message = f'{message.rstrip(".")}; tracefuse.unregister("{step.name}") takes it away'
+                raise PassError(message) from step.cause
         return self
 
     def check_exportable(self) -> Variant:
@@ -121,6 +126,51 @@ class Variant:
     def baseline(self) -> Variant:
         """The same capture without any pass: the trace as it ran."""
         return self.capture.variant(Config.off())
+
+    @functools.cached_property
+    def op_times(self) -> OpTimes:
+        """Time of each op of the trace: modelled."""
+        from tracefuse.op_times import modelled
+
+        return modelled(self.trace)
+
+    def layers(self) -> Layers:
+        """What each module takes in the forward and in the backward, as captured and with the passes. Print it."""
+        from tracefuse.layers import layers
+
+        return layers(self.capture.trace, self.trace, (self.baseline.op_times, self.op_times))
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth."""
+        from tracefuse.diagnose import diagnose
+        from tracefuse.findings import Case
+
+        environment = tuple(self.capture.environment.items())
+        return diagnose(Case(self.trace, self.op_times, self.capture.guards, environment))
+
+    def to_dot(self, depth: int | None = 2) -> str:
+        """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""
+        from tracefuse.optimizers.dot import to_dot
+
+        return to_dot(self.trace, depth, self.op_times.us)
+
+    def to_svg(self, depth: int | None = 2) -> str:
+        """`to_dot(depth)` drawn. Raises `NotSupported` where no Graphviz is installed."""
+        from tracefuse.drawing import to_svg
+
+        return to_svg(self.to_dot(depth))
+
+    def to_model_explorer(self) -> dict[str, Any]:
+        """Both traces as Google's Model Explorer opens them; `json.dump` it."""
+        from tracefuse.optimizers.model_explorer import to_model_explorer
+
+        return to_model_explorer(self.trace, self.op_times.us, self.config.as_code())
+
+    def timeline(self) -> Timeline:
+        """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline`."""
+        from tracefuse.timeline import timeline
+
+        return timeline(self)
 
     def with_config(self, **changes: Any) -> Variant:
         """The variant of the same capture with `changes` to the configuration; equal configurations share one."""
@@ -169,7 +219,9 @@ class Variant:
         Returns the path. Raises `ExportError` for a program that is more than one differentiable step, and for a path
         that is no `.py` file in a directory that exists.
         """
-        path = _python_file(Path(path))
+        from tracefuse.export import python_file
+
+        path = python_file(Path(path))
         path.write_text(self.source)
         return path
 
@@ -207,27 +259,47 @@ class Variant:
         budget_s: float = 10.0,
         cuda_graph: bool = False,
         tune: bool = False,
+        against: Variant | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
     ) -> Timing:
         """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds.
 
         `progress` is called with the fraction done and what is being done. The result is kept as `timing`. Inputs are
         those captured; results and gradients are compared with those of the captured program. Ratios are optimised over
-        captured: below 1 is faster. With `cuda_graph`, replays of this program's CUDA graphs are timed too, as a column of
-        their own. With `tune` its kernels' block sizes are tried first, which comes on top of `budget_s`. Raises
-        `MeasureError` for a budget or a `progress` that are none, `NotSupported` for what no CUDA graph can replay.
-        """
-        from tracefuse.measure import check_arguments, measure
+        captured: below 1 is faster. With `against`, another variant of the capture, they are optimised over that one
+        ("pinned"), and the captured program is timed beside the two. With `cuda_graph`, replays of this program's CUDA graphs
+        are timed too, as a column of their own. With `tune` its kernels' block sizes are tried first, which comes on top of
+        `budget_s`. `is_cancelled` is asked between the rounds (see `tracefuse.measure.measure`) and between the kernels that
+        are compiled. Random generators are left as they were.
 
-        check_arguments(budget_s, progress)
-        inputs = self.capture.example_inputs
-        compiling = None if progress is None else lambda fraction, text: progress(0.0, text)
-        programs = {"captured": self.baseline.compile(), "optimised": self.compile(progress=compiling, tune=tune)}
-        if cuda_graph:
-            programs["CUDA graph"] = self.compile(cuda_graph=True)
-        self.timing = measure(
-            {name: program.replays(inputs, self.capture.rng_states) for name, program in programs.items()},
-            device=inputs[0].device if inputs else "cpu",
-            budget_s=budget_s,
-            progress=progress,
-        )
+        Raises `MeasureError` for a budget or a `progress` that are none, `NotSupported` for what no CUDA graph can replay,
+        `Cancelled` where nothing was measured before that.
+        """
+        from tracefuse.side_by_side import time_variant
+
+        self.timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled)
         return self.timing
+
+    def ablate(
+        self,
+        progress: Callable[[float, str], None] | None = None,
+        budget_s: float = 20.0,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> Ablation:
+        """What each pass that is on is worth by itself: the step with it minus the step without it, the others kept.
+
+        See `tracefuse.side_by_side.ablate`. Arguments are those of `measure`, and so is what is raised.
+        """
+        from tracefuse.side_by_side import ablate
+
+        return ablate(self, progress, budget_s, is_cancelled)
+
+    def explore(self, name: str | None = None) -> Explorer:
+        """The view of this variant as a widget, for any notebook that shows anywidgets (Jupyter, marimo, VS Code).
+
+        `name` is the variable that holds the capture, for the Python that the view offers (default: the caller's). Raises
+        `CaptureError` where nothing was captured.
+        """
+        from tracefuse.widgets.view import Explorer
+
+        return Explorer(self, name or name_of(self.capture, visible_from(sys._getframe(1))))

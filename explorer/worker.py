@@ -94,8 +94,7 @@ def answer(job: Job) -> dict[str, Any]:
 def compiler_key() -> str:
     """The compiler's part in the keys of our machine code: its version, and the size and time of each of its files.
 
-    Triton's own, `triton_key`, is a hash of what is in them, 460 MB: two seconds of each session's first kernel, 0.3 where
-    the processor has instructions for it.
+    Triton's own, `triton_key`, is a hash of what is in them: each session's first kernel would wait until all is read.
     """
     import triton
 
@@ -145,7 +144,7 @@ def _load(path: Path) -> ModuleType:
 
 
 class _NoTorch(importlib.abc.MetaPathFinder):
-    """Triton 3.6 and 3.7 import torch, if there is one, to look at launched tensors: seconds, and none is launched here."""
+    """Triton 3.6 and 3.7 import torch, if there is one, to look at launched tensors, and none is launched here."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
         if fullname == "torch":

@@ -16,19 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import aten, is_getitem, is_random, val
-
-
-def arguments(node: fx.Node) -> dict[str, Any]:
-    """The op's arguments by the names of its schema, defaults filled in."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
-    return {a.name: given.get(a.name, a.default_value) for a in schema}
+from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_random
+from tracefuse.optimizers.trace import val
 
 
 def shape(node: fx.Node) -> tuple[int, ...]:

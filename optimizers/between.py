@@ -45,13 +45,14 @@ from collections.abc import Iterable, Iterator
 from torch import fx
 
 from tracefuse.optimizers.borders import Borders
-from tracefuse.optimizers.cost import touched_bytes
+from tracefuse.optimizers.cost import touched_nbytes
 from tracefuse.optimizers.fusible import is_constant, is_free
 from tracefuse.optimizers.mincut import Edge, min_cut
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.schedule import copy_again, just_in_time, recomputes
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, is_view, nbytes, tensors
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes
 from tracefuse.optimizers.units import memory
 
 _LEAST = "it weighs no more than what it could be computed from"
@@ -121,7 +122,7 @@ def _is_tree(borders: Borders, wanted: list[fx.Node], behind: Iterable[fx.Node])
 
 
 def _cut_of_tree(borders: Borders, wanted: list[fx.Node], weights: Weights) -> tuple[set[fx.Node], set[fx.Node]]:
-    """What `_cut` gives where no value is read twice, as in most regions: a hundred times as fast as to set up the solver."""
+    """What `_cut` gives where no value is read twice, as in most regions, without setting up the solver."""
     least: Weights = {}
     deeper: set[fx.Node] = set()
     for node, own in weights.items():
@@ -175,7 +176,7 @@ def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
         return 0.0
     if is_view(node) and not borders.is_stored(node):
         return math.inf
-    size = min(sum(map(touched_bytes, tensors(node))), nbytes(root))
+    size = min(touched_nbytes(node), nbytes(root))
     if root not in borders.stored:
         return size * (1.0 if root in borders.crossing else 2.0)
     if root in borders.outside[region]:

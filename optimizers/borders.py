@@ -11,9 +11,10 @@ from tracefuse.optimizers.expressions import POINTWISE
 from tracefuse.optimizers.fusible import is_constant, refusal
 from tracefuse.optimizers.gathers import GATHERS
 from tracefuse.optimizers.lowering import COPIES
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.regions import form_regions
-from tracefuse.optimizers.trace import is_view, phase
-from tracefuse.optimizers.units import memory, readers
+from tracefuse.optimizers.trace import phase
+from tracefuse.optimizers.units import readers
 
 _LOOPS = "its op is not pointwise, and would need loops of its own there"
 
@@ -31,7 +32,11 @@ class Borders:
     def __init__(self, graph: fx.Graph) -> None:
         self.position = {node: at for at, node in enumerate(graph.nodes)}
         self.region_of = self._numbered(form_regions(graph, {n for n in graph.nodes if refusal(n) is None}))
-        self.memory = {node: memory(node) for node in graph.nodes}
+        self.memory: dict[fx.Node, fx.Node] = {}
+        for node in graph.nodes:
+            self.memory[node] = (
+                self.memory[node.all_input_nodes[0]] if node.op == "call_function" and is_view(node) else node
+            )
         self.copyable = {node for node in self.region_of if is_copyable(node)}
         self.reading: dict[int, dict[fx.Node, None]] = {}
         self.crossing: dict[fx.Node, dict[int, None]] = {}
@@ -57,10 +62,10 @@ class Borders:
             other = self.region_of.get(operand)
             if other == region or is_constant(operand):
                 continue
-            self.outside.setdefault(region, set()).add(memory(operand))
+            self.outside.setdefault(region, set()).add(self.memory[operand])
             if other is not None and phase(operand) == phase(node):
                 self.reading.setdefault(region, {})[operand] = None
-                self.crossing.setdefault(memory(operand), {})[region] = None
+                self.crossing.setdefault(self.memory[operand], {})[region] = None
 
     def _stored(self, node: fx.Node) -> str | None:
         """Why a value is in memory anyway; None if only regions of its own phase compute and read it."""

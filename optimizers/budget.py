@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -32,25 +33,17 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tracefuse.optimizers.choice import Choice, CutNetwork, bans, chain_ends, choose, weigh_bytes
-from tracefuse.optimizers.cost import Peaks, bytes_written, roofline_seconds, touched_bytes
-from tracefuse.optimizers.crossing import Forward, stored_bytes
+from tracefuse.optimizers.cost import Peaks, bytes_written, roofline_seconds, touched_nbytes
+from tracefuse.optimizers.crossing import Forward
 from tracefuse.optimizers.filling import fill
 from tracefuse.optimizers.forecast import Forecast
 from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.memory import stored_bytes
+from tracefuse.optimizers.ops import is_getitem, is_view, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.pins import resolve_pins
 from tracefuse.optimizers.rewrite import base
-from tracefuse.optimizers.trace import (
-    Trace,
-    human_bytes,
-    is_getitem,
-    is_view,
-    nbytes,
-    producer,
-    tensor_type,
-    tensors,
-    val,
-)
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
 
 if TYPE_CHECKING:
     from tracefuse.optimizers.remat import Remat
@@ -82,7 +75,7 @@ def fused_seconds(forward: Forward, node: fx.Node, peaks: Peaks) -> float:
         return written / peaks.bytes_per_s if node in forward.fused else 0.0
     if node not in forward.fused:
         return roofline_seconds(node, peaks) + _written_for(forward, node) / peaks.bytes_per_s
-    loaded = sum(touched_bytes(t) for a in node.all_input_nodes if _is_loaded(forward, a) for t in tensors(a))
+    loaded = sum(touched_nbytes(a) for a in node.all_input_nodes if _is_loaded(forward, a))
     moved = written + loaded if written else max(0, loaded - bytes_written(node))
     return moved / peaks.bytes_per_s + sum(t.numel() for t in tensors(node)) / peaks.flops_per_s
 
@@ -268,6 +261,11 @@ class Budgeting:
         more = f"; and {len(held) - 3} more" if len(held) > 3 else ""
         remedy = f"pass memory_budget={asked.nbytes} or more, or drop what holds them"
         return Decision(NAME, "miss", f"{_over(asked, limit)}, as little as there can be: {names}{more}; {remedy}")
+
+
+def why_unmet(decisions: Iterable[Decision]) -> str | None:
+    """Why a pass's memory budget was missed, or recomputing stopped before it was met; None if neither happened."""
+    return next((d.reason for d in decisions if d.value == NAME and d.action in ("miss", "stop")), None)
 
 
 def _over(choice: Choice, limit: int) -> str:

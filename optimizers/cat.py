@@ -73,16 +73,16 @@ from tracefuse.optimizers.cat_pushes import push, push_before_copy
 from tracefuse.optimizers.cat_readers import REDUCTIONS, reduce_parts, tell_readers
 from tracefuse.optimizers.cat_runs import join_runs
 from tracefuse.optimizers.cat_sums import as_sum, join_padded
+from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.packed_attention import NOT_ASKED, Packing, pack_gradients
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import (
     is_newly_saved,
-    replace_by,
-    replace_by_call,
+    replace_under_name,
     replace_value,
     until_settled,
 )
-from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, human_bytes, nbytes, phase
+from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, human_bytes, nbytes, phase
 
 Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
 
@@ -146,10 +146,10 @@ def _survivors(cat: fx.Node, axis: int) -> list[fx.Node]:
 def _replace_by_parts(node: fx.Node, found: Range, parts: list[Part]) -> str | None:
     operand, start, stop = parts[0]
     if found.squeezes:
-        return replace_by_call(node, aten.select.int, operand, found.axis, start)
+        return replace_under_name(node, lambda: call(node, aten.select.int, operand, found.axis, start))
     if len(parts) == 1 and stop - start == shape(operand)[found.axis]:
         return replace_value(node, operand)
-    return replace_by(node, lambda: _build_parts(node, found.axis, parts))
+    return replace_under_name(node, lambda: _build_parts(node, found.axis, parts))
 
 
 def _build_parts(node: fx.Node, axis: int, parts: list[Part]) -> fx.Node:
@@ -211,8 +211,9 @@ class Cat:
         told: list[Decision] = []
         after = until_settled(trace, told.append, functools.partial(_sweep, packing=self.packing))
         left = {node.name for node in after.ops}
-        for decision in told:
-            # What one sweep leaves alone, a later one may take away.
-            if decision.action != "kept" or decision.value in left:
+        last = {decision.value: at for at, decision in enumerate(told) if decision.action != "kept"}
+        for at, decision in enumerate(told):
+            # What one sweep leaves alone, a later one may take away, or replace under its name.
+            if decision.action != "kept" or (decision.value in left and last.get(decision.value, -1) < at):
                 decide(decision)
         return after

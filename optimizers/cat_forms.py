@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from tracefuse.optimizers.axes import arguments, cat_ranges, is_uniform
+from tracefuse.optimizers.axes import cat_ranges, is_uniform
+from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import replace_by, replace_by_call
-from tracefuse.optimizers.trace import aten, call, nbytes, phase, val
+from tracefuse.optimizers.rewrite import replace_under_name
+from tracefuse.optimizers.trace import call, nbytes, phase, val
 
 
 def unstack(stack: fx.Node, decide: Decide) -> bool:
@@ -25,7 +26,7 @@ def unstack(stack: fx.Node, decide: Decide) -> bool:
         operands = [call(stack, aten.unsqueeze.default, n, axis) for n in stack.args[0]]  # type: ignore[union-attr]
         return call(stack, aten.cat.default, operands, axis)
 
-    refusal = replace_by(stack, build)
+    refusal = replace_under_name(stack, build)
     reason = f"a cat along a new axis {axis}"
     decide(Decision(stack.name, "kept" if refusal else "stack", f"{reason}, but {refusal}" if refusal else reason))
     return refusal is None
@@ -40,7 +41,7 @@ def flatten(cat: fx.Node, decide: Decide) -> bool:
     inner = [n for n in nested if refusals[n] is None]
     if inner:
         flat = [part for n in operands for part in (n.args[0] if n in inner else [n])]  # type: ignore[union-attr]
-        refusals[inner[0]] = replace_by_call(cat, aten.cat.default, flat, axis)
+        refusals[inner[0]] = replace_under_name(cat, lambda: call(cat, aten.cat.default, flat, axis))
     for n, reason in refusals.items():
         if reason:
             decide(Decision(cat.name, "kept", f"{n.name} concatenates the same axis, but {reason}"))

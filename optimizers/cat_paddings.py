@@ -14,8 +14,9 @@ from typing import Any
 
 from torch import fx
 
-from tracefuse.optimizers.axes import arguments, cat_ranges, clamp, is_elementwise, is_every, shape
-from tracefuse.optimizers.trace import aten, val
+from tracefuse.optimizers.axes import cat_ranges, clamp, is_elementwise, is_every, shape
+from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.trace import val
 
 
 @dataclass(frozen=True)

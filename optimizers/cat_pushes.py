@@ -37,9 +37,10 @@ from tracefuse.optimizers.axes import (
     range_users,
     shape,
 )
+from tracefuse.optimizers.ops import aten, is_random, is_view
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import replace_by
-from tracefuse.optimizers.trace import aten, call, is_random, is_view, nbytes, phase, val
+from tracefuse.optimizers.rewrite import replace_under_name
+from tracefuse.optimizers.trace import call, nbytes, phase, val
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,9 @@ def push(op: fx.Node, decide: Decide) -> bool:
         after = cut_after(op, cat, cut)
         if after is None or not _ends_in_ranges(cat, cut, {}):
             continue
-        refusal = replace_by(op, lambda cat=cat, cut=cut, after=after, parts=parts: _pushed(op, cat, cut, after, parts))
+        refusal = replace_under_name(
+            op, lambda cat=cat, cut=cut, after=after, parts=parts: _pushed(op, cat, cut, after, parts)
+        )
         reason = f"behind the cat {cat.name} nothing is read but ranges of its parts"
         action = "kept" if refusal else "cat of parts"
         decide(Decision(op.name, action, f"{reason}, but {refusal}" if refusal else reason))
@@ -176,7 +179,7 @@ def push_before_copy(copy: fx.Node, decide: Decide) -> bool:
             decide(Decision(copy.name, "kept", f"a copy of the cat {node.name}, but {reason}"))
             return False
         cuts.append(after)
-    refusal = replace_by(copy, lambda: _rearranged(copy, node, views, cuts))
+    refusal = replace_under_name(copy, lambda: _rearranged(copy, node, views, cuts))
     reason = f"a copy of the cat {node.name}, rearranged: its parts are rearranged before they are concatenated"
     spared = 0 if refusal else 2 * nbytes(copy)
     decide(

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tracefuse.optimizers.axes import arguments, is_uniform, range_users
+from tracefuse.optimizers.axes import is_uniform, range_users
 from tracefuse.optimizers.cat_pushes import Cut, cut_of
 from tracefuse.optimizers.cost import bytes_read
+from tracefuse.optimizers.ops import arguments, aten, op_name
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import replace_by
-from tracefuse.optimizers.trace import aten, call, human_bytes, nbytes, op_name, phase, val
+from tracefuse.optimizers.rewrite import replace_under_name
+from tracefuse.optimizers.trace import call, human_bytes, nbytes, phase, val
 
 LEAST_SHARE = 16
 """Reductions by parts write at most 1 / LEAST_SHARE of the bytes that they spare: less is lost in noise."""
@@ -39,7 +40,7 @@ def reduce_parts(node: fx.Node, decide: Decide) -> bool:
     if not isinstance(cat, fx.Node) or cat.target is not aten.cat.default or not is_uniform(cat):
         return False
     cut, parts = cut_of(cat)
-    refusal = _why_whole(node, cat, cut) or replace_by(node, lambda: _reduced(node, cut, parts))
+    refusal = _why_whole(node, cat, cut) or replace_under_name(node, lambda: _reduced(node, cut, parts))
     if refusal:
         decide(Decision(node.name, "kept", f"it reduces the cat {cat.name}, but {refusal}"))
         return False

@@ -18,7 +18,8 @@ from torch import fx
 
 from tracefuse.optimizers.axes import RESHAPES, permutation, shape, split_sizes
 from tracefuse.optimizers.cat_strands import Path, Strand, path_of
-from tracefuse.optimizers.trace import aten, call, val
+from tracefuse.optimizers.ops import aten
+from tracefuse.optimizers.trace import call, val
 
 
 def replay_chain(cat: fx.Node, axis: int, strands: Sequence[Strand], path: Path) -> fx.Node:

@@ -21,9 +21,10 @@ from torch import fx
 from tracefuse.optimizers.axes import cat_ranges
 from tracefuse.optimizers.cat_replays import landing, replay_behind, replay_chain
 from tracefuse.optimizers.cat_strands import Strand, path_of, strand_of, why_apart
+from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import replace_by
-from tracefuse.optimizers.trace import aten, call, nbytes
+from tracefuse.optimizers.rewrite import replace_under_name
+from tracefuse.optimizers.trace import call, nbytes
 
 
 def find_runs(strands: Sequence[Strand | str]) -> list[range]:
@@ -82,7 +83,7 @@ def _join(
         fewer = [*operands[: run.start], whole, *operands[run.stop :]]
         return call(cat, aten.cat.default, fewer, axis)
 
-    refusal = replace_by(cat, build)
+    refusal = replace_under_name(cat, build)
     if refusal is None:
         covered = f"{part.base.name}[{part.start}:{strands[-1].part.stop}] along axis {part.axis}"
         covered += f" in steps of {part.step}" if part.step > 1 else ""

@@ -14,7 +14,8 @@ from typing import Any
 from torch import fx
 
 from tracefuse.optimizers.axes import RESHAPES, Range, as_interleaved, as_range, axes_after, is_replayable, shape
-from tracefuse.optimizers.trace import is_view, op_name, phase, producer
+from tracefuse.optimizers.ops import is_view, op_name, producer
+from tracefuse.optimizers.trace import phase
 
 Path = tuple[int, ...]
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tracefuse.optimizers.axes import arguments, shape, split_sizes
+from tracefuse.optimizers.axes import shape, split_sizes
 from tracefuse.optimizers.cat_paddings import Padded, Segment, as_padded, is_zeros
+from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import replace_by
-from tracefuse.optimizers.trace import aten, call, nbytes, phase, val
+from tracefuse.optimizers.rewrite import replace_under_name
+from tracefuse.optimizers.trace import call, nbytes, phase, val
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def is_nothing(node: fx.Node) -> bool:
 
 def _drop_zeros(root: fx.Node, leaves: list[fx.Node], decide: Decide) -> bool:
     left = [n for n in leaves if not is_nothing(n)]
-    if not left or len(left) == len(leaves) or replace_by(root, lambda: _build_sum(root, left)) is not None:
+    if not left or len(left) == len(leaves) or replace_under_name(root, lambda: _build_sum(root, left)) is not None:
         return False
     spared = 2 * (len(leaves) - len(left)) * nbytes(root)
     decide(Decision(root.name, "sum without zeros", "an addend is zero everywhere: its piece has no elements", spared))
@@ -199,7 +200,7 @@ def _join_group(root: fx.Node, leaves: list[fx.Node], group: Group, decide: Deci
     blocks = blocks_of(list(group.members.values()), sizes[group.place])
     if isinstance(blocks, str):
         return f"{count} of its addends are padded along {group}, but {blocks}"
-    refusal = replace_by(root, lambda: _build_total(root, leaves, group, blocks))
+    refusal = replace_under_name(root, lambda: _build_total(root, leaves, group, blocks))
     if refusal is None:
         spared = (2 * count - 2) * nbytes(root)
         reason = f"{count} zero-padded addends are one cat along {group}: {_shown(blocks)}"

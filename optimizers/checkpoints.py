@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import fx
 
+from tracefuse.optimizers.ops import is_mutable, is_random, is_view
 from tracefuse.optimizers.rewrite import views_of
-from tracefuse.optimizers.trace import Trace, is_mutable, is_random, is_view, phase
+from tracefuse.optimizers.trace import Trace, phase
 
 
 def doubles(trace: Trace) -> dict[fx.Node, fx.Node]:

@@ -21,12 +21,12 @@ from tracefuse.optimizers.crossing import (
     is_free,
     is_several,
     own_kernel_bytes,
-    stored_bytes,
     unwise,
 )
+from tracefuse.optimizers.memory import stored_bytes
 from tracefuse.optimizers.mincut import Network
+from tracefuse.optimizers.ops import is_getitem, is_view, producer
 from tracefuse.optimizers.pins import Pin, resolve_pins
-from tracefuse.optimizers.trace import is_getitem, is_view, producer
 
 if TYPE_CHECKING:
     from tracefuse.optimizers.remat import Remat

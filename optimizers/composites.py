@@ -18,11 +18,12 @@ from tracefuse.optimizers.indexing import broadcast, constant, reshape
 from tracefuse.optimizers.literals import COMPUTE_TYPE, literal
 from tracefuse.optimizers.lowering import Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.masks import MASKS
+from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.placements import PLACEMENTS
 from tracefuse.optimizers.reducing import column_total, exponentials, logsumexp, reduce
 from tracefuse.optimizers.reductions import columns_of, operand_of, reduced_dims
 from tracefuse.optimizers.trace import val
-from tracefuse.optimizers.views import Indices, arguments, shape_of
+from tracefuse.optimizers.views import Indices, shape_of
 
 aten = torch.ops.aten
 Guards = tuple[Value, ...]

@@ -14,12 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import is_getitem, is_random, is_view, producer, tensors, val
+from tracefuse.optimizers.facts import once_per_op, once_per_value, tensors_in
+from tracefuse.optimizers.memory import storage_id
+from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
+from tracefuse.optimizers.trace import tensors, val
 
 OpClass = Literal["view", "pointwise", "reduction", "random", "heavy"]
 
@@ -91,6 +94,13 @@ def touched_bytes(tensor: torch.Tensor) -> int:
     return math.prod(sizes) * tensor.element_size()
 
 
+@once_per_value
+def touched_nbytes(value: Any) -> int:
+    """`touched_bytes` of all tensors that the node yields."""
+    return sum(map(touched_bytes, tensors_in(value)))
+
+
+@once_per_op
 def bytes_read(node: fx.Node) -> int:
     """Bytes that the op loads, each storage at most once in full; 0 for views, placeholders and `getitem`."""
     if node.op != "call_function" or is_getitem(node) or is_view(node):
@@ -98,6 +108,7 @@ def bytes_read(node: fx.Node) -> int:
     return sum(_storage_bytes(t for a in _loaded(node) for t in tensors(a))) + _gathered_bytes(node)
 
 
+@once_per_op
 def bytes_written(node: fx.Node) -> int:
     """Bytes that the op stores, all outputs together; 0 for views, placeholders and `getitem`."""
     if node.op != "call_function" or is_getitem(node) or is_view(node):
@@ -122,8 +133,8 @@ def _storage_bytes(group: Iterable[torch.Tensor]) -> list[int]:
     """Touched bytes per storage. Overlapping views cannot touch more than the storage holds."""
     touched: dict[int, int] = {}
     for tensor in group:
-        memory = tensor.untyped_storage()
-        touched[memory._cdata] = min(touched.get(memory._cdata, 0) + touched_bytes(tensor), memory.nbytes())
+        memory = storage_id(tensor)
+        touched[memory] = min(touched.get(memory, 0) + touched_bytes(tensor), tensor.untyped_storage().nbytes())
     return list(touched.values())
 
 

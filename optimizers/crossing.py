@@ -8,24 +8,13 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tracefuse.optimizers.checkpoints import dropped
-from tracefuse.optimizers.cost import bytes_moved, op_class, touched_bytes
+from tracefuse.optimizers.cost import bytes_moved, op_class, touched_nbytes
 from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.normalizers import tied_ops
+from tracefuse.optimizers.ops import draws_nothing, is_getitem, is_mutable, is_random, is_view, producer
 from tracefuse.optimizers.regions import agree, loops_of
 from tracefuse.optimizers.rewrite import base
-from tracefuse.optimizers.trace import (
-    Trace,
-    draws_nothing,
-    human_bytes,
-    is_getitem,
-    is_mutable,
-    is_random,
-    is_view,
-    nbytes,
-    phase,
-    producer,
-    tensors,
-)
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase
 
 if TYPE_CHECKING:
     from tracefuse.optimizers.remat import Remat
@@ -141,11 +130,6 @@ def is_several(node: fx.Node) -> bool:
     return isinstance(node.meta["val"], (tuple, list))
 
 
-def stored_bytes(node: fx.Node) -> int:
-    """Bytes of the storages that the node's values keep alive."""
-    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors(node)}.values())
-
-
 def impossible(forward: Forward, node: fx.Node) -> str | None:
     """Why the backward cannot compute `node` again, whatever it costs; None if it can."""
     op = producer(node)
@@ -185,7 +169,7 @@ def unwise(forward: Forward, node: fx.Node, options: Remat) -> str | None:
         return None if is_getitem(node) else why
     if options.memory_budget is not None:
         return None  # the budget weighs its few bytes against its seconds
-    loaded = sum(touched_bytes(t) for a in op.all_input_nodes for t in tensors(a))
+    loaded = sum(map(touched_nbytes, op.all_input_nodes))
     if nbytes(node) * options.reduction_ratio < loaded:
         return f"only {human_bytes(nbytes(node))} where {human_bytes(loaded)} would be read again"
     return None

@@ -36,11 +36,12 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.fusible import refusal
+from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.reductions import reduced_dims
 from tracefuse.optimizers.rewrite import is_overwritten, mark_overwritten, replace_by, replace_value, views_of
-from tracefuse.optimizers.trace import Trace, aten, call, eliminate_dead_code, is_getitem, phase, val
-from tracefuse.optimizers.views import arguments, shape_of
+from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, phase, val
+from tracefuse.optimizers.views import shape_of
 
 NONE, MEAN = 0, 1
 """ATen's numbers for a loss's reduction; 2 is the sum."""

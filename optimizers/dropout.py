@@ -25,19 +25,9 @@ from torch import fx
 
 from tracefuse.optimizers import philox
 from tracefuse.optimizers.neighbours import has_fusible_neighbour
+from tracefuse.optimizers.ops import arguments, draws_nothing, is_getitem, is_random
 from tracefuse.optimizers.random_ops import APPLY, DRAW, MASK
-from tracefuse.optimizers.trace import (
-    call,
-    draws_nothing,
-    is_getitem,
-    is_random,
-    origin,
-    phase,
-    set_origin,
-    tensors,
-    val,
-)
-from tracefuse.optimizers.views import arguments
+from tracefuse.optimizers.trace import call, origin, phase, set_origin, tensors, val
 
 aten = torch.ops.aten
 

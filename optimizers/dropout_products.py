@@ -13,8 +13,8 @@ import operator
 import torch
 from torch import fx
 
+from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import phase, val
-from tracefuse.optimizers.views import arguments
 
 aten = torch.ops.aten
 

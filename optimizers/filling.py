@@ -13,7 +13,8 @@ from dataclasses import replace
 from torch import fx
 
 from tracefuse.optimizers.choice import Choice, CutNetwork
-from tracefuse.optimizers.crossing import Forward, stored_bytes
+from tracefuse.optimizers.crossing import Forward
+from tracefuse.optimizers.memory import stored_bytes
 
 
 def fill(forward: Forward, network: CutNetwork, choice: Choice, seconds: Mapping[fx.Node, float], limit: int) -> Choice:

@@ -15,8 +15,10 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.crossing import is_free
+from tracefuse.optimizers.memory import storage_id
+from tracefuse.optimizers.ops import is_getitem, is_random
 from tracefuse.optimizers.schedule import needed_before
-from tracefuse.optimizers.trace import Trace, is_getitem, is_random, phase, val
+from tracefuse.optimizers.trace import Trace, phase, val
 
 Home = tuple[int, ...]
 """The storages of a value, by number: one, or one per item of a tuple."""
@@ -161,5 +163,4 @@ def _storages(node: fx.Node) -> list[tuple[int, int]]:
 def _storage(value: Any) -> tuple[int, int]:
     if not isinstance(value, torch.Tensor):
         return 0, 0
-    memory = value.untyped_storage()
-    return memory._cdata, memory.nbytes()
+    return storage_id(value), value.untyped_storage().nbytes()

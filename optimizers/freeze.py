@@ -35,6 +35,7 @@ from typing import ClassVar
 from torch import fx
 
 from tracefuse.optimizers.errors import UnknownValue
+from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.narrowing import narrow, note_unswitchable
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_read_late
@@ -45,8 +46,6 @@ from tracefuse.optimizers.trace import (
     human_bytes,
     nbytes,
     phase,
-    storage,
-    tensors,
     val,
 )
 
@@ -132,13 +131,12 @@ def prune(graph: fx.Graph, decide: Decide) -> None:
 
 def saved_memory(trace: Trace) -> dict[int, tuple[str, int]]:
     """What the forward keeps for the backward: storage id -> (a value that lies in it, bytes). Inputs are not counted."""
-    own = {storage(p) for p in trace.placeholders}
+    own = {memory for p in trace.placeholders for memory in storages(p)}
     gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
     found: dict[int, tuple[str, int]] = {}
     for node in trace.ops:
         if phase(node) == "forward" and (is_read_late(node) or node in gradients):
-            memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors(node)}
-            found |= {k: (node.name, count) for k, count in memory.items() if k not in own and k not in found}
+            found |= {k: (node.name, n) for k, n in storages(node).items() if k not in own and k not in found}
     return found
 
 

@@ -8,6 +8,7 @@
     h.0.norm_2.weight    frozen   0 + 1 masks   0 B           256 B     7.64e-05 µs
     …
     all 22 frozen        frozen   19 + 5 masks  208.2 KiB     386 KiB   0.448 µs
+    ops, bytes and times are marginal: each parameter alone, all others as they are; rows do not add up
 
 Each row is one parameter alone, all others as the patterns leave them: for a frozen one what training it would add to the
 program, for a trained one what freezing it would spare. So rows do not add up: a value that two gradients read is spared
@@ -28,19 +29,10 @@ from torch import fx
 
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, bytes_read, flops, packet_name, roofline_seconds
 from tracefuse.optimizers.freeze import is_differentiable, match_inputs
+from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.narrowing import given, output_nbytes, switchable_outputs
-from tracefuse.optimizers.trace import (
-    Input,
-    Trace,
-    does_work,
-    human_bytes,
-    is_getitem,
-    nbytes,
-    phase,
-    producer,
-    tensors,
-    val,
-)
+from tracefuse.optimizers.ops import does_work, is_getitem, producer
+from tracefuse.optimizers.trace import Input, Trace, human_bytes, nbytes, phase, val
 
 State = Literal["frozen", "trained", "not captured"]
 
@@ -91,6 +83,9 @@ class FrozenCosts(list[FrozenCost]):
         known = [_columns(row) for row in [*self, *total] if row.state != "not captured"]
         unknown = [row.name for row in self if row.state == "not captured"]
         lines = _aligned([title, *known])
+        lines.append(
+            "ops, bytes and times are marginal: each parameter alone, all others as they are; rows do not add up"
+        )
         lines.append(f"times: roofline of {self.peaks.source}, every op a kernel of its own")
         if unknown:
             names = f"{', '.join(unknown[:3])}{', …' if len(unknown) > 3 else ''}"
@@ -158,15 +153,15 @@ class _Needs:
 
 def _late_readers(trace: Trace) -> dict[int, tuple[str, int, set[fx.Node]]]:
     """Memory -> (first value in it that the backward reads, bytes, the backward's readers); inputs are held anyway."""
-    held = {t.untyped_storage()._cdata for p in trace.placeholders for t in tensors(p)}
+    held = {memory for p in trace.placeholders for memory in storages(p)}
     found: dict[int, tuple[str, int, set[fx.Node]]] = {}
     for node in trace.ops:
         readers = {u for u in node.users if u.op == "call_function" and phase(u) == "backward"}
         if phase(node) == "backward" or not readers:
             continue
-        for memory in (t.untyped_storage() for t in tensors(node)):
-            if memory._cdata not in held:
-                found.setdefault(memory._cdata, (node.name, memory.nbytes(), set()))[2].update(readers)
+        for memory, count in storages(node).items():
+            if memory not in held:
+                found.setdefault(memory, (node.name, count, set()))[2].update(readers)
     return found
 
 

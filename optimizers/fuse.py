@@ -30,24 +30,18 @@ from torch import fx
 from tracefuse.optimizers.dropout import drop_unmasked, dropouts, split_dropouts
 from tracefuse.optimizers.dropout import refusal as dropout_refusal
 from tracefuse.optimizers.duplicating import duplicate_pieces
-from tracefuse.optimizers.functions import Misfit, lower
 from tracefuse.optimizers.fusible import is_constant, is_free, is_remade, refusal, slow_in_aten
 from tracefuse.optimizers.kernel import Kernel, make_kernel, turned_value
-from tracefuse.optimizers.long_sums import form_long_sums
-from tracefuse.optimizers.lowering import NotFusible
+from tracefuse.optimizers.long_sums import form_long_sums, has_long_sums
 from tracefuse.optimizers.merging import merge_pieces
+from tracefuse.optimizers.obstacles import Obstacle, obstacle_of
+from tracefuse.optimizers.ops import is_getitem, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.pieces import Piece
 from tracefuse.optimizers.random_ops import is_mask
 from tracefuse.optimizers.rebuild import Carved, rebuild
 from tracefuse.optimizers.regions import form_regions
-from tracefuse.optimizers.trace import (
-    Trace,
-    human_bytes,
-    is_getitem,
-    is_view,
-    val,
-)
+from tracefuse.optimizers.trace import Trace, human_bytes, val
 from tracefuse.optimizers.views import SPLITS
 
 
@@ -78,7 +72,8 @@ class Fuse:
 
     def _fused(self, trace: Trace, stored: dict[str, str], decide: Decide) -> tuple[Trace, list[str]]:
         """The trace with kernels, and the dropouts that were split although their masks are stored."""
-        graph = trace.copy().graph
+        is_edited = bool(dropouts(trace.graph)) or has_long_sums(trace.graph)
+        graph = trace.copy().graph if is_edited else trace.graph
         drop_unmasked(graph)
         left = {n: stored.get(n.name) or self._dropout_reason(n) for n in dropouts(graph)}
         split = split_dropouts(graph, [n for n in left if not left[n]], self.dropout_threads)
@@ -103,26 +98,16 @@ class Fuse:
         return dropout_refusal(node) or (None if self.dropout_threads else self.dropout_refusal)
 
 
-@dataclass(frozen=True)
-class _Obstacle:
-    """Why a body cannot be lowered: the position of the op in the body, the reason, and the positions of fitting outputs."""
-
-    at: int
-    reason: str
-    fitting: tuple[int, ...] | None = None
-
-
 # --- carving ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Carver:
-    """Regions to kernels, in the order of the trace's `position`s. Equal bodies are lowered once."""
+    """Regions to kernels, in the order of the trace's `position`s. Equal kernels share one body."""
 
     position: dict[fx.Node, int]
     decide: Decide
     kernels: dict[str, Kernel] = field(default_factory=dict)
-    obstacles: dict[str, _Obstacle | None] = field(default_factory=dict)
 
     def carve(self, region: Iterable[fx.Node]) -> list[Piece]:
         """The pieces that a region becomes: one, or several where it had to be split."""
@@ -148,11 +133,9 @@ class _Carver:
         piece = _piece(kernel, stands_for, ordered, outputs)
         return piece if obstacle is None and piece.carved else None
 
-    def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], _Obstacle | None]:
+    def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], Obstacle | None]:
         kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
-        if kernel.key not in self.obstacles:
-            self.obstacles[kernel.key] = _obstacle(kernel)
-        return kernel, stands_for, self.obstacles[kernel.key]
+        return kernel, stands_for, obstacle_of(kernel)
 
     def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | list[list[fx.Node]]:
         """The piece, or the parts to try next."""
@@ -168,7 +151,7 @@ class _Carver:
         return parts or whole
 
     def _parts(
-        self, nodes: list[fx.Node], obstacle: _Obstacle, stands_for: Sequence[fx.Node], outputs: list[fx.Node]
+        self, nodes: list[fx.Node], obstacle: Obstacle, stands_for: Sequence[fx.Node], outputs: list[fx.Node]
     ) -> list[list[fx.Node]]:
         inside, culprit = set(nodes), stands_for[obstacle.at]
         before = _closure([culprit], inside)
@@ -214,21 +197,6 @@ def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], 
     piece = Piece(tuple(nodes), tuple(outputs), carved)
     reason = _not_worth(kernel, piece.work, piece.alone)
     return replace(piece, carved=None, reason=reason) if reason else piece
-
-
-def _obstacle(kernel: Kernel) -> _Obstacle | None:
-    """What stands in the way of the kernel's text; None if it can be written."""
-    order = {node: at for at, node in enumerate(kernel.body.graph.nodes)}
-    if not kernel.body.inputs:
-        return _Obstacle(order[kernel.body.returned[0]], "it reads no tensor")
-    try:
-        lower(kernel)
-    except Misfit as misfit:
-        returned = kernel.body.returned
-        return _Obstacle(order[misfit.node], misfit.reason, tuple(returned.index(n) for n in misfit.fitting))
-    except NotFusible as refused:
-        return _Obstacle(order[refused.node], refused.reason)
-    return None
 
 
 def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:

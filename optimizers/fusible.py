@@ -14,12 +14,14 @@ from torch import fx
 
 from tracefuse.optimizers.composites import COMPOSITES, CONSTANTS, REDUCTIONS
 from tracefuse.optimizers.expressions import POINTWISE, rule_of
+from tracefuse.optimizers.facts import once_per_op
 from tracefuse.optimizers.gathers import gather_refusal
 from tracefuse.optimizers.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering import COPIES
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.random_ops import is_mask
 from tracefuse.optimizers.reductions import SUMS, are_few_and_long, columns_of, operand_of, reduced_dims, rows_of
-from tracefuse.optimizers.trace import SHORT_DTYPE, is_view, tensors, val
+from tracefuse.optimizers.trace import SHORT_DTYPE, tensors, val
 from tracefuse.optimizers.views import SPLITS, VIEWS, shape_of
 
 aten = torch.ops.aten
@@ -46,13 +48,7 @@ def refusal(node: fx.Node) -> str | None:
         return "it is a kernel already"
     if is_mask(node):
         return "every kernel that reads it computes it again from its state"
-    return (
-        _unknown(node.target)
-        or _type_refusal(node)
-        or _device_refusal(node)
-        or _row_refusal(node)
-        or gather_refusal(node)
-    )
+    return _op_refusal(node)
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -92,6 +88,17 @@ def _getitem_refusal(node: fx.Node) -> str | None:
     return refusal(source) or _type_refusal(node)
 
 
+@once_per_op
+def _op_refusal(node: fx.Node) -> str | None:
+    return (
+        _unknown(node.target)  # type: ignore[arg-type]
+        or _type_refusal(node)
+        or _device_refusal(node)
+        or _row_refusal(node)
+        or gather_refusal(node)
+    )
+
+
 @functools.cache
 def _unknown(target: torch._ops.OpOverload) -> str | None:
     if target in POINTWISE or target in VIEWS or target in SPLITS or target in COPIES or target in COMPOSITES:
@@ -105,6 +112,7 @@ def _unknown(target: torch._ops.OpOverload) -> str | None:
     return "it draws random numbers" if draws else "no Triton form is known for it"
 
 
+@once_per_op
 def _type_refusal(node: fx.Node) -> str | None:
     for tensor in (*tensors(node), *(t for a in node.all_input_nodes for t in tensors(a))):
         if tensor.dtype not in COMPUTE_TYPE:

@@ -25,8 +25,9 @@ from torch import fx
 
 from tracefuse.optimizers.indexing import Index, variable
 from tracefuse.optimizers.lowering import Lowering, Value
+from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import Trace, val
-from tracefuse.optimizers.views import Indices, arguments, shape_of
+from tracefuse.optimizers.views import Indices, shape_of
 
 aten = torch.ops.aten
 Guards = tuple[Value, ...]

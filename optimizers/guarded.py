@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
+from tracefuse.optimizers.ops import is_getitem, op_name
 from tracefuse.optimizers.passes import Decide, Decision, Pass
 from tracefuse.optimizers.rewrite import layout, mark_overwritten
-from tracefuse.optimizers.trace import Output, Trace, is_getitem, op_name, phase, tensor_type, val
+from tracefuse.optimizers.trace import Output, Trace, phase, tensor_type, val
 from tracefuse.optimizers.verify import verify
 
 Signature = dict[Output, Any]

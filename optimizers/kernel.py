@@ -18,11 +18,13 @@ from torch import fx
 
 from tracefuse.optimizers.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.errors import NotSupported
+from tracefuse.optimizers.facts import once_per_value, tensors_in
 from tracefuse.optimizers.gathers import is_table_of
 from tracefuse.optimizers.naming import Names
 from tracefuse.optimizers.norms import is_needed_by
+from tracefuse.optimizers.ops import is_view, op_name
 from tracefuse.optimizers.random_ops import is_mask
-from tracefuse.optimizers.trace import Input, Output, Trace, is_view, op_name, tensor_type, tensors, val
+from tracefuse.optimizers.trace import Input, Output, Trace, tensor_type, tensors, val
 
 aten = torch.ops.aten
 
@@ -168,8 +170,9 @@ def _key(inputs: Sequence[fx.Node], ops: Sequence[fx.Node], outputs: Sequence[fx
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _types(node: fx.Node) -> list[tuple[Any, ...]]:
-    return [(str(t.dtype), tuple(t.shape), t.stride(), t.device.type) for t in tensors(node)]
+@once_per_value
+def _types(value: Any) -> str:
+    return str([(str(t.dtype), tuple(t.shape), t.stride(), t.device.type) for t in tensors_in(value)])
 
 
 @dataclass(frozen=True)

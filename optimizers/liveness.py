@@ -10,13 +10,14 @@ All numbers are bytes that the program needs, not what an allocator takes: no ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import fx
 
+from tracefuse.optimizers.memory import storage_id, storages
 from tracefuse.optimizers.trace import Trace, phase, tensors
 
 
@@ -54,14 +55,17 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
     handed_over = {entry.name for entry in trace.inputs if entry.kind == "saved"}
     groups: dict[int, list[tuple[fx.Node, torch.Tensor]]] = {}
     for node, tensor in _values(trace):
-        groups.setdefault(_key(tensor), []).append((node, tensor))
+        groups.setdefault(storage_id(tensor), []).append((node, tensor))
     return [_lifetime(group, position, returned, handed_over) for group in groups.values()]
 
 
-def live_bytes(trace: Trace) -> list[int]:
-    """Bytes alive while each op of `trace.ops` runs: its operands and its result included, in that order."""
+def live_bytes(trace: Trace, known: Iterable[Lifetime] | None = None) -> list[int]:
+    """Bytes alive while each op of `trace.ops` runs: its operands and its result included, in that order.
+
+    `known` are the trace's lifetimes, for who has them.
+    """
     change = [0] * (len(trace.ops) + 1)
-    for life in lifetimes(trace):
+    for life in lifetimes(trace) if known is None else known:
         change[life.start] += life.nbytes
         change[life.end + 1] -= life.nbytes
     return list(accumulate(change))[:-1]
@@ -77,27 +81,22 @@ def saved_values(trace: Trace) -> list[Saved]:
 
     Inputs, parameters and their views are not among them: the caller holds those anyway.
     """
-    theirs = {_key(t) for node in trace.placeholders for t in tensors(node)}
+    theirs = {memory for node in trace.placeholders for memory in storages(node)}
     gradients = {node for out, node in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
     found: dict[int, tuple[str, int, dict[str, None]]] = {}
     for node in trace.ops:
         readers = [u.name for u in node.users if u.op == "call_function" and phase(u) == "backward"]
         if phase(node) == "backward" or not (readers or node in gradients):
             continue
-        for tensor in tensors(node):
-            if _key(tensor) not in theirs:
-                entry = found.setdefault(_key(tensor), (node.name, tensor.untyped_storage().nbytes(), {}))
-                entry[2].update(dict.fromkeys(readers))
+        for memory, count in storages(node).items():
+            if memory not in theirs:
+                found.setdefault(memory, (node.name, count, {}))[2].update(dict.fromkeys(readers))
     return [Saved(name, nbytes, tuple(readers)) for name, nbytes, readers in found.values()]
 
 
 def saved_bytes(trace: Trace) -> int:
     """Bytes that the forward of a joint trace keeps for its backward: each storage once, inputs not counted."""
     return sum(saved.nbytes for saved in saved_values(trace))
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _values(trace: Trace) -> Iterator[tuple[fx.Node, torch.Tensor]]:

@@ -30,8 +30,9 @@ from torch import fx
 
 from tracefuse.optimizers.fusible import is_free
 from tracefuse.optimizers.long_sum_kernel import POINTEE, LongSum, long_sum
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.trace import human_bytes, is_view, nbytes, phase, val
+from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
 
 aten = torch.ops.aten
 
@@ -67,6 +68,11 @@ def form_long_sums(graph: fx.Graph, fusible: set[fx.Node], decide: Decide) -> No
         parts = _write(graph, root, found, kernel, position)
         fusible -= {root, *found.inner}
         decide(_decision(root, len(found.terms), parts, kernel))
+
+
+def has_long_sums(graph: fx.Graph) -> bool:
+    """Whether there is a tree of adds that `form_long_sums` may put something in place of, whatever is fusible."""
+    return any(len(found.terms) >= SHORTEST for found in _sums(graph, set(graph.nodes)).values())
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------

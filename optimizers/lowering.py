@@ -24,8 +24,9 @@ from tracefuse.optimizers.expressions import ARITHMETIC, COMPARISON, LOGICAL, PO
 from tracefuse.optimizers.indexing import Index, Lanes, broadcast, ravel, unravel
 from tracefuse.optimizers.layout import Layout
 from tracefuse.optimizers.literals import COMPUTE_TYPE, HALVES, number_text
-from tracefuse.optimizers.trace import op_name, origin, val
-from tracefuse.optimizers.views import Indices, arguments, is_index_map, operand_of_view, shape_of
+from tracefuse.optimizers.ops import arguments, op_name
+from tracefuse.optimizers.trace import origin, val
+from tracefuse.optimizers.views import Indices, is_index_map, operand_of_view, shape_of
 
 aten = torch.ops.aten
 

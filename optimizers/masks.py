@@ -17,9 +17,10 @@ from torch import fx
 
 from tracefuse.optimizers.indexing import ravel, row_major, variable
 from tracefuse.optimizers.lowering import Lowering, NotFusible, Value, index_block
+from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.philox import word_of
 from tracefuse.optimizers.random_ops import MASK
-from tracefuse.optimizers.views import Indices, arguments, shape_of
+from tracefuse.optimizers.views import Indices, shape_of
 
 PHILOX_WORD = '''@triton.jit
 def philox_word(state_ptr, thread, block, lane):

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracefuse.optimizers.ops import is_getitem, is_view
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.trace import is_getitem, is_view, phase, val
+from tracefuse.optimizers.trace import phase, val
 
 # Operator -> flag -> the outputs that it switches. Source: the operators' CUDA kernels in ATen, torch 2.11 to 2.13.
 FLAGS: dict[str, dict[str, tuple[int, ...]]] = {

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import producer
+from tracefuse.optimizers.ops import producer
 
 NORMALIZERS = frozenset({torch.ops.aten.logsumexp.default})
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import is_getitem
-from tracefuse.optimizers.views import arguments
+from tracefuse.optimizers.ops import arguments, is_getitem
 
 aten = torch.ops.aten
 

@@ -29,10 +29,11 @@ import torch
 from torch import Tensor, fx
 
 from tracefuse.optimizers.attention_ops import PACKED_BACKWARD
-from tracefuse.optimizers.axes import RESHAPES, arguments, permutation, shape
+from tracefuse.optimizers.axes import RESHAPES, permutation, shape
+from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import replace_by
-from tracefuse.optimizers.trace import aten, call, fake_mode, is_getitem, nbytes, val
+from tracefuse.optimizers.rewrite import replace_under_name
+from tracefuse.optimizers.trace import call, fake_mode, nbytes, val
 
 KINDS = {
     aten._scaled_dot_product_cudnn_attention_backward.default: "cudnn",
@@ -237,7 +238,7 @@ def _pack(cat: fx.Node, found: Sequence[Gradient]) -> str | None:
         "offsets": [part.storage_offset() for part in parts],
         **dict(zip(("query_stride", "key_stride", "value_stride"), strides, strict=True)),
     }
-    return _misplaced(parts) or replace_by(cat, lambda: _packed(found[0].attention, a, layout))
+    return _misplaced(parts) or replace_under_name(cat, lambda: _packed(found[0].attention, a, layout))
 
 
 def _packed(attention: fx.Node, a: dict[str, Any], layout: dict[str, Any]) -> fx.Node:

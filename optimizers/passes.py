@@ -9,12 +9,11 @@ The order is fixed and is the order of the toggles: simplify, freeze, cat, decom
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.optimizers.verify import verify
@@ -45,9 +44,9 @@ class Pass(Protocol):
     def run(self, trace: Trace, decide: Decide) -> Trace: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Step:
-    """The record of one pass on one trace.
+    """The record of one pass on one trace. Print it for its decisions.
 
     Where the pass failed, `error` is its message, `cause` the exception, and `after` is `before`.
     """
@@ -72,10 +71,16 @@ class Step:
 
     def __str__(self) -> str:
         """What the pass did, then its decisions, one a line."""
-        count = len(self.decisions)
-        counts = f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
-        head = f"{self.name}: {counts if self.error is None else f'failed: {self.error}'}"
+        head = f"{self.name}: {self._counts if self.error is None else f'failed: {self.error}'}"
         return "\n".join([head, *(f"  {decision}" for decision in self.decisions)])
+
+    def __repr__(self) -> str:
+        return f"<Step {self.name}: {self._counts if self.error is None else 'failed'}; print it>"
+
+    @property
+    def _counts(self) -> str:
+        count = len(self.decisions)
+        return f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
 
 
 def _missing(some: Trace, other: Trace) -> tuple[str, ...]:
@@ -102,22 +107,6 @@ def run_pipeline(
             steps.append(_run_step(one, trace, clock, on_error))
             trace = steps[-1].after
     return tuple(steps)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection inside: graphs are many small objects, and a full collection looks at all that torch loaded too.
-
-    It took 0.3 to 0.4 s every second or third toggle of a 12-layer GPT, as long as the passes themselves, and as much again of
-    what the view shows of it.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _run_step(one: Pass, trace: Trace, clock: Callable[[], float], on_error: str) -> Step:

@@ -12,8 +12,9 @@ from torch import fx
 
 from tracefuse.optimizers.crossing import Forward, impossible, is_several
 from tracefuse.optimizers.errors import PinConflict, UnknownValue
+from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.rewrite import base
-from tracefuse.optimizers.trace import is_getitem, origin
+from tracefuse.optimizers.trace import origin
 
 Action = Literal["save", "recompute"]
 

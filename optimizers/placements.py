@@ -16,8 +16,9 @@ from tracefuse.optimizers.expressions import POINTWISE
 from tracefuse.optimizers.indexing import variable
 from tracefuse.optimizers.literals import COMPUTE_TYPE, literal
 from tracefuse.optimizers.lowering import Lowering, NotFusible, Value, index_block
+from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import val
-from tracefuse.optimizers.views import Indices, arguments, is_index_map, operand_of_view, shape_of
+from tracefuse.optimizers.views import Indices, is_index_map, operand_of_view, shape_of
 
 aten = torch.ops.aten
 Guards = tuple[Value, ...]

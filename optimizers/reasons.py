@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tracefuse.optimizers.cost import Peaks, bytes_moved, roofline_seconds
-from tracefuse.optimizers.crossing import Forward, is_free, is_several, stored_bytes
+from tracefuse.optimizers.crossing import Forward, is_free, is_several
+from tracefuse.optimizers.memory import stored_bytes
+from tracefuse.optimizers.ops import op_name, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.rewrite import base
-from tracefuse.optimizers.trace import human_bytes, op_name, origin, producer
+from tracefuse.optimizers.trace import human_bytes, origin
 
 if TYPE_CHECKING:
     from tracefuse.optimizers.choice import Choice

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.trace import copy_node, is_getitem, is_random, origin, phase, set_origin, val
+from tracefuse.optimizers.ops import is_getitem, is_random
+from tracefuse.optimizers.trace import copy_node, origin, phase, set_origin, val
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import is_getitem
-from tracefuse.optimizers.views import arguments, shape_of
+from tracefuse.optimizers.facts import once_per_op
+from tracefuse.optimizers.ops import arguments, is_getitem
+from tracefuse.optimizers.views import shape_of
 
 aten = torch.ops.aten
 
@@ -68,6 +69,7 @@ def reduced_dims(node: fx.Node) -> tuple[int, ...]:
     return tuple(sorted(dim % rank for dim in dims)) if rank else ()
 
 
+@once_per_op
 def rows_of(node: fx.Node) -> Geometry | None:
     """How a reduction of whole rows sees its operand; None where the dimensions it reduces are not the trailing ones."""
     shape, dims = shape_of(operand_of(node)), reduced_dims(node)
@@ -92,7 +94,12 @@ def columns_of(node: fx.Node) -> Geometry | None:
     if is_getitem(node):
         source: fx.Node = node.args[0]  # type: ignore[assignment]
         return norm_columns(source) if source.target in NORM_BACKWARD and node.args[1] != 0 else None
-    if node.target not in SUMS or rows_of(node) is not None:
+    return _summed_columns(node) if node.target in SUMS else None
+
+
+@once_per_op
+def _summed_columns(node: fx.Node) -> Geometry | None:
+    if rows_of(node) is not None:
         return None
     shape, dims = shape_of(operand_of(node)), [d for d in reduced_dims(node) if shape_of(operand_of(node))[d] > 1]
     if not dims:

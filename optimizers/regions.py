@@ -22,14 +22,17 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.composites import REDUCTIONS
-from tracefuse.optimizers.cost import touched_bytes
+from tracefuse.optimizers.cost import touched_nbytes
+from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.fusible import is_for_reader, is_remade
+from tracefuse.optimizers.ops import is_getitem, is_random, producer
 from tracefuse.optimizers.random_ops import is_draw, is_mask
 from tracefuse.optimizers.reductions import MAX_SUMMED_ROW, columns_of, rows_of
-from tracefuse.optimizers.trace import is_getitem, is_random, nbytes, phase, producer, tensors
+from tracefuse.optimizers.trace import nbytes, phase, tensors
 from tracefuse.optimizers.views import SPLITS
 
 Sizes = tuple[int, int, int]
+Loops = tuple[Sizes | None, Sizes | None]
 
 SINKING_TOGETHER = 16
 """At most so many ops are looked at as one when they might be cheaper where their result is read."""
@@ -58,14 +61,16 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
     region_of: dict[fx.Node, Region] = {}
     drawn = 0
     for node in graph.nodes:
-        inputs, is_fusible = node.all_input_nodes, node in fusible
-        links = [a for a in inputs if is_fusible and a in region_of and _may_follow(node, a, region_of[a])]
-        depth[node] = max((depth[a] + (a not in links and _is_border(a)) for a in inputs), default=0)
+        links = _links(node, region_of) if node in fusible else ()
+        deepest = 0
+        for operand in node.all_input_nodes:
+            deepest = max(deepest, depth[operand] + (operand not in links and _is_border(operand)))
         if is_random(node):
-            drawn = depth[node] = max(depth[node], drawn)
-        if is_fusible:
-            near = {region_of[a]: None for a in links if depth[a] == depth[node]}
-            depth[node] += not _join(node, list(near), region_of)
+            drawn = deepest = max(deepest, drawn)
+        if node in fusible:
+            near = {region_of[a]: None for a in links if depth[a] == deepest}
+            deepest += not _join(node, list(near), region_of)
+        depth[node] = deepest
     _sink(graph, region_of)
     return [set(r.nodes) for r in dict.fromkeys(region_of.values())]
 
@@ -75,23 +80,30 @@ def _is_border(node: fx.Node) -> bool:
     return node.op == "call_function" and not is_mask(node) and not is_draw(producer(node))
 
 
+def _links(node: fx.Node, region_of: dict[fx.Node, Region]) -> list[fx.Node]:
+    """The operands whose region `node` may join: a copy for a reader only that of another such copy."""
+    found = [a for a in node.all_input_nodes if a in region_of and _may_join(node, region_of[a])]
+    return [a for a in found if is_for_reader(a)] if is_for_reader(node) else found
+
+
 def _may_join(node: fx.Node, region: Region) -> bool:
     return region.phase == phase(node) and (region.device is None or region.device == _device(node))
 
 
-def _may_follow(node: fx.Node, operand: fx.Node, region: Region) -> bool:
-    """Whether `node` may join the region of its operand: a copy for a reader only where that is such a copy too."""
-    return _may_join(node, region) and (is_for_reader(operand) or not is_for_reader(node))
-
-
 def _join(node: fx.Node, near: list[Region], region_of: dict[fx.Node, Region]) -> bool:
     """Put `node` and the regions `near` together; where their loops disagree, begin a region and return False."""
-    own = _alone(node)
-    if not _agree(node, own, near):
-        region_of[node] = own
-        return False
-    largest = max([own, *near], key=lambda r: len(r.nodes))
-    for other in [own, *near]:
+    loops = loops_of(node)
+    is_joined = _agree(node, loops, near)
+    home = _united(near, region_of) if is_joined and near else Region({}, phase(node), _device(node))
+    _put(node, loops, home)
+    region_of[node] = home
+    return is_joined
+
+
+def _united(near: list[Region], region_of: dict[fx.Node, Region]) -> Region:
+    """The largest of the regions, with all that the others hold."""
+    largest = max(near, key=lambda r: len(r.nodes))
+    for other in near:
         if other is not largest:
             largest.nodes |= other.nodes
             largest.below |= other.below
@@ -99,21 +111,21 @@ def _join(node: fx.Node, near: list[Region], region_of: dict[fx.Node, Region]) -
             largest.rows = largest.rows or other.rows
             largest.columns = largest.columns or other.columns
             region_of.update(dict.fromkeys(other.nodes, largest))
-    region_of.setdefault(node, largest)
-    for follows in (largest.below, largest.after):
-        if any(a in follows for a in node.all_input_nodes) and node not in largest.after:
+    return largest
+
+
+def _put(node: fx.Node, loops: Loops, home: Region) -> None:
+    rows, columns = loops
+    home.nodes[node] = None
+    home.rows, home.columns = home.rows or rows, home.columns or columns
+    if rows or columns:
+        (home.below if rows else home.after).add(node)
+    for follows in (home.below, home.after):
+        if follows and node not in home.after and not follows.isdisjoint(node.all_input_nodes):
             follows.add(node)
-    return True
 
 
-def _alone(node: fx.Node) -> Region:
-    rows, columns = loops_of(node)
-    own = Region({node: None}, phase(node), _device(node), rows, columns)
-    (own.after if columns and not rows else own.below if rows else set()).add(node)
-    return own
-
-
-def loops_of(node: fx.Node) -> tuple[Sizes | None, Sizes | None]:
+def loops_of(node: fx.Node) -> Loops:
     """The sizes of what an op reduces by rows, and of what it sums down columns."""
     if node.op != "call_function":
         return None, None
@@ -131,26 +143,30 @@ def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
     return len(rows | columns) == 1 and next(iter(rows))[2] <= MAX_SUMMED_ROW
 
 
-def _agree(node: fx.Node, own: Region, near: list[Region]) -> bool:
-    regions = [own, *near]
-    rows, columns = {r.rows for r in regions if r.rows}, {r.columns for r in regions if r.columns}
+def _agree(node: fx.Node, loops: Loops, near: list[Region]) -> bool:
+    every = [loops, *((r.rows, r.columns) for r in near)]
+    rows, columns = {rows for rows, _ in every if rows}, {columns for _, columns in every if columns}
+    if not (rows or columns):
+        return True
     if not agree(rows, columns):
         return False
     operands, value = node.all_input_nodes, node.meta["val"]
+    is_after = any(not r.after.isdisjoint(operands) for r in near)
     if not isinstance(value, torch.Tensor):
-        return not any(a in r.after for r in near for a in operands)
-    if any(a in r.after for r in near for a in operands) and not is_getitem(node):
+        return not is_after
+    if is_after and not is_getitem(node):
         ((outer, _, n_cols),) = columns
-        return own.rows is None and own.columns is None and value.numel() == outer * n_cols
-    follows = any(a in r.below for r in near for a in operands)
-    if not rows or not (follows or own.rows):
+        return loops == (None, None) and value.numel() == outer * n_cols
+    own_rows, own_columns = loops
+    follows = any(not r.below.isdisjoint(operands) for r in near)
+    if not rows or not (follows or own_rows):
         return True
     ((_, n_rows, n_cols),) = rows
-    return own.columns is not None or value.numel() in (n_rows * n_cols, n_rows)
+    return own_columns is not None or value.numel() in (n_rows * n_cols, n_rows)
 
 
 def _device(node: fx.Node) -> torch.device | None:
-    return next((t.device for t in tensors(node)), None)
+    return next(iter(devices(node)), None)
 
 
 def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
@@ -159,11 +175,12 @@ def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
     What only this op needs goes with it.
     """
     for node in reversed(graph.nodes):
-        if node not in region_of or _is_anchored(node, region_of[node]):
-            continue
-        homes = {region_of.get(user) for user in node.users}
+        region = region_of.get(node)
+        homes = {region_of.get(user) for user in node.users} if region else set()
         target = homes.pop() if len(homes) == 1 else None
-        if target is None or target is region_of[node] or not _may_join(node, target):
+        if region is None or target is None or target is region:
+            continue
+        if _is_anchored(node, region) or not _may_join(node, target):
             continue
         if is_for_reader(node):
             _move({node}, target, region_of)
@@ -195,7 +212,7 @@ def _own_operands(node: fx.Node, region_of: dict[fx.Node, Region]) -> set[fx.Nod
 def _is_no_dearer(moved: set[fx.Node], node: fx.Node, target: Region) -> bool:
     """Whether a region that computes `node` by the ops `moved` reads no more bytes for that than `node` has."""
     read = {a for one in moved for a in one.all_input_nodes if a not in moved}
-    return sum(touched_bytes(t) for a in read if not _is_at_hand(a, target) for t in tensors(a)) <= nbytes(node)
+    return sum(touched_nbytes(a) for a in read if not _is_at_hand(a, target)) <= nbytes(node)
 
 
 def _is_at_hand(value: fx.Node, region: Region) -> bool:

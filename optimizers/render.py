@@ -20,26 +20,17 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.trace import (
-    Input,
-    Origin,
-    Trace,
-    human_bytes,
-    is_getitem,
-    is_view,
-    nbytes,
-    op_name,
-    origin,
-    tensor_type,
-    tensors,
-    val,
-)
+from tracefuse.optimizers.facts import once_per_value, tensors_in
+from tracefuse.optimizers.ops import is_getitem, is_view, op_name
+from tracefuse.optimizers.trace import Input, Origin, Trace, human_bytes, nbytes, origin, tensor_type
 
 INDENT = "    "
 COMMENT_COLUMN = 84
 
 
+@uncollected()
 def render(trace: Trace) -> str:
     """The trace as the text of one function, taking its inputs and returning its outputs as a tuple, in their order."""
     return "\n".join([*head_lines(trace), *(text for text, _ in body_lines(trace))]) + "\n"
@@ -115,7 +106,8 @@ def last_uses(trace: Trace) -> dict[fx.Node, list[str]]:
     last: dict[fx.Node, fx.Node] = {}
     for node in trace.ops:
         last[node] = node
-        last |= dict.fromkeys(node.all_input_nodes, node)
+        for operand in node.all_input_nodes:
+            last[operand] = node
     dying: dict[fx.Node, list[str]] = {}
     for node, reader in last.items():
         if node not in returned and (node.op == "call_function" or node.name in saved):
@@ -141,9 +133,10 @@ def _value_comment(node: fx.Node) -> str:
     return f"{_typed(node)}  {'view' if is_view(node) else human_bytes(nbytes(node))}"
 
 
-def _typed(node: fx.Node) -> str:
-    devices = {str(t.device) for t in tensors(node)} - {"cpu", "cuda:0"}
-    return " ".join([tensor_type(val(node)), *sorted(devices)])
+@once_per_value
+def _typed(value: Any) -> str:
+    elsewhere = {str(t.device) for t in tensors_in(value)} - {"cpu", "cuda:0"}
+    return " ".join([tensor_type(value), *sorted(elsewhere)])
 
 
 def _with_comment(text: str, comment: str) -> str:

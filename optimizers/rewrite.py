@@ -22,20 +22,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracefuse.optimizers.memory import storages, stored_bytes
+from tracefuse.optimizers.ops import is_getitem, is_random, is_view
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.trace import (
-    Trace,
-    call,
-    fake_mode,
-    human_bytes,
-    is_getitem,
-    is_random,
-    is_view,
-    phase,
-    tensor_type,
-    tensors,
-    val,
-)
+from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, phase, tensor_type, tensors, val
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -48,11 +38,6 @@ def layouts(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(layouts(v) for v in value)
     return layout(value) if isinstance(value, torch.Tensor) else value
-
-
-def storages(node: fx.Node) -> set[int]:
-    """Ids of the memory that the node's tensors lie in."""
-    return {t.untyped_storage()._cdata for t in tensors(node)}
 
 
 def aliases(node: fx.Node) -> set[fx.Node]:
@@ -157,6 +142,24 @@ def replace_by(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
     return reason
 
 
+def replace_under_name(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
+    """`replace_by`; what is built takes the name of a value that is returned, since that one is the user's.
+
+    Until dead code elimination takes `old` away, both have it.
+    """
+    is_returned, before = any(user.op == "output" for user in old.users), old.prev
+    new: list[fx.Node] = []
+
+    def remembered() -> fx.Node:
+        new.append(build())
+        return new[0]
+
+    reason = replace_by(old, remembered)
+    if reason is None and is_returned and before < new[0]:  # `build` may find a value that has a name already
+        new[0].name = old.name
+    return reason
+
+
 def replace_by_call(old: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
     """`replace_by` with one new op."""
     return replace_by(old, lambda: call(old, target, *args, **kwargs))
@@ -176,7 +179,7 @@ def _phase_conflict(old: fx.Node, new: fx.Node) -> str | None:
         return f"the forward would read the backward value {new.name}" if "forward" in phases else None
     if "backward" not in phases or not is_newly_saved(new):
         return None
-    freed, kept = _memory_nbytes(old) if phase(old) == "forward" else 0, _memory_nbytes(new)
+    freed, kept = stored_bytes(old) if phase(old) == "forward" else 0, stored_bytes(new)
     return f"{new.name} would have to be saved for the backward, {human_bytes(kept)}" if kept > freed else None
 
 
@@ -201,23 +204,19 @@ def _overwritten(value: fx.Node) -> str:
     return f"the forward overwrites {base(value).name} before the backward would read it"
 
 
-def _memory_nbytes(node: fx.Node) -> int:
-    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors(node)}.values())
-
-
 def _alias_conflict(old: fx.Node, new: fx.Node) -> str | None:
-    before, after = storages(old), storages(new)
+    before, after = storages(old).keys(), storages(new).keys()
     if before == after:
         return None
     returned = old.graph.output_node().all_input_nodes
-    moved = [n for n in returned if storages(n) & before]
+    moved = [n for n in returned if storages(n).keys() & before]
     if not moved:
         return None
     for node in [n for n in old.graph.nodes if n.op == "placeholder"]:
-        if storages(node) & after:
+        if storages(node).keys() & after:
             return f"output {moved[0].name} would share memory with input {node.name}"
     for node in returned:
-        if node not in moved and storages(node) & after:
+        if node not in moved and storages(node).keys() & after:
             return f"outputs {moved[0].name} and {node.name} would share memory"
     return None
 
@@ -258,9 +257,9 @@ def _moves(node: fx.Node) -> bool:
 
 
 def refresh_views(graph: fx.Graph) -> None:
-    """Type anew, in place, the views whose operand came to lie in other memory, so that `storage` tells aliases again."""
+    """Type anew, in place, the views whose operand came to lie in other memory, so that `storages` tells aliases again."""
     for node in graph.nodes:
-        if node.op == "call_function" and is_view(node) and not storages(node) <= storages(node.args[0]):
+        if node.op == "call_function" and is_view(node) and not storages(node).keys() <= storages(node.args[0]).keys():
             node.meta["val"] = evaluate(graph, node.target, node.args, node.kwargs, {})
 
 

@@ -17,8 +17,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tracefuse.optimizers.crossing import is_free
+from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.rewrite import refresh_views
-from tracefuse.optimizers.trace import Phase, Trace, copy_node, is_getitem, phase, val
+from tracefuse.optimizers.trace import Phase, Trace, copy_node, phase, val
 
 _MARKS = ("recomputes", "recomputes_in", "for_reader")
 
@@ -98,7 +99,7 @@ def _move_views(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
 def _fake(like: FakeTensor, memory: torch.UntypedStorage | None = None, offset: int = 0) -> FakeTensor:
     """A fake tensor with the type and strides of `like`, in `memory`, or in new memory.
 
-    Not by dispatch, which takes ten times as long. `FakeTensor(mode, meta tensor, device)` was seen on torch 2.13 and 2.15.
+    Not by dispatch, which does more than this needs. `FakeTensor(mode, meta tensor, device)` was seen on torch 2.13 and 2.15.
     """
     if memory is None:
         meta = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")

@@ -23,22 +23,13 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from tracefuse.optimizers.axes import arguments, as_range, permutation
+from tracefuse.optimizers.axes import as_range, permutation
+from tracefuse.optimizers.memory import storage_id
+from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_mutable, is_random, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_by_call, replace_value, until_settled
 from tracefuse.optimizers.schedule import recomputes
-from tracefuse.optimizers.trace import (
-    Trace,
-    aten,
-    eliminate_dead_code,
-    is_getitem,
-    is_mutable,
-    is_random,
-    is_view,
-    nbytes,
-    phase,
-    val,
-)
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes, phase, val
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,7 @@ def is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one memory read the same elements in the same order."""
     if a.shape != b.shape or layout(a) != layout(b) or a.storage_offset() != b.storage_offset():
         return False
-    same_memory = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    same_memory = storage_id(a) == storage_id(b)
     return same_memory and (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
 
 

@@ -16,8 +16,6 @@ here:
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -25,6 +23,9 @@ from typing import Any, Literal
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from tracefuse.optimizers.facts import once_per_value, share_facts, tensors_in
+from tracefuse.optimizers.ops import does_work, is_getitem, is_mutable, is_random
 
 Phase = Literal["forward", "backward"]
 InputKind = Literal["input", "parameter", "buffer", "cotangent", "saved"]
@@ -35,11 +36,6 @@ SHORT_DTYPE = {
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
     torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
-
-aten = torch.ops.aten
-
-# These return a view although their schema does not say so.
-_UNDECLARED_VIEWS = {aten._unsafe_view.default}
 
 
 @dataclass(frozen=True)
@@ -215,85 +211,13 @@ def val(node: fx.Node) -> Any:
 
 def tensors(node: fx.Node) -> tuple[FakeTensor, ...]:
     """Every tensor that the node yields: one, or several for a multi-output op."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return (value,)
-    return tuple(v for v in value if isinstance(v, torch.Tensor)) if isinstance(value, (tuple, list)) else ()
+    return tensors_in(node.meta.get("val"))  # type: ignore[return-value]
 
 
-def nbytes(node: fx.Node) -> int:
+@once_per_value
+def nbytes(value: Any) -> int:
     """Bytes of the node's elements, views and broadcasts counted in full."""
-    return sum(t.numel() * t.element_size() for t in tensors(node))
-
-
-def storage(node: fx.Node) -> int | None:
-    """An id shared by all values that alias the same memory; None for multi-output nodes."""
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
-
-
-def op_name(node: fx.Node) -> str:
-    """ "aten.mul.Tensor", "getitem", or the kernel's name."""
-    if node.op != "call_function":
-        return node.op
-    return (
-        str(node.target)
-        if isinstance(node.target, torch._ops.OpOverload)
-        else getattr(node.target, "__name__", str(node.target))
-    )
-
-
-def is_getitem(node: fx.Node) -> bool:
-    return node.target is operator.getitem
-
-
-def producer(node: fx.Node) -> fx.Node:
-    """The op that computes this value: the node itself, or the multi-output op behind a `getitem`."""
-    return producer(node.args[0]) if is_getitem(node) else node  # type: ignore[arg-type]
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether the node's memory belongs to its first argument: it costs no kernel and no bytes."""
-    if is_getitem(node):
-        return is_view(node.args[0])  # type: ignore[arg-type]
-    return isinstance(node.target, torch._ops.OpOverload) and _returns_view(node.target)
-
-
-@functools.cache
-def _returns_view(target: torch._ops.OpOverload) -> bool:
-    aliases = [a.alias_info for a in target._schema.arguments if a.alias_info is not None]
-    return target in _UNDECLARED_VIEWS or (bool(aliases) and not any(a.is_write for a in aliases))
-
-
-def does_work(node: fx.Node) -> bool:
-    """Whether the op runs something: views, and taking a multi-output operator apart, do not."""
-    return not is_getitem(node) and not is_view(node)
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether the op draws from a random generator: it may be saved, never drawn again."""
-    target = producer(node).target
-    return isinstance(target, torch._ops.OpOverload) and _draws(target)
-
-
-@functools.cache
-def _draws(target: torch._ops.OpOverload) -> bool:
-    return torch.Tag.nondeterministic_seeded in target.tags
-
-
-def draws_nothing(op: fx.Node) -> bool:
-    """Whether a random op draws no number: attention counts as random for its dropout; at probability 0 it is not."""
-    names = [argument.name for argument in op.target._schema.arguments]  # type: ignore[union-attr]
-    if "dropout_p" not in names:
-        return False
-    position = names.index("dropout_p")
-    given = op.args[position] if position < len(op.args) else op.kwargs.get("dropout_p", 0.0)
-    return given == 0.0
-
-
-def is_mutable(node: fx.Node) -> bool:
-    """Whether the op writes to one of its arguments. A functionalised trace has none."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return sum(t.numel() * t.element_size() for t in tensors_in(value))
 
 
 def tensor_type(value: Any) -> str:
@@ -346,8 +270,7 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
 def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """Append `node`, of another graph, to `graph`: same name and metadata, each operand `a` replaced by `new[a]`.
 
-    It is `Graph.node_copy` in a third of the time: arguments set afterwards are not searched for symbolic numbers, and set
-    by `object`'s own `__setattr__` the node is not looked up by its target, which they do not change.
+    Unlike `Graph.node_copy`, it neither searches the operands for symbolic numbers nor looks the node up by its target.
     """
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
     if node.args:
@@ -355,6 +278,7 @@ def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) ->
     if node.kwargs:
         object.__setattr__(copy, "kwargs", fx.node.map_arg(node.kwargs, new.__getitem__))
     copy.meta.update(node.meta)
+    share_facts(node, copy)
     return copy
 
 

@@ -27,8 +27,9 @@ from tracefuse.optimizers.indexing import row_major
 from tracefuse.optimizers.kernel import Kernel, orders_read, read_bytes
 from tracefuse.optimizers.layout import BLOCK_NAMES, GUESS, Tuning
 from tracefuse.optimizers.long_sum_kernel import BLOCK, NUM_WARPS, LongSum, sum_source
+from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.render import callee
-from tracefuse.optimizers.trace import human_bytes, is_getitem, nbytes, tensor_type, val
+from tracefuse.optimizers.trace import human_bytes, nbytes, tensor_type, val
 
 LINE_LENGTH = 110
 

@@ -14,9 +14,10 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.fusible import is_remade
+from tracefuse.optimizers.ops import is_getitem, is_random, is_view
 from tracefuse.optimizers.pieces import Piece
 from tracefuse.optimizers.regions import Sizes, loops_of
-from tracefuse.optimizers.trace import is_getitem, is_random, is_view, nbytes, phase, tensors
+from tracefuse.optimizers.trace import nbytes, phase, tensors
 from tracefuse.optimizers.unit_order import UnitOrder
 
 Unit = Piece | fx.Node

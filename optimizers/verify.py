@@ -9,12 +9,16 @@ A failure shows the message, the op, the user's line and the ops around it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.optimizers.facts import once_per_value, tensors_in
+from tracefuse.optimizers.ops import is_mutable
 from tracefuse.optimizers.render import render_op
-from tracefuse.optimizers.trace import Trace, is_mutable, origin, phase, tensors
+from tracefuse.optimizers.trace import Trace, origin, phase
 
 CONTEXT_OPS = 5
 
@@ -36,13 +40,19 @@ def verify(trace: Trace) -> None:
             if backward_began and phase(node) == "forward":
                 problem = "a forward op stands after the backward has begun"
             backward_began = backward_began or phase(node) == "backward"
-        modes |= {id(t.fake_mode) for t in tensors(node)}
+        modes.update(_modes(node))
         if problem is None and len(modes) > 1:
             problem = "its FakeTensor belongs to another FakeTensorMode than the values before it"
         if problem is not None:
             raise VerifyError(_report(trace, node, problem))
         seen.add(node)
         names.add(node.name)
+
+
+@once_per_value
+def _modes(value: Any) -> tuple[int, ...]:
+    """Ids of the modes that the value's tensors belong to, and so keep alive."""
+    return tuple(id(t.fake_mode) for t in tensors_in(value))
 
 
 def _check_signature(trace: Trace) -> None:
@@ -61,7 +71,8 @@ def _check_signature(trace: Trace) -> None:
 
 
 def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
-    undefined = [a.name for a in node.all_input_nodes if a not in seen]
+    operands = node.all_input_nodes
+    undefined = [a.name for a in operands if a not in seen]
     if undefined:
         return f"reads {', '.join(undefined)} before it is defined"
     if node.op == "output":
@@ -74,9 +85,10 @@ def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
         return "has no FakeTensor in meta['val']"
     if is_mutable(node):
         return "writes to its arguments: traces are functional"
-    late = [a.name for a in node.all_input_nodes if phase(a) == "backward"]
-    if late and phase(node) == "forward" and node.op == "call_function":
-        return f"is a forward op that reads the backward value {', '.join(late)}"
+    if phase(node) == "forward" and node.op == "call_function":
+        late = [a.name for a in operands if phase(a) == "backward"]
+        if late:
+            return f"is a forward op that reads the backward value {', '.join(late)}"
     value = node.meta["val"]
     if node.op == "placeholder" and not isinstance(value, torch.Tensor):
         return f"is an input of type {type(value).__name__}, not a tensor"

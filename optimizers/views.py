@@ -6,7 +6,6 @@ it copies in eager mode, but its result is a function of its operand's elements 
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,24 +14,13 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.indexing import Index, constant, reshape
+from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import val
 
 aten = torch.ops.aten
 
 Indices = tuple[Index, ...]
 Map = Callable[[dict[str, Any], Indices, tuple[int, ...], tuple[int, ...]], Indices]
-
-
-def arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of an ATen op by the names of its schema, defaults filled in; `arguments` of a `getitem` is an error."""
-    defaults = _defaults(node.target)  # type: ignore[arg-type]
-    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
-
-
-@functools.cache
-def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
-    """Each argument's default by its name; None for those without."""
-    return {a.name: a.default_value if a.has_default_value() else None for a in target._schema.arguments}
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:

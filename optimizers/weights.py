@@ -10,15 +10,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.long_sum_kernel import LongSum
-from tracefuse.optimizers.passes import final, run_pipeline
-from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.trace import Trace
 
 
@@ -53,17 +49,3 @@ def static_cost(trace: Trace) -> StaticCost:
         unique_kernels=len({node.target for node in calls}),
         kernel_nbytes=sum(moved),
     )
-
-
-def by_weight(
-    trace: Trace, weights: Iterable[float] = (1.0, 0.5, 0.0), remat: Remat | None = None, fuse: Fuse | None = None
-) -> dict[float, StaticCost]:
-    """The cost of `trace`, to which `remat` has not been applied yet, at each producer-input weight, kernels formed.
-
-    `remat` and `fuse` give the other options of the passes.
-    """
-    found: dict[float, StaticCost] = {}
-    for weight in weights:
-        passes = [replace(remat or Remat(), producer_input_weight=weight), fuse or Fuse()]
-        found[weight] = static_cost(final(trace, run_pipeline(trace, passes)))
-    return found

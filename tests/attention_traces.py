@@ -9,8 +9,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.packed_attention import KINDS
-from tracefuse.optimizers.trace import Input, Output, Trace, op_name
+from tracefuse.optimizers.trace import Input, Output, Trace
 
 PACKED = ModuleType("cudnn")
 """A module of that name that is not cuDNN's frontend."""

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import Trace, is_random, op_name, phase, tensor_type, val
+from tracefuse.optimizers.ops import is_random, op_name
+from tracefuse.optimizers.trace import Trace, phase, tensor_type, val
 
 
 def assert_isomorphic(mine: Trace, other: Trace) -> None:

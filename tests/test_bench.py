@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_depth(tmp_path: Path) -> None:
 
 
 def test_toggle(tmp_path: Path) -> None:
-    found, printed = run("toggle.py", tmp_path, "--limit", "60")
+    found, printed = run("toggle.py", tmp_path, "--limit", "60", "--check")
     (model,) = found["models"]
     assert 0 < max(model["toggle_s"].values()) < 60
     assert all(name in printed for name in model["toggle_s"])
@@ -127,5 +128,14 @@ def test_freeze(tmp_path: Path) -> None:
 def test_cut(tmp_path: Path) -> None:
     found, printed = run("cut.py", tmp_path)
     assert [p["budget"] for p in found["points"][:11]] == [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
-    assert all(row["choice_s"] <= row["pass_s"] * 2 for row in found["rows"])
+    assert [row["options"] for row in found["rows"]] == [
+        "no budget",
+        "half",
+        "half, peak watched",
+        "a tenth, peak watched",
+    ]
+    for more, less in pairwise(found["points"][:11]):
+        assert less["saved_bytes"] <= more["saved_bytes"]
+        assert less["peak_bytes"] <= more["peak_bytes"]
+        assert less["recompute_seconds"] >= more["recompute_seconds"]
     assert "static peak" in printed

@@ -17,11 +17,12 @@ from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.budget import Frontier, fused_seconds, tilts
 from tracefuse.optimizers.crossing import Forward
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
+from tracefuse.optimizers.ops import is_random, op_name, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.schedule import recomputes
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import Trace, is_random, op_name, producer
+from tracefuse.optimizers.trace import Trace
 
 F = torch.nn.functional
 

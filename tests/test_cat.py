@@ -9,21 +9,13 @@ import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
+from cat_cells import left, pad, x, y
 from torch import Tensor
 from traces import captured, ops, tried
 
 from tracefuse.optimizers.cat import Cat
-from tracefuse.optimizers.simplify import Simplify
 
 f64 = torch.float64
-x = torch.randn(6, 8, 4, dtype=f64)
-y = torch.randn(6, 8, 4, dtype=f64)
-
-pad = torch.ops.aten.slice_backward
-
-
-def left(fn, *inputs: Tensor) -> list[str]:
-    return tried([Cat(), Simplify()], captured(fn, *inputs)).ops
 
 
 def kept(fn, *inputs: Tensor) -> list[str]:
@@ -31,6 +23,40 @@ def kept(fn, *inputs: Tensor) -> list[str]:
     result = tried(Cat(), captured(fn, *inputs))
     assert result.ops == ops(result.captured.trace)
     return result.reasons("kept")
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_returned_keeps_the_name_that_the_user_knows():
+    def halves(x: Tensor) -> None:
+        (x[..., :2].sin() * x[..., 2:]).sum().backward()
+
+    result = tried(Cat(), captured(halves, x.clone().requires_grad_()))
+    (before,) = [n for n in result.captured.trace.returned if n.name == "grad_x"]
+    (after,) = [n for n in result.after.returned if n.name == "grad_x"]
+    assert (before.target, after.target) == (torch.ops.aten.add.Tensor, torch.ops.aten.cat.default)
+    assert [d.value for d in result.decisions if d.action == "cat of pieces"] == ["grad_x"]
+
+
+def test_a_value_that_is_there_already_keeps_its_own_name():
+    result = tried(Cat(), captured(lambda x: x.exp() + torch.zeros_like(x), x))
+    assert [n.name for n in result.captured.trace.returned] == ["result"]
+    assert [n.name for n in result.after.returned] == ["exp"]
+
+
+def test_why_a_value_stayed_is_forgotten_once_it_is_replaced_under_its_name():
+    """`whole` stays while the range of `both` is read from it; once that is one of `x.exp()`, it is a cat of three."""
+
+    def cell(x, y):
+        both = torch.cat([x.exp(), y])
+        whole = torch.cat([both, y])
+        return whole, both[:2]
+
+    result = tried(Cat(), captured(cell, x, y))
+    told = [d for d in result.decisions if d.value == result.captured.trace.returned[0].name]
+    assert [d.action for d in told] == ["cat of cats", "kept"]
+    assert "reads it too" not in told[1].reason
 
 
 # --- R1: a range of a concatenation ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from cat_cells import x, y
 from torch import Tensor
 from traces import Tried, captured, ops, tried
 
@@ -13,8 +14,6 @@ from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.simplify import Simplify
 
 f64, bf16 = torch.float64, torch.bfloat16
-x = torch.randn(6, 8, 4, dtype=f64)
-y = torch.randn(6, 8, 4, dtype=f64)
 long = torch.randn(64, 8, 4, dtype=f64)
 
 

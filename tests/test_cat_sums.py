@@ -8,6 +8,7 @@ import programs
 import pytest
 import torch
 import torch.nn.functional as F
+from cat_cells import left, pad, x
 from torch import Tensor
 from traces import captured, ops, tried
 
@@ -15,14 +16,6 @@ from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.simplify import Simplify
 
 f64 = torch.float64
-x = torch.randn(6, 8, 4, dtype=f64)
-y = torch.randn(6, 8, 4, dtype=f64)
-
-pad = torch.ops.aten.slice_backward
-
-
-def left(fn, *inputs: Tensor) -> list[str]:
-    return tried([Cat(), Simplify()], captured(fn, *inputs)).ops
 
 
 # --- R3: a sum of zero-padded ranges -----------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from traces import captured, ops, tried
 import tracefuse
 from tracefuse.optimizers.checkpoints import doubles
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.passes import run_pipeline
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import is_view, phase
+from tracefuse.optimizers.trace import phase
 
 OPTIONS = {
     **{f"weight {weight}": Remat(weight) for weight in (1.0, 0.5, 0.0)},

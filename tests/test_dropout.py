@@ -22,8 +22,9 @@ from tracefuse.dropout import SUPPORT, support
 from tracefuse.optimizers import philox
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.random_ops import DRAW, MASK
-from tracefuse.optimizers.trace import Trace, op_name, origin
+from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.optimizers.triton import kernel_source, launches
 
 aten = torch.ops.aten

@@ -14,10 +14,11 @@ import tracefuse
 from tracefuse.optimizers.dropout_products import expose_products, restore_products
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
+from tracefuse.optimizers.ops import is_random, op_name
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.schedule import recomputes
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import Trace, is_random, op_name
+from tracefuse.optimizers.trace import Trace
 
 aten = torch.ops.aten
 

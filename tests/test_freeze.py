@@ -12,7 +12,7 @@ from traces import captured, ops, tried
 import tracefuse
 from tracefuse.optimizers.errors import UnknownValue
 from tracefuse.optimizers.freeze import Freeze
-from tracefuse.optimizers.trace import op_name
+from tracefuse.optimizers.ops import op_name
 
 
 def capture(model: nn.Module, args: tuple[torch.Tensor, ...]) -> tracefuse.Capture:

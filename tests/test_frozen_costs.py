@@ -15,7 +15,8 @@ from tracefuse.optimizers.errors import UnknownValue
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.frozen_costs import FrozenCost, frozen_costs
 from tracefuse.optimizers.liveness import saved_bytes
-from tracefuse.optimizers.trace import Trace, does_work
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import Trace
 
 PATTERNS = [(), ("*",), ("*.weight",), ("*", "!0.*", "!h.0.*")]
 
@@ -57,15 +58,23 @@ def test_the_table_is_sorted_by_what_is_spared():
     costs = frozen_costs(capture(*stack()).trace, ("1.*",))
     keys = [(row.saved_nbytes, row.modelled_us) for row in costs]
     assert keys == sorted(keys, reverse=True)
-    title, *rows, total, note = str(costs).splitlines()
+    title, *rows, total, alone, note = str(costs).splitlines()
     assert title.split() == ["parameter", "is", "ops", "saved", "for", "it", "gradient", "modelled"]
     assert [line.split()[0] for line in rows] == [row.name for row in costs]
     assert total.startswith("all 2 frozen")
+    assert alone.startswith("ops, bytes and times are marginal: each parameter alone")
     assert note == "times: roofline of H100 SXM datasheet, every op a kernel of its own"
 
 
 def test_without_patterns_there_is_no_total():
     assert "all" not in [line.split()[0] for line in str(frozen_costs(capture(*stack()).trace)).splitlines()]
+
+
+def test_rows_do_not_add_up_as_the_table_says():
+    """What two gradients need in common is in both rows, and once in all of them together."""
+    costs = frozen_costs(capture(*stack()).trace, ("*",))
+    assert len(costs.together.ops) < sum(len(row.ops) for row in costs)
+    assert "rows do not add up" in str(costs)
 
 
 def test_a_weight_costs_its_matmul_and_the_input_that_only_it_reads():

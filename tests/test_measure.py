@@ -18,7 +18,7 @@ from torch.autograd import DeviceType
 from tracefuse.bandwidth import copy_bandwidth
 from tracefuse.clocks import CpuClock, clock_of, device_label
 from tracefuse.compare import max_abs_difference
-from tracefuse.errors import MeasureError
+from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.measure import Program, measure
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.profile import profile, summarise
@@ -110,6 +110,33 @@ def test_noise_ends_at_the_largest_number_of_rounds() -> None:
     clock, noise = FakeClock(), random.Random(0)
     timing = measure({"a": clock.program("a", lambda: noise.uniform(5, 15))}, clock=clock, budget_s=99, max_rounds=20)
     assert (timing.rounds, timing.stopped) == (20, "20 rounds")
+
+
+def test_what_was_measured_before_a_cancel_is_kept_if_it_has_an_interval() -> None:
+    clock, noise = FakeClock(), random.Random(0)
+    programs = {"a": clock.program("a", lambda: noise.uniform(50, 150))}
+    timing = measure(programs, clock=clock, budget_s=99, is_cancelled=lambda: clock.now_s() > 2)
+    assert timing.stopped == "cancelled"
+    assert MIN_ROUNDS <= timing.rounds < 40
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 7])
+def test_a_cancel_before_there_is_an_interval_says_so(calls: int) -> None:
+    clock, asked = FakeClock(), iter(range(99))
+    with pytest.raises(Cancelled, match="nothing was measured"):
+        measure({"a": clock.program("a", 10)}, clock=clock, is_cancelled=lambda: next(asked) >= calls)
+
+
+def test_what_slows_a_whole_round_falls_out_of_the_excess() -> None:
+    clock, noise = FakeClock(), random.Random(0)
+    slow = [noise.uniform(5, 10) for _ in range(99)]
+    turns = {"a": iter(slow), "b": iter(slow)}
+    programs = {
+        "a": clock.program("a", lambda: next(turns["a"])),
+        "b": clock.program("b", lambda: next(turns["b"]) + 3),
+    }
+    excess = measure(programs, clock=clock, max_rounds=8).program("b").excess_ms["step"]
+    assert (excess.median, excess.low, excess.high) == pytest.approx((3, 3, 3))
 
 
 def test_short_programs_are_replayed_back_to_back() -> None:

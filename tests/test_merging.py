@@ -11,7 +11,7 @@ from traces import tried
 import tracefuse
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.merging import MOST_TENSORS, WINDOW
-from tracefuse.optimizers.trace import op_name
+from tracefuse.optimizers.ops import op_name
 
 
 def x(*shape: int) -> Tensor:

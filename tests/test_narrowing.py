@@ -13,8 +13,8 @@ from traces import captured, demanded, ops, tried
 import tracefuse
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.narrowing import flags, given, is_switchable, mask_argument, narrow
+from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import op_name
 
 # Multi-output backward operators without a mask, and why nothing can be switched off. What is unread stays computed, and
 # the pass says so.

@@ -20,7 +20,7 @@ from programs import apply_rope
 from torch import Tensor, fx
 
 import tracefuse
-from tracefuse.optimizers.trace import op_name
+from tracefuse.optimizers.ops import op_name
 from tracefuse.options import Config
 from tracefuse.variant import Variant
 

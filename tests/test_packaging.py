@@ -16,11 +16,14 @@ import pytest
 
 ROOMS = {"explorer": "tracefuse", "optimizers": "tracefuse.optimizers", "widgets": "tracefuse.widgets"}
 
-# The two front doors open the room above them when somebody knocks, never when they are imported.
+# The front doors open the room above them when somebody knocks, never when they are imported.
 LAZY_IMPORTS_OF_WIDGETS = {
     ("explorer/__init__.py", "load_ipython_extension"),
     ("explorer/__init__.py", "unload_ipython_extension"),
     ("explorer/cli.py", "write_report"),
+    ("explorer/variant.py", "explore"),
+    ("explorer/variant.py", "TYPE_CHECKING"),
+    ("explorer/capture.py", "TYPE_CHECKING"),
 }
 
 # Written in pieces, so that this file does not find itself.
@@ -105,12 +108,15 @@ def module_name(root: Path, path: Path) -> str:
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(imported name, enclosing function or "") for every import, `from a import b` as `a` and `a.b`."""
+    """(imported name, where) for every import, `from a import b` as `a` and `a.b`; where is the enclosing function,
+    "TYPE_CHECKING" or ""."""
     pending: list[tuple[ast.AST, str]] = [(tree, "")]
     while pending:
         node, function = pending.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             function = function or node.name
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            function = "TYPE_CHECKING"
         if isinstance(node, ast.Import):
             yield from ((alias.name, function) for alias in node.names)
         if isinstance(node, ast.ImportFrom):
@@ -154,6 +160,7 @@ def test_imports_only_point_down(root: Path) -> None:
         ("optimizers/a.py", "def f():\n    import tracefuse.widgets.html", "above optimizers"),
         ("explorer/a.py", "def f():\n    from tracefuse.widgets import html", "above explorer"),
         ("explorer/a.py", "import importlib\nimportlib.import_module('tracefuse.widgets')", "above explorer"),
+        ("explorer/a.py", "if TYPE_CHECKING:\n    from tracefuse.widgets import html", "above explorer"),
         ("widgets/a.py", "from optimizers.trace import Trace", "folder's name"),
     ],
 )

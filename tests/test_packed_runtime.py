@@ -110,14 +110,6 @@ class Graph:
         self.runs += 1
 
 
-class LaterGraph(Graph):
-    """As of the frontend's versions that take a list too."""
-
-    def execute(self, buffers: Any, workspace: Tensor, handle: Any, tensor_uids: tuple[int, ...] | None = None) -> None:
-        assert tensor_uids is not None
-        super().execute(dict(zip(tensor_uids, buffers, strict=True)), workspace, handle)
-
-
 def frontend() -> ModuleType:
     module = ModuleType("cudnn")
     module.pygraph, module.cudnnGraphNotSupportedError = Graph, NotSupported
@@ -182,13 +174,6 @@ def test_gradients_are_written_where_they_belong(cudnn, causal, scale):
     assert graph.options["io_data_type"] == graph.gradients[0].data_type == "bf16"
     assert graph.given["stats"].data_type == "f32"
     assert graph.given["stats"].dim == [B, H, T, 1]
-
-
-def test_a_frontend_that_takes_a_list_gets_one(cudnn):
-    cudnn.pygraph = LaterGraph
-    tensors, exact = operands()
-    assert_exact(run(tensors), exact)
-    assert [type(graph) for graph in Graph.made] == [LaterGraph]
 
 
 def test_what_the_forward_padded_is_cut_off(cudnn):

@@ -52,6 +52,17 @@ def test_a_defect_leaves_as_our_error_with_its_cause(trace):
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_steps_in_a_list_are_one_line_each(trace):
+    failed, after = run_pipeline(
+        trace, [Raising(ZeroDivisionError("division\nby zero")), Simplify()], on_error="record"
+    )
+    assert [repr(step) for step in (failed, after)] == [
+        "<Step raising: failed; print it>",
+        "<Step simplify: 3 -> 2 ops, 1 decision; print it>",
+    ]
+    assert str(after).count("\n") == 1
+
+
 def test_what_a_pass_raises_on_purpose_stays_as_it_is(trace):
     error = UnknownValue("no such value: choose another")
     (failed,) = run_pipeline(trace, [Raising(error)], on_error="record")

@@ -17,8 +17,9 @@ from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.regions import form_regions
-from tracefuse.optimizers.trace import op_name, phase
+from tracefuse.optimizers.trace import phase
 
 
 def fused(fn, *inputs: Tensor) -> Tried:  # type: ignore[no-untyped-def]

@@ -17,10 +17,11 @@ from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.crossing import is_free
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.ops import is_random, is_view, op_name, producer
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.schedule import recomputes
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import Trace, is_random, is_view, op_name, phase, producer
+from tracefuse.optimizers.trace import Trace, phase
 
 aten = torch.ops.aten
 F = torch.nn.functional

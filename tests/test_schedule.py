@@ -10,8 +10,9 @@ from torch import Tensor
 from traces import ops
 
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.schedule import forget, just_in_time, recomputes
-from tracefuse.optimizers.trace import is_view, phase
+from tracefuse.optimizers.trace import phase
 from tracefuse.optimizers.verify import verify
 
 F = torch.nn.functional

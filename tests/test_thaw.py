@@ -141,6 +141,42 @@ def test_what_the_cell_freezes_itself_is_thawed_too():
     assert [p.requires_grad for p in net.parameters()] == [False, False, True, True]
 
 
+# What `--train-all` says of cells that do not leave frozen parameters alone.
+
+
+def test_what_a_cell_unfreezes_and_trains_itself_is_lost():
+    net, x = model(), batch()
+    before = net[0].weight.detach().clone()
+    with tracefuse.capture(train_all=True):
+        net.requires_grad_(True)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(x).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(net[0].weight, before)
+    assert [p.requires_grad for p in net.parameters()] == [False, False, True, True]
+
+
+def test_a_gradient_that_a_cell_clears_comes_back():
+    net, x = model(), batch()
+    old = net[0].weight.grad = torch.ones_like(net[0].weight)
+    with tracefuse.capture(train_all=True):
+        net.zero_grad()
+        net(x).square().sum().backward()
+    assert net[0].weight.grad is old
+
+
+@pytest.mark.parametrize(
+    ("touch", "message"),
+    [(lambda p: p.mul_(2), "in-place operation"), (lambda p: p.numpy(), "requires grad")],
+    ids=["a write in place", "numpy"],
+)
+def test_frozen_parameters_are_no_data_while_they_are_thawed(touch, message):
+    net = model()
+    with pytest.raises(RuntimeError, match=message), tracefuse.capture(train_all=True):
+        touch(net[0].weight)
+    touch(net[0].weight)
+
+
 def test_all_is_restored_after_an_error():
     net, x, c = model(), batch(), tracefuse.capture(train_all=True)
 

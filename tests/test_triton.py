@@ -25,7 +25,8 @@ import tracefuse
 from tracefuse.compile import launcher
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.trace import Trace, op_name
+from tracefuse.optimizers.ops import op_name
+from tracefuse.optimizers.trace import Trace
 
 aten = torch.ops.aten
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

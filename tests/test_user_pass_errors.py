@@ -15,7 +15,7 @@ import tracefuse
 from tracefuse import registry
 from tracefuse.config import Config
 from tracefuse.errors import RegistrationError
-from tracefuse.optimizers.errors import PassDefect
+from tracefuse.optimizers.errors import PassDefect, UnknownValue
 from tracefuse.optimizers.passes import Decision
 from tracefuse.readers import READERS
 from tracefuse.variant import PassError
@@ -194,6 +194,20 @@ def test_what_goes_wrong_is_said_in_its_row_and_harms_nobody(run: Callable[..., 
     with pytest.raises(PassError, match="mine: ") as caught:
         c.optimize(fuse=False)
     assert isinstance(caught.value.__cause__, PassDefect)
+    assert str(caught.value).endswith('or switch mine off; tracefuse.unregister("mine") takes it away')
+
+
+def raises_on_purpose(self: Any, trace: Any, decide: Any) -> Any:
+    raise UnknownValue("there is no h.9: name another module.")
+
+
+def test_a_pass_that_fails_can_be_unregistered() -> None:
+    tracefuse.register(made(raises_on_purpose))
+    c = capture()
+    with pytest.raises(PassError, match=r'mine: there is no h.9: name another module; tracefuse.unregister\("mine"\)'):
+        c.optimize(fuse=False)
+    tracefuse.unregister("mine")
+    assert [step.name for step in c.optimize(fuse=False).steps] == ["simplify", "freeze", "cat", "remat"]
 
 
 @pytest.mark.parametrize("name", ["gpt", "rope", "conv_batchnorm"])

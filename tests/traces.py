@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx
 
 import tracefuse
+from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.passes import Decision, Pass, run_pipeline
-from tracefuse.optimizers.trace import Trace, op_name, phase, val
+from tracefuse.optimizers.trace import Trace, phase, val
 
 # Of the coarsest dtype that a program computes in: autocast and HF LLaMA's norms round on the way, even from float64.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-3}

@@ -8,6 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from tracefuse.capture import Capture
 from tracefuse.errors import CaptureError
+from tracefuse.namespace import name_of
 from tracefuse.options import Config
 from tracefuse.variant import Variant
 from tracefuse.widgets.view import Explorer
@@ -42,8 +43,3 @@ def _bundle(thing: Variant | Capture, namespace: dict[str, Any]) -> tuple[dict[s
         return None
     data, metadata = explorer._repr_mimebundle_()
     return {kind: text for kind, text in data.items() if kind != "text/plain"}, metadata
-
-
-def name_of(capture: Capture, namespace: dict[str, Any]) -> str | None:
-    """The first variable that holds `capture`, IPython's own `_` names aside."""
-    return next((name for name, value in namespace.items() if value is capture and not name.startswith("_")), None)

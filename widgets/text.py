@@ -7,7 +7,7 @@ from typing import Any
 
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.timing import aligned
-from tracefuse.widgets.payload import NOT_MEASURED
+from tracefuse.widgets.payload_kernels import NOT_MEASURED
 
 
 def to_text(payload: dict[str, Any]) -> str:

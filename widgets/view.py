@@ -22,11 +22,11 @@ from tracefuse.timing import Timing
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload import payload
 from tracefuse.widgets.text import to_text
+from tracefuse.widgets.timeline_payload import OpByOp, timeline_record
 
 STATIC = Path(__file__).parent / "static"
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
 IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
-WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 
 
 class Explorer(anywidget.AnyWidget):
@@ -60,6 +60,7 @@ class Explorer(anywidget.AnyWidget):
         self.cuda_graph, self.tune = cuda_graph, tune
         self.timed: tuple[Timing, Config] | None = (variant.timing, variant.config) if variant.timing else None
         self.profiles: dict[Config, Profile] = {}
+        self.op_by_op = OpByOp()
         super().__init__(payload=payload(variant, self.timed, name=name))
         self.on_msg(self._on_message)
 
@@ -68,7 +69,8 @@ class Explorer(anywidget.AnyWidget):
         if variant.timing is not None:
             self.timed = (variant.timing, variant.config)
         self.variant = variant
-        self.payload = payload(variant, self.timed, self.profiles.get(variant.config), self.name)
+        shown = self.op_by_op.shown(variant)
+        self.payload = payload(variant, self.timed, self.profiles.get(variant.config), self.name, **shown)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
@@ -85,6 +87,8 @@ class Explorer(anywidget.AnyWidget):
         if self.variant.runs_triton:
             self._progress(1.0, "profiling the kernels")
             self.profiles[self.variant.config] = _profiled(self.variant)
+        self._progress(1.0, "profiling op by op")
+        self.timeline = timeline_record(self.op_by_op.measure(self.variant))
         self.show(self.variant)
 
     def _progress(self, fraction: float, text: str) -> None:

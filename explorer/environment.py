@@ -1,0 +1,23 @@
+"""What a program ran on and under which settings, as its capture remembers it."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+
+
+def environment() -> dict[str, str]:
+    """Versions, device and flags that decide what a program runs."""
+    found = {"torch": torch.__version__, "python": platform.python_version(), "device": "CPU"}
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+        found["cuda"] = str(torch.version.cuda)
+        found["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)
+    slowing = {
+        "CUDA_LAUNCH_BLOCKING": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    return found | {name: "on" for name, is_on in slowing.items() if is_on}

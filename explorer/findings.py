@@ -1,0 +1,99 @@
+"""A finding and what detectors know: types, and the words that findings share. Detectors: `tracefuse.diagnose` lists them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import fx
+
+from tracefuse.op_times import OpTimes
+from tracefuse.optimizers.trace import Trace, origin, val
+from tracefuse.record import Guard
+
+Severity = Literal["high", "medium", "low"]
+SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
+HIGH, MEDIUM, LOW = 0.2, 0.05, 0.01
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One diagnosis. `evidence` are pairs of label and figure, `values` the names of the ops it is about, `source` the line of
+    the user's program, `worth` what the fix gains and how that is known, `changes` the options that try it, if a pass can."""
+
+    name: str
+    severity: Severity
+    title: str
+    evidence: tuple[tuple[str, str], ...]
+    values: tuple[str, ...]
+    source: str
+    fix: str
+    worth: str
+    changes: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        facts = "; ".join(f"{label}: {figure}" for label, figure in self.evidence)
+        lines = [f"{self.severity}: {self.title}", f"  {facts}", f"  at {self.source}" if self.source else ""]
+        return "\n".join(filter(None, [*lines, f"  fix: {self.fix}", f"  worth: {self.worth}"]))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a detector may look at: the trace as captured, its times, what the program read back, flags and versions."""
+
+    trace: Trace
+    times: OpTimes
+    guards: tuple[Guard, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def step_us(self) -> float:
+        return sum(self.times.us.values())
+
+    def us(self, nodes: Sequence[fx.Node]) -> float:
+        return sum(self.times.us.get(node.name, 0.0) for node in nodes)
+
+    def severity(self, us: float) -> Severity | None:
+        share = us / self.step_us if self.step_us else 0.0
+        return next((s for s, least in zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True) if share >= least), None)
+
+    def worth(self, us: float) -> str:
+        """`us` of the step, with its share and how the times are known."""
+        share = f"{us / self.step_us:.0%}".replace("%", " %")
+        return f"{time_text(us)} of {time_text(self.step_us)} a step, {share} ({self.times.provenance})"
+
+
+Detector = Callable[[Case], Iterator[Finding]]
+
+
+# --- words ---
+
+
+def time_text(us: float) -> str:
+    return f"{us / 1000:.3g} ms" if us >= 1000 else f"{us:.3g} µs"
+
+
+def line(node: fx.Node) -> str:
+    source = origin(node).source
+    return f"{source.label or source.file}:{source.line}  {source.text.strip()}" if source else ""
+
+
+def names(nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+    return tuple(node.name for node in nodes)
+
+
+def device(node: Any) -> str:
+    return str(val(node).device)
+
+
+def dtype(node: Any) -> str:
+    return str(val(node).dtype).removeprefix("torch.")
+
+
+def grouped(nodes: Sequence[fx.Node], key: Callable[[fx.Node], Any]) -> dict[Any, list[fx.Node]]:
+    groups: dict[Any, list[fx.Node]] = defaultdict(list)
+    for node in nodes:
+        groups[key(node)].append(node)
+    return groups

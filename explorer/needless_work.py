@@ -1,0 +1,168 @@
+"""Findings about work that need not be done, or not so: casts of weights, concatenations, unfused ops, unaligned matmuls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.findings import Case, Finding, dtype, grouped, line, names
+from tracefuse.layers import work
+from tracefuse.optimizers.cost import bytes_moved, op_class
+from tracefuse.optimizers.ops import does_work, is_getitem, is_view, producer
+from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase, val
+
+# cuBLAS takes its fast kernels where rows are multiples of 16 bytes.
+ALIGNED_BYTES = 16
+
+
+def casts_of_weights(case: Case) -> Iterator[Finding]:
+    """Parameters that are cast in every forward, and their gradients back."""
+    parameters = {
+        node
+        for node, entry in zip(case.trace.placeholders, case.trace.inputs, strict=True)
+        if entry.kind == "parameter"
+    }
+    forward = [n for n in case.trace.ops if work(n) == "cast" and _behind_views(n.args[0]) in parameters]
+    gradients = {
+        node for node, out in zip(case.trace.returned, case.trace.outputs, strict=True) if out.kind == "gradient"
+    }
+    backward = (
+        [n for n in case.trace.ops if phase(n) == "backward" and work(n) == "cast" and n in gradients]
+        if forward
+        else []
+    )
+    us = case.us([*forward, *backward])
+    severity = case.severity(us)
+    if severity is not None:
+        yield Finding(
+            "weights cast every step",
+            severity,
+            f"every forward casts {len(forward)} parameters from {dtype(forward[0].args[0])} to {dtype(forward[0])}",
+            (
+                ("moved", human_bytes(sum(map(bytes_moved, [*forward, *backward])))),
+                ("casts", f"{len(forward)} in the forward, {len(backward)} of gradients"),
+            ),
+            names([*forward, *backward]),
+            line(forward[0]),
+            f"keep the model in {dtype(forward[0])} with a master copy in the optimizer, or cast once for several forwards",
+            case.worth(us),
+        )
+
+
+def concatenations(case: Case) -> Iterator[Finding]:
+    """Concatenations, in the backward most of all: one buffer that the parts are written into makes them vanish."""
+    cats = [n for n in case.trace.ops if work(n) == "concatenation"]
+    empty = [n for n in cats if any(val(part).numel() == 0 for part in _parts(n))]
+    if empty:
+        yield Finding(
+            "concatenation with an empty operand",
+            "low",
+            f"{_count(empty)} everything to append nothing",
+            (("bytes", human_bytes(sum(map(nbytes, empty)))),),
+            names(empty),
+            line(empty[0]),
+            "leave the empty part out; `cat` does",
+            case.worth(case.us(empty)),
+            {"cat": True},
+        )
+    for half in ("backward", "forward"):
+        nodes = [n for n in cats if phase(n) == half and n not in empty]
+        us = case.us(nodes)
+        severity = case.severity(us)
+        if severity is not None:
+            copied = human_bytes(sum(map(nbytes, nodes)))
+            yield Finding(
+                f"concatenations in the {half}",
+                severity,
+                f"{_count(nodes)} {copied} in the {half}",
+                (("moved", human_bytes(sum(map(bytes_moved, nodes)))), ("the largest", max(nodes, key=nbytes).name)),
+                names(nodes),
+                line(nodes[0]),
+                "let the producers write into one buffer: `cat`, with `fuse`",
+                case.worth(us),
+                {"cat": True, "fuse": True},
+            )
+
+
+def _count(cats: Sequence[fx.Node]) -> str:
+    return "1 concatenation copies" if len(cats) == 1 else f"{len(cats)} concatenations copy"
+
+
+def unfused_pointwise(case: Case) -> Iterator[Finding]:
+    """Pointwise ops and reductions that run one by one: each reads and writes what the next one reads again."""
+    nodes = [
+        n
+        for n in case.trace.ops
+        if does_work(n) and op_class(n) in ("pointwise", "reduction") and work(n) != "device copy"
+    ]
+    us = case.us(nodes)
+    severity = case.severity(us)
+    if severity == "high":  # every eager program has some: a remark on how it was written, not an error in it
+        severity = "medium"
+    if severity is not None and len(nodes) > 1:
+        module, share = _largest_module(case, nodes)
+        yield Finding(
+            "unfused pointwise work",
+            severity,
+            f"{len(nodes)} pointwise ops and reductions run as kernels of their own",
+            (
+                ("moved", human_bytes(sum(map(bytes_moved, nodes)))),
+                ("in the backward", str(sum(phase(n) == "backward" for n in nodes))),
+                ("most of it in", f"{module} ({share:.0%})".replace("%", " %")),
+            ),
+            names(sorted(nodes, key=lambda n: -case.us([n]))),
+            line(max(nodes, key=lambda n: case.us([n]))),
+            "compute them in one kernel each run: `fuse`",
+            f"at most {case.worth(us)}",
+            {"fuse": True},
+        )
+
+
+def unaligned_matmuls(case: Case) -> Iterator[Finding]:
+    """Matmuls over a dimension whose rows are no multiple of 16 bytes: tensor cores are fed by slow kernels."""
+    nodes = [n for n in case.trace.ops if work(n) == "matmul" and _odd_width(n)]
+    for width, group in grouped(nodes, _odd_width).items():
+        us = case.us(group)
+        severity = case.severity(us)
+        if severity is not None and width is not None:
+            size = val(group[0]).element_size()
+            padded = -(-width // (ALIGNED_BYTES // size * 8)) * (ALIGNED_BYTES // size * 8)
+            yield Finding(
+                "unaligned matmul",
+                severity,
+                f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {ALIGNED_BYTES // size}",
+                (("dimension", f"{width:,}"), ("padded", f"{padded:,}"), ("dtype", dtype(group[0]))),
+                names(group),
+                line(group[0]),
+                f"pad it to {padded:,} (a vocabulary: set vocab_size={padded}; the added classes are never targets)",
+                f"part of {case.worth(us)}",
+            )
+
+
+def _parts(node: fx.Node) -> list[fx.Node]:
+    return [part for part in node.args[0] if isinstance(part, fx.Node)]  # type: ignore[union-attr]
+
+
+def _behind_views(node: Any) -> Any:
+    while isinstance(node, fx.Node) and node.op == "call_function" and (is_view(node) or is_getitem(node)):
+        node = producer(node).args[0]
+    return node
+
+
+def _odd_width(node: fx.Node) -> int | None:
+    """The largest dimension of a matmul, of half precision, that breaks the alignment of rows."""
+    value = val(node)
+    if not isinstance(value, torch.Tensor) or value.element_size() != 2:
+        return None
+    operands = [val(a) for a in node.all_input_nodes if isinstance(val(a), torch.Tensor)]
+    sizes = {size for tensor in [value, *operands] for size in tensor.shape[-2:]}
+    return max((size for size in sizes if size > 1 and size * 2 % ALIGNED_BYTES), default=None)
+
+
+def _largest_module(case: Case, nodes: Sequence[fx.Node]) -> tuple[str, float]:
+    us = {module: case.us(group) for module, group in grouped(nodes, lambda n: origin(n).module).items()}
+    module = max(us, key=us.__getitem__)
+    return module or "(no module)", us[module] / sum(us.values())

@@ -1,0 +1,235 @@
+"""When each op of a program ran and for how long: one profiled replay, op by op, as columns of numbers.
+
+    timeline(variant)      the captured program and the variant, one profiled replay each
+    program timeline       lanes, names, values; per event its start, its duration, and which name, value and lane
+
+The replay runs the joint trace as `Variant.compile` would, the same launchers under the same tunings and fallbacks, each op
+in a range that is called after its value. What the GPU did belongs to the op inside whose range it was asked for, by an
+operator or by a launch; what neither tells keeps its place on its lane, and belongs to no value.
+
+The driver may drop records, so launches are counted on the host and compared with the kernels that the GPU reported.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import fx
+
+from tracefuse.clocks import device_label
+from tracefuse.config import Config
+from tracefuse.optimizers.collection import uncollected
+from tracefuse.optimizers.ops import does_work, op_name
+from tracefuse.optimizers.render import INDENT, last_uses, render_op
+from tracefuse.optimizers.trace import Trace, tensors
+from tracefuse.profile import LAUNCHES, NOT_KERNELS
+from tracefuse.profiled import Event, marked, recorded
+
+if TYPE_CHECKING:
+    from tracefuse.variant import Variant
+
+COPY = "Memcpy"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Where events follow one another: a stream's kernels, its copies, or the thread of the host that runs the ops."""
+
+    name: str
+    kind: Literal["gpu", "copy", "cpu"]
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramTimeline:
+    """The events of one program, sorted by start, the first at 0 µs.
+
+    Columns of equal length: `start_us` (f8), `duration_us` (f4), and as indices `name` (u4, into `names`), `value` (u4: 0 for
+    none, else one more than the index into `values`) and `lane` (u2, into `lanes`). `op_us` is the time of each value's op:
+    that of its kernels and copies, or of its range where it computes on the CPU; ops without work are absent. `launches` were
+    counted on the host, `records` are the kernels that the GPU reported.
+    """
+
+    label: str
+    config: Config
+    lanes: tuple[Lane, ...]
+    names: tuple[str, ...]
+    values: tuple[str, ...]
+    start_us: np.ndarray
+    duration_us: np.ndarray
+    name: np.ndarray
+    value: np.ndarray
+    lane: np.ndarray
+    op_us: Mapping[str, float]
+    launches: int
+    records: int
+
+    @property
+    def span_us(self) -> float:
+        """From the first start to the last end."""
+        return float((self.start_us + self.duration_us).max(initial=0.0))
+
+    @property
+    def is_complete(self) -> bool:
+        return self.launches == self.records
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One profiled replay of each program. `device` begins with "measured on"."""
+
+    device: str
+    programs: tuple[ProgramTimeline, ...]
+
+    @property
+    def provenance(self) -> str:
+        """Where and how it was measured, and what is missing."""
+        return f"{self.device}, profiled once, op by op{''.join(map(_missing, self.programs))}"
+
+
+def _missing(program: ProgramTimeline) -> str:
+    if program.is_complete:
+        return ""
+    return f"; {program.label}: {program.launches} launches, {program.records} kernel records, so that times are incomplete"
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def timeline(variant: Variant, baseline: Variant | None = None) -> Timeline:
+    """Profile one replay of `baseline` (default: the program as captured) and one of `variant`.
+
+    Raises `ExportError` for what is more than one differentiable step, as `Variant.compile` does.
+    """
+    inputs = variant.capture.example_inputs
+    label = "captured" if baseline is None else "baseline"
+    programs = {label: baseline or variant.baseline, "optimised": variant}
+    device = device_label(inputs[0].device if inputs else "cpu")
+    return Timeline(device, tuple(profiled(name, one) for name, one in programs.items()))
+
+
+@uncollected()
+def profiled(label: str, variant: Variant) -> ProgramTimeline:
+    """One profiled replay of `variant`. Raises as `timeline` does."""
+    program, capture = variant.compile(), variant.capture
+    step = stepwise(variant.trace, vars(program.module))
+    restart = program.restarts(capture.rng_states)
+    inputs = [tensor.detach() for tensor in capture.example_inputs]
+
+    @torch.no_grad()
+    def run() -> None:
+        restart()
+        step(*inputs)
+
+    return attributed(label, variant.config, variant.trace, recorded(run))
+
+
+def stepwise(trace: Trace, names: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
+    """The joint trace as one function of its inputs, each op in a range called after its value; `names` has its kernels.
+
+    As text, since interpreting a graph would leave the GPU waiting between any two ops.
+    """
+    dying = last_uses(trace)
+    lines = [f"def step({', '.join(entry.name for entry in trace.inputs)}):"]
+    for node in trace.ops:
+        lines += [f"{INDENT}with _marked({node.name!r}):", f"{INDENT * 2}{render_op(node)}"]
+        if dying.get(node):
+            lines.append(f"{INDENT}del {', '.join(dying[node])}")
+    lines.append(f"{INDENT}return ({''.join(f'{node.name}, ' for node in trace.returned)})")
+    around = {**names, "_marked": marked}
+    exec(compile("\n".join(lines), f"<tracefuse timeline of {trace.name}>", "exec"), around)
+    return around["step"]
+
+
+# --- attributing ------------------------------------------------------------------------------------------------------
+
+
+def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]) -> ProgramTimeline:
+    """The timeline of a run of `trace` that the profiler recorded as `events`. Pure."""
+    events = sorted(events, key=lambda event: event.start_ns)
+    ranges = [event for event in events if event.mark]
+    shown = [event for event in events if event.on_gpu or event.mark]
+    find = _Attribution(ranges, events)
+    owners = [event.mark or find(event) for event in shown]
+    ops = {node.name: node for node in trace.ops}
+    lanes = sorted({_lane(event) for event in shown})
+    gpus = len({lane.device for lane in lanes if not lane.is_host})
+    values = {name: at for at, name in enumerate(ops, 1)} | {"": 0}
+    called = [op_name(ops[event.mark]).removeprefix("aten.") if event.mark else event.name for event in shown]
+    names = {name: at for at, name in enumerate(dict.fromkeys(called))}
+    origin_ns = shown[0].start_ns if shown else 0
+    return ProgramTimeline(
+        label=label,
+        config=config,
+        lanes=tuple(lane.shown(gpus) for lane in lanes),
+        names=tuple(names),
+        values=tuple(ops),
+        start_us=np.array([(event.start_ns - origin_ns) / 1e3 for event in shown], "<f8"),
+        duration_us=np.array([event.duration_ns / 1e3 for event in shown], "<f4"),
+        name=np.array([names[name] for name in called], "<u4"),
+        value=np.array([values[owner] for owner in owners], "<u4"),
+        lane=np.array([lanes.index(_lane(event)) for event in shown], "<u2"),
+        op_us=_op_us(ops, shown, owners),
+        launches=sum(event.is_cuda_call and event.name.startswith(LAUNCHES) for event in events),
+        records=sum(event.on_gpu and not event.name.startswith(NOT_KERNELS) for event in events),
+    )
+
+
+class _Attribution:
+    """Whose work an event of the GPU is: the name of a value, or "" where nothing says it."""
+
+    def __init__(self, ranges: Sequence[Event], events: Sequence[Event]) -> None:
+        self.ranges = ranges
+        self.starts = [one.start_ns for one in ranges]
+        host = [event for event in events if not event.on_gpu]
+        self.operators = {e.correlation: self.around(e) for e in host if not e.is_cuda_call}
+        # By time, since not every call is linked to an operator.
+        self.calls = {e.correlation: self.around(e) for e in host if e.is_cuda_call}
+
+    def __call__(self, event: Event) -> str:
+        return self.operators.get(event.operator) or self.calls.get(event.correlation, "")
+
+    def around(self, event: Event) -> str:
+        """The range that `event` begins in; ranges follow one another, each op's on the thread that runs them all."""
+        at = bisect.bisect_right(self.starts, event.start_ns) - 1
+        return self.ranges[at].mark if at >= 0 and event.start_ns < self.ranges[at].end_ns else ""
+
+
+@dataclass(frozen=True, order=True)
+class _LaneKey:
+    """Sorted as lanes are shown: each GPU's streams, their copies, then the host."""
+
+    is_host: bool
+    device: int
+    is_copy: bool
+    stream: int
+
+    def shown(self, gpus: int) -> Lane:
+        if self.is_host:
+            return Lane("CPU", "cpu")
+        name = f"GPU {self.device} stream {self.stream}" if gpus > 1 else f"stream {self.stream}"
+        return Lane(f"{name} copies", "copy") if self.is_copy else Lane(name, "gpu")
+
+
+def _lane(event: Event) -> _LaneKey:
+    if not event.on_gpu:
+        return _LaneKey(True, 0, False, 0)
+    return _LaneKey(False, event.device, event.name.startswith(COPY), event.resource)
+
+
+def _op_us(ops: Mapping[str, fx.Node], shown: Sequence[Event], owners: Sequence[str]) -> dict[str, float]:
+    on_gpu: dict[str, float] = defaultdict(float)
+    for event, owner in zip(shown, owners, strict=True):
+        if event.on_gpu and owner:
+            on_gpu[owner] += event.duration_ns / 1e3
+    on_host = {e.mark: e.duration_ns / 1e3 for e in shown if e.mark and _computes_on_the_host(ops[e.mark])}
+    return on_host | on_gpu
+
+
+def _computes_on_the_host(node: fx.Node) -> bool:
+    return does_work(node) and all(tensor.device.type == "cpu" for tensor in tensors(node))

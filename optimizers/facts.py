@@ -1,0 +1,121 @@
+"""Facts about a value or an op that are worked out once, and are known in every copy of it.
+
+    @once_per_value                          @once_per_op
+    def devices(value): ...                  def refusal(node): ...
+
+    follows from the fake value alone        from target, arguments and value of an op, and the targets and values of its
+                                             operands: from nothing else, such as their names, readers or own operands
+
+Passes copy traces and then ask about each op what was asked of the one that it is a copy of. So the answers lie in the
+node's metadata, beside the objects that they follow from: where one of those is another object, they are worked out anew.
+Those objects are never edited in place: an FX node's arguments are immutable, and nobody edits fake tensors. An answer
+holds no nodes, since those of a copy are others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+T = TypeVar("T")
+
+# Under these names in `node.meta`: facts of the value, facts of the op, and the arguments that those were worked out for.
+# One dictionary serves all copies, and says under `_FROM` what its facts follow from: each object more in the metadata of
+# every node is one that the garbage collector looks at.
+_VALUE, _OP, _ARGS, _KWARGS = "value_facts", "op_facts", "op_facts_args", "op_facts_kwargs"
+_FROM = "from"
+
+
+def once_per_value(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
+    """`compute`, a function of a fake value (None where a node has none), as a function of the node that yields it."""
+
+    @functools.wraps(compute)
+    def of_node(node: fx.Node) -> T:
+        facts = _facts_of_value(node)
+        if of_node not in facts:
+            facts[of_node] = compute(facts[_FROM])
+        return facts[of_node]
+
+    return of_node
+
+
+def once_per_op(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
+    """`compute`, a function of an op, its value and its operands' targets and values, with its results kept."""
+
+    @functools.wraps(compute)
+    def of_node(node: fx.Node) -> T:
+        facts = _facts_of_op(node)
+        if of_node not in facts:
+            facts[of_node] = compute(node)
+        return facts[of_node]
+
+    return of_node
+
+
+def _facts_of_value(node: fx.Node) -> dict[Any, Any]:
+    meta = node.meta
+    value, facts = meta.get("val"), meta.get(_VALUE)
+    if facts is None or facts[_FROM] is not value:
+        facts = meta[_VALUE] = {_FROM: value}
+    return facts
+
+
+def _facts_of_op(node: fx.Node) -> dict[Any, Any]:
+    meta = node.meta
+    facts = meta.get(_OP)
+    if facts is None or not _are_of(node, facts):
+        operands = (x for a in node.all_input_nodes for x in (a.target, a.meta.get("val")))
+        facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), *operands)}
+        meta[_ARGS], meta[_KWARGS] = node.args, node.kwargs
+    return facts
+
+
+def _are_of(node: fx.Node, facts: dict[Any, Any]) -> bool:
+    """Whether the facts follow from what the op is now."""
+    meta = node.meta
+    if meta[_ARGS] is not node.args or meta[_KWARGS] is not node.kwargs:
+        return False
+    known = iter(facts[_FROM])
+    if next(known) is not node.target or next(known) is not meta.get("val"):
+        return False
+    for operand in node.all_input_nodes:
+        if next(known) is not operand.target or next(known) is not operand.meta.get("val"):
+            return False
+    return True
+
+
+def share_facts(node: fx.Node, copy: fx.Node) -> None:
+    """Let two nodes have one memory: what is worked out for one is known of the other.
+
+    `copy` has the metadata of `node`, and its arguments with operands of its own.
+    """
+    copy.meta[_VALUE] = _facts_of_value(node)
+    if node.op != "call_function":
+        return
+    meta = node.meta
+    if _OP not in meta or meta[_ARGS] is not node.args or meta[_KWARGS] is not node.kwargs:
+        _facts_of_op(node)
+    copy.meta[_OP], copy.meta[_ARGS], copy.meta[_KWARGS] = meta[_OP], copy.args, copy.kwargs
+
+
+def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
+    """Every tensor of a value: one, or several for a multi-output op."""
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    return tuple(v for v in value if isinstance(v, torch.Tensor)) if isinstance(value, (tuple, list)) else ()
+
+
+@once_per_value
+def devices(value: Any) -> tuple[torch.device, ...]:
+    """The device of each tensor of the value."""
+    return tuple(t.device for t in tensors_in(value))
+
+
+@once_per_value
+def is_empty(value: Any) -> bool:
+    """Whether a tensor of the value has no elements."""
+    return any(t.numel() == 0 for t in tensors_in(value))

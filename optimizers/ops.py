@@ -1,0 +1,96 @@
+"""What an op is: its name and its arguments, and whether it is a view, draws random numbers or writes to an operand."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+# These return a view although their schema does not say so.
+_UNDECLARED_VIEWS = {aten._unsafe_view.default}
+
+
+def op_name(node: fx.Node) -> str:
+    """ "aten.mul.Tensor", "getitem", or the kernel's name."""
+    if node.op != "call_function":
+        return node.op
+    return (
+        str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload)
+        else getattr(node.target, "__name__", str(node.target))
+    )
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of an ATen op by the names of its schema, defaults filled in; `arguments` of a `getitem` is an error."""
+    defaults = _defaults(node.target)  # type: ignore[arg-type]
+    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
+
+
+@functools.cache
+def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
+    """Each argument's default by its name; None for those without."""
+    return {a.name: a.default_value if a.has_default_value() else None for a in target._schema.arguments}
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.target is operator.getitem
+
+
+def producer(node: fx.Node) -> fx.Node:
+    """The op that computes this value: the node itself, or the multi-output op behind a `getitem`."""
+    return producer(node.args[0]) if is_getitem(node) else node  # type: ignore[arg-type]
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node's memory belongs to its first argument: it costs no kernel and no bytes."""
+    if is_getitem(node):
+        return is_view(node.args[0])  # type: ignore[arg-type]
+    return isinstance(node.target, torch._ops.OpOverload) and _returns_view(node.target)
+
+
+@functools.cache
+def _returns_view(target: torch._ops.OpOverload) -> bool:
+    aliases = [a.alias_info for a in target._schema.arguments if a.alias_info is not None]
+    return target in _UNDECLARED_VIEWS or (bool(aliases) and not any(a.is_write for a in aliases))
+
+
+def does_work(node: fx.Node) -> bool:
+    """Whether the op runs something: views, and taking a multi-output operator apart, do not."""
+    return not is_getitem(node) and not is_view(node)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the op draws from a random generator: it may be saved, never drawn again."""
+    target = producer(node).target
+    return isinstance(target, torch._ops.OpOverload) and _draws(target)
+
+
+@functools.cache
+def _draws(target: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def draws_nothing(op: fx.Node) -> bool:
+    """Whether a random op draws no number: attention counts as random for its dropout; at probability 0 it is not."""
+    names = [argument.name for argument in op.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return False
+    position = names.index("dropout_p")
+    given = op.args[position] if position < len(op.args) else op.kwargs.get("dropout_p", 0.0)
+    return given == 0.0
+
+
+def is_mutable(node: fx.Node) -> bool:
+    """Whether the op writes to one of its arguments. A functionalised trace has none."""
+    return isinstance(node.target, torch._ops.OpOverload) and _writes(node.target)
+
+
+@functools.cache
+def _writes(target: torch._ops.OpOverload) -> bool:
+    return target._schema.is_mutable

@@ -1,0 +1,171 @@
+"""Findings: every planted cause is found with its name and its line, and a program without it has no such finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cuda_traces
+import programs
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.config import Config
+from tracefuse.diagnose import diagnose
+from tracefuse.findings import Case, Finding
+from tracefuse.op_times import modelled
+from tracefuse.optimizers.ops import op_name
+from tracefuse.optimizers.trace import Trace, fake_mode
+
+MiB = 2**20
+
+
+def case(capture: tracefuse.Capture, trace: Trace | None = None) -> Case:
+    trace = trace or capture.trace
+    return Case(trace, modelled(trace), capture.guards, tuple(capture.environment.items()))
+
+
+def found(name: str, of: Case) -> list[Finding]:
+    return [one for one in diagnose(of) if one.name == name]
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def leaf_on_the_cpu(count: int = MiB) -> tuple[tracefuse.Capture, Trace]:
+    """`leaf.cuda()` and a backward, recorded as a cast; then every value is on the GPU but the leaf and its gradient."""
+    input_ts = torch.randn(count, requires_grad=True)
+    freqs = torch.randn(count, dtype=torch.float64)
+
+    with tracefuse.capture() as c:
+        moved = input_ts.double()
+        out = (moved * freqs.cos()).sum()
+        out.backward()
+    assert input_ts.grad is not None
+    trace = cuda_traces.on_cuda(c.trace)
+    (leaf,) = [n for n, i in zip(trace.placeholders, trace.inputs, strict=True) if i.source == "input_ts"]
+    (gradient,) = [
+        n for n, o in zip(trace.returned, trace.outputs, strict=True) if o.of == leaf.name or o.of == "input_ts"
+    ]
+    with fake_mode(trace.graph):
+        for node in (leaf, gradient):
+            node.meta["val"] = torch.empty(count, device="cpu")
+    return c, trace
+
+
+def test_a_leaf_on_the_cpu_is_named_with_its_line_and_its_bytes() -> None:
+    capture, trace = leaf_on_the_cpu()
+    (finding,) = found("gradient copied to the host", case(capture, trace))
+    assert finding.severity == "high"
+    assert "`input_ts`" in finding.title
+    assert "from cuda:0 to the CPU" in finding.title
+    assert ("bytes", "4 MiB") in finding.evidence
+    assert any("device move, not a dtype cast" in figure for _, figure in finding.evidence)
+    assert "moved = input_ts.double()" in finding.source
+    assert "on the GPU" in finding.fix
+    assert "3.23 ms" in finding.worth
+
+
+def test_a_cast_is_no_device_move() -> None:
+    assert not found("gradient copied to the host", case(leaf_on_the_cpu()[0]))
+
+
+def test_an_input_that_is_moved_each_step() -> None:
+    capture, trace = leaf_on_the_cpu()
+    (finding,) = found("moved between devices each step", case(capture, trace))
+    assert "8 MiB from cpu to cuda:0" in finding.title  # what arrives is float64
+
+
+def test_values_read_back_are_grouped_by_line() -> None:
+    def step(x: Tensor) -> Tensor:
+        for _ in range(3):
+            if x.sum().item() > -1e9: x = x * 2  # fmt: skip  # noqa: E701
+        return x
+
+    (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
+    assert "3 values" in finding.title
+    assert "x.sum().item()" in finding.source
+    assert finding.severity == "low"
+
+
+# --- needless work ----------------------------------------------------------------------------------------------------
+
+
+def test_weights_that_are_cast_every_step() -> None:
+    model, x = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), torch.randn(4, 256)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().sum()
+        loss.backward()
+
+    (finding,) = found("weights cast every step", case(tracefuse.capture(step)))
+    assert finding.severity == "high"
+    assert "casts 4 parameters from float32 to bfloat16" in finding.title
+    assert ("casts", "4 in the forward, 4 of gradients") in finding.evidence
+
+
+def test_inputs_that_are_cast_are_no_weights() -> None:
+    x = torch.randn(64, 64)
+    assert not found("weights cast every step", case(tracefuse.capture(lambda: x.bfloat16().sum())))
+
+
+def test_a_concatenation_with_nothing() -> None:
+    capture = tracefuse.capture(programs.rope_full(torch.float32).run)
+    (finding,) = found("concatenation with an empty operand", case(capture))
+    assert finding.changes == {"cat": True}
+    assert not found(finding.name, case(capture, capture.optimize(fuse=False).trace))
+
+
+def test_gradients_concatenated_in_the_backward() -> None:
+    capture = tracefuse.capture(programs.qkv_unbind(torch.float32).run)
+    (finding,) = found("concatenations in the backward", case(capture))
+    names = {n.name: op_name(n) for n in capture.trace.ops}
+    assert all(names[value].split(".")[1] in ("cat", "stack") for value in finding.values)
+
+
+def test_pointwise_ops_one_by_one_until_they_are_fused() -> None:
+    capture = tracefuse.capture(programs.rope(torch.float32).run)
+    plain = capture.variant(Config.off())
+    (finding,) = [f for f in plain.findings() if f.name == "unfused pointwise work"]
+    assert finding.severity == "medium"
+    assert finding.changes == {"fuse": True}
+    assert finding.name not in {f.name for f in capture.optimize().findings()}
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "count"), [(1000, torch.bfloat16, 0), (1001, torch.bfloat16, 1), (1001, torch.float32, 0)]
+)
+def test_a_head_of_an_odd_width(width: int, dtype: torch.dtype, count: int) -> None:
+    x, w = torch.randn(64, 256, dtype=dtype), torch.randn(width, 256, dtype=dtype, requires_grad=True)
+    findings = found("unaligned matmul", case(tracefuse.capture(lambda: (x @ w.t()).sum().backward())))
+    assert len(findings) == count
+    assert all("1,001" in one.title and "1,024" in one.fix for one in findings)
+
+
+# --- surroundings -----------------------------------------------------------------------------------------------------
+
+
+def test_modes_that_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True):
+        capture = tracefuse.capture(lambda: x.exp().sum().backward())
+    titles = [one.title for one in found("slow mode", case(capture))]
+    assert [t.split(" was")[0] for t in titles] == ["CUDA_LAUNCH_BLOCKING", "anomaly mode"]
+    assert not found("slow mode", replace(case(capture), environment=()))
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
+    capture = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run)
+    findings = diagnose(case(capture))
+    assert [one.severity for one in findings] == sorted(
+        (one.severity for one in findings), key=["high", "medium", "low"].index
+    )
+    names = {n.name for n in capture.trace.ops}
+    for one in findings:
+        assert set(one.values) <= names
+        assert all((one.title, one.fix, one.worth))
+        assert str(one).count("\n") >= 3
