@@ -22,7 +22,8 @@ export class FindingsPanel {
     if (payload === this.payload) return;
     this.payload = payload;
     const found = ORDER.flatMap((severity) => payload.findings.filter((one) => one.severity === severity));
-    this.element.replaceChildren(...(found.length > 0 ? found.map((one) => this.card(one)) : nothing(payload.looked_for)));
+    const cards = (/** @type {boolean} */ fixed) => found.filter((one) => one.fixed === fixed).map((one) => this.card(one));
+    this.element.replaceChildren(...(found.length > 0 ? [...cards(false), ...cards(true)] : nothing(payload.looked_for)));
   }
 
   mark() {}
@@ -32,8 +33,8 @@ export class FindingsPanel {
     const more = one.values.length - SHOWN_VALUES;
     return h(
       "article",
-      { class: `tf-finding tf-finding-${one.severity}`, "aria-label": one.title, "data-testid": `tf-finding-${one.name}` },
-      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.name)),
+      { class: `tf-finding tf-finding-${one.fixed ? "fixed" : one.severity}`, "aria-label": one.title, "data-testid": `tf-finding-${one.name}` },
+      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, one.fixed ? "✓ gone with the passes that are on" : SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.name)),
       one.evidence.length > 0 && h("table", { class: "tf-table" }, h("tbody", null, one.evidence.map(([label, value]) => h("tr", null, h("th", { scope: "row" }, label), h("td", null, value))))),
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.fix && h("div", { class: "tf-block" }, copyButton(one.fix), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix)),
@@ -43,8 +44,8 @@ export class FindingsPanel {
   }
 
   /** @param {Finding} one */
-  tryIt({ name, changes }) {
-    if (!changes) return null;
+  tryIt({ name, changes, fixed }) {
+    if (!changes || fixed) return null;
     const isHeld = this.act.holds(changes);
     const title = isHeld ? "switch it on, and see what changes" : "this saved page holds no such choice: run the cell in a notebook";
     return h("button", { class: "tf-button", disabled: !isHeld, title, onclick: () => this.act.configure(changes), "data-testid": `tf-try-${name}` }, "Try it");

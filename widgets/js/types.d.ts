@@ -225,6 +225,8 @@ interface Payload {
   kernels: KernelRecord[];
   layers: LayerRow[];
   findings: Finding[];
+  /** By the detectors. */
+  looked_for: string[];
   /** What "before" is everywhere: the captured trace, or a pinned configuration. */
   baseline: { is_pinned: boolean; call: string };
   timing: Timing | null;
