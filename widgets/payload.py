@@ -7,8 +7,8 @@
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
-      passes:   [{name, help, enabled, state, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]   all, in
-                pipeline order
+      passes:   [{name, help, enabled, state, changed, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]
+                all, in pipeline order; `changed`: it ran, and left another program
       summary:  {ops, saved_bytes, peak_bytes, measured_peak_bytes, difference, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved, removed,
@@ -19,6 +19,7 @@
                 peak_source, bound, resources}]
       layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
       findings: [{name, severity, title, evidence, values, source, fix, worth, changes, fixed}]   the gravest first
+      looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
       timing:   null, or {provenance, stale, is_pinned, config, notes,
                 rows: [{label, baseline_ms, variant_ms, ratio, verdict}]}
@@ -60,8 +61,9 @@ from dataclasses import asdict
 from typing import Any
 
 from tracefuse.bandwidth import Bandwidth
+from tracefuse.capture import Capture
 from tracefuse.config import Config
-from tracefuse.diagnose import diagnose
+from tracefuse.diagnose import DETECTORS, diagnose
 from tracefuse.errors import ExportError
 from tracefuse.findings import Case
 from tracefuse.layers import layers
@@ -131,7 +133,8 @@ def payload(
         "memory": {"before": memory(before), "after": memory(after)},
         "kernels": kernel_records(variant, profile, bandwidth, inspected),
         "layers": [asdict(layer) for layer in layers(before, after, op_times)],
-        "findings": findings(variant, op_times),
+        "findings": findings(before, after, op_times, variant.capture),
+        "looked_for": list(DETECTORS),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, is_stale(known, variant, baseline)) if known else None,
         "notes": notes(variant, timing),
@@ -186,16 +189,12 @@ def _after_backward(backward: Trace) -> str:
     return " and ".join(found[:2])
 
 
-def findings(variant: Variant, op_times: tuple[OpTimes, OpTimes]) -> list[dict[str, Any]]:
-    """Those of the trace as captured; `fixed` are those that are gone with the passes that are on."""
-    capture = variant.capture
+def findings(before: Trace, after: Trace, op_times: tuple[OpTimes, OpTimes], capture: Capture) -> list[dict[str, Any]]:
+    """Those of the trace before the passes; `fixed` are those that are gone after them."""
     surroundings = capture.guards, tuple(capture.environment.items())
-    before, after = (
-        diagnose(Case(trace, times, *surroundings))
-        for trace, times in zip((capture.trace, variant.trace), op_times, strict=True)
-    )
-    left = {one.name for one in after}
-    return [asdict(one) | {"fixed": one.name not in left} for one in before]
+    found, left = (diagnose(Case(t, times, *surroundings)) for t, times in zip((before, after), op_times, strict=True))
+    names = {one.name for one in left}
+    return [asdict(one) | {"fixed": one.name not in names} for one in found]
 
 
 def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]]:

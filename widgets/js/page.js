@@ -113,4 +113,6 @@ export async function mountPage(render, held, host) {
   }
   const { payloads, timeline } = await decode(held);
   render({ model: new PageModel(payloads, withEvents(timeline)), el: host });
+  // The page is the view: its keys work before anything was clicked.
+  /** @type {HTMLElement | null} */ (host.firstElementChild)?.focus({ preventScroll: true });
 }

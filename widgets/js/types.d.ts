@@ -93,6 +93,8 @@ interface PassRecord {
   enabled: boolean;
   /** "on", "off", or "off: needs fuse": then its own switch changes nothing. */
   state: string;
+  /** It ran, and the program that it left is not the one that it was given. */
+  changed: boolean;
   ops: [number, number] | null;
   saved_bytes: [number, number] | null;
   /** Static. */
@@ -223,6 +225,8 @@ interface Payload {
   kernels: KernelRecord[];
   layers: LayerRow[];
   findings: Finding[];
+  /** By the detectors. */
+  looked_for: string[];
   /** What "before" is everywhere: the captured trace, or a pinned configuration. */
   baseline: { is_pinned: boolean; call: string };
   timing: Timing | null;
@@ -282,6 +286,8 @@ interface Open {
   kernels: Set<string>;
   /** Control -> text that was typed and not taken over. */
   typed: Record<string, string>;
+  /** The pass whose own work is shown, or "". */
+  pass: string;
 }
 
 /** What every panel draws from: the same for all of them. */
@@ -290,6 +296,8 @@ interface View {
   status: Status;
   /** The name of the selected value, or "". */
   selected: string;
+  /** The pass whose own work is shown, or "". */
+  pass: string;
   /** Names of the values that the search found; null where nothing is searched for. */
   matches: Set<string> | null;
   timeline: Timeline | null;
@@ -302,6 +310,8 @@ interface Act {
   configure(changes: Partial<Config>): void;
   measure(): void;
   select(value: string): void;
+  /** Show what this pass alone did; "" for none. */
+  showPass(name: string): void;
   /** Open a tab and move the keyboard there. */
   openTab(id: string): void;
   openKernel(name: string): void;
