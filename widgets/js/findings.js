@@ -5,6 +5,16 @@ import { chip, copy } from "./passes.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
 const ORDER = /** @type {const} */ (["high", "medium", "low"]);
+// What `tracefuse.diagnose` has detectors for.
+const LOOKED_FOR = [
+  "gradients copied to the CPU, and inputs moved between devices in every step",
+  "waits for the GPU: .item(), a tensor as a condition",
+  "casts of weights in every step",
+  "concatenations, of empty tensors too",
+  "runs of pointwise ops that no kernel joins",
+  "matmuls whose sizes do not suit tensor cores",
+  "modes that slow everything: anomaly detection, blocking launches",
+];
 const SHOWN_VALUES = 12;
 
 /** @implements {Panel} */
@@ -21,8 +31,8 @@ export class FindingsPanel {
   draw({ payload }) {
     if (payload === this.payload) return;
     this.payload = payload;
-    const found = ORDER.flatMap((severity) => payload.findings.filter((one) => one.severity === severity));
-    this.element.replaceChildren(...(found.length > 0 ? found.map((one) => this.card(one)) : nothing(payload.looked_for)));
+    const found = [false, true].flatMap((isFixed) => ORDER.flatMap((severity) => payload.findings.filter((one) => one.severity === severity && one.fixed === isFixed)));
+    this.element.replaceChildren(...(found.length > 0 ? found.map((one) => this.card(one)) : nothing()));
   }
 
   mark() {}
@@ -32,8 +42,8 @@ export class FindingsPanel {
     const more = one.values.length - SHOWN_VALUES;
     return h(
       "article",
-      { class: `tf-finding tf-finding-${one.severity}`, "aria-label": one.title, "data-testid": `tf-finding-${one.name}` },
-      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.name)),
+      { class: `tf-finding tf-finding-${one.fixed ? "fixed" : one.severity}`, "aria-label": one.title, "data-testid": `tf-finding-${one.name}` },
+      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, one.fixed ? "✓ gone with these passes" : SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.name)),
       one.evidence.length > 0 && h("table", { class: "tf-table" }, h("tbody", null, one.evidence.map(([label, value]) => h("tr", null, h("th", { scope: "row" }, label), h("td", null, value))))),
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.fix && h("div", { class: "tf-block" }, copyButton(one.fix), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix)),
@@ -43,8 +53,10 @@ export class FindingsPanel {
   }
 
   /** @param {Finding} one */
-  tryIt({ name, changes }) {
-    if (!changes) return null;
+  tryIt({ name, changes, fixed }) {
+    if (!changes || fixed) return null;
+    const isOn = Object.entries(changes).every(([option, value]) => JSON.stringify(this.payload?.config[option]) === JSON.stringify(value));
+    if (isOn) return h("span", { class: "tf-note" }, "The pass that does this is on; its decisions say what it left.");
     const isHeld = this.act.holds(changes);
     const title = isHeld ? "switch it on, and see what changes" : "this saved page holds no such choice: run the cell in a notebook";
     return h("button", { class: "tf-button", disabled: !isHeld, title, onclick: () => this.act.configure(changes), "data-testid": `tf-try-${name}` }, "Try it");
@@ -58,8 +70,11 @@ function copyButton(text) {
   return button;
 }
 
-/** @param {string[]} lookedFor */
-function nothing(lookedFor) {
-  if (lookedFor.length === 0) return [h("p", { class: "tf-note" }, "This trace was not diagnosed.")];
-  return [h("h3", null, "Nothing found"), h("p", { class: "tf-note" }, "What was looked for in this trace:"), h("ul", null, lookedFor.map((text) => h("li", null, text)))];
+function nothing() {
+  return [h("h3", null, "Nothing found"), h("p", { class: "tf-note" }, "What was looked for in the trace as captured:"), h("ul", null, LOOKED_FOR.map((text) => h("li", null, text)))];
+}
+
+/** Those that the passes have not done away with. @param {Payload} payload */
+export function openFindings({ findings }) {
+  return findings.filter((one) => !one.fixed).length;
 }

@@ -3,7 +3,7 @@
 import { CodePanel } from "./code.js";
 import code from "./code.css";
 import details from "./details.css";
-import { FindingsPanel } from "./findings.js";
+import { FindingsPanel, openFindings } from "./findings.js";
 import findings from "./findings.css";
 import { KernelPanel } from "./kernels.js";
 import passes from "./passes.css";
@@ -15,7 +15,7 @@ import verdict from "./verdict.css";
 /** @type {PanelSpec[]} */
 export const PANELS = [
   { id: "code", label: () => "Code", make: (act) => new CodePanel(act) },
-  { id: "findings", label: ({ findings }) => `Findings ${findings.length || ""}`, make: (act) => new FindingsPanel(act) },
+  { id: "findings", label: (payload) => `Findings ${openFindings(payload) || ""}`, make: (act) => new FindingsPanel(act) },
   { id: "kernels", label: ({ kernels }) => `Kernels ${kernels.length}`, make: (act, open) => new KernelPanel(act, open) },
   { id: "timing", label: () => "Timing", make: timingPanel },
   { id: "notes", label: ({ notes }) => `Notes ${notes.length || ""}`, make: notesPanel },
