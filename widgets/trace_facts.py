@@ -7,7 +7,7 @@ trace and those of all steps before that pass are the same ones as before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -69,7 +69,7 @@ def memory(trace: Trace) -> dict[str, Any]:
 
 
 @per_trace
-def values(trace: Trace) -> Mapping[str, dict[str, Any]]:
+def values(trace: Trace) -> dict[str, dict[str, Any]]:
     """What there is to say of each value of a trace, by name and without its times; inputs first."""
     around = _Around(trace)
     return {node.name: _value(node, around) for node in (*trace.placeholders, *trace.ops)}

@@ -5,16 +5,6 @@ import { chip, copy } from "./passes.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
 const ORDER = /** @type {const} */ (["high", "medium", "low"]);
-// What `tracefuse.diagnose` has detectors for.
-const LOOKED_FOR = [
-  "gradients copied to the CPU, and inputs moved between devices in every step",
-  "waits for the GPU: .item(), a tensor as a condition",
-  "casts of weights in every step",
-  "concatenations, of empty tensors too",
-  "runs of pointwise ops that no kernel joins",
-  "matmuls whose sizes do not suit tensor cores",
-  "modes that slow everything: anomaly detection, blocking launches",
-];
 const SHOWN_VALUES = 12;
 
 /** @implements {Panel} */
@@ -31,8 +21,9 @@ export class FindingsPanel {
   draw({ payload }) {
     if (payload === this.payload) return;
     this.payload = payload;
-    const found = [false, true].flatMap((isFixed) => ORDER.flatMap((severity) => payload.findings.filter((one) => one.severity === severity && one.fixed === isFixed)));
-    this.element.replaceChildren(...(found.length > 0 ? found.map((one) => this.card(one)) : nothing()));
+    const found = ORDER.flatMap((severity) => payload.findings.filter((one) => one.severity === severity));
+    const cards = (/** @type {boolean} */ fixed) => found.filter((one) => one.fixed === fixed).map((one) => this.card(one));
+    this.element.replaceChildren(...(found.length > 0 ? [...cards(false), ...cards(true)] : nothing(payload.looked_for)));
   }
 
   mark() {}
@@ -43,7 +34,7 @@ export class FindingsPanel {
     return h(
       "article",
       { class: `tf-finding tf-finding-${one.fixed ? "fixed" : one.severity}`, "aria-label": one.title, "data-testid": `tf-finding-${one.name}` },
-      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, one.fixed ? "✓ gone with these passes" : SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.name)),
+      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, one.fixed ? "✓ gone with the passes that are on" : SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.name)),
       one.evidence.length > 0 && h("table", { class: "tf-table" }, h("tbody", null, one.evidence.map(([label, value]) => h("tr", null, h("th", { scope: "row" }, label), h("td", null, value))))),
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.fix && h("div", { class: "tf-block" }, copyButton(one.fix), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix)),
@@ -70,11 +61,8 @@ function copyButton(text) {
   return button;
 }
 
-function nothing() {
-  return [h("h3", null, "Nothing found"), h("p", { class: "tf-note" }, "What was looked for in the trace as captured:"), h("ul", null, LOOKED_FOR.map((text) => h("li", null, text)))];
-}
-
-/** Those that the passes have not done away with. @param {Payload} payload */
-export function openFindings({ findings }) {
-  return findings.filter((one) => !one.fixed).length;
+/** @param {string[]} lookedFor */
+function nothing(lookedFor) {
+  if (lookedFor.length === 0) return [h("p", { class: "tf-note" }, "This trace was not diagnosed.")];
+  return [h("h3", null, "Nothing found"), h("p", { class: "tf-note" }, "What was looked for in this trace:"), h("ul", null, lookedFor.map((text) => h("li", null, text)))];
 }

@@ -2,8 +2,10 @@
 
 import { details } from "./details.js";
 import { h } from "./dom.js";
+import { shortcut, showHelp, Trail } from "./keys.js";
 import { PANELS, STYLES } from "./panels.js";
 import { markPass, passes } from "./passes.js";
+import { Search } from "./search.js";
 import { VerdictBar } from "./verdict.js";
 
 export { mountPage } from "./page.js";
@@ -14,6 +16,8 @@ class Explorer {
     this.model = model;
     /** @type {Set<string> | null} */
     this.matches = null;
+    this.trail = new Trail();
+    this.search = new Search(() => model.get("payload"), (matches) => this.showMatches(matches), (value) => this.select(value));
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
     /** @type {Open} */
@@ -24,9 +28,9 @@ class Explorer {
       measure: () => this.ask("timing", { type: "measure" }),
       select: (value) => this.select(value),
       showPass: (name) => this.showPass(name),
-      openTab: (id) => this.openTab(id),
+      openTab: (id) => this.goToTab(id),
       openKernel: (name) => this.openKernel(name),
-      search: () => {},
+      search: (query) => this.search.run(query),
       ask: (panel, message) => this.ask(panel, message),
       live: model.get("live"),
       holds: (changes) => model.holds?.(changes) ?? true,
@@ -45,15 +49,20 @@ class Explorer {
       body: h("div", { class: "tf-tab-body", role: "tabpanel", id: unique("tf-panel") }),
       details: h("div", { class: "tf-aside" }),
     };
-    const main = h("div", { class: "tf-main" }, this.slots.tabs, this.slots.body);
+    const bar = h("div", { class: "tf-bar-top" }, this.slots.tabs, this.search.element);
+    const main = h("div", { class: "tf-main" }, bar, this.slots.body);
     this.root = h(
       "div",
-      { class: "tf", "data-testid": "tf-root" },
+      // With the focus here after a click between the controls, keys still reach the view.
+      { class: "tf", tabindex: "-1", "data-testid": "tf-root" },
       h("style", null, STYLES),
       h("div", { class: "tf-frame" }, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
-    this.root.addEventListener("keydown", (event) => event.stopPropagation());
+    this.root.addEventListener("keydown", (event) => {
+      event.stopPropagation();
+      this.onKey(event);
+    });
     host.append(this.root);
   }
 
@@ -80,6 +89,7 @@ class Explorer {
     this.drawSide();
     this.drawTabs();
     for (const id of this.panels.keys()) this.outdated.add(id);
+    this.search.refresh();
     this.drawPanel();
     this.drawDetails();
     this.root.dataset.ready = "1";
@@ -153,6 +163,7 @@ class Explorer {
   }
 
   drawSelection() {
+    this.trail.visit(this.view.selected);
     this.panels.get(this.tab)?.mark(this.view);
     this.drawDetails();
   }
@@ -171,6 +182,45 @@ class Explorer {
     this.tab = id;
     this.drawTabs();
     this.drawPanel();
+  }
+
+  /** Open a tab and move the keyboard into its panel, to the selected value's part where there is one. @param {string} id */
+  goToTab(id) {
+    this.openTab(id);
+    const targets = [...this.slots.body.querySelectorAll('[tabindex="0"]')];
+    const target = /** @type {HTMLElement | undefined} */ (targets.find((one) => one.querySelector(".tf-current")) ?? targets[0]);
+    (target ?? find(this.slots.tabs, `tf-tab-${id}`))?.focus({ preventScroll: true });
+  }
+
+  /** @param {KeyboardEvent} event */
+  onKey(event) {
+    const isTaken = event.defaultPrevented || this.root.querySelector("dialog[open]") !== null;
+    const asked = isTaken ? null : shortcut(event);
+    if (asked === null || (typeof asked === "number" && !PANELS[asked - 1])) return;
+    event.preventDefault();
+    if (typeof asked === "number") return this.goToTab(PANELS[asked - 1].id);
+    const actions = {
+      search: () => this.search.focus(),
+      help: () => showHelp(this.root),
+      passes: () => /** @type {HTMLElement | null} */ (this.slots.passes.querySelector("input:enabled, button:enabled, [tabindex='0']"))?.focus(),
+      back: () => this.selectOnTrail(-1),
+      forward: () => this.selectOnTrail(1),
+    };
+    actions[asked]();
+  }
+
+  /** @param {-1 | 1} by */
+  selectOnTrail(by) {
+    const name = this.trail.step(by);
+    if (name !== null) this.select(name);
+  }
+
+  /** @param {Set<string> | null} matches */
+  showMatches(matches) {
+    this.matches = matches;
+    const panel = this.panels.get(this.tab);
+    // Not one that is about to be drawn anew.
+    if (panel && !this.outdated.has(this.tab)) panel.mark(this.view);
   }
 
   /** ← and → walk the tabs, Home and End go to the ends. @param {KeyboardEvent} event */

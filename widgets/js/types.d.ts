@@ -125,6 +125,8 @@ interface TimingRow {
 interface Timing {
   provenance: string;
   stale: boolean;
+  /** Whether the times before are of a pinned configuration, not of the captured program. */
+  is_pinned: boolean;
   config: string;
   rows: TimingRow[];
   notes: string[];
@@ -223,6 +225,8 @@ interface Payload {
   kernels: KernelRecord[];
   layers: LayerRow[];
   findings: Finding[];
+  /** By the detectors. */
+  looked_for: string[];
   /** What "before" is everywhere: the captured trace, or a pinned configuration. */
   baseline: { is_pinned: boolean; call: string };
   timing: Timing | null;
