@@ -24,6 +24,27 @@ CHROMIUM_FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
+# The view of a saved page once more, with a model that keeps what is sent: `sent`, `set(trait, value)`, `show(number)`.
+LIVE = """async () => {
+    const text = document.getElementById("module").textContent;
+    const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+    const view = await import(url);
+    const listeners = {};
+    const payloads = JSON.parse(document.getElementById("payloads").textContent);
+    const idle = { busy: "", progress: null, text: "", error: null };
+    window.state = { payload: payloads[0], selected: "", status: idle, live: true, timeline: null };
+    window.received = (message, bytes) => listeners["msg:custom"](message, [bytes]);
+    window.sent = [];
+    window.set = (name, value) => { window.state[name] = value; listeners[`change:${name}`]?.(); };
+    window.show = (number) => window.set("payload", payloads[number]);
+    const model = {
+        get: (name) => window.state[name], set: window.set, save_changes() {}, off() {},
+        on: (event, callback) => { listeners[event] = callback; }, send: (message) => window.sent.push(message),
+    };
+    const host = document.getElementById("view");
+    host.replaceChildren();
+    view.default.render({ model, el: host });
+}"""
 START_S = 90
 IS_READY = "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady === true"
 RUN_ALL = """async () => {
@@ -162,3 +183,14 @@ def open_notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) ->
         page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     context.close()
     watch.check()
+
+
+@pytest.fixture(scope="session")
+def go_live() -> Callable[[Page], None]:
+    """`go_live(page)` puts a live view in place of the saved one, without a kernel."""
+
+    def mount(page: Page) -> None:
+        page.evaluate(LIVE)
+        page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+
+    return mount

@@ -1,4 +1,5 @@
-// One file of the view: modules and styles, both minified. `loader: text` alone would leave the styles as they are written.
+// One file of the view, `node build.mjs [FILE]`: modules and styles, both minified. `loader: text` alone would leave the styles
+// as they are written.
 
 import { readFile } from "node:fs/promises";
 import { build, transform } from "esbuild";
@@ -23,5 +24,5 @@ await build({
   charset: "utf8",
   legalComments: "none",
   plugins: [styles],
-  outfile: "../static/widget.js",
+  outfile: process.argv[2] ?? "../static/widget.js",
 });
