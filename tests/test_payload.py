@@ -118,6 +118,16 @@ def test_numbers_are_those_of_the_traces() -> None:
     assert "@triton.jit" in shown["kernels"][0]["source"]
 
 
+def test_what_is_alive_at_the_peak_adds_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = payload(variant())["memory"].values()
+    monkeypatch.setattr("tracefuse.widgets.payload.MAX_ALIVE", 10**6)
+    for few, found in zip(shown, payload(variant())["memory"].values(), strict=True):
+        sizes = [nbytes for _, nbytes in found["alive"]]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sum(sizes) == found["peak"] == found["live"][found["ops"].index(found["at"])]
+        assert few["alive"] == found["alive"][:16]
+
+
 def test_without_passes_nothing_is_marked() -> None:
     shown = payload(variant(**dict.fromkeys(PASSES, False)))
     assert {line["diff"] for half in ("forward", "backward") for line in shown[half]["lines"]} == {" "}

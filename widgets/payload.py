@@ -14,7 +14,7 @@
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved, removed,
                 storage, kernel, of, time_us}}
       times:    {before, after}                               the provenance of each value's `time_us`
-      memory:   {before, after}                               each {ops, live, peak, at}: bytes alive while each op runs
+      memory:   {before, after}                               each {ops, live, peak, at, alive}: bytes alive while each op runs
       kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source}]
       layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
       findings: [{name, severity, title, evidence, values, source, fix, worth, changes, fixed}]   the gravest first
@@ -70,6 +70,8 @@ VERSION = 2
 NOT_MEASURED = "not measured"
 # More twins or readers of one value than anybody follows by hand.
 MAX_NAMES = 64
+# Beyond these, single storages are small beside the peak.
+MAX_ALIVE = 16
 
 
 @uncollected()
@@ -275,11 +277,15 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
 
 
 def memory(trace: Trace) -> dict[str, Any]:
-    """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak and the op it is at."""
+    """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak, the op it is at, and
+    the largest storages that are alive there."""
     live = live_bytes(trace)
     peak = max(live, default=0)
     names = [node.name for node in trace.ops]
-    return {"ops": names, "live": live, "peak": peak, "at": names[live.index(peak)] if live else ""}
+    at = live.index(peak) if live else -1
+    alive = sorted((one for one in lifetimes(trace) if one.start <= at <= one.end), key=lambda one: -one.nbytes)
+    largest = [[one.name, one.nbytes] for one in alive[:MAX_ALIVE]]
+    return {"ops": names, "live": live, "peak": peak, "at": names[at] if live else "", "alive": largest}
 
 
 def _twins(trace: Trace) -> dict[tuple[str, int], list[str]]:
