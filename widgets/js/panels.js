@@ -3,14 +3,17 @@
 import { CodePanel } from "./code.js";
 import { kernelPanel, notesPanel, timingPanel } from "./tables.js";
 import style from "./style.css";
+import { TimelinePanel } from "./timeline.js";
+import timelineStyle from "./timeline.css";
 
 /** @type {PanelSpec[]} */
 export const PANELS = [
   { id: "code", label: () => "Code", make: (act) => new CodePanel(act) },
   { id: "kernels", label: ({ kernels }) => `Kernels ${kernels.length}`, make: kernelPanel },
+  { id: "timeline", label: () => "Timeline", make: (act) => new TimelinePanel(act) },
   { id: "timing", label: () => "Timing", make: timingPanel },
   { id: "notes", label: ({ notes }) => `Notes ${notes.length || ""}`, make: notesPanel },
 ];
 
 /** Each panel's rules stand in a file of its own; the first has the colours and what is shared. */
-export const STYLES = [style].join("\n");
+export const STYLES = [style, timelineStyle].join("\n");
