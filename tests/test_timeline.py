@@ -16,7 +16,7 @@ from tracefuse.errors import ExportError
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.profiled import MARK, Event, marked, recorded
-from tracefuse.timeline import Lane, ProgramTimeline, Timeline, attributed, stepwise, timeline
+from tracefuse.timeline import Lane, ProgramTimeline, Timeline, attributed, measured_on, stepwise, timeline
 
 
 @cache
@@ -216,6 +216,14 @@ def test_launches_and_records_are_reconciled() -> None:
     assert Timeline("measured on a GPU", (torn,)).provenance.endswith(
         "; optimised: 3 launches, 2 kernel records, so that times are incomplete"
     )
+
+
+def test_what_ran_on_a_gpu_was_measured_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the inputs lie on: a cell may bring them there itself."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
+    on_both, on_host_alone = program_of(EVENTS), program_of([e for e in EVENTS if not e.on_gpu])
+    assert measured_on([on_host_alone, on_both]) == "measured on GPU of cuda"
+    assert measured_on([on_host_alone]).startswith("measured on CPU")
 
 
 def test_without_events_a_timeline_is_empty() -> None:

@@ -31,7 +31,7 @@ LIVE = """async () => {
     const listeners = {};
     const payloads = JSON.parse(document.getElementById("payloads").textContent);
     const idle = { busy: "", progress: null, text: "", error: null };
-    window.state = { payload: payloads[0], selected: "", status: idle, live: true };
+    window.state = { payload: payloads[0], selected: "", status: idle, live: true, timeline: null };
     window.sent = [];
     window.set = (name, value) => { window.state[name] = value; listeners[`change:${name}`]?.(); };
     window.show = (number) => window.set("payload", payloads[number]);
@@ -80,6 +80,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def page(browser: Browser, written: Path) -> Iterator[Page]:
     opened = browser.new_page(viewport={"width": 1300, "height": 1000})
+    opened.set_default_timeout(5_000)
     errors: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.goto(written.as_uri())
@@ -97,23 +98,23 @@ def sent(page: Page) -> list[dict[str, Any]]:
     return [message["changes"] for message in found]
 
 
-def test_the_budget_is_a_slider_from_none_to_a_tenth(page: Page) -> None:
+def test_the_budget_is_a_slider_with_more_memory_to_the_right(page: Page) -> None:
     slider = page.get_by_test_id("tf-memory-budget")
-    expect(slider).to_have_value("0")
+    expect(slider).to_have_value("10")
     expect(page.get_by_test_id("tf-pass-remat")).to_contain_text("off")
     slider.focus()
     for keys, expected, text in (
-        ("ArrowRight", 1, "100 %"),
-        ("End", 0.1, "10 %"),
-        ("ArrowLeft", 0.2, "20 %"),
-        ("Home", None, "off"),
+        ("ArrowLeft", 1, "100 %"),
+        ("Home", 0.1, "10 %"),
+        ("ArrowRight", 0.2, "20 %"),
+        ("End", None, "off"),
     ):
         page.keyboard.press(keys)
         assert sent(page) == [{"memory_budget": expected}]
         expect(slider).to_have_attribute("aria-valuetext", text)
 
 
-@pytest.mark.parametrize(("budget", "step", "text"), [(0.4, "7", "40 %"), (0.0, "10", "0 %"), (2 << 30, "1", "2 GiB")])
+@pytest.mark.parametrize(("budget", "step", "text"), [(0.4, "3", "40 %"), (0.0, "0", "0 %"), (2 << 30, "9", "2 GiB")])
 def test_a_budget_from_python_is_shown(page: Page, budget: float, step: str, text: str) -> None:
     page.evaluate(f"set('payload', {{...state.payload, config: {{...state.payload.config, memory_budget: {budget}}}}})")
     expect(page.get_by_test_id("tf-memory-budget")).to_have_value(step)
