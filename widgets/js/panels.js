@@ -13,6 +13,8 @@ import passes from "./passes.css";
 import style from "./style.css";
 import { notesPanel, timingPanel } from "./tables.js";
 import tables from "./tables.css";
+import timeline from "./timeline.css";
+import { TimelinePanel } from "./timeline.js";
 import tree from "./tree.css";
 import { TreePanel } from "./tree.js";
 import verdict from "./verdict.css";
@@ -24,9 +26,10 @@ export const PANELS = [
   { id: "layers", label: () => "Layers", make: (act) => new LayersPanel(act) },
   { id: "findings", label: ({ findings }) => `Findings ${findings.filter((one) => !one.fixed).length || ""}`, make: (act) => new FindingsPanel(act) },
   { id: "kernels", label: ({ kernels }) => `Kernels ${kernels.length}`, make: (act, open) => new KernelPanel(act, open) },
+  { id: "timeline", label: () => "Timeline", make: (act) => new TimelinePanel(act) },
   { id: "timing", label: () => "Timing", make: timingPanel },
   { id: "notes", label: ({ notes }) => `Notes ${notes.length || ""}`, make: notesPanel },
 ];
 
 /** Each panel's rules stand in a file of its own; the first has the colours and what is shared. */
-export const STYLES = [style, main, verdict, passes, tree, code, layers, details, tables, findings].join("\n");
+export const STYLES = [style, main, verdict, passes, tree, code, layers, details, tables, findings, timeline].join("\n");
