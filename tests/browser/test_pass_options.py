@@ -24,6 +24,7 @@ from tracefuse.widgets.payload import payload
 
 pytestmark = pytest.mark.browser
 
+
 @dataclass(frozen=True)
 class Trimmed:
     """Does nothing, with options of every kind."""
