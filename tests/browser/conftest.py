@@ -30,7 +30,9 @@ LIVE = """async () => {
     const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
     const view = await import(url);
     const listeners = {};
-    const payloads = JSON.parse(document.getElementById("payloads").textContent);
+    const host = document.getElementById("view");
+    let payloads;
+    await view.mountPage(({ model }) => { payloads = model.payloads; }, document.getElementById("held").textContent, host);
     const idle = { busy: "", progress: null, text: "", error: null };
     window.state = { payload: payloads[0], selected: "", status: idle, live: true, timeline: null };
     window.received = (message, bytes) => listeners["msg:custom"](message, [bytes]);
@@ -41,9 +43,15 @@ LIVE = """async () => {
         get: (name) => window.state[name], set: window.set, save_changes() {}, off() {},
         on: (event, callback) => { listeners[event] = callback; }, send: (message) => window.sent.push(message),
     };
-    const host = document.getElementById("view");
     host.replaceChildren();
     view.default.render({ model, el: host });
+}"""
+REOPEN = """async () => {
+    const url = URL.createObjectURL(new Blob([document.getElementById("module").textContent], { type: "text/javascript" }));
+    const view = await import(url);
+    const host = document.getElementById("view");
+    host.replaceChildren();
+    await view.mountPage(view.default.render, document.getElementById("held").textContent, host);
 }"""
 START_S = 90
 IS_READY = "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady === true"
@@ -191,6 +199,17 @@ def go_live() -> Callable[[Page], None]:
 
     def mount(page: Page) -> None:
         page.evaluate(LIVE)
+        page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+
+    return mount
+
+
+@pytest.fixture(scope="session")
+def reopen() -> Callable[[Page], None]:
+    """`reopen(page)` makes a saved page's view anew, as opening the file does."""
+
+    def mount(page: Page) -> None:
+        page.evaluate(REOPEN)
         page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
 
     return mount
