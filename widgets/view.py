@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anywidget
-import torch
 import traitlets
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from tracefuse.config import PASS_OF
-from tracefuse.draws import undisturbed
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.variant import Variant
@@ -167,7 +164,7 @@ class Explorer(anywidget.AnyWidget):
     def _measure(self, task: Task) -> None:
         variant, baseline = self.variant.check(), self.baseline
         against = {} if baseline is None else {"against": baseline}
-        with self._alone(task):
+        with task.turn(variant.capture.example_inputs, self._progress):
             variant.measure(
                 progress=self._progress,
                 budget_s=self.budget_s,
@@ -189,7 +186,7 @@ class Explorer(anywidget.AnyWidget):
 
     def _ablate(self, task: Task) -> None:
         variant = self.variant.check()
-        with self._alone(task):
+        with task.turn(variant.capture.example_inputs, self._progress):
             # Each pass takes as long as the program that a plain measurement compares with.
             budget_s = self.budget_s * (1 + len(variant.steps)) / 2
             found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
@@ -206,13 +203,6 @@ class Explorer(anywidget.AnyWidget):
         file = TAKEAWAYS[what](self)
         self.send({"type": "file", "name": file.name, "mime": file.mime}, buffers=[file.data])
 
-    @contextmanager
-    def _alone(self, task: Task) -> Iterator[None]:
-        """As in the cell that captured: the inputs' GPU is the current one. Generators are left as they are found."""
-        inputs = self.variant.capture.example_inputs
-        with task.turn(self._progress), _on_gpu_of(inputs), undisturbed(inputs):
-            yield
-
     def _progress(self, fraction: float, text: str) -> None:
         self._tell(progress=fraction, text=text)
 
@@ -225,7 +215,7 @@ class Explorer(anywidget.AnyWidget):
             option = next(iter(changes), "")
             self._answer("passes", lambda: self.configure(changes), at=PASS_OF.get(option, option))
         elif kind in ("pin", "unpin"):
-            self._answer("timing", self.pin if kind == "pin" else self.unpin)
+            self._answer("passes", self.pin if kind == "pin" else self.unpin)
         elif kind == "cancel":
             self.cancel()
         elif kind == "hello":
@@ -301,12 +291,6 @@ class Explorer(anywidget.AnyWidget):
         view, metadata = super()._repr_mimebundle_()
         display({**view, "text/plain": "tracefuse: the view"}, metadata=metadata, raw=True)
         self.still.show(self.payload)
-
-
-def _on_gpu_of(inputs: tuple[torch.Tensor, ...]) -> AbstractContextManager[Any]:
-    """The current GPU is a thread's own affair: that of the first input, as in the thread that captured."""
-    found = next((t.device for t in inputs if t.is_cuda), None)
-    return nullcontext() if found is None else torch.cuda.device(found)
 
 
 def _sentence(error: Exception) -> str:

@@ -69,7 +69,7 @@ def test_it_opens_at_once(page: Page) -> None:
 
 
 def test_its_switches_and_its_timeline_are_there(page: Page) -> None:
-    for name in ("simplify", "cat", "fuse"):
+    for name in ("remat", "fuse"):
         page.get_by_test_id(f"tf-toggle-{name}").click()
         expect(page.get_by_test_id(f"tf-toggle-{name}")).not_to_be_checked()
         page.get_by_test_id(f"tf-toggle-{name}").click()

@@ -52,8 +52,8 @@ def test_the_view_goes_on_answering_while_it_measures_and_a_cell_comes_first(ope
     view.get_by_test_id("tf-measure").click()
     expect(view).to_have_attribute("data-busy", "timing")
     expect(view.get_by_test_id("tf-verdict")).to_contain_text("round")
-    view.get_by_test_id("tf-toggle-cat").click()
-    expect(view.get_by_test_id("tf-pass-cat")).to_have_class(re.compile("tf-off"))
+    view.get_by_test_id("tf-toggle-fuse").click()
+    expect(view.get_by_test_id("tf-pass-fuse")).to_have_class(re.compile("tf-off"))
     expect(view).to_have_attribute("data-busy", "timing")
     assert opened.evaluate(RUN_CELL, "print(explorer.status['busy'] or 'idle')") == "idle\n"
     expect(view).to_have_attribute("data-busy", "")
@@ -77,9 +77,9 @@ def test_a_cell_that_runs_is_waited_for(opened: Page) -> None:
 
 def test_python_and_the_views_of_a_notebook_go_their_own_ways(opened: Page) -> None:
     first, second = (opened.get_by_test_id("tf-root").nth(at) for at in (0, 1))
-    opened.evaluate(RUN_CELL, "explorer.pin(); explorer.config = {'simplify': False}")
-    expect(second.get_by_test_id("tf-pass-simplify")).to_have_class(re.compile("tf-off"))
-    expect(first.get_by_test_id("tf-pass-simplify")).not_to_have_class(re.compile("tf-off"))
+    opened.evaluate(RUN_CELL, "explorer.pin(); explorer.config = {'remat': None}")
+    expect(second.get_by_test_id("tf-pass-remat")).to_have_class(re.compile("tf-off"))
+    expect(first.get_by_test_id("tf-pass-remat")).not_to_have_class(re.compile("tf-off"))
     assert "no weight" in opened.evaluate(RUN_CELL, "explorer.config = {'remat': 7}")
     assert opened.evaluate(RUN_CELL, "print(explorer.payload['baseline'])").startswith("{'is_pinned': True")
 
@@ -89,7 +89,7 @@ def test_a_kernel_that_was_started_anew_is_said_and_what_was_known_stays(opened:
     for at in (0, 1):
         view = opened.get_by_test_id("tf-root").nth(at)
         expect(view.get_by_test_id("tf-closed")).to_contain_text("Run the cell again")
-        expect(view.get_by_test_id("tf-code-forward")).to_be_visible()
+        expect(view.get_by_test_id("tf-verdict")).to_be_visible()
 
 
 def test_a_notebook_that_is_opened_again_keeps_the_still_form(opened: Page) -> None:

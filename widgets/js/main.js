@@ -1,5 +1,6 @@
 // The explorer: one model, one selection, panels in tabs. Python computes; this draws, and sends back what was asked.
 
+import { Connection, hidden } from "./connection.js";
 import { details } from "./details.js";
 import { h } from "./dom.js";
 import { shortcut, showHelp, Trail } from "./keys.js";
@@ -14,6 +15,7 @@ class Explorer {
   /** @param {Model} model @param {HTMLElement} host */
   constructor(model, host) {
     this.model = model;
+    this.connection = new Connection(model);
     /** @type {Set<string> | null} */
     this.matches = null;
     this.trail = new Trail();
@@ -46,7 +48,6 @@ class Explorer {
     this.showsPass = false;
     this.verdict = new VerdictBar(this.act);
     this.slots = {
-      closed: h("div"),
       passes: h("div", { class: "tf-side" }),
       tabs: h("div", { class: "tf-tabs", role: "tablist", "aria-label": "Panels" }),
       body: h("div", { class: "tf-tab-body", role: "tabpanel", id: unique("tf-panel") }),
@@ -58,8 +59,8 @@ class Explorer {
       "div",
       // With the focus here after a click between the controls, keys still reach the view.
       { class: "tf", tabindex: "-1", "data-testid": "tf-root" },
-      h("style", null, STYLES, hidden(`tf-still-${model.get("key")}`)),
-      h("div", { class: "tf-frame" }, this.slots.closed, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
+      h("style", null, STYLES, hidden(model.get("key"))),
+      h("div", { class: "tf-frame" }, this.connection.element, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
     this.root.addEventListener("keydown", (event) => {
@@ -78,24 +79,7 @@ class Explorer {
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   ask(panel, message) {
     this.root.dataset.busy = panel;
-    this.send(message);
-  }
-
-  /** @param {Message} message */
-  send(message) {
-    try {
-      this.model.send(message);
-    } catch (error) {
-      this.close(String(error));
-    }
-  }
-
-  /** What the view knew stays on show. @param {string} why what sending raised: the kernel has ended or was started anew */
-  close(why) {
-    const text = `This view has lost its kernel (${why}): it shows what it knew. Run the cell again for one that answers.`;
-    this.slots.closed.replaceChildren(h("p", { class: "tf-blocked", role: "status", "data-testid": "tf-closed" }, text));
-    this.root.dataset.busy = "";
-    this.model.set("live", false);
+    if (!this.connection.send(message)) this.root.dataset.busy = "";
   }
 
   destroy() {
@@ -105,7 +89,7 @@ class Explorer {
   // --- drawing -------------------------------------------------------------------------------------------------------
 
   drawAll() {
-    if (this.view.live) this.slots.closed.replaceChildren();
+    this.connection.draw();
     this.drawVerdict();
     this.drawSide();
     this.drawTabs();
@@ -282,11 +266,6 @@ class Explorer {
   }
 }
 
-/** The rule that hides the view's still form, and in JupyterLab the output that it is. @param {string} name a class */
-function hidden(name) {
-  return `.jp-OutputArea-child:has(.${name}), .${name} { display: none; }`;
-}
-
 /** @param {HTMLElement} inside @param {string} id @returns {HTMLElement | null} */
 function find(inside, id) {
   return inside.querySelector(`[data-testid="${CSS.escape(id)}"]`);
@@ -305,8 +284,7 @@ function render({ model, el }) {
     ["change:status", () => explorer.drawStatus()],
     ["change:timeline", () => explorer.drawAll()],
     ["change:live", () => explorer.drawAll()],
-    // ipywidgets says that the connection was lost or made again, and to us not which: a message shows it.
-    ["comm_live_update", () => explorer.send({ type: "hello" })],
+    ["comm_live_update", () => explorer.connection.check()],
     ["change:selected", () => explorer.drawSelected()],
     ["msg:custom", (message, buffers) => message.type === "file" && explorer.verdict.menu.received(message, buffers[0])],
   ]);
