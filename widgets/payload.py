@@ -14,7 +14,7 @@
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved, removed,
                 storage, kernel, of, time_us}}
       times:    {before, after}                               the provenance of each value's `time_us`
-      memory:   {before, after}                               each {ops, live, peak, at}: bytes alive while each op runs
+      memory:   {before, after}                               each {ops, live, peak, at, alive}: bytes alive while each op runs
       kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source, gb_per_s, peak_share,
                 peak_source, bound, resources}]
       layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
@@ -87,7 +87,7 @@ from tracefuse.widgets.payload_timing import (
     timing_record,
 )
 from tracefuse.widgets.payload_values import half, values
-from tracefuse.widgets.trace_facts import memory, modelled, size
+from tracefuse.widgets.trace_facts import input_bytes, memory, modelled, size
 
 VERSION = 2
 
@@ -157,7 +157,7 @@ def summary(before: Trace, after: Trace, timing: Timing | None = None) -> dict[s
         "ops": [old.ops, new.ops],
         "saved_bytes": [old.saved_bytes, new.saved_bytes],
         "peak_bytes": [old.peak_bytes, new.peak_bytes],
-        "measured_peak_bytes": measured_peak_bytes(timing) if timing else None,
+        "measured_peak_bytes": measured_peak_bytes(timing, (input_bytes(before), input_bytes(after))) if timing else None,
         "difference": difference_record(timing) if timing else None,
         "kernels": {"unique": len(calls), "launches": sum(calls)},
     }

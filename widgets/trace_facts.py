@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 # More twins or readers of one value than anybody follows by hand.
 MAX_NAMES = 64
+# Beyond these, single storages are small beside the peak.
+MAX_ALIVE = 16
 
 
 def per_trace(compute: Callable[[Trace], T]) -> Callable[[Trace], T]:
@@ -59,13 +61,22 @@ def size(trace: Trace) -> Size:
     return Size(trace.op_count, saved, memory(trace)["peak"])
 
 
+def input_bytes(trace: Trace) -> int:
+    """Bytes of what the caller holds: inputs, parameters and buffers, each storage once."""
+    return sum(life.nbytes for life in lifetimes(trace) if life.is_input)
+
+
 @per_trace
 def memory(trace: Trace) -> dict[str, Any]:
-    """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak and the op it is at."""
+    """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak, the op it is at, and
+    the largest storages that are alive there, as `[name, bytes]`."""
     live = liveness.live_bytes(trace, lifetimes(trace))
     peak = max(live, default=0)
     names = [node.name for node in trace.ops]
-    return {"ops": names, "live": live, "peak": peak, "at": names[live.index(peak)] if live else ""}
+    at = live.index(peak) if live else -1
+    alive = sorted((one for one in lifetimes(trace) if one.start <= at <= one.end), key=lambda one: -one.nbytes)
+    largest = [[one.name, one.nbytes] for one in alive[:MAX_ALIVE]]
+    return {"ops": names, "live": live, "peak": peak, "at": names[at] if live else "", "alive": largest}
 
 
 @per_trace

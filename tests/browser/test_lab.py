@@ -47,6 +47,7 @@ def root(opened: Page) -> Locator:
     """The view with every pass on, no parameter frozen and nothing selected."""
     view = opened.get_by_test_id("tf-root")
     expect(view).to_have_attribute("data-ready", "1")
+    view.get_by_test_id("tf-tab-code").click()
     for name in reversed(PASSES):  # `fuse` before `decompose`, which needs it
         if not view.get_by_test_id(f"tf-toggle-{name}").is_checked():
             switch(view, name)

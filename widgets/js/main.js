@@ -271,12 +271,9 @@ function find(inside, id) {
   return inside.querySelector(`[data-testid="${CSS.escape(id)}"]`);
 }
 
-let count = 0;
-
-/** An id that no other explorer on the page has. @param {string} prefix */
+/** An id that no other view on the page has; each has its own copy of this module. @param {string} prefix */
 function unique(prefix) {
-  count += 1;
-  return `${prefix}-${count}`;
+  return `${prefix}-${Math.random().toString(36).slice(2, 10)}`;
 }
 
 /** @param {{ model: Model, el: HTMLElement }} context @returns {() => void} the clean-up */

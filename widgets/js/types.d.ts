@@ -78,6 +78,8 @@ interface Memory {
   peak: number;
   /** The op at the peak. */
   at: string;
+  /** The largest storages alive at the peak, by their first value, and their bytes. */
+  alive: [string, number][];
 }
 
 interface Decision {
