@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol
+
+from torch import fx
 
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
@@ -69,6 +72,14 @@ class Step:
         """Names of the values that only `before` has, in its order."""
         return _missing(self.before, self.after)
 
+    @cached_property
+    def is_unchanged(self) -> bool:
+        """Whether `after` is the same program as `before`, the names of its values included."""
+        if self.after is self.before:
+            return True
+        some, other = self.before.graph.nodes, self.after.graph.nodes
+        return len(some) == len(other) and all(map(_is_same, some, other))
+
     def __str__(self) -> str:
         """What the pass did, then its decisions, one a line."""
         head = f"{self.name}: {self._counts if self.error is None else f'failed: {self.error}'}"
@@ -81,6 +92,13 @@ class Step:
     def _counts(self) -> str:
         count = len(self.decisions)
         return f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
+
+
+def _is_same(some: fx.Node, other: fx.Node) -> bool:
+    # An argument that is a node prints as its name.
+    return (some.name, some.target, str(some.args), str(some.kwargs)) == (
+        other.name, other.target, str(other.args), str(other.kwargs),
+    )  # fmt: skip
 
 
 def _missing(some: Trace, other: Trace) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from tracefuse.widgets.payload import payload
 from tracefuse.widgets.payload_kernels import NOT_MEASURED
 from tracefuse.widgets.payload_passes import grouped
 from tracefuse.widgets.text import to_text
+from tracefuse.widgets.trace_facts import memory
 
 STEP_MS = {"captured": 9.0, "optimised": 6.0}
 
@@ -114,6 +115,18 @@ def test_numbers_are_those_of_the_traces() -> None:
     assert shown["summary"]["kernels"]["launches"] == sum(k["calls"] for k in shown["kernels"])
     assert shown["summary"]["ops"][1] == shown["forward"]["ops"][1] + shown["backward"]["ops"][1]
     assert "@triton.jit" in shown["kernels"][0]["source"]
+
+
+def test_what_is_alive_at_the_peak_adds_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    v = variant()
+    shown = payload(v)["memory"]
+    monkeypatch.setattr("tracefuse.widgets.trace_facts.MAX_ALIVE", 10**6)
+    for half, trace in (("before", v.capture.trace), ("after", v.trace)):
+        found = memory.__wrapped__(trace)
+        sizes = [nbytes for _, nbytes in found["alive"]]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sum(sizes) == found["peak"] == found["live"][found["ops"].index(found["at"])]
+        assert shown[half]["alive"] == found["alive"][:16]
 
 
 def test_without_passes_nothing_is_marked() -> None:

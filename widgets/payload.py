@@ -7,20 +7,22 @@
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
-      passes:   [{name, help, enabled, state, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]   all, in
-                pipeline order
+      passes:   [{name, help, enabled, state, changed, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]
+                all, in pipeline order; `changed`: it ran, and left another program
       summary:  {ops, saved_bytes, peak_bytes, measured_peak_bytes, difference, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved, removed,
                 storage, kernel, of, time_us}}
       times:    {before, after}                               the provenance of each value's `time_us`
-      memory:   {before, after}                               each {ops, live, peak, at}: bytes alive while each op runs
+      memory:   {before, after}                               each {ops, live, peak, at, alive}: bytes alive while each op runs
       kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source, gb_per_s, peak_share,
                 peak_source, bound, resources}]
       layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
       findings: [{name, severity, title, evidence, values, source, fix, worth, changes, fixed}]   the gravest first
+      looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
-      timing:   null, or {provenance, stale, config, rows: [{label, baseline_ms, variant_ms, ratio, verdict}], notes}
+      timing:   null, or {provenance, stale, is_pinned, config, notes,
+                rows: [{label, baseline_ms, variant_ms, ratio, verdict}]}
       notes:    [{kind: "guard" | "note", text}]
       environment: {str: str}
     }
@@ -47,8 +49,9 @@ stands beside its `provenance`: "measured on <device>" or "not measured".
 A pass's `state` is "on", "off", or says what it needs: "off: needs fuse".
 `options` are those without a control of their own, `{name, kind: "switch" | "number" | "text", value, default, help}`, value
 and default as `tracefuse.pass_options.written` has them. `decisions` are grouped: `{action, reason, nbytes, values}`.
-`lines[].diff` is against the capture as it was, before any pass. `layers`, `findings`, `delta_ms` and `baseline` are not
-filled yet. Timelines are no part of this: see `tracefuse.widgets.timeline_payload`.
+`lines[].diff` is against what `baseline` says: the capture as it was, before any pass, or a pinned configuration; and so is
+every `before` but those of `passes`. A pass's `delta_ms` is what it alone adds to a step, once that was measured. Timelines
+are no part of this: see `tracefuse.widgets.timeline_payload`.
 """
 
 from __future__ import annotations
@@ -58,8 +61,9 @@ from dataclasses import asdict
 from typing import Any
 
 from tracefuse.bandwidth import Bandwidth
+from tracefuse.capture import Capture
 from tracefuse.config import Config
-from tracefuse.diagnose import diagnose
+from tracefuse.diagnose import DETECTORS, diagnose
 from tracefuse.errors import ExportError
 from tracefuse.findings import Case
 from tracefuse.layers import layers
@@ -67,12 +71,21 @@ from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.profile import Profile
+from tracefuse.side_by_side import Ablation
 from tracefuse.summary import remarks
 from tracefuse.timing import Timing
 from tracefuse.variant import PassError, Variant
 from tracefuse.widgets.payload_kernels import Resources, kernel_calls, kernel_records
 from tracefuse.widgets.payload_passes import config_record, pass_record
-from tracefuse.widgets.payload_timing import difference_notes, difference_record, measured_peak_bytes, timing_record
+from tracefuse.widgets.payload_timing import (
+    Timed,
+    difference_notes,
+    difference_record,
+    is_stale,
+    measured_peak_bytes,
+    share_record,
+    timing_record,
+)
 from tracefuse.widgets.payload_values import half, values
 from tracefuse.widgets.trace_facts import memory, modelled, size
 
@@ -82,21 +95,25 @@ VERSION = 2
 @uncollected()
 def payload(
     variant: Variant,
-    timed: tuple[Timing, Config] | None = None,
+    timed: tuple[Timing, Config] | Timed | None = None,
     profile: Profile | None = None,
     name: str | None = "c",
     times: tuple[OpTimes | None, OpTimes | None] = (None, None),
     bandwidth: Bandwidth | None = None,
     inspected: Mapping[str, Resources] | None = None,
+    baseline: Variant | None = None,
+    shares: tuple[Ablation, Config] | None = None,
 ) -> dict[str, Any]:
-    """What the view shows of `variant`.
+    """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 
-    `timed` are times and the configuration they belong to, which may be another one; `profile` has this variant's kernels;
-    `name` is the variable that holds the capture, if there is one. `times` are those of the ops before and after, as far as
-    they were measured; `bandwidth` is what the profiled GPU copies, and `inspected` by kernel what it takes of one.
+    `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
+    `profile` has this variant's kernels; `name` is the variable that holds the capture, if there is one. `times` are those of
+    the ops before and after, as far as they were measured; `bandwidth` is what the profiled GPU copies, and `inspected` by
+    kernel what it takes of one.
     """
-    before, after = variant.capture.trace, variant.trace
-    timing = timed[0] if timed and timed[1] == variant.config else None
+    before, after = (baseline or variant.baseline).trace, variant.trace
+    known = Timed(*timed) if timed else None
+    timing = known.timing if known and not is_stale(known, variant, baseline) else None
     op_times = times[0] or modelled(before), times[1] or modelled(after)
     return {
         "version": VERSION,
@@ -104,7 +121,10 @@ def payload(
         "call": variant.config.as_code(name) if name else "",
         "blocked": blocked(variant),
         "runs_triton": variant.runs_triton,
-        "passes": [pass_record(name, variant.config, variant.steps) for name in variant.config.names],
+        "passes": [
+            pass_record(one, variant.config, variant.steps) | {"delta_ms": share_record(one, variant.config, shares)}
+            for one in variant.config.names
+        ],
         "summary": summary(before, after, timing),
         "forward": half(before.split()[0], variant.forward),
         "backward": half(before.split()[1], variant.backward),
@@ -113,12 +133,20 @@ def payload(
         "memory": {"before": memory(before), "after": memory(after)},
         "kernels": kernel_records(variant, profile, bandwidth, inspected),
         "layers": [asdict(layer) for layer in layers(before, after, op_times)],
-        "findings": findings(variant, op_times),
-        "baseline": {"is_pinned": False, "call": "the trace as captured"},
-        "timing": timing_record(*timed, variant.config) if timed else None,
+        "findings": findings(before, after, op_times, variant.capture),
+        "looked_for": list(DETECTORS),
+        "baseline": baseline_record(baseline, name),
+        "timing": timing_record(known, is_stale(known, variant, baseline)) if known else None,
         "notes": notes(variant, timing),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
     }
+
+
+def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any]:
+    """What "before" is."""
+    if baseline is None:
+        return {"is_pinned": False, "call": "the trace as captured"}
+    return {"is_pinned": True, "call": baseline.config.as_code(name or "c")}
 
 
 def summary(before: Trace, after: Trace, timing: Timing | None = None) -> dict[str, Any]:
@@ -161,16 +189,12 @@ def _after_backward(backward: Trace) -> str:
     return " and ".join(found[:2])
 
 
-def findings(variant: Variant, op_times: tuple[OpTimes, OpTimes]) -> list[dict[str, Any]]:
-    """Those of the trace as captured; `fixed` are those that are gone with the passes that are on."""
-    capture = variant.capture
+def findings(before: Trace, after: Trace, op_times: tuple[OpTimes, OpTimes], capture: Capture) -> list[dict[str, Any]]:
+    """Those of the trace before the passes; `fixed` are those that are gone after them."""
     surroundings = capture.guards, tuple(capture.environment.items())
-    before, after = (
-        diagnose(Case(trace, times, *surroundings))
-        for trace, times in zip((capture.trace, variant.trace), op_times, strict=True)
-    )
-    left = {one.name for one in after}
-    return [asdict(one) | {"fixed": one.name not in left} for one in before]
+    found, left = (diagnose(Case(t, times, *surroundings)) for t, times in zip((before, after), op_times, strict=True))
+    names = {one.name for one in left}
+    return [asdict(one) | {"fixed": one.name not in names} for one in found]
 
 
 def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]]:

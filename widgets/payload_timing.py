@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracefuse.config import Config
+from tracefuse.side_by_side import Ablation
 from tracefuse.timing import Estimate, ProgramTiming, Row, Timing
+from tracefuse.variant import Variant
 
 SHOWN = "optimised"
 """What `Variant.measure` calls the program that the view shows."""
 
 
-def timing_record(timing: Timing, measured: Config, shown: Config) -> dict[str, Any]:
-    """Times of the configuration `measured`; stale where another one is `shown`."""
-    several = len(timing.programs) > 2
+class Timed(NamedTuple):
+    """Times, the configuration that they are of, and the pinned one that it was timed against (None: the captured program)."""
+
+    timing: Timing
+    config: Config
+    baseline: Config | None = None
+
+
+def is_stale(timed: Timed, shown: Variant, baseline: Variant | None) -> bool:
+    """Whether the times are of other configurations than `shown` beside `baseline`."""
+    return (timed.config, timed.baseline) != (shown.config, baseline and baseline.config)
+
+
+def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:
+    """The table of times; the rows of the program that is shown come first, by their phases alone."""
+    timing, measured, against = timed
     replays = "1 replay" if timing.inner == 1 else f"{timing.inner} replays"
+    pinned = [f"beside {against.as_code()}, pinned when this was measured"] if against else []
     return {
         "provenance": timing.device,
-        "stale": measured != shown,
+        "stale": stale,
+        "is_pinned": against is not None,
         "config": measured.as_code(),
-        "rows": [_timing_row(row, several) for row in timing.rows],
-        "notes": [f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}"],
+        "rows": [_timing_row(row) for row in sorted(timing.rows, key=lambda row: row.program != SHOWN)],
+        "notes": [f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}", *pinned],
     }
 
 
-def _timing_row(row: Row, several: bool) -> dict[str, Any]:
+def _timing_row(row: Row) -> dict[str, Any]:
     return {
-        "label": f"{row.label} ({row.program})" if several else row.label,
+        "label": row.label if row.program == SHOWN else f"{row.label} ({row.program})",
         "baseline_ms": _interval(row.baseline_ms),
         "variant_ms": _interval(row.variant_ms),
         "ratio": _interval(row.ratio),
@@ -35,12 +52,22 @@ def _timing_row(row: Row, several: bool) -> dict[str, Any]:
     }
 
 
+def share_record(name: str, shown: Config, shares: tuple[Ablation, Config] | None) -> dict[str, Any] | None:
+    """What the pass called `name` alone adds to a step; stale where the others were others then."""
+    delta = shares and shares[0].delta_ms.get(name)
+    if not shares or delta is None:
+        return None
+    found, measured = shares
+    same = ": the same program without it" if name in found.same else ""
+    return _interval(delta) | {"provenance": f"{found.device}{same}", "stale": measured != shown}
+
+
 def _interval(time: Estimate) -> dict[str, float]:
     return {"median": time.median, "low": time.low, "high": time.high}
 
 
 def measured_peak_bytes(timing: Timing) -> list[int] | None:
-    """What a replay adds to the allocated GPU memory, of the captured program and of the shown one; None on a CPU."""
+    """What a replay adds to the allocated GPU memory, of the baseline and of the shown program; None on a CPU."""
     shown = _shown(timing)
     peaks = [timing.baseline.peak_nbytes, shown.peak_nbytes if shown else None]
     known = [peak for peak in peaks if peak is not None]

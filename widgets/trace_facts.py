@@ -7,7 +7,7 @@ trace and those of all steps before that pass are the same ones as before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 # More twins or readers of one value than anybody follows by hand.
 MAX_NAMES = 64
+# Beyond these, single storages are small beside the peak.
+MAX_ALIVE = 16
 
 
 def per_trace(compute: Callable[[Trace], T]) -> Callable[[Trace], T]:
@@ -61,15 +63,19 @@ def size(trace: Trace) -> Size:
 
 @per_trace
 def memory(trace: Trace) -> dict[str, Any]:
-    """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak and the op it is at."""
+    """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak, the op it is at, and
+    the largest storages that are alive there, as `[name, bytes]`."""
     live = liveness.live_bytes(trace, lifetimes(trace))
     peak = max(live, default=0)
     names = [node.name for node in trace.ops]
-    return {"ops": names, "live": live, "peak": peak, "at": names[live.index(peak)] if live else ""}
+    at = live.index(peak) if live else -1
+    alive = sorted((one for one in lifetimes(trace) if one.start <= at <= one.end), key=lambda one: -one.nbytes)
+    largest = [[one.name, one.nbytes] for one in alive[:MAX_ALIVE]]
+    return {"ops": names, "live": live, "peak": peak, "at": names[at] if live else "", "alive": largest}
 
 
 @per_trace
-def values(trace: Trace) -> Mapping[str, dict[str, Any]]:
+def values(trace: Trace) -> dict[str, dict[str, Any]]:
     """What there is to say of each value of a trace, by name and without its times; inputs first."""
     around = _Around(trace)
     return {node.name: _value(node, around) for node in (*trace.placeholders, *trace.ops)}
