@@ -4,7 +4,7 @@ import { duration, inside } from "./axis.js";
 import { arranged } from "./bands.js";
 import { palette } from "./colours.js";
 import { h } from "./dom.js";
-import { eventsOf, measured, modelled, spans } from "./events.js";
+import { eventsOf, measured, modelled, shares } from "./events.js";
 import { gestures } from "./gestures.js";
 import { paint } from "./lanes.js";
 import { isOf, profile } from "./memory.js";
@@ -15,7 +15,6 @@ import { controls, origin, staleness } from "./timeline_bar.js";
 /** @typedef {import("./bands.js").Shown} Shown */
 /** @typedef {{ number: number, event: number }} Cursor */
 
-const KEYS = "↑ ↓ lanes, ← → events, Shift+← → measures, + − zoom, 0 all, Page keys pan, Esc clears.";
 const HINT = "Click an event to select its op. Drag pans, Ctrl+wheel zooms, Shift+drag measures.";
 // The folded list, in pixels.
 const BELOW = 36;
@@ -34,7 +33,9 @@ export class TimelinePanel {
     this.range = null;
     /** The event that the keyboard is on. @type {Cursor | null} */
     this.cursor = null;
-    /** @type {number | null} */
+    /** The one that was shown last. @type {Cursor | null} */
+    this.showing = null;
+    /** The time under the pointer. @type {number | null} */
     this.hover = null;
     /** Whether dragging measures. */
     this.measuring = false;
@@ -95,6 +96,8 @@ export class TimelinePanel {
     this.window = isAll ? { from: 0, to: this.span } : inside(this.window, this.span);
     this.range = null;
     this.cursor = null;
+    this.showing = null;
+    this.gestures.forget();
     this.overviews = [];
     this.matches = undefined;
     this.dom.alive.replaceChildren(...alive(this.shown, this.act));
@@ -258,32 +261,16 @@ export class TimelinePanel {
       canvas.style.height = `${this.layout.height}px`;
     }
     context.setTransform(scale, 0, 0, scale, 0, 0);
-    const { window, span, shown } = this;
-    paint(context, this.layout, width, { window, span, shown, marks: this, overviews: this.overview(width - this.layout.gutter) }, palette(probe));
+    const pixels = Math.max(1, Math.floor(width - this.layout.gutter));
+    if (this.overviews[0]?.length !== pixels) this.overviews = this.shown.map(({ program }) => shares(program, this.span, pixels));
+    paint(context, this.layout, width, this, palette(probe));
     canvas.dataset.from = String(this.window.from);
     canvas.dataset.to = String(this.window.to);
-  }
-
-  /** How busy each program's busiest lane is, per pixel of the whole axis. @param {number} plot */
-  overview(plot) {
-    const pixels = Math.max(1, Math.floor(plot));
-    if (this.overviews?.[0]?.length === pixels) return this.overviews;
-    const all = { from: 0, to: this.span };
-    this.overviews = this.shown.map(({ program }) => {
-      const shares = new Float64Array(pixels);
-      for (const lane of program.lanes) {
-        spans(program, lane, all, pixels, null, (x, width, _, share) => {
-          for (let at = Math.floor(x); at < Math.min(pixels, x + width); at += 1) shares[at] = Math.max(shares[at], share);
-        });
-      }
-      return shares;
-    });
-    return this.overviews;
   }
 }
 
 function parts() {
-  const canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": `Timeline. ${KEYS}`, "data-testid": "tf-timeline" });
+  const canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Timeline; arrows walk lanes and events, ? lists the keys", "data-testid": "tf-timeline" });
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { alpha: false }));
   const probe = h("span", { hidden: true });
   const tip = h("div", { class: "tf-tip", hidden: true, "data-testid": "tf-timeline-tip" });
