@@ -177,10 +177,10 @@ export function nearest(program, lane, time, tolerance) {
   return found;
 }
 
-/** The time of events of one value: that of the GPU's, if there are any, since those of the CPU are what asking for them took. @param {Program} program @param {number[]} events */
-export function timeOf({ columns, lanes }, events) {
+/** Of the events of one value those of the GPU, if there are any: then the CPU's are what asking for them took. @param {Program} program @param {number[]} events */
+export function atWork({ columns, lanes }, events) {
   const onGpu = events.filter((event) => lanes[columns.lane[event]].kind !== "cpu");
-  return (onGpu.length > 0 ? onGpu : events).reduce((sum, event) => sum + columns.duration[event], 0);
+  return onGpu.length > 0 ? onGpu : events;
 }
 
 /** The events of a value, in order. @param {Program} program @param {string} value @returns {number[]} */

@@ -2,14 +2,14 @@
 
 import { duration } from "./axis.js";
 import { formatBytes, h } from "./dom.js";
-import { KINDS, sums, timeOf } from "./events.js";
+import { atWork, KINDS, sums } from "./events.js";
 import { labelOf } from "./lanes.js";
 import { chip } from "./passes.js";
 
 /** @typedef {import("./axis.js").Window} Window */
 /** @typedef {import("./bands.js").Shown} Shown */
 
-const TOP = 3;
+const TOP = 4;
 
 /** The colours and glyphs of what there is. @param {Shown[]} shown */
 export function legend(shown) {
@@ -20,19 +20,19 @@ export function legend(shown) {
 /** What each lane did in a range. @param {Shown[]} shown @param {Window} range @param {() => void} clear */
 export function rangeTable(shown, range, clear) {
   const length = range.to - range.from;
-  const rows = shown.flatMap(({ program, name }) =>
+  const rows = shown.flatMap(({ program, name, number }) =>
     program.lanes.flatMap((lane) => {
-      const { busy, idle, gaps, longest, count, top } = sums(program, lane, range.from, range.to);
+      const { busy, gaps, longest, count, top } = sums(program, lane, range.from, range.to);
       if (count === 0) return [];
-      const most = top.slice(0, TOP).map((one) => `${plain(one.name)} ${duration(one.time)}${one.count > 1 ? ` in ${one.count}` : ""}`);
+      const most = top.slice(0, TOP).map((one) => `${plain(one.name)} ${duration(one.time)}${one.count > 1 ? ` ×${one.count}` : ""}`).join(" · ");
       return h(
         "tr",
         null,
-        h("th", { scope: "row" }, `${name} · ${lane.name}`),
+        h("th", { scope: "row" }, h("abbr", { title: name }, "AB"[number]), ` · ${lane.name}`),
         h("td", { class: "tf-right" }, count),
         h("td", { class: "tf-right" }, `${duration(busy)} · ${Math.round((100 * busy) / length)} %`),
-        h("td", { class: "tf-right" }, gaps === 0 ? "none" : `${duration(idle)} in ${gaps}, longest ${duration(longest)}`),
-        h("td", null, most.join(" · ")),
+        h("td", { class: "tf-right" }, gaps === 0 ? "none" : `${gaps} · longest ${duration(longest)}`),
+        h("td", { title: most }, most),
       );
     }),
   );
@@ -124,7 +124,7 @@ export function times(shown, events) {
   return shown
     .map(({ program, name }, i) => {
       if (events[i].length === 0) return `${name}: no event`;
-      return `${name}: ${duration(timeOf(program, events[i]))}`;
+      return `${name}: ${duration(atWork(program, events[i]).reduce((sum, event) => sum + program.columns.duration[event], 0))}`;
     })
     .join(" · ");
 }

@@ -4,7 +4,7 @@ import { duration, inside } from "./axis.js";
 import { arranged } from "./bands.js";
 import { palette } from "./colours.js";
 import { h } from "./dom.js";
-import { eventsOf, measured, modelled, shares } from "./events.js";
+import { atWork, eventsOf, measured, modelled, shares } from "./events.js";
 import { gestures } from "./gestures.js";
 import { paint } from "./lanes.js";
 import { isOf, profile } from "./memory.js";
@@ -153,9 +153,14 @@ export class TimelinePanel {
     // The keyboard stays on the event that it chose; a selection made elsewhere takes it along.
     if (this.cursor && this.valueAt(this.cursor) !== selected) this.cursor = null;
     const last = this.events.map((events) => events.length > 0).lastIndexOf(true);
-    if (!this.cursor && last >= 0) this.cursor = { number: last, event: this.events[last][0] };
+    if (!this.cursor && last >= 0) this.cursor = { number: last, event: this.atWork(last)[0] };
     this.drawStrip();
     this.schedule();
+  }
+
+  /** The selected value's events in one program, those of the GPU if there are any. @param {number} number */
+  atWork(number) {
+    return atWork(this.shown[number].program, this.events[number]);
   }
 
   /** The value whose op an event is, "" for none. @param {Cursor} cursor */
@@ -168,9 +173,9 @@ export class TimelinePanel {
     const { selected } = /** @type {View} */ (this.view);
     const isThere = this.events.some((events) => events.length > 0);
     const show = isThere && h("button", { class: "tf-chip", onclick: () => this.showNext(), "data-testid": "tf-timeline-show" }, "show");
-    const facts = selected ? [h("code", null, selected), h("span", null, times(this.shown, this.events)), show || ""] : [h("span", { class: "tf-note" }, HINT)];
-    const clear = () => this.measure(null);
-    this.dom.strip.replaceChildren(h("p", { class: "tf-timeline-line" }, facts), ...(this.range ? [rangeTable(this.shown, this.range, clear)] : []));
+    const facts = selected ? [h("code", null, selected), h("span", null, times(this.shown, this.events)), show || ""] : this.range ? [] : [h("span", { class: "tf-note" }, HINT)];
+    const range = this.range ? [rangeTable(this.shown, this.range, () => this.measure(null))] : [];
+    this.dom.strip.replaceChildren(h("p", { class: "tf-timeline-line" }, facts), ...range);
   }
 
   // --- what was asked ------------------------------------------------------------------------------------------------
@@ -204,7 +209,7 @@ export class TimelinePanel {
 
   /** The next event of the selected value, wide enough to be seen; with the last one it begins again. */
   showNext() {
-    const all = this.events.flatMap((events, number) => events.map((event) => ({ number, event })));
+    const all = this.shown.flatMap(({ number }) => this.atWork(number).map((event) => ({ number, event })));
     const at = all.findIndex(({ number, event }) => number === this.showing?.number && event === this.showing.event);
     const next = all[(at + 1) % all.length];
     this.showing = next;
