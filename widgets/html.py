@@ -37,10 +37,14 @@ noscript pre { color: light-dark(#1b1f26, #e4e7ec); overflow: auto; }
 <script id="module" type="text/plain">$module</script>
 <script type="module">
 const text = (id) => document.getElementById(id).textContent;
+const place = document.getElementById("view");
+if (!("DecompressionStream" in globalThis)) {
+  place.append("This browser cannot unpack the page: open it in a current Chrome, Edge, Firefox or Safari.");
+}
 const url = URL.createObjectURL(new Blob([text("module")], { type: "text/javascript" }));
 const view = await import(url);
 URL.revokeObjectURL(url);
-await view.mountPage(view.default.render, text("held"), document.getElementById("view"));
+await view.mountPage(view.default.render, text("held"), place);
 </script>
 </body>
 </html>

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracefuse.config import Config
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.profile import Profile
+from tracefuse.profile import Profile, profile
 from tracefuse.side_by_side import Ablation
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
@@ -51,6 +51,17 @@ class Measured:
         """Keep times that the variant came with: measured in Python, or by another view, against the captured program."""
         if variant.timing is not None and variant.timing.baseline.name == "captured":
             self.note(variant, None)
+
+    def profile(self, variant: Variant) -> None:
+        """Profile the kernels in one more replay: the profiler slows what it watches, so that it stays out of timed ones."""
+        replay = variant.compile().replays(variant.capture.example_inputs, variant.capture.rng_states)
+
+        def run() -> None:
+            state = replay.forward()
+            if replay.backward is not None:
+                replay.backward(state)
+
+        self.profiles[variant.config] = profile(run)
 
     def timed(self, variant: Variant, baseline: Variant | None) -> Timed | None:
         """The times of these two, else the last ones, which are then of something else."""

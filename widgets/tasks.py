@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from IPython.core.getipython import get_ipython
 
+from tracefuse.draws import undisturbed
 from tracefuse.measure import check_not
 
 POLL_S = 0.1  # How late a cancel may be noticed while waiting for a turn.
@@ -98,15 +100,17 @@ class Task:
             self._thread.join()
 
     @contextmanager
-    def turn(self, report: Callable[[float, str], None]) -> Iterator[None]:
-        """Be the only one that times anything; raises `Cancelled` if that happens before its turn comes."""
+    def turn(self, inputs: tuple[torch.Tensor, ...], report: Callable[[float, str], None]) -> Iterator[None]:
+        """Be the only one that times anything, as the cell that captured `inputs` would: on their GPU, and with the random
+        generators left as they are found. Raises `Cancelled` if that happens before its turn comes."""
         in_thread = self._thread is threading.current_thread()
         self._wait_while(lambda: in_thread and cells.is_running, lambda: report(0.0, "waiting for the cell that runs"))
         self._wait_while(
             lambda: not _turn.acquire(timeout=POLL_S), lambda: report(0.0, "waiting for another measurement")
         )
         try:
-            yield
+            with _on_gpu_of(inputs), undisturbed(inputs):
+                yield
         finally:
             _turn.release()
 
@@ -115,3 +119,9 @@ class Task:
             check_not(self.is_cancelled)
             report()
             self._cancelled.wait(POLL_S)
+
+
+def _on_gpu_of(inputs: tuple[torch.Tensor, ...]) -> AbstractContextManager[Any]:
+    """The current GPU is a thread's own affair: that of the first input, as in the thread that captured."""
+    found = next((t.device for t in inputs if t.is_cuda), None)
+    return nullcontext() if found is None else torch.cuda.device(found)

@@ -123,7 +123,7 @@ def _layers(payload: dict[str, Any]) -> list[Table]:
 
 
 def _layer(path: str, rows: Sequence[dict[str, Any]]) -> Row:
-    name = (path or "(no module)") + (f" x{len(rows)}" if len(rows) > 1 else "")
+    name = f"{path} x{len(rows)}" if len(rows) > 1 else rows[0]["path"] or "(no module)"
     causes = dict.fromkeys(row["cause"] for row in rows if row["cause"])
     return name, rows[0]["module_type"], _both(rows, "forward_us"), _both(rows, "backward_us"), next(iter(causes), "")
 

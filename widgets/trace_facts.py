@@ -61,6 +61,11 @@ def size(trace: Trace) -> Size:
     return Size(trace.op_count, saved, memory(trace)["peak"])
 
 
+def input_bytes(trace: Trace) -> int:
+    """Bytes of what the caller holds: inputs, parameters and buffers, each storage once."""
+    return sum(life.nbytes for life in lifetimes(trace) if life.is_input)
+
+
 @per_trace
 def memory(trace: Trace) -> dict[str, Any]:
     """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak, the op it is at, and

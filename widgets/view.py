@@ -6,33 +6,33 @@ Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they 
     {type: "configure", changes}     {type: "pin"} {type: "unpin"}                      answered at once
     {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}   in a thread, one at a time
     {type: "cancel"}                                                                    stops that one
+    {type: "hello"}                                                                     asks for nothing: is there a kernel?
 """
 
 from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anywidget
-import torch
 import traitlets
+from IPython.core.getipython import get_ipython
+from IPython.display import display
 
 from tracefuse.config import PASS_OF
-from tracefuse.draws import undisturbed
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.profile import Profile, profile
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.measured import Measured
 from tracefuse.widgets.payload_passes import config_record
+from tracefuse.widgets.still import StillForm
 from tracefuse.widgets.takeaway import TAKEAWAYS
 from tracefuse.widgets.tasks import Task, cells
-from tracefuse.widgets.text import to_static_form, to_text
+from tracefuse.widgets.text import to_text
 from tracefuse.widgets.timeline_payload import timeline_record
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
@@ -56,6 +56,7 @@ class Explorer(anywidget.AnyWidget):
     config = traitlets.Dict().tag(sync=True)
     status = traitlets.Dict(IDLE).tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
+    key = traitlets.Unicode().tag(sync=True)
     timeline = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
 
     def __init__(
@@ -80,7 +81,8 @@ class Explorer(anywidget.AnyWidget):
         self._task = Task(is_timed=False)
         cells.watch(is_in_cell=True)  # where there is IPython, views are made by cells
         self._lock = threading.RLock()  # Traits are set by the view, by cells and by a task's thread.
-        super().__init__(payload=self.held(variant), config=config_record(variant.config))
+        self.still = StillForm()
+        super().__init__(payload=self.held(variant), config=config_record(variant.config), key=self.still.key)
         self.on_msg(self._on_message)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -96,6 +98,7 @@ class Explorer(anywidget.AnyWidget):
             self.variant = variant
             self.payload = self.held(variant)
             self.config = config_record(variant.config)
+            self.still.update(self.payload)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
@@ -161,7 +164,7 @@ class Explorer(anywidget.AnyWidget):
     def _measure(self, task: Task) -> None:
         variant, baseline = self.variant.check(), self.baseline
         against = {} if baseline is None else {"against": baseline}
-        with self._alone(task):
+        with task.turn(variant.capture.example_inputs, self._progress):
             variant.measure(
                 progress=self._progress,
                 budget_s=self.budget_s,
@@ -173,15 +176,17 @@ class Explorer(anywidget.AnyWidget):
             self.measured.note(variant, baseline)
             if variant.runs_triton and not task.is_cancelled():
                 self._progress(1.0, "profiling the kernels")
-                self.measured.profiles[variant.config] = _profiled(variant)
+                self.measured.profile(variant)
             if not task.is_cancelled():
                 self._progress(1.0, "profiling op by op")
-                self.timeline = timeline_record(self.measured.op_by_op.measure(variant, baseline))
+                found = timeline_record(self.measured.op_by_op.measure(variant, baseline))
+                with self._lock:
+                    self.timeline = found
         self.show(self.variant)
 
     def _ablate(self, task: Task) -> None:
         variant = self.variant.check()
-        with self._alone(task):
+        with task.turn(variant.capture.example_inputs, self._progress):
             # Each pass takes as long as the program that a plain measurement compares with.
             budget_s = self.budget_s * (1 + len(variant.steps)) / 2
             found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
@@ -198,13 +203,6 @@ class Explorer(anywidget.AnyWidget):
         file = TAKEAWAYS[what](self)
         self.send({"type": "file", "name": file.name, "mime": file.mime}, buffers=[file.data])
 
-    @contextmanager
-    def _alone(self, task: Task) -> Iterator[None]:
-        """As in the cell that captured: the inputs' GPU is the current one. Generators are left as they are found."""
-        inputs = self.variant.capture.example_inputs
-        with task.turn(self._progress), _on_gpu_of(inputs), undisturbed(inputs):
-            yield
-
     def _progress(self, fraction: float, text: str) -> None:
         self._tell(progress=fraction, text=text)
 
@@ -217,9 +215,11 @@ class Explorer(anywidget.AnyWidget):
             option = next(iter(changes), "")
             self._answer("passes", lambda: self.configure(changes), at=PASS_OF.get(option, option))
         elif kind in ("pin", "unpin"):
-            self._answer("timing", self.pin if kind == "pin" else self.unpin)
+            self._answer("passes", self.pin if kind == "pin" else self.unpin)
         elif kind == "cancel":
             self.cancel()
+        elif kind == "hello":
+            return
         elif kind == "measure":
             self._start("timing", self._measure, is_timed=True)
         elif kind == "ablate":
@@ -281,25 +281,16 @@ class Explorer(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle, metadata = super()._repr_mimebundle_(**kwargs)
-        return {**bundle, "text/plain": str(self), "text/html": to_static_form(self.payload)}, metadata
+        return {**bundle, **self.still.bundle(self.payload)}, metadata
 
-
-def _on_gpu_of(inputs: tuple[torch.Tensor, ...]) -> AbstractContextManager[Any]:
-    """The current GPU is a thread's own affair: that of the first input, as in the thread that captured."""
-    found = next((t.device for t in inputs if t.is_cuda), None)
-    return nullcontext() if found is None else torch.cuda.device(found)
-
-
-def _profiled(variant: Variant) -> Profile:
-    """The variant's kernels in one more replay: the profiler slows what it watches, so that it stays out of the timed ones."""
-    replay = variant.compile().replays(variant.capture.example_inputs, variant.capture.rng_states)
-
-    def run() -> None:
-        state = replay.forward()
-        if replay.backward is not None:
-            replay.backward(state)
-
-    return profile(run)
+    def _ipython_display_(self) -> None:
+        """The view, and its still form below it; a terminal has only the text."""
+        if not hasattr(get_ipython(), "kernel"):
+            display({"text/plain": str(self)}, raw=True)
+            return
+        view, metadata = super()._repr_mimebundle_()
+        display({**view, "text/plain": "tracefuse: the view"}, metadata=metadata, raw=True)
+        self.still.show(self.payload)
 
 
 def _sentence(error: Exception) -> str:

@@ -47,6 +47,7 @@ def root(opened: Page) -> Locator:
     """The view with every pass on, no parameter frozen and nothing selected."""
     view = opened.get_by_test_id("tf-root")
     expect(view).to_have_attribute("data-ready", "1")
+    view.get_by_test_id("tf-tab-code").click()
     for name in reversed(PASSES):  # `fuse` before `decompose`, which needs it
         if not view.get_by_test_id(f"tf-toggle-{name}").is_checked():
             switch(view, name)
@@ -114,9 +115,11 @@ def test_measuring_and_stale_times(root: Locator) -> None:
     tile = root.get_by_test_id("tf-tile-time")
     expect(tile).to_contain_text("not measured")
     root.get_by_test_id("tf-measure").click()
-    expect(root.get_by_test_id("tf-timing")).to_be_visible()
     expect(tile).to_contain_text("measured on CPU")
     settle(root)
+    root.get_by_test_id("tf-tab-timing").click()
+    expect(root.get_by_test_id("tf-timing")).to_be_visible()
+    root.get_by_test_id("tf-tab-code").click()
     switch(root, "cat")
     expect(tile).to_have_class(re.compile("tf-stale"))
     switch(root, "cat")

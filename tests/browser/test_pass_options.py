@@ -6,7 +6,7 @@ The view's own module with a model that keeps what is sent, so that no kernel is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,26 +23,6 @@ from tracefuse.widgets.html import page as html_page
 from tracefuse.widgets.payload import payload
 
 pytestmark = pytest.mark.browser
-
-LIVE = """async () => {
-    const text = document.getElementById("module").textContent;
-    const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-    const view = await import(url);
-    const listeners = {};
-    const payloads = JSON.parse(document.getElementById("payloads").textContent);
-    const idle = { busy: "", progress: null, text: "", error: null };
-    window.state = { payload: payloads[0], selected: "", status: idle, live: true, timeline: null };
-    window.sent = [];
-    window.set = (name, value) => { window.state[name] = value; listeners[`change:${name}`]?.(); };
-    window.show = (number) => window.set("payload", payloads[number]);
-    const model = {
-        get: (name) => window.state[name], set: window.set, save_changes() {}, off() {},
-        on: (event, callback) => { listeners[event] = callback; }, send: (message) => window.sent.push(message),
-    };
-    const host = document.getElementById("view");
-    host.replaceChildren();
-    view.default.render({ model, el: host });
-}"""
 
 
 @dataclass(frozen=True)
@@ -78,15 +58,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def page(browser: Browser, written: Path) -> Iterator[Page]:
+def page(browser: Browser, written: Path, go_live: Callable[[Page], None]) -> Iterator[Page]:
     opened = browser.new_page(viewport={"width": 1300, "height": 1000})
     opened.set_default_timeout(5_000)
     errors: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.goto(written.as_uri())
     opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-    opened.evaluate(LIVE)
-    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    go_live(opened)
     yield opened
     opened.close()
     assert errors == []

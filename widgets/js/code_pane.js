@@ -6,6 +6,9 @@ import { changeStarts, fold } from "./folds.js";
 
 // Lines of one chunk are laid out together; chunks off the screen are not laid out at all.
 const CHUNK = 100;
+// As in code.css: what is not laid out yet must take the room that it will take, or the view jumps.
+const HEIGHT = 18;
+const BLANK_HEIGHT = 8;
 const MARKS = /** @type {const} */ (["tf-selected", "tf-current", "tf-twin", "tf-jump"]);
 
 /** @typedef {{ removed: boolean, changes: boolean, frees: boolean }} Shown what lines are shown: removed ones too, changes only, `del` too */
@@ -88,7 +91,7 @@ export class CodePane {
     for (let start = 0; start < lines.length; start += CHUNK) {
       const some = lines.slice(start, start + CHUNK);
       const chunk = h("div", { class: "tf-chunk" }, some.map(this.row));
-      chunk.style.containIntrinsicHeight = `auto ${18 * some.length}px`;
+      chunk.style.containIntrinsicHeight = `auto ${some.reduce((sum, { kind }) => sum + (kind === "blank" ? BLANK_HEIGHT : HEIGHT), 0)}px`;
       chunks.push(chunk);
     }
     return chunks;
@@ -145,7 +148,8 @@ export class CodePane {
     if (this.body.scrollTop === 0) return null;
     const isBelow = (/** @type {Element} */ element) => element.getBoundingClientRect().bottom > top;
     const chunk = [...this.body.children].find(isBelow);
-    const row = /** @type {HTMLElement | undefined} */ ([...(chunk?.querySelectorAll("[data-defines]") ?? [])].find(isBelow));
+    const rows = /** @type {HTMLElement[]} */ ([...(chunk?.querySelectorAll("[data-defines]") ?? [])]);
+    const row = rows.find((one) => isBelow(one) && this.rows.get(one.dataset.defines ?? "") === one);
     return row ? { value: row.dataset.defines ?? "", by: row.getBoundingClientRect().top - top } : null;
   }
 

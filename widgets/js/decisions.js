@@ -64,7 +64,7 @@ function sizes(one) {
   return h(
     "table",
     { class: "tf-table tf-own" },
-    h("thead", null, h("tr", null, ["alone", "before", "after", ""].map((title, at) => h("th", { scope: "col", class: at > 0 ? "tf-right" : null }, title)))),
+    h("thead", null, h("tr", null, ["alone", "before", "after", "Δ"].map((title, at) => h("th", { scope: "col", class: at > 0 ? "tf-right" : null }, title)))),
     h("tbody", null, rows.map(([label, pair, format, change]) => pair && ownRow(label, pair, format, change)).filter((row) => row !== null)),
   );
 }

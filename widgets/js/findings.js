@@ -46,6 +46,8 @@ export class FindingsPanel {
   /** @param {Finding} one */
   tryIt({ name, changes, fixed }) {
     if (!changes || fixed) return null;
+    const isOn = Object.entries(changes).every(([option, value]) => JSON.stringify(this.payload?.config[option]) === JSON.stringify(value));
+    if (isOn) return h("span", { class: "tf-note" }, "The pass that does this is on; its decisions say what it left.");
     const isHeld = this.act.holds(changes);
     const title = isHeld ? "switch it on, and see what changes" : "this saved page holds no such choice: run the cell in a notebook";
     return h("button", { class: "tf-button", disabled: !isHeld, title, onclick: () => this.act.configure(changes), "data-testid": `tf-try-${name}` }, "Try it");

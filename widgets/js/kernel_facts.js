@@ -16,7 +16,7 @@ export function sourceBlock(kernel) {
 /** GB/s, their share of the peak and whose peak, and what binds it. @param {KernelRecord} kernel */
 export function bandwidth({ gb_per_s: rate, peak_share: share, peak_source: source, bound }) {
   if (rate === null) return h("span", { class: "tf-note" }, "unknown without its time");
-  return h("span", null, `${figure(rate)} GB/s`, share !== null && h("span", null, `, ${percent(share)} `, h("span", { class: "tf-note" }, `of ${source}`)), bound && h("span", { class: "tf-badge" }, bound === "launch" ? "launch bound" : `${bound} bound`));
+  return h("span", null, `${figure(rate)} GB/s`, share !== null && h("span", null, `, ${percent(share)} `, h("span", { class: "tf-note" }, `of ${source}`)), bound && " ", bound && h("span", { class: "tf-badge" }, bound === "launch" ? "launch bound" : `${bound} bound`));
 }
 
 /** @param {number} share */

@@ -1,5 +1,6 @@
 // The explorer: one model, one selection, panels in tabs. Python computes; this draws, and sends back what was asked.
 
+import { Connection, hidden } from "./connection.js";
 import { details } from "./details.js";
 import { h } from "./dom.js";
 import { shortcut, showHelp, Trail } from "./keys.js";
@@ -14,6 +15,7 @@ class Explorer {
   /** @param {Model} model @param {HTMLElement} host */
   constructor(model, host) {
     this.model = model;
+    this.connection = new Connection(model);
     /** @type {Set<string> | null} */
     this.matches = null;
     this.trail = new Trail();
@@ -32,7 +34,9 @@ class Explorer {
       openKernel: (name) => this.openKernel(name),
       search: (query) => this.search.run(query),
       ask: (panel, message) => this.ask(panel, message),
-      live: model.get("live"),
+      get live() {
+        return model.get("live");
+      },
       holds: (changes) => model.holds?.(changes) ?? true,
     };
     /** Made when first opened. @type {Map<string, Panel>} */
@@ -55,8 +59,8 @@ class Explorer {
       "div",
       // With the focus here after a click between the controls, keys still reach the view.
       { class: "tf", tabindex: "-1", "data-testid": "tf-root" },
-      h("style", null, STYLES),
-      h("div", { class: "tf-frame" }, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
+      h("style", null, STYLES, hidden(model.get("key"))),
+      h("div", { class: "tf-frame" }, this.connection.element, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
     this.root.addEventListener("keydown", (event) => {
@@ -75,7 +79,7 @@ class Explorer {
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   ask(panel, message) {
     this.root.dataset.busy = panel;
-    this.model.send(message);
+    if (!this.connection.send(message)) this.root.dataset.busy = "";
   }
 
   destroy() {
@@ -85,6 +89,7 @@ class Explorer {
   // --- drawing -------------------------------------------------------------------------------------------------------
 
   drawAll() {
+    this.connection.draw();
     this.drawVerdict();
     this.drawSide();
     this.drawTabs();
@@ -266,12 +271,9 @@ function find(inside, id) {
   return inside.querySelector(`[data-testid="${CSS.escape(id)}"]`);
 }
 
-let count = 0;
-
-/** An id that no other explorer on the page has. @param {string} prefix */
+/** An id that no other view on the page has; each has its own copy of this module. @param {string} prefix */
 function unique(prefix) {
-  count += 1;
-  return `${prefix}-${count}`;
+  return `${prefix}-${Math.random().toString(36).slice(2, 10)}`;
 }
 
 /** @param {{ model: Model, el: HTMLElement }} context @returns {() => void} the clean-up */
@@ -281,6 +283,8 @@ function render({ model, el }) {
     ["change:payload", () => explorer.drawAll()],
     ["change:status", () => explorer.drawStatus()],
     ["change:timeline", () => explorer.drawAll()],
+    ["change:live", () => explorer.drawAll()],
+    ["comm_live_update", () => explorer.connection.check()],
     ["change:selected", () => explorer.drawSelected()],
     ["msg:custom", (message, buffers) => message.type === "file" && explorer.verdict.menu.received(message, buffers[0])],
   ]);

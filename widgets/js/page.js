@@ -22,7 +22,7 @@ export class PageModel {
   constructor(payloads, timeline = null) {
     this.payloads = payloads;
     /** @type {State} */
-    this.state = { payload: payloads[0], selected: "", status: IDLE, live: false, timeline };
+    this.state = { key: "", payload: payloads[0], selected: "", status: IDLE, live: false, timeline };
     /** @type {Map<string, Set<(...args: any[]) => void>>} */
     this.listeners = new Map();
   }
@@ -107,10 +107,6 @@ export function withEvents(timeline) {
  * @param {(context: { model: any, el: HTMLElement }) => void} render @param {string} held @param {HTMLElement} host
  */
 export async function mountPage(render, held, host) {
-  if (!("DecompressionStream" in globalThis)) {
-    host.append("This browser cannot unpack the page: open it in a current Chrome, Edge, Firefox or Safari.");
-    return;
-  }
   const { payloads, timeline } = await decode(held);
   render({ model: new PageModel(payloads, withEvents(timeline)), el: host });
   // The page is the view: its keys work before anything was clicked.

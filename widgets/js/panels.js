@@ -5,6 +5,8 @@ import code from "./code.css";
 import details from "./details.css";
 import { FindingsPanel } from "./findings.js";
 import findings from "./findings.css";
+import { GraphPanel } from "./graph.js";
+import graph from "./graph.css";
 import { KernelPanel } from "./kernels.js";
 import layers from "./layers.css";
 import { LayersPanel } from "./layers.js";
@@ -22,14 +24,15 @@ import verdict from "./verdict.css";
 /** @type {PanelSpec[]} */
 export const PANELS = [
   { id: "trace", label: () => "Trace", make: (act) => new TreePanel(act) },
-  { id: "code", label: () => "Code", make: (act) => new CodePanel(act) },
   { id: "layers", label: () => "Layers", make: (act) => new LayersPanel(act) },
+  { id: "graph", label: () => "Graph", make: (act) => new GraphPanel(act) },
+  { id: "code", label: () => "Code", make: (act) => new CodePanel(act) },
+  { id: "timeline", label: () => "Timeline", make: (act) => new TimelinePanel(act) },
   { id: "findings", label: ({ findings }) => `Findings ${findings.filter((one) => !one.fixed).length || ""}`, make: (act) => new FindingsPanel(act) },
   { id: "kernels", label: ({ kernels }) => `Kernels ${kernels.length}`, make: (act, open) => new KernelPanel(act, open) },
-  { id: "timeline", label: () => "Timeline", make: (act) => new TimelinePanel(act) },
   { id: "timing", label: () => "Timing", make: timingPanel },
   { id: "notes", label: ({ notes }) => `Notes ${notes.length || ""}`, make: notesPanel },
 ];
 
 /** Each panel's rules stand in a file of its own; the first has the colours and what is shared. */
-export const STYLES = [style, main, verdict, passes, tree, code, layers, details, tables, findings, timeline].join("\n");
+export const STYLES = [style, main, verdict, passes, tree, layers, graph, code, timeline, details, tables, findings].join("\n");

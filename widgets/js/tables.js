@@ -22,7 +22,7 @@ function timingTable(payload, status, live) {
     h(
       "table",
       { class: "tf-table tf-timing", "data-testid": "tf-timing" },
-      head(["", was, "optimised", "", `optimised / ${payload.baseline.is_pinned ? "pinned" : "captured"}`], [1, 2]),
+      head(["part", was, "optimised", "compared", `optimised / ${payload.baseline.is_pinned ? "pinned" : "captured"}`], [1, 2]),
       h("tbody", null, timing.rows.map((row) => timingRow(row, scale))),
     ),
     h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; bars share one scale.`),

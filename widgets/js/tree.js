@@ -45,7 +45,6 @@ export class TreePanel {
     );
     this.body.addEventListener("scroll", () => this.onScroll());
     this.body.addEventListener("click", (event) => this.onClick(event));
-    this.body.addEventListener("dblclick", (event) => this.onDoubleClick(event));
     this.body.addEventListener("keydown", (event) => this.onKey(event));
     const toolbar = h("div", { class: "tf-toolbar tf-tree-bar" }, this.says, this.option("fold", "fold layers"), this.option("removed", "show removed"), this.option("views", "show views"));
     this.element = h("div", { class: "tf-tree-panel" }, toolbar, this.body);
@@ -223,13 +222,12 @@ export class TreePanel {
     if (!row || row.kind === "note") return;
     const target = /** @type {HTMLElement} */ (event.target);
     this.activate(at);
-    if (row.kind === "pair") return this.act.select(target.closest(".tf-tree-right") && row.right ? row.right : row.left || row.right);
+    if (row.kind === "pair") {
+      this.act.select(target.closest(".tf-tree-right") && row.right ? row.right : row.left || row.right);
+      // Rows are made anew by the first click, so that no double click ever has one target.
+      return event.detail === 2 ? this.act.openTab("code") : undefined;
+    }
     target.closest(".tf-tree-times") ? this.takeApart(row) : this.toggle(row);
-  }
-
-  /** @param {MouseEvent} event */
-  onDoubleClick(event) {
-    if (this.rowOf(event).row?.kind === "pair") this.act.openTab("code");
   }
 
   /** @param {import("./rows.js").GroupRow} row */

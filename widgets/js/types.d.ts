@@ -245,6 +245,8 @@ interface Status {
 }
 
 interface State {
+  /** Hexadecimal digits that no other view has: its still form is of the class `tf-still-KEY`. "" in a saved page. */
+  key: string;
   payload: Payload;
   selected: string;
   status: Status;
@@ -264,6 +266,8 @@ interface Model {
 }
 
 type Message =
+  /** Asks for nothing: sending it fails where the kernel is gone. */
+  | { type: "hello" }
   | { type: "configure"; changes: Partial<Config> }
   | { type: "measure" }
   /** Each pass's own share of the time. */

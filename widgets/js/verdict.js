@@ -79,13 +79,13 @@ function enable(button, reason, isBusy, help) {
 
 /** @param {Payload} payload @param {boolean} live */
 function tiles(payload, live) {
-  const { ops, saved_bytes: saved, kernels } = payload.summary;
+  const { ops, saved_bytes: saved } = payload.summary;
   return [
     timeTile(payload, live),
     peakTile(payload),
     tile("saved", "Saved for backward", null, sizes(saved), pill(saved, payload.blocked)),
     tile("ops", "Operators", null, pair(ops[0], ops[1]), pill(ops, payload.blocked)),
-    tile("kernels", "Triton kernels", null, [h("b", null, kernels.unique)], kernels.unique > 0 ? note(`unique · ${plural(kernels.launches, "launch", "launches")}`) : null),
+    kernelTile(payload),
     differenceTile(payload),
   ];
 }
@@ -134,16 +134,22 @@ function pill([before, after], blocked) {
 const UNKNOWN = () => [h("span", { class: "tf-was" }, "not measured")];
 
 /** @param {Payload} payload @param {boolean} live */
-function timeTile({ timing, kernels, runs_triton: runsTriton, blocked }, live) {
+function timeTile({ timing, blocked }, live) {
   const step = timing?.rows.find((row) => row.label === "step") ?? timing?.rows.at(-1);
   if (!timing || !step?.variant_ms) return tile("time", "Step time", null, UNKNOWN(), note(blocked ? "cannot be measured" : live ? "press Measure" : "saved without it"));
   const before = step.baseline_ms ? [h("span", { class: "tf-was" }, figure(step.baseline_ms.median)), h("span", { class: "tf-arrow" }, "→")] : [];
   const figures = [...before, h("b", null, figure(step.variant_ms.median)), h("span", { class: "tf-unit" }, "ms")];
   const stale = live ? "of other passes: measure again" : "of other passes: run the cell in a notebook to measure these passes";
-  const idle = !runsTriton && kernels.length > 0 && note("Triton kernels did not run: CPU");
-  const below = h("span", { class: "tf-below" }, ratio(step), timing.stale && note(stale), idle);
+  const below = timing.stale ? note(stale, stale) : ratio(step);
   const badge = timing.stale ? provenance("stale", "stale", `times of ${timing.config}; ${timing.provenance}`) : provenance("measured", timing.provenance, timing.provenance);
   return tile("time", "Step time", badge, figures, below, timing.stale ? "stale" : "");
+}
+
+/** @param {Payload} payload */
+function kernelTile({ summary: { kernels }, runs_triton: runsTriton, timing }) {
+  const launches = plural(kernels.launches, "launch", "launches");
+  const below = timing && !runsTriton ? note("unique · not run: CPU", `${launches}; Triton kernels did not run: a CPU runs their ATen operators`) : note(`unique · ${launches}`);
+  return tile("kernels", "Triton kernels", null, [h("b", null, kernels.unique)], kernels.unique > 0 ? below : null);
 }
 
 /** @param {Payload} payload */

@@ -1,0 +1,368 @@
+// The graph's panel: what is open, selected and in view, and the controls around the canvas.
+
+import { bounded, fitWidth, revealed, zoomed } from "./camera.js";
+import { GraphFrame, MAP_WIDTH } from "./graphframe.js";
+import { listen } from "./graphinput.js";
+import { paint, paintHeads, paintMap } from "./graphpaint.js";
+import { shares, spoken, timeOf, tooltip } from "./graphtext.js";
+import { colours, onTheme } from "./graphtheme.js";
+import { nearestNode } from "./graphwalk.js";
+import { foldedLayer, layOut, nodeOfValue } from "./layout.js";
+import { buildProgram } from "./modulegraph.js";
+import { Motion } from "./motion.js";
+
+/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./camera.js").Camera} Camera */
+
+const DEPTH = 2;
+
+/** @implements {Panel} */
+export class GraphPanel {
+  /** @param {Act} act */
+  constructor(act) {
+    this.act = act;
+    /** @type {View | null} */
+    this.view = null;
+    this.program = buildProgram(/** @type {any} */ ({ values: {}, memory: { before: { ops: [] }, after: { ops: [] } } }), { views: false, removed: false });
+    /** @type {import("./layout.js").Folding} */
+    this.folding = { depth: DEPTH, opened: new Set(), closed: new Set(), fold: true, shown: new Set() };
+    this.layout = layOut(this.program, this.folding);
+    this.motion = new Motion();
+    this.size = { w: 0, h: 0 };
+    /** @type {Camera | null} null until there is something to see, and room */
+    this.camera = null;
+    /** @type {Node | null} */
+    this.cursor = null;
+    this.selected = "";
+    /** Colours stay with what they are of while passes are switched. @type {Map<string, number>} */
+    this.keys = new Map();
+    /** @type {Map<string, string>} */
+    this.marks = new Map();
+    this.most = 0;
+    this.due = 0;
+    this.isMapDrawn = false;
+    /** @type {Record<string, string>} */
+    this.colours = {};
+    this.frame = new GraphFrame({
+      deeper: (by) => this.setDepth(this.folding.depth + by),
+      expandAll: () => this.setDepth(Infinity),
+      collapseAll: () => this.setDepth(1),
+      zoom: (factor) => this.zoom(factor),
+      fit: () => this.fit(),
+      recolour: () => this.recolour(),
+      onSwitch: (id) => this.onSwitch(id),
+    });
+    this.element = this.frame.element;
+    // For tests: where something is, in client pixels.
+    Object.assign(this.frame.canvas, { locate: (/** @type {string} */ id) => this.locate(id) });
+    this.resizing = new ResizeObserver(() => this.resize());
+    this.resizing.observe(this.frame.stage);
+    this.stopTheme = onTheme(() => this.recolour());
+    this.stopInput = listen(this);
+  }
+
+  // --- what it is told -----------------------------------------------------------------------------------------------
+
+  /** @param {View} view */
+  draw(view) {
+    const isSame = this.view?.payload === view.payload;
+    this.view = view;
+    if (!isSame) this.rebuild();
+  }
+
+  /** @param {View} view */
+  mark(view) {
+    this.view = view;
+    if (view.selected !== this.selected) {
+      this.selected = view.selected;
+      this.find();
+    }
+    this.isMapDrawn = false;
+    this.invalidate();
+  }
+
+  destroy() {
+    this.resizing.disconnect();
+    this.stopTheme();
+    this.stopInput();
+    cancelAnimationFrame(this.due);
+  }
+
+  /** @param {string} id */
+  onSwitch(id) {
+    if (id === "links") return this.invalidate();
+    this.folding.fold = this.frame.fold.checked;
+    if (id === "fold") return this.arrange(null);
+    this.rebuild();
+  }
+
+  // --- what is shown -------------------------------------------------------------------------------------------------
+
+  rebuild() {
+    if (!this.view) return;
+    const { payload } = this.view;
+    this.program = buildProgram(payload, { views: this.frame.views.checked, removed: this.frame.removed.checked });
+    this.marks = new Map([...payload.forward.lines, ...payload.backward.lines].filter((line) => line.kind === "op" && "+~".includes(line.diff)).map((line) => [line.value, line.diff]));
+    for (const { key } of shares(this.program.ops)) if (!this.keys.has(key)) this.keys.set(key, this.keys.size);
+    this.arrange(null);
+  }
+
+  /** Lay out again; what was at `anchor`, or else the cursor or what was in the middle, stays under the reader's eyes. @param {{ from: Node | Box, to: () => Node | Box | undefined } | null} anchor */
+  arrange(anchor) {
+    const before = this.layout;
+    const kept = anchor?.from ?? this.kept();
+    this.layout = layOut(this.program, this.folding);
+    const found = anchor ? anchor.to() : kept && this.layout.nodes.get(/** @type {Node} */ (kept).id);
+    const shift = kept && found ? { x: found.x - kept.x, y: found.y - kept.y } : { x: 0, y: 0 };
+    if (this.camera) this.camera = this.bounded({ ...this.camera, x: this.camera.x + shift.x, y: this.camera.y + shift.y });
+    this.motion.begin(before, this.layout, shift);
+    const times = [...this.layout.nodes.values()].map((node) => timeOf(node.ops) ?? 0);
+    this.most = times.reduce((most, one) => Math.max(most, one), 0);
+    this.frame.depth.textContent = `depth ${Math.min(this.folding.depth, this.levels() + 1)}`;
+    this.cursor = (this.cursor && this.layout.nodes.get(this.cursor.id)) ?? nodeOfValue(this.selected, this.program, this.layout);
+    this.drawLegend();
+    this.isMapDrawn = false;
+    this.invalidate();
+  }
+
+  /** What should stay where it is: the cursor if it is in view, else what is nearest to the view's middle and still there. */
+  kept() {
+    const { camera, size, cursor } = this;
+    if (!camera) return null;
+    const middle = { x: camera.x + size.w / camera.scale / 2, y: camera.y + size.h / camera.scale / 2 };
+    const isSeen = (/** @type {Node} */ node) => Math.abs(node.y - middle.y) < size.h / camera.scale / 2;
+    if (cursor && isSeen(cursor) && this.stays(cursor)) return cursor;
+    return nearestNode(this.layout, middle, (node) => this.stays(node));
+  }
+
+  /** @param {Node} node */
+  stays(node) {
+    return node.module ? true : this.program.host.get(node.id)?.name === node.id;
+  }
+
+  levels() {
+    /** @type {(module: import("./modulegraph.js").Module) => number} */
+    const depth = (module) => 1 + module.children.reduce((most, child) => Math.max(most, depth(child)), 0);
+    return depth(this.program.root) - 1;
+  }
+
+  /** @param {number} depth */
+  setDepth(depth) {
+    this.folding.depth = Math.max(1, Math.min(this.levels() + 1, depth));
+    this.folding.opened.clear();
+    this.folding.closed.clear();
+    this.arrange(null);
+  }
+
+  /** Open a collapsed module, or collapse an open one. @param {Box} box */
+  toggleBox(box) {
+    const [{ path }] = box.members;
+    const { opened, closed } = this.folding;
+    (box.isOpen ? opened : closed).delete(path);
+    (box.isOpen ? closed : opened).add(path);
+    const id = (/** @type {string} */ phase) => `${box.module.path}|${phase}`;
+    const half = () => this.layout.nodes.get(id("forward")) ?? this.layout.nodes.get(id("backward"));
+    const from = box.isOpen ? box : half();
+    if (from) this.arrange({ from, to: () => (box.isOpen ? half() : this.layout.boxes.find((one) => one.module === box.module)) });
+    if (!this.cursor) this.setCursor(box.isOpen ? (half() ?? null) : this.firstIn(box));
+  }
+
+  /** @param {Box} box */
+  firstIn({ module }) {
+    const box = this.layout.boxes.find((one) => one.module === module);
+    return box ? nearestNode(this.layout, { x: this.layout.axes.forward, y: box.y }, ({ y }) => y > box.y) : null;
+  }
+
+  // --- selection -----------------------------------------------------------------------------------------------------
+
+  /** Put the cursor where the selected value is; of folded layers, show the one that it is in. */
+  find() {
+    const op = this.program.host.get(this.selected);
+    const away = op && !this.layout.nodeOf.has(op) ? foldedLayer(op, this.layout) : null;
+    if (away) {
+      this.showLayer(away);
+      this.arrange(null);
+    }
+    this.setCursor(nodeOfValue(this.selected, this.program, this.layout));
+  }
+
+  /** @param {import("./modulegraph.js").Module} layer */
+  showLayer(layer) {
+    const box = this.layout.boxes.find(({ members }) => members.includes(layer));
+    if (!box) return;
+    const { opened, closed, shown } = this.folding;
+    for (const { path } of box.members) shown.delete(path);
+    shown.add(layer.path);
+    for (const paths of [opened, closed]) {
+      for (const path of [...paths]) if (path.startsWith(`${box.module.path}.`)) paths.add(layer.path + path.slice(box.module.path.length));
+    }
+  }
+
+  /** @param {Node | null} node */
+  setCursor(node) {
+    this.cursor = node;
+    this.frame.live.textContent = node && this.view ? spoken(node, this.view.payload) : "";
+    if (node && this.camera) this.camera = this.bounded(revealed(this.camera, node, this.size));
+    this.invalidate();
+  }
+
+  /** Move the cursor; an op is selected in every panel. @param {Node | null} node */
+  moveTo(node) {
+    this.setCursor(node);
+    if (node?.module) return;
+    this.selected = node?.id ?? "";
+    this.act.select(this.selected);
+  }
+
+  /** Nodes of the cursor's twins; of a collapsed module, its other half. @param {Node | null} node */
+  twinsOf(node) {
+    if (!node) return [];
+    const { nodes } = this.layout;
+    const other = node.phase === "forward" ? "backward" : "forward";
+    const ids = node.module ? [`${node.module.module.path}|${other}`] : node.ops[0].value.twins;
+    const found = ids.flatMap((id) => nodes.get(id) ?? nodeOfValue(id, this.program, this.layout) ?? []);
+    return [...new Set(found)].filter(({ phase }) => phase === other);
+  }
+
+  /** @param {Node} node */
+  isDim(node) {
+    const matches = this.view?.matches;
+    return Boolean(matches && !node.ops.some(({ name, items }) => matches.has(name) || items.some((item) => matches.has(item))));
+  }
+
+  /** @param {Node} node */
+  markOf(node) {
+    if (node.module) return "";
+    const [{ name, items, value }] = node.ops;
+    if (value.removed) return "−";
+    return this.marks.get(name) ?? (items.some((item) => this.marks.has(item)) ? "~" : "");
+  }
+
+  // --- the camera ----------------------------------------------------------------------------------------------------
+
+  /** @param {Camera} camera */
+  bounded(camera) {
+    return bounded(camera, this.world(), this.size);
+  }
+
+  world() {
+    const { x, w, h } = this.layout;
+    return { x, y: 0, w, h };
+  }
+
+  fit() {
+    this.camera = fitWidth(this.world(), this.size);
+    this.invalidate();
+  }
+
+  /** @param {number} factor @param {{ x: number, y: number }} [at] */
+  zoom(factor, at = { x: this.size.w / 2, y: this.size.h / 2 }) {
+    if (!this.camera) return;
+    this.camera = this.bounded(zoomed(this.camera, factor, at));
+    this.invalidate();
+  }
+
+  /** By pixels. Whether it could. @param {number} dx @param {number} dy */
+  pan(dx, dy) {
+    if (!this.camera) return false;
+    const { x, y, scale } = this.camera;
+    const next = this.bounded({ x: x + dx / scale, y: y + dy / scale, scale });
+    const moved = Math.abs(next.x - x) + Math.abs(next.y - y) > 0.01 / scale;
+    this.camera = next;
+    if (moved) this.invalidate();
+    return moved;
+  }
+
+  /** A client point in the graph. @param {{ clientX: number, clientY: number }} event */
+  at({ clientX, clientY }) {
+    const box = this.frame.canvas.getBoundingClientRect();
+    const { x, y, scale } = this.camera ?? { x: 0, y: 0, scale: 1 };
+    return { x: x + (clientX - box.left) / scale, y: y + (clientY - box.top) / scale };
+  }
+
+  /** @param {string} id a value, `path|phase` of a collapsed module, or the path of any: of an open one, its ▾ */
+  locate(id) {
+    const { nodes, boxes } = this.layout;
+    const box = boxes.find((one) => one.isOpen && one.module.path === id);
+    const node = nodes.get(id) ?? nodes.get(`${id}|forward`) ?? nodes.get(`${id}|backward`) ?? nodeOfValue(id, this.program, this.layout);
+    if (!this.camera || !(node || box)) return null;
+    const point = node ? { x: node.x + node.w / 2, y: node.y + node.h / 2 } : { x: (box?.x ?? 0) + 14, y: (box?.y ?? 0) + 14 };
+    const frame = this.frame.canvas.getBoundingClientRect();
+    return { x: frame.left + (point.x - this.camera.x) * this.camera.scale, y: frame.top + (point.y - this.camera.y) * this.camera.scale };
+  }
+
+  // --- drawing -------------------------------------------------------------------------------------------------------
+
+  resize() {
+    const size = this.frame.resize();
+    if (!size) return;
+    this.size = size;
+    this.isMapDrawn = false;
+    if (!this.camera) this.recolour();
+    this.camera = this.camera ? this.bounded(this.camera) : fitWidth(this.world(), this.size);
+    this.paint();
+  }
+
+  recolour() {
+    if (!this.element.isConnected) return;
+    this.colours = colours(this.frame.stage);
+    this.isMapDrawn = false;
+    this.drawLegend();
+    this.invalidate();
+  }
+
+  invalidate() {
+    this.due ||= requestAnimationFrame(() => this.paint());
+  }
+
+  paint() {
+    cancelAnimationFrame(this.due);
+    this.due = 0;
+    const { camera, view } = this;
+    const context = this.frame.canvas.getContext("2d", { alpha: false });
+    if (!camera || !context || !view) return;
+    const scene = this.scene(camera);
+    paint(context, scene, devicePixelRatio);
+    paintHeads(context, scene, devicePixelRatio);
+    this.paintMap(scene);
+    if (scene.moved < 1) this.invalidate();
+  }
+
+  /** @param {Camera} camera @returns {import("./graphpaint.js").Scene} */
+  scene(camera) {
+    const { layout, size, colours, keys, most, cursor, motion } = this;
+    const moved = motion.moved();
+    const state = { layout, camera, size, colours, keys, most, cursor, moved, entering: motion.entering, leaving: moved < 1 ? motion.leaving : [] };
+    return {
+      ...state,
+      isHeat: this.frame.isHeat,
+      hasLinks: this.frame.links.checked,
+      near: new Set([...(cursor?.inputs ?? []), ...(cursor?.readers ?? []), ...(cursor?.saved ?? [])]),
+      twins: new Set(this.twinsOf(cursor)),
+      isDim: (node) => this.isDim(node),
+      markOf: (node) => this.markOf(node),
+      rectOf: moved < 1 ? (one) => motion.rectOf(one, moved) : (one) => one,
+    };
+  }
+
+  /** @param {import("./graphpaint.js").Scene} scene */
+  paintMap(scene) {
+    const context = this.frame.map.getContext("2d");
+    const { camera, size, layout } = scene;
+    const strip = { x: 0, y: 0, w: MAP_WIDTH, h: size.h };
+    if (context && !this.isMapDrawn) paintMap(context, scene, strip, devicePixelRatio);
+    this.isMapDrawn = true;
+    const top = Math.max(0, (camera.y / layout.h) * size.h);
+    const bottom = Math.min(size.h, ((camera.y + size.h / camera.scale) / layout.h) * size.h);
+    this.frame.showWindow(top, bottom - top);
+  }
+
+  drawLegend() {
+    if (this.frame.isHeat) this.frame.showHeat(this.most, this.view?.payload.times.after ?? "");
+    else this.frame.showKeys(shares(this.program.ops), this.keys);
+  }
+
+  /** @param {Node | null} node @param {{ clientX: number, clientY: number }} event */
+  showTip(node, event) {
+    this.frame.showTip(node && this.view ? tooltip(node, this.view.payload) : [], event);
+  }
+}

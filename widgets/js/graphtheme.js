@@ -1,0 +1,36 @@
+// The colours of the style sheet, resolved for a canvas, and when they change.
+
+const NAMES = { bg: "bg", raised: "raised", sunken: "sunken", line: "line", lineStrong: "line-strong", text: "text", soft: "soft", brand: "brand", good: "good", warn: "warn", bad: "bad", twin: "twin", heat: "graph-heat", onHue: "graph-on" };
+const HUES = Array.from({ length: 8 }, (_, at) => [`k${at}`, `graph-${at}`]);
+// How JupyterLab and VS Code say which theme is on.
+const THEME = ["class", "data-jp-theme-light", "data-jp-theme-name", "data-vscode-theme-kind"];
+
+/** @param {HTMLElement} inside @returns {Record<string, string>} */
+export function colours(inside) {
+  // A custom property's own text may be light-dark(…) or var(…); only a color is resolved.
+  const probe = document.createElement("span");
+  inside.append(probe);
+  const style = getComputedStyle(probe);
+  const resolve = (/** @type {string} */ name) => {
+    probe.style.color = `var(--tf-${name})`;
+    return style.color;
+  };
+  const found = Object.fromEntries([...Object.entries(NAMES), ...HUES].map(([name, property]) => [name, resolve(property)]));
+  found.sans = style.fontFamily;
+  probe.style.fontFamily = "var(--tf-mono)";
+  found.mono = style.fontFamily;
+  probe.remove();
+  return found;
+}
+
+/** @param {() => void} changed @returns {() => void} stops it */
+export function onTheme(changed) {
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  const theme = new MutationObserver(changed);
+  scheme.addEventListener("change", changed);
+  for (const element of [document.documentElement, document.body]) theme.observe(element, { attributes: true, attributeFilter: THEME });
+  return () => {
+    scheme.removeEventListener("change", changed);
+    theme.disconnect();
+  };
+}
