@@ -40,6 +40,7 @@ def page(browser: Browser, written: Path) -> Iterator[Page]:
     opened.on("request", lambda request: requests.append(request.url))
     opened.goto(written.as_uri())
     opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    opened.get_by_test_id("tf-tab-code").click()
     yield opened
     opened.close()
     assert errors == []
