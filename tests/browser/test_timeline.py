@@ -330,7 +330,7 @@ def test_a_drag_measures(page: Page, by: str) -> None:
     assert microseconds(page.get_by_test_id("tf-range-length").inner_text()) == pytest.approx(expected, rel=0.03)
     rows = page.get_by_test_id("tf-range").locator("tbody tr")
     expect(rows).to_have_count(2)
-    for row, name in zip(rows.all(), ("as captured", "optimised"), strict=True):
+    for row, name in zip(rows.all(), ("A · CPU", "B · CPU"), strict=True):
         expect(row).to_contain_text(name)
         expect(row).to_contain_text("%")
     assert "measured" in spoken(page)

@@ -11,7 +11,7 @@ const OVERVIEW = 26;
 const RULER = 20;
 const TITLE = 22;
 const LANE = 22;
-const MEMORY = [56, 130];
+const MEMORY = [44, 130];
 export const GAP = 3;
 /** Width of one character of the canvas's font. */
 export const CHARACTER = 6.1;

@@ -35,6 +35,7 @@ export function kindOf(name) {
  * @property {string[]} values the ops' values in program order
  * @property {Map<string, number>} numbers of the values, as the column `value` has them: from 1
  * @property {Columns} columns
+ * @property {Uint32Array} ops of each event, the operator that it belongs to, as an index into names; a kernel's own without one
  * @property {Uint8Array} kinds of each event, as indices into KINDS
  */
 
@@ -98,22 +99,24 @@ export function modelled(label, ops, records, which) {
 /** @param {Omit<TimelineProgram, "count" | "events">} raw @param {Columns} columns @param {Record<string, Value>} records @returns {Program} */
 function indexed(raw, columns, records) {
   const { label, config, names, values, span_us: span } = raw;
-  const kinds = kindsOf(names.map(kindOf), raw.lanes, columns);
+  const ops = opsOf(raw.lanes, columns);
+  const ofName = names.map(kindOf);
+  const copy = KINDS.findIndex((kind) => kind.id === "copy");
+  const kinds = Uint8Array.from(ops, (op, i) => (raw.lanes[columns.lane[i]].kind === "copy" ? copy : ofName[op]));
   const isBackward = values.map((name) => records[name]?.phase === "backward");
   const lanes = raw.lanes.map((lane, number) => indexedLane(lane, number, columns, isBackward));
-  return { label, config, span, lanes, names, values, numbers: new Map(values.map((name, i) => [name, i + 1])), columns, kinds };
+  return { label, config, span, lanes, names, values, numbers: new Map(values.map((name, i) => [name, i + 1])), columns, ops, kinds };
 }
 
 /**
- * What the host called the op of a value decides for its kernels too, whose own names say less.
- * @param {number[]} ofName @param {TimelineProgram["lanes"]} lanes @param {Columns} columns
+ * What each event is called: as the host called the op of its value, since the names of kernels say less of it.
+ * @param {TimelineProgram["lanes"]} lanes @param {Columns} columns
  */
-function kindsOf(ofName, lanes, { name, value, lane }) {
+function opsOf(lanes, { name, value, lane }) {
   /** @type {Map<number, number>} */
   const ofValue = new Map();
-  lane.forEach((number, i) => lanes[number].kind === "cpu" && value[i] > 0 && ofValue.set(value[i], ofName[name[i]]));
-  const copy = KINDS.findIndex((kind) => kind.id === "copy");
-  return Uint8Array.from(name, (one, i) => (lanes[lane[i]].kind === "copy" ? copy : (ofValue.get(value[i]) ?? ofName[one])));
+  lane.forEach((number, i) => lanes[number].kind === "cpu" && value[i] > 0 && ofValue.set(value[i], name[i]));
+  return name.map((own, i) => (lanes[lane[i]].kind === "copy" ? own : (ofValue.get(value[i]) ?? own)));
 }
 
 /** @param {TimelineProgram["lanes"][number]} lane @param {number} number @param {Columns} columns @param {boolean[]} isBackward of each value @returns {Lane} */
@@ -174,6 +177,12 @@ export function nearest(program, lane, time, tolerance) {
   return found;
 }
 
+/** Of the events of one value those of the GPU, if there are any: then the CPU's are what asking for them took. @param {Program} program @param {number[]} events */
+export function atWork({ columns, lanes }, events) {
+  const onGpu = events.filter((event) => lanes[columns.lane[event]].kind !== "cpu");
+  return onGpu.length > 0 ? onGpu : events;
+}
+
 /** The events of a value, in order. @param {Program} program @param {string} value @returns {number[]} */
 export function eventsOf({ columns, numbers }, value) {
   const number = numbers.get(value);
@@ -192,7 +201,8 @@ const LEAST_GAP_US = 1e-3;
  * @param {Program} program @param {Lane} lane @param {number} from @param {number} to
  */
 export function sums(program, lane, from, to) {
-  const { start, duration, name } = program.columns;
+  const { start, duration } = program.columns;
+  const { names, ops } = program;
   const [begin, end] = between(program, lane, from, to);
   /** @type {Map<number, { name: string, time: number, count: number }>} */
   const byName = new Map();
@@ -209,10 +219,10 @@ export function sums(program, lane, from, to) {
     const right = Math.min(start[event] + duration[event], to);
     if (right < left) continue;
     found.count += 1;
-    const total = byName.get(name[event]) ?? { name: program.names[name[event]], time: 0, count: 0 };
+    const total = byName.get(ops[event]) ?? { name: names[ops[event]], time: 0, count: 0 };
     total.time += right - left;
     total.count += 1;
-    byName.set(name[event], total);
+    byName.set(ops[event], total);
     pause(left - reached);
     found.busy += Math.max(0, right - Math.max(left, reached));
     reached = Math.max(reached, right);
@@ -267,4 +277,15 @@ export function spans(program, lane, window, pixels, isFound, draw) {
     anyFound ||= found;
   }
   flush();
+}
+
+/** How much of its time a program's busiest lane is busy, per pixel of the whole axis. @param {Program} program @param {number} span @param {number} pixels */
+export function shares(program, span, pixels) {
+  const found = new Float64Array(pixels);
+  for (const lane of program.lanes) {
+    spans(program, lane, { from: 0, to: span }, pixels, null, (x, width, _, share) => {
+      for (let at = Math.floor(x); at < Math.min(pixels, x + width); at += 1) found[at] = Math.max(found[at], share);
+    });
+  }
+  return found;
 }

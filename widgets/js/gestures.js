@@ -35,7 +35,12 @@ export function gestures(panel) {
   canvas.onpointerleave = untip;
   canvas.onkeydown = onKey;
   canvas.addEventListener("wheel", onWheel, { passive: false });
-  return { xOf, zoom };
+  /** Other programs are shown: what was begun on events of the old ones has no meaning. */
+  const forget = () => {
+    drag = null;
+    anchor = null;
+  };
+  return { xOf, zoom, forget };
 
   /** @param {number} x */
   function timeAt(x) {

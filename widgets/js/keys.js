@@ -30,6 +30,12 @@ const HELP = /** @type {[string, [string, string][]][]} */ ([
     ["x", "identical layers one by one, or together"],
     ["Esc", "select nothing"],
   ]],
+  ["Timeline", [
+    ["← →  ↑ ↓  Home End", "walk the events of a lane, the lanes; without an event, pan"],
+    ["Shift ← →", "measure from event to event; Esc clears"],
+    ["+ −  0", "zoom in, out, all; Ctrl wheel too"],
+    ["PageUp PageDown", "one window earlier, later; Shift wheel pans too"],
+  ]],
 ]);
 
 /**

@@ -14,16 +14,28 @@ import { outline } from "./memory.js";
 /** @typedef {import("./bands.js").Band} Band */
 /** @typedef {import("./bands.js").Layout} Layout */
 
-/** What is emphasised. @typedef {{ events: number[][], found: (Uint8Array | null)[], cursor: { number: number, event: number } | null, range: Window | null, hover: number | null }} Marks */
+/**
+ * What is painted: of the marks, `events` are those of the selected value and `found` those that a search found, per program.
+ * @typedef {object} Scene
+ * @property {Window} window
+ * @property {number} span
+ * @property {Shown[]} shown
+ * @property {Float64Array[]} overviews shares of busy time per pixel
+ * @property {number[][]} events
+ * @property {(Uint8Array | null)[]} found
+ * @property {{ number: number, event: number } | null} cursor
+ * @property {Window | null} range
+ * @property {number | null} hover
+ */
 
 const FONT = "10px ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace";
+
 /**
  * One frame.
- * @param {CanvasRenderingContext2D} context @param {Layout} layout @param {number} width
- * @param {{ window: Window, span: number, shown: Shown[], marks: Marks, overviews: Float64Array[] }} scene the overviews are shares of busy time per pixel
+ * @param {CanvasRenderingContext2D} context @param {Layout} layout @param {number} width @param {Scene} scene
  * @param {import("./colours.js").Colours} colours
  */
-export function paint(context, layout, width, { window, span, shown, marks, overviews }, colours) {
+export function paint(context, layout, width, { window, span, shown, overviews, events, found, cursor, range, hover }, colours) {
   const plot = width - layout.gutter;
   context.font = FONT;
   context.textBaseline = "middle";
@@ -38,8 +50,8 @@ export function paint(context, layout, width, { window, span, shown, marks, over
     drawMemory(one, row.memory, most);
   }
   drawOverview();
-  if (marks.range) drawRange(marks.range);
-  if (marks.hover !== null) drawLine(marks.hover, colours.strong);
+  if (range) drawRange(range);
+  if (hover !== null) drawLine(hover, colours.strong);
 
   /** @param {number} time */
   function xOf(time) {
@@ -87,7 +99,7 @@ export function paint(context, layout, width, { window, span, shown, marks, over
     context.fillRect(layout.gutter, band.y, plot, band.height);
     const y = band.y + 1;
     const height = band.height - 2;
-    spans(program, lane, window, plot, marks.found[number], (x, width, kind, share, event, faint) => {
+    spans(program, lane, window, plot, found[number], (x, width, kind, share, event, faint) => {
       context.globalAlpha = (0.35 + 0.65 * share) * (faint ? 0.22 : 1);
       context.fillStyle = colours[/** @type {import("./colours.js").Name} */ (KINDS[kind].id)];
       // The gap tells two events of one kind apart.
@@ -100,7 +112,7 @@ export function paint(context, layout, width, { window, span, shown, marks, over
     context.globalAlpha = 1;
     drawName(lane.name, band, colours.soft);
     if (!Number.isNaN(lane.backward)) drawBoundary(lane.backward, band);
-    for (const event of marks.events[number]) if (program.columns.lane[event] === index) drawEmphasis(program, event, band, number);
+    for (const event of events[number]) if (program.columns.lane[event] === index) drawEmphasis(program, event, band, number);
   }
 
   /** As much of a label as there is room for; of the last resort, the glyph of its kind. @param {string} text @param {string} glyph @param {number} x @param {number} width @param {number} y */
@@ -134,7 +146,7 @@ export function paint(context, layout, width, { window, span, shown, marks, over
     const left = Math.max(layout.gutter, xOf(program.columns.start[event]));
     const right = Math.min(width, xOf(program.columns.start[event] + program.columns.duration[event]));
     if (right < layout.gutter || left > width) return;
-    const isCursor = marks.cursor?.number === number && marks.cursor.event === event;
+    const isCursor = cursor?.number === number && cursor.event === event;
     context.strokeStyle = colours.text;
     context.lineWidth = isCursor ? 2.5 : 1.5;
     context.strokeRect(left - 1.5, band.y - 0.5, Math.max(2, right - left) + 2, band.height + 1);

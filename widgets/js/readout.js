@@ -1,15 +1,15 @@
 // The timeline in words: what a range holds, what the pointer is over, what is alive at the peak.
 
 import { duration } from "./axis.js";
-import { formatBytes, h, plural } from "./dom.js";
-import { KINDS, sums } from "./events.js";
+import { formatBytes, h } from "./dom.js";
+import { atWork, KINDS, sums } from "./events.js";
 import { labelOf } from "./lanes.js";
 import { chip } from "./passes.js";
 
 /** @typedef {import("./axis.js").Window} Window */
 /** @typedef {import("./bands.js").Shown} Shown */
 
-const TOP = 3;
+const TOP = 4;
 
 /** The colours and glyphs of what there is. @param {Shown[]} shown */
 export function legend(shown) {
@@ -20,18 +20,19 @@ export function legend(shown) {
 /** What each lane did in a range. @param {Shown[]} shown @param {Window} range @param {() => void} clear */
 export function rangeTable(shown, range, clear) {
   const length = range.to - range.from;
-  const rows = shown.flatMap(({ program, name }) =>
-    program.lanes.map((lane) => {
-      const { busy, idle, gaps, longest, count, top } = sums(program, lane, range.from, range.to);
-      const most = top.slice(0, TOP).map((one) => `${plain(one.name)} ${duration(one.time)}${one.count > 1 ? ` in ${one.count}` : ""}`);
+  const rows = shown.flatMap(({ program, name, number }) =>
+    program.lanes.flatMap((lane) => {
+      const { busy, gaps, longest, count, top } = sums(program, lane, range.from, range.to);
+      if (count === 0) return [];
+      const most = top.slice(0, TOP).map((one) => `${plain(one.name)} ${duration(one.time)}${one.count > 1 ? ` ×${one.count}` : ""}`).join(" · ");
       return h(
         "tr",
         null,
-        h("th", { scope: "row" }, `${name} · ${lane.name}`),
+        h("th", { scope: "row" }, h("abbr", { title: name }, "AB"[number]), ` · ${lane.name}`),
         h("td", { class: "tf-right" }, count),
         h("td", { class: "tf-right" }, `${duration(busy)} · ${Math.round((100 * busy) / length)} %`),
-        h("td", { class: "tf-right" }, gaps === 0 ? "none" : `${duration(idle)} in ${gaps}, longest ${duration(longest)}`),
-        h("td", null, most.join(" · ")),
+        h("td", { class: "tf-right" }, gaps === 0 ? "none" : `${gaps} · longest ${duration(longest)}`),
+        h("td", { title: most }, most),
       );
     }),
   );
@@ -57,9 +58,9 @@ function plain(name) {
 
 /** One event in a line, for those who hear it too. @param {Shown} shown @param {number} event */
 export function sentence({ program, name }, event) {
-  const { columns, lanes, names } = program;
+  const { columns, lanes, names, ops } = program;
   const lane = lanes[columns.lane[event]];
-  return `${labelOf(program, event)}, ${plain(names[columns.name[event]])}, ${duration(columns.duration[event])} at ${duration(columns.start[event])}, ${lane.name}, ${name}`;
+  return `${labelOf(program, event)}, ${plain(names[ops[event]])}, ${duration(columns.duration[event])} at ${duration(columns.start[event])}, ${lane.name}, ${name}`;
 }
 
 /** @param {Shown[]} shown @param {Window} range */
@@ -71,18 +72,20 @@ export function rangeSentence(shown, range) {
 
 /** What the pointer is over. @param {Shown} shown @param {number} event @param {Record<string, Value>} values */
 export function eventTip({ program, name }, event, values) {
-  const { columns, lanes, names } = program;
+  const { columns, lanes, names, ops } = program;
+  const own = columns.name[event];
   const label = labelOf(program, event);
   const value = columns.value[event] > 0 ? values[label] : undefined;
   return [
     h("b", null, label),
-    h("span", null, `${KINDS[program.kinds[event]].glyph} ${plain(names[columns.name[event]])}`),
+    h("span", null, `${KINDS[program.kinds[event]].glyph} ${plain(names[ops[event]])}`),
+    own !== ops[event] && h("code", null, names[own]),
     h("span", null, `${duration(columns.duration[event])} at ${duration(columns.start[event])}`),
     h("span", { class: "tf-note" }, `${name} · ${lanes[columns.lane[event]].name}${value ? ` · ${value.phase}` : ""}`),
     value && h("code", null, value.type),
     value?.module && h("span", { class: "tf-note" }, `${value.module}: ${value.module_type}`),
     value?.source && h("code", null, value.source),
-  ].filter((part) => part !== undefined && part !== "");
+  ].filter((part) => part instanceof Node);
 }
 
 /** @param {Shown} shown @param {number} op index into the profile */
@@ -121,8 +124,7 @@ export function times(shown, events) {
   return shown
     .map(({ program, name }, i) => {
       if (events[i].length === 0) return `${name}: no event`;
-      const total = events[i].reduce((sum, event) => sum + program.columns.duration[event], 0);
-      return `${name}: ${duration(total)}${events[i].length > 1 ? ` in ${plural(events[i].length, "event")}` : ""}`;
+      return `${name}: ${duration(atWork(program, events[i]).reduce((sum, event) => sum + program.columns.duration[event], 0))}`;
     })
     .join(" · ");
 }

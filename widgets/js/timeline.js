@@ -4,7 +4,7 @@ import { duration, inside } from "./axis.js";
 import { arranged } from "./bands.js";
 import { palette } from "./colours.js";
 import { h } from "./dom.js";
-import { eventsOf, measured, modelled, spans } from "./events.js";
+import { atWork, eventsOf, measured, modelled, shares } from "./events.js";
 import { gestures } from "./gestures.js";
 import { paint } from "./lanes.js";
 import { isOf, profile } from "./memory.js";
@@ -15,7 +15,6 @@ import { controls, origin, staleness } from "./timeline_bar.js";
 /** @typedef {import("./bands.js").Shown} Shown */
 /** @typedef {{ number: number, event: number }} Cursor */
 
-const KEYS = "↑ ↓ lanes, ← → events, Shift+← → measures, + − zoom, 0 all, Page keys pan, Esc clears.";
 const HINT = "Click an event to select its op. Drag pans, Ctrl+wheel zooms, Shift+drag measures.";
 // The folded list, in pixels.
 const BELOW = 36;
@@ -34,7 +33,9 @@ export class TimelinePanel {
     this.range = null;
     /** The event that the keyboard is on. @type {Cursor | null} */
     this.cursor = null;
-    /** @type {number | null} */
+    /** The one that was shown last. @type {Cursor | null} */
+    this.showing = null;
+    /** The time under the pointer. @type {number | null} */
     this.hover = null;
     /** Whether dragging measures. */
     this.measuring = false;
@@ -95,6 +96,8 @@ export class TimelinePanel {
     this.window = isAll ? { from: 0, to: this.span } : inside(this.window, this.span);
     this.range = null;
     this.cursor = null;
+    this.showing = null;
+    this.gestures.forget();
     this.overviews = [];
     this.matches = undefined;
     this.dom.alive.replaceChildren(...alive(this.shown, this.act));
@@ -150,9 +153,14 @@ export class TimelinePanel {
     // The keyboard stays on the event that it chose; a selection made elsewhere takes it along.
     if (this.cursor && this.valueAt(this.cursor) !== selected) this.cursor = null;
     const last = this.events.map((events) => events.length > 0).lastIndexOf(true);
-    if (!this.cursor && last >= 0) this.cursor = { number: last, event: this.events[last][0] };
+    if (!this.cursor && last >= 0) this.cursor = { number: last, event: this.atWork(last)[0] };
     this.drawStrip();
     this.schedule();
+  }
+
+  /** The selected value's events in one program, those of the GPU if there are any. @param {number} number */
+  atWork(number) {
+    return atWork(this.shown[number].program, this.events[number]);
   }
 
   /** The value whose op an event is, "" for none. @param {Cursor} cursor */
@@ -165,9 +173,9 @@ export class TimelinePanel {
     const { selected } = /** @type {View} */ (this.view);
     const isThere = this.events.some((events) => events.length > 0);
     const show = isThere && h("button", { class: "tf-chip", onclick: () => this.showNext(), "data-testid": "tf-timeline-show" }, "show");
-    const facts = selected ? [h("code", null, selected), h("span", null, times(this.shown, this.events)), show || ""] : [h("span", { class: "tf-note" }, HINT)];
-    const clear = () => this.measure(null);
-    this.dom.strip.replaceChildren(h("p", { class: "tf-timeline-line" }, facts), ...(this.range ? [rangeTable(this.shown, this.range, clear)] : []));
+    const facts = selected ? [h("code", null, selected), h("span", null, times(this.shown, this.events)), show || ""] : this.range ? [] : [h("span", { class: "tf-note" }, HINT)];
+    const range = this.range ? [rangeTable(this.shown, this.range, () => this.measure(null))] : [];
+    this.dom.strip.replaceChildren(h("p", { class: "tf-timeline-line" }, facts), ...range);
   }
 
   // --- what was asked ------------------------------------------------------------------------------------------------
@@ -201,7 +209,7 @@ export class TimelinePanel {
 
   /** The next event of the selected value, wide enough to be seen; with the last one it begins again. */
   showNext() {
-    const all = this.events.flatMap((events, number) => events.map((event) => ({ number, event })));
+    const all = this.shown.flatMap(({ number }) => this.atWork(number).map((event) => ({ number, event })));
     const at = all.findIndex(({ number, event }) => number === this.showing?.number && event === this.showing.event);
     const next = all[(at + 1) % all.length];
     this.showing = next;
@@ -258,32 +266,16 @@ export class TimelinePanel {
       canvas.style.height = `${this.layout.height}px`;
     }
     context.setTransform(scale, 0, 0, scale, 0, 0);
-    const { window, span, shown } = this;
-    paint(context, this.layout, width, { window, span, shown, marks: this, overviews: this.overview(width - this.layout.gutter) }, palette(probe));
+    const pixels = Math.max(1, Math.floor(width - this.layout.gutter));
+    if (this.overviews[0]?.length !== pixels) this.overviews = this.shown.map(({ program }) => shares(program, this.span, pixels));
+    paint(context, this.layout, width, this, palette(probe));
     canvas.dataset.from = String(this.window.from);
     canvas.dataset.to = String(this.window.to);
-  }
-
-  /** How busy each program's busiest lane is, per pixel of the whole axis. @param {number} plot */
-  overview(plot) {
-    const pixels = Math.max(1, Math.floor(plot));
-    if (this.overviews?.[0]?.length === pixels) return this.overviews;
-    const all = { from: 0, to: this.span };
-    this.overviews = this.shown.map(({ program }) => {
-      const shares = new Float64Array(pixels);
-      for (const lane of program.lanes) {
-        spans(program, lane, all, pixels, null, (x, width, _, share) => {
-          for (let at = Math.floor(x); at < Math.min(pixels, x + width); at += 1) shares[at] = Math.max(shares[at], share);
-        });
-      }
-      return shares;
-    });
-    return this.overviews;
   }
 }
 
 function parts() {
-  const canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": `Timeline. ${KEYS}`, "data-testid": "tf-timeline" });
+  const canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Timeline; arrows walk lanes and events, ? lists the keys", "data-testid": "tf-timeline" });
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { alpha: false }));
   const probe = h("span", { hidden: true });
   const tip = h("div", { class: "tf-tip", hidden: true, "data-testid": "tf-timeline-tip" });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { between, decode, encode, eventsOf, kindOf, KINDS, measured, modelled, nearest, spans, sums } from "../events.js";
+import { atWork, between, decode, encode, eventsOf, kindOf, KINDS, measured, modelled, nearest, shares, spans, sums } from "../events.js";
 
 /** @param {number[][]} rows start, duration, name, value, lane */
 function columns(rows) {
@@ -72,10 +72,21 @@ test("a long event that began early is still found late", () => {
 test("busy and idle add up, overlaps count once, gaps are what lies between", () => {
   const found = sums(program(ROWS), program(ROWS).lanes[0], 5, 30);
   assert.deepEqual({ ...found, top: [] }, { busy: 15, idle: 10, gaps: 2, longest: 5, count: 3, top: [] });
-  assert.deepEqual(found.top, [{ name: "elementwise", time: 9, count: 2 }, { name: "sgemm", time: 6, count: 1 }]);
+  assert.deepEqual(found.top, [{ name: "elementwise", time: 9, count: 2 }, { name: "aten.mm.default", time: 6, count: 1 }]);
   const nested = program([[0, 10, 1, 1, 0], [4, 1, 1, 2, 0]]);
   assert.equal(sums(nested, nested.lanes[0], 0, 10).busy, 10);
   assert.equal(sums(nested, nested.lanes[0], 0, 10).gaps, 0);
+});
+
+test("where a value has events on the GPU, the CPU only asked for them", () => {
+  const one = program(ROWS);
+  assert.deepEqual(eventsOf(one, "mm"), [0, 1]);
+  assert.deepEqual(atWork(one, [0, 1]), [1]);
+  assert.deepEqual(atWork(one, [0]), [0]);
+});
+
+test("the overview has the share of the busiest lane", () => {
+  assert.deepEqual([...shares(program([[0, 10, 0, 0, 0], [20, 10, 0, 0, 1], [20, 10, 0, 0, 0]]), 40, 4)], [1, 0, 1, 0]);
 });
 
 test("narrow events share a column, of the kind of most of their time; wide ones stand alone", () => {

@@ -65,5 +65,5 @@ test("rows stand apart, and memory takes what is left", () => {
   }
   assert.equal(under(layout, 3).part, "overview");
   assert.equal(under(layout, layout.ruler.y + 3).part, "");
-  assert.ok(arranged(shown, 10).rows[0].memory.height >= 48);
+  assert.ok(arranged(shown, 10).rows[0].memory.height >= 40);
 });
