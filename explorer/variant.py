@@ -113,7 +113,7 @@ class Variant:
     @property
     def runs_triton(self) -> bool:
         """Whether replays of this variant launch its Triton kernels."""
-        return any(t.is_cuda for t in self.capture.example_inputs)
+        return self.capture.device.type == "cuda"
 
     @functools.cached_property
     def tunings(self) -> dict[str, Tuning]:

@@ -157,7 +157,9 @@ def summary(before: Trace, after: Trace, timing: Timing | None = None) -> dict[s
         "ops": [old.ops, new.ops],
         "saved_bytes": [old.saved_bytes, new.saved_bytes],
         "peak_bytes": [old.peak_bytes, new.peak_bytes],
-        "measured_peak_bytes": measured_peak_bytes(timing, (input_bytes(before), input_bytes(after))) if timing else None,
+        "measured_peak_bytes": measured_peak_bytes(timing, (input_bytes(before), input_bytes(after)))
+        if timing
+        else None,
         "difference": difference_record(timing) if timing else None,
         "kernels": {"unique": len(calls), "launches": sum(calls)},
     }

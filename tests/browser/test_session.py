@@ -39,6 +39,11 @@ RUN_CELL = """async (source) => {
 }"""
 RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 
+IS_IDLE = """() => {
+    const context = window.jupyterapp?.shell?.currentWidget?.sessionContext;
+    return context?.isReady === true && context.session?.kernel?.status === "idle";
+}"""
+
 
 @pytest.fixture(scope="module")
 def opened(open_notebook: Callable[..., Page]) -> Page:
@@ -100,6 +105,7 @@ def test_a_notebook_that_is_opened_again_keeps_the_still_form(opened: Page) -> N
         expect(stills.nth(at)).to_be_hidden()
     opened.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
     opened.reload()
+    opened.wait_for_function(IS_IDLE)  # JupyterLab's own requests to the kernel fail if it is shut down under them
     for at in (0, 1):
         expect(stills.nth(at)).to_be_visible()
         expect(stills.nth(at)).to_contain_text("Run the cell again for the view itself")

@@ -150,6 +150,7 @@ export class GraphPanel {
     this.folding.depth = Math.max(1, Math.min(this.levels() + 1, depth));
     this.folding.opened.clear();
     this.folding.closed.clear();
+    if (!this.selected) this.folding.shown.clear();
     this.arrange(null);
   }
 

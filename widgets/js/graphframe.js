@@ -37,11 +37,11 @@ export class GraphFrame {
   /** @param {Controls} controls */
   toolbar(controls) {
     const button = (/** @type {string} */ id, /** @type {string} */ text, /** @type {string} */ title, /** @type {() => void} */ onclick) =>
-      h("button", { class: "tf-graph-button", title, "aria-label": title, onclick, "data-testid": `tf-graph-${id}` }, text);
+      h("button", { title, "aria-label": title, onclick, "data-testid": `tf-graph-${id}` }, text);
     const group = (/** @type {string} */ label, /** @type {HTMLElement[]} */ ...children) => h("div", { class: "tf-graph-group", role: "group", "aria-label": label }, ...children);
     return h(
       "div",
-      { class: "tf-graph-bar", role: "group", "aria-label": "Graph" },
+      { class: "tf-toolbar tf-graph-bar", role: "group", "aria-label": "Graph" },
       group("Depth", button("shallower", "−", "one level of modules less", () => controls.deeper(-1)), this.depth, button("deeper", "+", "one level of modules more", () => controls.deeper(1))),
       group("Modules", button("expand", "▾ all", "expand all modules", controls.expandAll), button("collapse", "▸ all", "collapse all modules", controls.collapseAll)),
       group("Zoom", button("out", "−", "zoom out (−)", () => controls.zoom(1 / 1.25)), button("fit", "fit", "fit the width (0)", controls.fit), button("in", "+", "zoom in (+)", () => controls.zoom(1.25))),
@@ -79,7 +79,9 @@ export class GraphFrame {
     const items = all.slice(0, SHOWN_KEYS).map(({ key, us, count }) => {
       const at = keys.get(key) ?? 0;
       const title = `${key}: ${plural(count, "launch", "launches")}${us ? `, ${formatTime(us)} in all` : ""}`;
-      return h("li", { title }, h("i", { class: `tf-graph-swatch tf-graph-k${at % HUES}` }, letter(at)), shortOp(key), h("small", null, `×${count}`));
+      const swatch = h("i", { class: "tf-graph-swatch" }, letter(at));
+      swatch.style.background = `var(--tf-graph-${at % HUES})`;
+      return h("li", { title }, swatch, shortOp(key), h("small", null, `×${count}`));
     });
     const rest = all.length - SHOWN_KEYS;
     this.legend.replaceChildren(...items, ...(rest > 0 ? [h("li", null, `+${rest} more`)] : []), h("li", null, "◆ saved for the backward"));

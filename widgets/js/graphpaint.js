@@ -140,7 +140,7 @@ function bar(context, node, rect, keys, colours) {
   for (const { key, us } of parts) {
     const width = total ? ((rect.w - 2) * us) / total : 0;
     context.fillStyle = colours[`k${(keys.get(key) ?? 0) % HUES}`];
-    context.fillRect(left, rect.y + rect.h - 5, width, 4);
+    context.fillRect(left, rect.y + rect.h - 4, width, 3);
     left += width;
   }
 }
@@ -201,10 +201,10 @@ function write(context, node, rect, scene) {
   context.fillText(cut(context, node.module ? `▸ ${title}` : title, room - (mark ? 12 : 0)), left, rect.y + 11);
   context.font = `${FONT.text} ${colours.mono}`;
   context.fillStyle = colours.soft;
-  context.fillText(cut(context, name, room), left, rect.y + 25);
+  context.fillText(cut(context, name, room), left, rect.y + 24);
   context.font = `${FONT.text} ${colours.sans}`;
   context.fillStyle = isHeat ? colours.text : colours.soft;
-  context.fillText(cut(context, savedMark(node) + figures, room), left, rect.y + 39);
+  context.fillText(cut(context, savedMark(node) + figures, room), left, rect.y + 37);
 }
 
 /** @param {Node} node */

@@ -40,8 +40,8 @@ import { nearest, opsIn, representative, runsOf } from "./modulegraph.js";
  * @typedef {{ depth: number, opened: Set<string>, closed: Set<string>, fold: boolean, shown: Set<string> }} Folding
  */
 
-export const NODE = { w: 172, h: 50 };
-const GAP = { x: 14, y: 22, columns: 56 };
+export const NODE = { w: 160, h: 50 };
+const GAP = { x: 14, y: 22, columns: 48 };
 const PAD = { side: 12, top: 26, bottom: 12 };
 const WIDEST = 4;
 const PHASES = /** @type {const} */ (["forward", "backward"]);

@@ -46,7 +46,7 @@ export class TreePanel {
     this.body.addEventListener("scroll", () => this.onScroll());
     this.body.addEventListener("click", (event) => this.onClick(event));
     this.body.addEventListener("keydown", (event) => this.onKey(event));
-    const toolbar = h("div", { class: "tf-toolbar tf-tree-bar" }, this.says, this.option("fold", "fold layers"), this.option("removed", "show removed"), this.option("views", "show views"));
+    const toolbar = h("div", { class: "tf-toolbar tf-tree-bar" }, this.says, this.option("fold", "fold layers"), this.option("removed", "removed"), this.option("views", "views"));
     this.element = h("div", { class: "tf-tree-panel" }, toolbar, this.body);
     this.resized = new ResizeObserver(() => this.paint());
     this.resized.observe(this.body);
