@@ -19,6 +19,7 @@ from tracefuse.options import Config
 from tracefuse.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.pack import decode
+from tracefuse.widgets.takeaway import TAKEAWAYS
 from tracefuse.widgets.view import IDLE, Explorer
 
 ONE_MS = {"step": estimate([1.0] * 6)}
@@ -265,6 +266,7 @@ def test_each_pass_gets_its_own_share_which_ages_with_the_configuration() -> Non
     assert {name for name, share in shares.items() if share} == {"simplify", "freeze", "cat", "remat"}
     assert shares["cat"]["low"] <= shares["cat"]["median"] <= shares["cat"]["high"]
     assert shares["freeze"]["provenance"].endswith("the same program without it")
+    assert re.search(r": \d+ rounds", shares["cat"]["provenance"])
     assert not shares["cat"]["stale"]
     send(explorer, {"type": "configure", "changes": {"remat": 0.25}})
     assert all(one["delta_ms"]["stale"] for one in explorer.payload["passes"] if one["delta_ms"])
@@ -284,7 +286,13 @@ def test_a_kernel_is_compiled_when_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "name", "starts"), [("html", "tracefuse.html", b"<!doctype"), ("python", "step.py", b'"""')]
+    ("what", "name", "starts"),
+    [
+        ("html", "tracefuse.html", b"<!doctype"),
+        ("python", "step.py", b'"""'),
+        ("dot", "trace.dot", b"digraph"),
+        ("model_explorer", "model_explorer.json", b'{"'),
+    ],
 )
 def test_a_file_comes_as_bytes(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch, what: str, name: str, starts: bytes
@@ -295,6 +303,27 @@ def test_a_file_comes_as_bytes(
     ((message, (data,)),) = sent
     assert (message["type"], message["name"]) == ("file", name)
     assert data.startswith(starts)
+
+
+def test_a_timeline_is_taken_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer = Explorer(captured().variant(Config.of(fuse=False)), budget_s=0.05)
+    sent: list[bytes] = []
+    monkeypatch.setattr(explorer, "send", lambda _, buffers: sent.extend(buffers))
+    send(explorer, {"type": "take", "what": "chrome_trace"})
+    assert "press Measure" in explorer.status["error"]["message"]
+    explorer.measure()
+    send(explorer, {"type": "take", "what": "chrome_trace"})
+    assert explorer.status == IDLE
+    (data,) = sent
+    values = {event["args"].get("value") for event in json.loads(data)["traceEvents"]}
+    assert len(values & explorer.payload["values"].keys()) > 5
+    explorer.variant.timing = None
+
+
+def test_every_file_that_the_menu_offers_is_made(root: Path) -> None:
+    offered = re.search(r"type TakeAway = (.*?);", (root / "widgets/js/types.d.ts").read_text())
+    assert offered is not None
+    assert set(re.findall(r'"(\w+)"', offered[1])) == TAKEAWAYS.keys()
 
 
 def test_what_cannot_be_taken_is_said_in_its_panel(explorer: Explorer) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tracefuse.config import Config
 from tracefuse.side_by_side import Ablation
-from tracefuse.timing import Estimate, ProgramTiming, Row, Timing
+from tracefuse.timing import MIN_ROUNDS, Estimate, ProgramTiming, Row, Timing
 from tracefuse.variant import Variant
 
 SHOWN = "optimised"
@@ -58,8 +58,9 @@ def share_record(name: str, shown: Config, shares: tuple[Ablation, Config] | Non
     if not shares or delta is None:
         return None
     found, measured = shares
-    same = ": the same program without it" if name in found.same else ""
-    return _interval(delta) | {"provenance": f"{found.device}{same}", "stale": measured != shown}
+    few = f", too few for an interval ({MIN_ROUNDS})" if found.rounds < MIN_ROUNDS else ""
+    how = "the same program without it" if name in found.same else f"{found.rounds} rounds{few}"
+    return _interval(delta) | {"provenance": f"{found.device}: {how}", "stale": measured != shown}
 
 
 def _interval(time: Estimate) -> dict[str, float]:

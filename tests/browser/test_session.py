@@ -66,6 +66,32 @@ def test_the_view_goes_on_answering_while_it_measures_and_a_cell_comes_first(ope
     assert "cancelled" in opened.evaluate(RUN_CELL, "print(explorer.payload['timing']['notes'])")
 
 
+def test_a_cancel_is_read_while_it_measures(opened: Page) -> None:
+    view = opened.get_by_test_id("tf-root").nth(1)
+    view.get_by_test_id("tf-measure").click()
+    expect(view.get_by_test_id("tf-verdict")).to_contain_text("round")
+    view.get_by_test_id("tf-cancel").click()
+    expect(view).to_have_attribute("data-busy", "")
+
+
+def test_a_file_arrives(opened: Page) -> None:
+    view = opened.get_by_test_id("tf-root").nth(0)
+    view.get_by_test_id("tf-take").click()
+    with opened.expect_download() as download:
+        view.get_by_test_id("tf-take-html").click()
+    assert download.value.suggested_filename == "tracefuse.html"
+    assert download.value.path().read_text(encoding="utf-8").startswith("<!doctype html>")
+    expect(view).to_have_attribute("data-busy", "")
+
+
+def test_a_pinned_configuration_is_what_the_view_compares_with(opened: Page) -> None:
+    view = opened.get_by_test_id("tf-root").nth(0)
+    view.get_by_test_id("tf-pin").click()
+    expect(view.get_by_test_id("tf-pin")).to_have_text("Unpin")
+    view.get_by_test_id("tf-pin").click()
+    expect(view.get_by_test_id("tf-pin")).to_have_text("Pin as baseline")
+
+
 def test_a_cell_that_runs_is_waited_for(opened: Page) -> None:
     view = opened.get_by_test_id("tf-root").nth(1)
     running = "import time; time.sleep(2); print(explorer.status['text'])"
