@@ -12,7 +12,7 @@ import { buildProgram, levels } from "./modulegraph.js";
 import { Motion } from "./motion.js";
 import { Viewport } from "./viewport.js";
 
-/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./camera.js").Camera} Camera */
+/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box */
 
 const DEPTH = 2;
 
@@ -59,8 +59,6 @@ export class GraphPanel {
     this.stopInput = listen(this);
   }
 
-  // --- what it is told -----------------------------------------------------------------------------------------------
-
   /** @param {View} view */
   draw(view) {
     const isSame = this.view?.payload === view.payload;
@@ -70,12 +68,9 @@ export class GraphPanel {
 
   /** @param {View} view */
   mark(view) {
+    if (view.matches !== this.view?.matches) this.isMapDrawn = false;
     this.view = view;
-    if (view.selected !== this.selected) {
-      this.selected = view.selected;
-      this.find();
-    }
-    this.isMapDrawn = false;
+    if (view.selected !== this.selected) this.find(view.selected);
     this.invalidate();
   }
 
@@ -93,8 +88,6 @@ export class GraphPanel {
     if (id === "fold") return this.arrange(null);
     this.rebuild();
   }
-
-  // --- what is shown -------------------------------------------------------------------------------------------------
 
   rebuild() {
     if (!this.view) return;
@@ -128,13 +121,11 @@ export class GraphPanel {
     const { port, cursor } = this;
     if (!port.camera) return null;
     if (cursor && overlaps(cursor, port.seen()) && this.stays(cursor)) return cursor;
-    return nearestNode(this.layout, port.middle(), (node) => this.stays(node));
+    return nearestNode(this.layout, port.middle(), this.stays);
   }
 
   /** @param {Node} node */
-  stays(node) {
-    return node.module ? true : this.program.host.get(node.id)?.name === node.id;
-  }
+  stays = (node) => node.module !== null || this.program.host.get(node.id)?.name === node.id;
 
   /** @param {number} depth */
   setDepth(depth) {
@@ -164,10 +155,9 @@ export class GraphPanel {
     return box ? nearestNode(this.layout, { x: this.layout.axes.forward, y: box.y }, ({ y }) => y > box.y) : null;
   }
 
-  // --- selection -----------------------------------------------------------------------------------------------------
-
-  /** Put the cursor where the selected value is; of folded layers, show the one that it is in. */
-  find() {
+  /** Put the cursor where the selected value is; of folded layers, show the one that it is in. @param {string} selected */
+  find(selected) {
+    this.selected = selected;
     const op = this.program.host.get(this.selected);
     const away = op && !this.layout.nodeOf.has(op) ? foldedLayer(op, this.layout) : null;
     const box = away && this.layout.boxes.find(({ members }) => members.includes(away));
@@ -199,9 +189,14 @@ export class GraphPanel {
     if (!node) return [];
     const { nodes } = this.layout;
     const other = node.phase === "forward" ? "backward" : "forward";
-    const ids = node.module ? [`${node.module.module.path}|${other}`] : node.ops[0].value.twins;
-    const found = ids.flatMap((id) => nodes.get(id) ?? nodeOfValue(id, this.program, this.layout) ?? []);
-    return [...new Set(found)].filter(({ phase }) => phase === other);
+    const half = node.module && nodes.get(`${node.module.module.path}|${other}`);
+    if (node.module) return half ? [half] : [];
+    return this.nodesOf(node.ops[0].value.twins).filter(({ phase }) => phase === other);
+  }
+
+  /** @param {string[]} values @returns {Node[]} */
+  nodesOf(values) {
+    return values.flatMap((name) => nodeOfValue(name, this.program, this.layout) ?? []);
   }
 
   /** @param {Node} node */
@@ -228,8 +223,6 @@ export class GraphPanel {
     const frame = this.frame.canvas.getBoundingClientRect();
     return at ? { x: frame.left + at.x, y: frame.top + at.y } : null;
   }
-
-  // --- drawing -------------------------------------------------------------------------------------------------------
 
   resize() {
     const size = this.frame.resize();
@@ -266,7 +259,7 @@ export class GraphPanel {
     if (scene.moved < 1) this.invalidate();
   }
 
-  /** @param {Camera} camera @returns {import("./graphpaint.js").Scene} */
+  /** @param {import("./camera.js").Camera} camera @returns {import("./graphpaint.js").Scene} */
   scene(camera) {
     const { layout, colours, keys, most, cursor, motion } = this;
     const moved = motion.moved();
@@ -275,7 +268,7 @@ export class GraphPanel {
       ...state,
       isHeat: this.frame.isHeat,
       hasLinks: this.frame.links.checked,
-      near: new Set([...(cursor?.inputs ?? []), ...(cursor?.readers ?? []), ...(cursor?.saved ?? [])]),
+      near: new Set(cursor ? [...cursor.inputs, ...cursor.readers, ...cursor.saved] : this.nodesOf(this.view?.payload.values[this.selected]?.uses ?? [])),
       twins: new Set(this.twinsOf(cursor)),
       isDim: (node) => this.isDim(node),
       markOf: (node) => this.markOf(node),
