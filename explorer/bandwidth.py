@@ -42,3 +42,24 @@ def copy_bandwidth(
     copied = time_ms.baseline.times_ms["forward"]
     rate = [2 * size / (ms * 1e-3) for ms in (copied.median, copied.high, copied.low)]
     return Bandwidth(Estimate(*rate, copied.coverage, copied.samples), device_label(device))
+
+
+_known: dict[str, Bandwidth] = {}
+
+
+def known_bandwidth(budget_s: float = 1.0) -> Bandwidth | None:
+    """The current GPU's, measured in `budget_s` seconds when a process first asks for it.
+
+    None where there is no GPU in use, or no room in its memory for the copy.
+    """
+    if not torch.cuda.is_initialized():
+        return None
+    device = device_label("cuda")
+    if device not in _known:
+        try:
+            _known[device] = copy_bandwidth("cuda", budget_s=budget_s)
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            torch.cuda.empty_cache()
+    return _known[device]

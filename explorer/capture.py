@@ -28,7 +28,7 @@ from tracefuse.functional import build_graph, functionalize, propagate
 from tracefuse.namespace import name_of, namespace_of, visible_from
 from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.record import Guard, Recorder, Recording, Value
 from tracefuse.replay import replay
@@ -139,6 +139,12 @@ class Capture:
     @property
     def guards(self) -> tuple[Guard, ...]:
         return self._built.guards
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """Where the program computes: the GPU if any of its values lies on one, wherever its inputs lie."""
+        found = (tensor.device for node in self.trace.graph.nodes for tensor in tensors(node))
+        return next((device for device in found if device.type == "cuda"), torch.device("cpu"))
 
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:

@@ -134,33 +134,34 @@ def kept_in(folder: Path, anew: bool = False) -> Iterator[None]:
         yield
 
 
-def resources(kernel: Kernel, arch: int = HOPPER) -> Resources:
-    """Compile `kernel` for the GPU architecture `arch` (90 is Hopper) and say what it takes. Needs no GPU.
+def resources(kernel: Kernel, arch: int = HOPPER, tuning: Tuning = GUESS) -> Resources:
+    """Compile `kernel` under `tuning` for the GPU architecture `arch` (90 is Hopper) and say what it takes. Needs no GPU.
 
     Of a kernel that is several launches, the first. Raises `BuildError` where Triton refuses the text or runs as an
     interpreter.
     """
-    launch = launches(kernel)[0]
-    made = machine_code(kernel, arch)[0]
+    launch = launches(kernel, tuning)[0]
+    made = machine_code(kernel, arch, tuning)[0]
     registers, spills = _ptxas_report(made.asm["ptx"], arch)
     return Resources(registers, made.metadata.shared, spills, launch.num_warps, launch.programs)
 
 
-def machine_code(kernel: Kernel, arch: int = HOPPER) -> tuple[Any, ...]:
+def machine_code(kernel: Kernel, arch: int = HOPPER, tuning: Tuning = GUESS) -> tuple[Any, ...]:
     """Triton's `CompiledKernel` for `arch` of each of the kernel's launches: `.asm["ptx"]`, `.asm["cubin"]`, `.metadata`.
 
     Compiled at each call, since only what `tracefuse.build` keeps is checked for damage. Raises as `resources` does.
     """
-    return tuple(_compiled(kernel, launch, arch) for launch in launches(kernel))
+    module = module_of(kernel, tuning)
+    return tuple(_compiled(module, kernel.name, launch, arch) for launch in launches(kernel, tuning))
 
 
-def _compiled(kernel: Kernel, launch: Launch, arch: int) -> Any:
+def _compiled(module: ModuleType, name: str, launch: Launch, arch: int) -> Any:
     # Here, not above: without kernels `load` works where Triton has no wheel.
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = getattr(module_of(kernel), launch.function)
+    function = getattr(module, launch.function)
     if not isinstance(function, triton.JITFunction):
         raise BuildError("Triton interprets kernels in this process: unset TRITON_INTERPRET to compile them")
     names = function.arg_names[: len(launch.pointers)]
@@ -172,7 +173,7 @@ def _compiled(kernel: Kernel, launch: Launch, arch: int) -> Any:
         with tempfile.TemporaryDirectory() as folder, kept_in(Path(folder)):
             return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": launch.num_warps})
     except Exception as error:
-        raise BuildError(f"Triton refused {kernel.name}: {error}; switch it off with fuse=False") from error
+        raise BuildError(f"Triton refused {name}: {error}; switch it off with fuse=False") from error
 
 
 def _ptxas_report(ptx: str, arch: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_
 
 def diagnose(case: Case) -> tuple[Finding, ...]:
     """All findings, the gravest first."""
-    found = [finding for detector in DETECTORS for finding in detector(case)]
+    found = [finding for detector in DETECTORS.values() for finding in detector(case)]
     return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
 
 
@@ -40,13 +40,14 @@ def flags_that_slow(case: Case) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-DETECTORS: tuple[Detector, ...] = (
-    gradients_copied_to_the_host,
-    inputs_moved_each_step,
-    waits_for_the_gpu,
-    casts_of_weights,
-    concatenations,
-    unfused_pointwise,
-    unaligned_matmuls,
-    flags_that_slow,
-)
+# What is looked for, in the words of a list.
+DETECTORS: dict[str, Detector] = {
+    "gradients that every backward copies to the CPU": gradients_copied_to_the_host,
+    "inputs that every forward moves between devices": inputs_moved_each_step,
+    "values read back to Python, which wait for the GPU": waits_for_the_gpu,
+    "weights cast in every step": casts_of_weights,
+    "concatenations: of nothing, and of what one buffer could hold": concatenations,
+    "pointwise ops and reductions that run one by one": unfused_pointwise,
+    "matmuls over rows that are not aligned": unaligned_matmuls,
+    "modes that slow everything down": flags_that_slow,
+}

@@ -99,7 +99,7 @@ def _timed(
     with undisturbed(inputs):
         return measure.measure(
             programs,
-            device=inputs[0].device if inputs else "cpu",
+            device=variant.capture.device,
             reference=reference,
             budget_s=budget_s,
             progress=progress,

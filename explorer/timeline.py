@@ -24,8 +24,8 @@ from torch import fx
 
 from tracefuse.clocks import device_label
 from tracefuse.config import Config
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.ops import does_work, op_name
-from tracefuse.optimizers.passes import uncollected
 from tracefuse.optimizers.render import INDENT, last_uses, render_op
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.profile import LAUNCHES, NOT_KERNELS
@@ -106,11 +106,15 @@ def timeline(variant: Variant, baseline: Variant | None = None) -> Timeline:
 
     Raises `ExportError` for what is more than one differentiable step, as `Variant.compile` does.
     """
-    inputs = variant.capture.example_inputs
     label = "captured" if baseline is None else "baseline"
-    programs = {label: baseline or variant.baseline, "optimised": variant}
-    device = device_label(inputs[0].device if inputs else "cpu")
-    return Timeline(device, tuple(profiled(name, one) for name, one in programs.items()))
+    programs = profiled(label, baseline or variant.baseline), profiled("optimised", variant)
+    return Timeline(measured_on(programs), programs)
+
+
+def measured_on(programs: Iterable[ProgramTimeline]) -> str:
+    """The GPU if any program did anything there, whatever its inputs lie on; else the CPU."""
+    kinds = {lane.kind for program in programs for lane in program.lanes}
+    return device_label("cuda" if kinds - {"cpu"} else "cpu")
 
 
 @uncollected()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tracefuse.config import Config
 from tracefuse.errors import TracefuseError
 from tracefuse.namespace import name_of, visible_from
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.passes import Step, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 
@@ -56,6 +57,7 @@ class Variant:
         return f"<tracefuse.Variant {self.config.as_code()}: {self.trace.op_count} ops, {len(self.kernels)} kernels>"
 
     @functools.cached_property
+    @uncollected()
     def steps(self) -> tuple[Step, ...]:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
         steps: list[Step] = []
@@ -111,7 +113,7 @@ class Variant:
     @property
     def runs_triton(self) -> bool:
         """Whether replays of this variant launch its Triton kernels."""
-        return any(t.is_cuda for t in self.capture.example_inputs)
+        return self.capture.device.type == "cuda"
 
     @functools.cached_property
     def tunings(self) -> dict[str, Tuning]:

@@ -23,7 +23,11 @@ from torch import fx
 
 T = TypeVar("T")
 
-_VALUE, _OP = "value_facts", "op_facts"
+# Under these names in `node.meta`: facts of the value, facts of the op, and the arguments that those were worked out for.
+# One dictionary serves all copies, and says under `_FROM` what its facts follow from: each object more in the metadata of
+# every node is one that the garbage collector looks at.
+_VALUE, _OP, _ARGS, _KWARGS = "value_facts", "op_facts", "op_facts_args", "op_facts_kwargs"
+_FROM = "from"
 
 
 def once_per_value(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
@@ -31,13 +35,9 @@ def once_per_value(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
 
     @functools.wraps(compute)
     def of_node(node: fx.Node) -> T:
-        meta = node.meta
-        value, known = meta.get("val"), meta.get(_VALUE)
-        if known is None or known[0] is not value:
-            known = meta[_VALUE] = (value, {})
-        facts = known[1]
+        facts = _facts_of_value(node)
         if of_node not in facts:
-            facts[of_node] = compute(value)
+            facts[of_node] = compute(facts[_FROM])
         return facts[of_node]
 
     return of_node
@@ -48,7 +48,7 @@ def once_per_op(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
 
     @functools.wraps(compute)
     def of_node(node: fx.Node) -> T:
-        facts = _facts_of(node)
+        facts = _facts_of_op(node)
         if of_node not in facts:
             facts[of_node] = compute(node)
         return facts[of_node]
@@ -56,25 +56,34 @@ def once_per_op(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
     return of_node
 
 
-def _facts_of(node: fx.Node) -> dict[Any, Any]:
+def _facts_of_value(node: fx.Node) -> dict[Any, Any]:
     meta = node.meta
-    known = meta.get(_OP)
-    if known is not None and _holds(known, node):
-        return known[-1]
-    operands = [(a.target, a.meta.get("val")) for a in node.all_input_nodes]
-    facts: dict[Any, Any] = {}
-    meta[_OP] = (node.args, node.kwargs, node.target, meta.get("val"), operands, facts)
+    value, facts = meta.get("val"), meta.get(_VALUE)
+    if facts is None or facts[_FROM] is not value:
+        facts = meta[_VALUE] = {_FROM: value}
     return facts
 
 
-def _holds(known: tuple[Any, ...], node: fx.Node) -> bool:
-    args, kwargs, target, value, operands, _ = known
-    if args is not node.args or kwargs is not node.kwargs or target is not node.target:
+def _facts_of_op(node: fx.Node) -> dict[Any, Any]:
+    meta = node.meta
+    facts = meta.get(_OP)
+    if facts is None or not _are_of(node, facts):
+        operands = (x for a in node.all_input_nodes for x in (a.target, a.meta.get("val")))
+        facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), *operands)}
+        meta[_ARGS], meta[_KWARGS] = node.args, node.kwargs
+    return facts
+
+
+def _are_of(node: fx.Node, facts: dict[Any, Any]) -> bool:
+    """Whether the facts follow from what the op is now."""
+    meta = node.meta
+    if meta[_ARGS] is not node.args or meta[_KWARGS] is not node.kwargs:
         return False
-    if value is not node.meta.get("val"):
+    known = iter(facts[_FROM])
+    if next(known) is not node.target or next(known) is not meta.get("val"):
         return False
-    for operand, (its_target, its_value) in zip(node.all_input_nodes, operands, strict=True):
-        if operand.target is not its_target or operand.meta.get("val") is not its_value:
+    for operand in node.all_input_nodes:
+        if next(known) is not operand.target or next(known) is not operand.meta.get("val"):
             return False
     return True
 
@@ -84,17 +93,13 @@ def share_facts(node: fx.Node, copy: fx.Node) -> None:
 
     `copy` has the metadata of `node`, and its arguments with operands of its own.
     """
-    value, known = node.meta.get("val"), node.meta.get(_VALUE)
-    if known is None or known[0] is not value:
-        known = node.meta[_VALUE] = (value, {})
-    copy.meta[_VALUE] = known
+    copy.meta[_VALUE] = _facts_of_value(node)
     if node.op != "call_function":
         return
-    known = node.meta.get(_OP)
-    if known is None or known[0] is not node.args or known[1] is not node.kwargs:
-        _facts_of(node)
-        known = node.meta[_OP]
-    copy.meta[_OP] = (copy.args, copy.kwargs, *known[2:])
+    meta = node.meta
+    if _OP not in meta or meta[_ARGS] is not node.args or meta[_KWARGS] is not node.kwargs:
+        _facts_of_op(node)
+    copy.meta[_OP], copy.meta[_ARGS], copy.meta[_KWARGS] = meta[_OP], copy.args, copy.kwargs
 
 
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:

@@ -10,7 +10,7 @@ All numbers are bytes that the program needs, not what an allocator takes: no ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -59,10 +59,13 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
     return [_lifetime(group, position, returned, handed_over) for group in groups.values()]
 
 
-def live_bytes(trace: Trace) -> list[int]:
-    """Bytes alive while each op of `trace.ops` runs: its operands and its result included, in that order."""
+def live_bytes(trace: Trace, known: Iterable[Lifetime] | None = None) -> list[int]:
+    """Bytes alive while each op of `trace.ops` runs: its operands and its result included, in that order.
+
+    `known` are the trace's lifetimes, for who has them.
+    """
     change = [0] * (len(trace.ops) + 1)
-    for life in lifetimes(trace):
+    for life in lifetimes(trace) if known is None else known:
         change[life.start] += life.nbytes
         change[life.end + 1] -= life.nbytes
     return list(accumulate(change))[:-1]

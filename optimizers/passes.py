@@ -9,12 +9,14 @@ The order is fixed and is the order of the toggles: simplify, freeze, cat, decom
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
+from torch import fx
+
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.optimizers.verify import verify
@@ -70,6 +72,14 @@ class Step:
         """Names of the values that only `before` has, in its order."""
         return _missing(self.before, self.after)
 
+    @cached_property
+    def is_unchanged(self) -> bool:
+        """Whether `after` is the same program as `before`, the names of its values included."""
+        if self.after is self.before:
+            return True
+        some, other = self.before.graph.nodes, self.after.graph.nodes
+        return len(some) == len(other) and all(map(_is_same, some, other))
+
     def __str__(self) -> str:
         """What the pass did, then its decisions, one a line."""
         head = f"{self.name}: {self._counts if self.error is None else f'failed: {self.error}'}"
@@ -82,6 +92,13 @@ class Step:
     def _counts(self) -> str:
         count = len(self.decisions)
         return f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
+
+
+def _is_same(some: fx.Node, other: fx.Node) -> bool:
+    # An argument that is a node prints as its name.
+    return (some.name, some.target, str(some.args), str(some.kwargs)) == (
+        other.name, other.target, str(other.args), str(other.kwargs),
+    )  # fmt: skip
 
 
 def _missing(some: Trace, other: Trace) -> tuple[str, ...]:
@@ -108,21 +125,6 @@ def run_pipeline(
             steps.append(_run_step(one, trace, clock, on_error))
             trace = steps[-1].after
     return tuple(steps)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection inside: graphs are many small objects, and a full collection looks at all that torch loaded too.
-
-    It would fall on whichever toggle is running, or on what the view shows of it.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _run_step(one: Pass, trace: Trace, clock: Callable[[], float], on_error: str) -> Step:

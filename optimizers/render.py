@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.facts import once_per_value, tensors_in
 from tracefuse.optimizers.ops import is_getitem, is_view, op_name
@@ -29,6 +30,7 @@ INDENT = "    "
 COMMENT_COLUMN = 84
 
 
+@uncollected()
 def render(trace: Trace) -> str:
     """The trace as the text of one function, taking its inputs and returning its outputs as a tuple, in their order."""
     return "\n".join([*head_lines(trace), *(text for text, _ in body_lines(trace))]) + "\n"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import fx
 
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, phase
 
 
+@uncollected()
 def split(trace: Trace) -> tuple[Trace, Trace]:
     backward_ops = [n for n in trace.ops if phase(n) == "backward"]
     pairs = list(zip(trace.outputs, trace.returned, strict=True))

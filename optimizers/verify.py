@@ -40,7 +40,7 @@ def verify(trace: Trace) -> None:
             if backward_began and phase(node) == "forward":
                 problem = "a forward op stands after the backward has begun"
             backward_began = backward_began or phase(node) == "backward"
-        modes |= _modes(node)
+        modes.update(_modes(node))
         if problem is None and len(modes) > 1:
             problem = "its FakeTensor belongs to another FakeTensorMode than the values before it"
         if problem is not None:
@@ -50,9 +50,9 @@ def verify(trace: Trace) -> None:
 
 
 @once_per_value
-def _modes(value: Any) -> frozenset[int]:
+def _modes(value: Any) -> tuple[int, ...]:
     """Ids of the modes that the value's tensors belong to, and so keep alive."""
-    return frozenset(id(t.fake_mode) for t in tensors_in(value))
+    return tuple(id(t.fake_mode) for t in tensors_in(value))
 
 
 def _check_signature(trace: Trace) -> None:

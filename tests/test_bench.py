@@ -77,10 +77,20 @@ def test_depth(tmp_path: Path) -> None:
 
 
 def test_toggle(tmp_path: Path) -> None:
-    found, printed = run("toggle.py", tmp_path, "--limit", "60")
+    found, printed = run("toggle.py", tmp_path, "--limit", "60", "--check")
     (model,) = found["models"]
     assert 0 < max(model["toggle_s"].values()) < 60
     assert all(name in printed for name in model["toggle_s"])
+    assert model["toggle_ops"]["fuse off"] > model["toggle_ops"]["remat off"], "kernels are fewer than what they hold"
+    assert all(model["least_s"][name] <= model["toggle_s"][name] for name in model["toggle_s"])
+
+
+@pytest.mark.parametrize(("flags", "status"), [(("--check",), 1), ((), 0)])
+def test_toggle_fails_above_its_limit_if_asked(flags: tuple[str, ...], status: int) -> None:
+    command = [sys.executable, str(BENCH / "toggle.py"), "--small", "--sessions", "1", "--limit", "1e-9", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "(limit: 1e-09 s)" in done.stdout
 
 
 @pytest.mark.parametrize("flags", [("--kernel", "jupyter"), ("--kernel", "inprocess", "--dropout", "0.1")])

@@ -108,3 +108,32 @@ def test_a_step_prints_as_what_it_did_and_why(trace):
 def test_a_failed_step_prints_its_message(trace):
     (failed,) = run_pipeline(trace, [Raising(UnknownValue("no such value"))], on_error="record")
     assert str(failed) == "raising: failed: no such value\n  looked at x: before it went wrong"
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """A pass that changes neither a name nor a count, only a number: `factor` for every factor in the trace."""
+
+    factor: int
+    name: ClassVar[str] = "rescaling"
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        new = trace.copy()
+        for node in new.ops:
+            if node.target is torch.ops.aten.mul.Tensor:
+                node.args = (node.args[0], self.factor)
+        return new
+
+
+@pytest.mark.parametrize(("factor", "is_unchanged"), [(2, True), (3, False)])
+def test_a_step_is_unchanged_only_if_no_argument_is_another(trace, factor, is_unchanged):
+    (step,) = run_pipeline(trace, [Rescaling(factor)])
+    assert step.after is not step.before
+    assert step.is_unchanged is is_unchanged
+
+
+def test_a_step_that_removed_or_refused_is_told_apart(trace):
+    first, again, failed = run_pipeline(trace, [Simplify(), Simplify(), Raising(ValueError("no"))], on_error="record")
+    assert not first.is_unchanged
+    assert again.is_unchanged
+    assert failed.is_unchanged

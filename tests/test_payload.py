@@ -1,4 +1,4 @@
-"""The wire format and its text form, from real variants; the diff on small ones."""
+"""The wire format and its text form, from real variants."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from functools import cache
 import programs
 import pytest
 import torch
-from torch import Tensor
 
 import tracefuse
 from tracefuse.config import PASSES, Config
 from tracefuse.optimizers.liveness import saved_bytes
-from tracefuse.optimizers.long_sum_kernel import LongSum
 from tracefuse.optimizers.passes import Decision
-from tracefuse.profile import KernelTime, Profile
 from tracefuse.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
-from tracefuse.widgets.diff import Line, diff, lines_of
-from tracefuse.widgets.payload import NOT_MEASURED, grouped, kernel_record, mean_bytes_read, payload
+from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload_kernels import NOT_MEASURED
+from tracefuse.widgets.payload_passes import grouped
 from tracefuse.widgets.text import to_text
+from tracefuse.widgets.trace_facts import memory
 
 STEP_MS = {"captured": 9.0, "optimised": 6.0}
 
@@ -118,6 +117,18 @@ def test_numbers_are_those_of_the_traces() -> None:
     assert "@triton.jit" in shown["kernels"][0]["source"]
 
 
+def test_what_is_alive_at_the_peak_adds_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    v = variant()
+    shown = payload(v)["memory"]
+    monkeypatch.setattr("tracefuse.widgets.trace_facts.MAX_ALIVE", 10**6)
+    for half, trace in (("before", v.capture.trace), ("after", v.trace)):
+        found = memory.__wrapped__(trace)
+        sizes = [nbytes for _, nbytes in found["alive"]]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sum(sizes) == found["peak"] == found["live"][found["ops"].index(found["at"])]
+        assert shown[half]["alive"] == found["alive"][:16]
+
+
 def test_without_passes_nothing_is_marked() -> None:
     shown = payload(variant(**dict.fromkeys(PASSES, False)))
     assert {line["diff"] for half in ("forward", "backward") for line in shown[half]["lines"]} == {" "}
@@ -189,13 +200,6 @@ def test_times_of_another_configuration_are_stale() -> None:
     assert (shown["stale"], shown["config"]) == (True, "c.optimize()")
 
 
-def test_a_kernel_time_is_the_mean_of_its_own_launches() -> None:
-    kernel = variant().kernels[0]
-    times = (KernelTime(f"{kernel.name}_kernel", 4, 20.0), KernelTime("gemm", 1, 99.0))
-    record = kernel_record(kernel, 4, Profile("measured on an H100", times, 5, 5))
-    assert (record["time_us"], record["provenance"]) == (5.0, "measured on an H100, profiled once")
-
-
 # --- what cannot be measured -----------------------------------------------------------------------------------------
 
 
@@ -250,78 +254,6 @@ def test_equal_decisions_are_one_with_all_their_values() -> None:
     ]
 
 
-# --- diff -------------------------------------------------------------------------------------------------------------
-
-
-def lines(*ops: str) -> list[Line]:
-    made = [Line("def f(x):", "", "", "signature"), Line("", "# x: f32[2]", "x", "input")]
-    made += [Line(op, "", op.split(" = ")[0], "op") if " = " in op else Line("", op, "", "group") for op in ops]
-    return [*made, Line("return (a,)", "", "", "return")]
-
-
-def marks(before: list[Line], after: list[Line]) -> list[str]:
-    return [f"{line.mark}{line.code or line.comment}" for line in diff(before, after)]
-
-
-def test_equal_traces_have_no_marks() -> None:
-    one = lines("# line 1", "a = f(x)", "b = g(a)")
-    assert marks(one, one) == [" def f(x):", " # x: f32[2]", " # line 1", " a = f(x)", " b = g(a)", " return (a,)"]
-
-
-def test_added_removed_and_changed_values() -> None:
-    found = marks(lines("a = f(x)", "b = g(a)", "c = h(b)"), lines("a = f(x)", "c = h(a)", "d = k(c)"))
-    assert found[2:-1] == [" a = f(x)", "-b = g(a)", "-c = h(b)", "~c = h(a)", "+d = k(c)"]
-
-
-def test_a_moved_value_is_removed_and_added() -> None:
-    found = marks(lines("a = f(x)", "b = g(x)", "c = h(x)"), lines("b = g(x)", "c = h(x)", "a = f(x)"))
-    assert found[2:-1] == ["-a = f(x)", " b = g(x)", " c = h(x)", "+a = f(x)"]
-
-
-def test_a_removed_group_keeps_its_header_and_precedes_the_next_one() -> None:
-    before = lines("# line 1", "a = f(x)", "# line 2", "b = g(a)", "# line 3", "c = h(b)")
-    after = lines("# line 1", "a = f(x)", "# line 3", "c = h(a)")
-    assert marks(before, after)[2:] == [
-        " # line 1", " a = f(x)", "-# line 2", "-b = g(a)", " # line 3", "-c = h(b)", "~c = h(a)", " return (a,)",
-    ]  # fmt: skip
-
-
-def test_a_removed_line_waits_for_the_end_of_a_group_that_is_not_its_own() -> None:
-    before = lines("# line 1", "a = f(x)", "# line 2", "b = g(a)", "# line 1", "c = h(b)")
-    after = lines("# line 1", "a = f(x)", "c = h(a)", "# line 3", "d = k(c)")
-    assert marks(before, after)[2:] == [
-        " # line 1", " a = f(x)", "-c = h(b)", "~c = h(a)", "-# line 2", "-b = g(a)", " # line 3", "+d = k(c)",
-        " return (a,)",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", programs.PROGRAMS)
-def test_every_removed_line_stands_under_its_own_header(name: str) -> None:
-    for before, after in zip(
-        captured(name).trace.split(), (variant(name).forward, variant(name).backward), strict=True
-    ):
-        old, above = {}, ""
-        for line in lines_of(before):
-            above = line.comment if line.kind == "group" else above
-            old[line.key] = above
-        shown = ""
-        for line in diff(lines_of(before), lines_of(after)):
-            shown = line.comment if line.kind == "group" else shown
-            if line.mark == "-" and line.kind == "op" and old[line.key]:
-                assert shown == old[line.key], line
-
-
-@pytest.mark.parametrize("name", ["gpt", "rope", "conv_batchnorm"])
-def test_a_diff_holds_both_versions(name: str) -> None:
-    before = lines_of(captured(name).trace.split()[1])
-    after = lines_of(variant(name).backward)
-    merged = diff(before, after)
-    assert [(x.code, x.comment) for x in merged if x.mark != "-"] == [(x.code, x.comment) for x in after]
-    gone = {line.value for line in merged if line.mark == "-" and line.kind == "op"}
-    kept = {line.value for line in merged if line.mark == " " and line.kind == "op"}
-    assert gone | kept == {line.value for line in before if line.kind == "op"}
-
-
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -340,15 +272,3 @@ def test_the_text_has_what_the_view_has() -> None:
 def test_the_text_says_that_times_are_stale_or_missing() -> None:
     assert "times: not measured" in to_text(payload(variant()))
     assert "of c.optimize(), not of these passes" in to_text(payload(variant(cat=False), (timing(), Config())))
-
-
-def test_the_calls_of_a_long_sum_read_its_operands_in_the_mean() -> None:
-    def fn(*operands: Tensor) -> tuple[Tensor, Tensor]:
-        few, many = sum(operands[1:8], operands[0]), sum(operands[1:12], operands[0] * 2 @ operands[0])
-        return few @ few, many @ many
-
-    trace = tracefuse.capture(fn, *(torch.randn(4, 4) for _ in range(12))).optimize(fuse=True, simplify=False).trace
-    kernel = next(n.target for n in trace.ops if isinstance(n.target, LongSum))
-    counts = [len(n.args) for n in trace.ops if n.target == kernel]
-    assert sorted(counts) == [8, 12]
-    assert mean_bytes_read(kernel, trace) == 10 * 64

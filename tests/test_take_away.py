@@ -26,6 +26,8 @@ from tracefuse.optimizers.pareto import pareto
 from tracefuse.timing import estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets import charts
+from tracefuse.widgets.takeaway import TAKEAWAYS
+from tracefuse.widgets.view import Explorer
 
 
 @cache
@@ -132,6 +134,25 @@ def test_a_chrome_trace_has_every_event_on_its_lane() -> None:
         assert named == {at: lane.name for at, lane in enumerate(program.lanes, 1)}
         assert {event["tid"] for event in events} <= named.keys()
         assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(program.span_us, rel=1e-5)
+
+
+# --- what the view hands out -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [what for what in TAKEAWAYS if what not in ("svg", "chrome_trace")])
+def test_every_file_of_the_menu_has_a_name_a_type_and_content(what: str) -> None:
+    file = TAKEAWAYS[what](Explorer(gpt()))
+    assert re.fullmatch(r"\w+\.\w+", file.name)
+    assert "/" in file.mime
+    assert len(file.data) > 1000
+
+
+def test_a_chrome_trace_needs_a_measurement_and_says_so() -> None:
+    explorer = Explorer(gpt(), budget_s=0.1)
+    with pytest.raises(NotSupported, match="press Measure"):
+        TAKEAWAYS["chrome_trace"](explorer)
+    explorer.measure()
+    assert json.loads(TAKEAWAYS["chrome_trace"](explorer).data)["traceEvents"]
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

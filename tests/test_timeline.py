@@ -16,7 +16,7 @@ from tracefuse.errors import ExportError
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.profiled import MARK, Event, marked, recorded
-from tracefuse.timeline import Lane, ProgramTimeline, Timeline, attributed, stepwise, timeline
+from tracefuse.timeline import Lane, ProgramTimeline, Timeline, attributed, measured_on, stepwise, timeline
 
 
 @cache
@@ -111,6 +111,15 @@ def test_a_cell_that_is_no_step_is_refused() -> None:
         timeline(c.optimize())
 
 
+def test_the_same_random_numbers_are_drawn_each_time() -> None:
+    variant, drawn = captured().optimize(), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        timeline(variant)
+        drawn.append(torch.rand(1).item())
+    assert drawn[0] == drawn[1]
+
+
 def test_only_the_second_run_is_recorded() -> None:
     runs = []
 
@@ -148,6 +157,8 @@ EVENTS = [
     on_host("cuLaunchKernelEx", 122, 5, correlation=9),
     on_host("cuLaunchKernelEx", 124, 5, correlation=10),
     on_host(f"{MARK}cos", 140, 2, correlation=4),
+    # Operators and calls are numbered apart.
+    on_host("aten::cos", 140, 1, correlation=9),
     on_host(f"{MARK}result", 142, 8, correlation=5),
     on_host("cudaMemcpyAsync", 143, 5, correlation=11, operator=5),
     on_gpu("exp_kernel", 110, 20, correlation=2, operator=2),
@@ -183,6 +194,28 @@ def test_what_the_gpu_did_belongs_to_the_op_that_asked_for_it() -> None:
     ]
 
 
+def test_a_call_whose_clock_is_off_is_known_by_its_operator() -> None:
+    early = [e._replace(start_ns=e.start_ns - 6000) if e.name == "cudaLaunchKernel" else e for e in EVENTS]
+    assert program_of(early).op_us == program_of(EVENTS).op_us
+
+
+def test_a_launch_between_two_ops_is_nobodys() -> None:
+    launched = on_host("cuLaunchKernel", 115, 3, correlation=20), on_gpu("between", 131, 2, correlation=20)
+    assert ("stream 13", "between", "", 31, 2) in shown(program_of([*EVENTS, *launched]))
+
+
+def test_a_copy_to_the_host_takes_as_long_as_the_copy_and_what_the_host_computes_its_range() -> None:
+    trace = tracefuse.capture(lambda x: x.exp().sin(), torch.ones(4)).trace
+    copy, product = (node.name for node in trace.ops)
+    events = [
+        on_host(f"{MARK}{copy}", 0, 50, correlation=1),
+        on_host("cudaMemcpyAsync", 10, 30, correlation=2, operator=1),
+        on_gpu("Memcpy DtoH (Device -> Pageable)", 12, 20, correlation=2, operator=1),
+        on_host(f"{MARK}{product}", 60, 7, correlation=3),
+    ]
+    assert attributed("optimised", Config(), trace, events).op_us == {copy: 20, product: 7}
+
+
 def test_an_ops_time_is_the_sum_of_what_it_ran_on_the_gpu() -> None:
     assert program_of(EVENTS).op_us == {"exp": 20, "sin": 9, "result": 3}
 
@@ -216,6 +249,14 @@ def test_launches_and_records_are_reconciled() -> None:
     assert Timeline("measured on a GPU", (torn,)).provenance.endswith(
         "; optimised: 3 launches, 2 kernel records, so that times are incomplete"
     )
+
+
+def test_what_ran_on_a_gpu_was_measured_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the inputs lie on: a cell may bring them there itself."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
+    on_both, on_host_alone = program_of(EVENTS), program_of([e for e in EVENTS if not e.on_gpu])
+    assert measured_on([on_host_alone, on_both]) == "measured on GPU of cuda"
+    assert measured_on([on_host_alone]).startswith("measured on CPU")
 
 
 def test_without_events_a_timeline_is_empty() -> None:

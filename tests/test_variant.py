@@ -95,3 +95,14 @@ def test_the_compiled_program_has_eagers_numbers_on_the_gpu(name, dtype):
     assert program.gradients().keys() == eager.keys()
     for leaf, gradient in program.gradients().items():
         torch.testing.assert_close(gradient, eager[leaf], rtol=rtol, atol=atol)
+
+
+@pytest.mark.gpu
+def test_a_leaf_on_the_cpu_is_timed_by_the_gpus_clock() -> None:
+    """What a program computes on decides, not what its first input lies on: without a wait, launches would be timed."""
+    leaf, factor = torch.randn(1 << 22, requires_grad=True), torch.randn(1 << 22, device="cuda")
+    capture = tracefuse.capture(lambda: (leaf.cuda() * factor).sum().backward())
+    variant = capture.optimize()
+    assert capture.device.type == "cuda"
+    assert variant.runs_triton
+    assert "CPU" not in variant.measure(budget_s=0.5).device

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import programs
 import pytest
 import torch
+import traitlets
 
 import tracefuse
+from tracefuse.errors import OptionError
 from tracefuse.options import Config
 from tracefuse.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
+from tracefuse.widgets.pack import decode
 from tracefuse.widgets.view import IDLE, Explorer
 
 ONE_MS = {"step": estimate([1.0] * 6)}
@@ -35,7 +41,7 @@ def send(explorer: Explorer, message: dict[str, Any]) -> None:
 
 
 def measures(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(progress: Any, budget_s: float, cuda_graph: bool, tune: bool) -> Timing:
+    def measure(progress: Any, **_: Any) -> Timing:
         progress(0.5, "half way")
         assert explorer.status == {"busy": "timing", "progress": 0.5, "text": "half way", "error": None}
         explorer.variant.timing = TIMING
@@ -141,5 +147,200 @@ def test_a_message_that_does_not_exist_is_an_error(explorer: Explorer) -> None:
 def test_every_form_says_the_same(explorer: Explorer) -> None:
     bundle, _ = explorer._repr_mimebundle_()
     assert bundle["text/plain"] == str(explorer)
-    assert "<pre>" in bundle["text/html"]
+    assert "</table>" in bundle["text/html"]
     assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+# --- the baseline -----------------------------------------------------------------------------------------------------
+
+
+def test_any_configuration_can_be_what_before_is(explorer: Explorer) -> None:
+    send(explorer, {"type": "configure", "changes": {"cat": False}})
+    pinned = explorer.payload
+    send(explorer, {"type": "pin"})
+    assert explorer.payload["baseline"] == {"is_pinned": True, "call": "c.optimize(cat=False, fuse=False)"}
+    assert {line["diff"] for half in ("forward", "backward") for line in explorer.payload[half]["lines"]} == {" "}
+    send(explorer, {"type": "configure", "changes": {"cat": True}})
+    shown = explorer.payload
+    assert shown["summary"]["ops"][0] == pinned["summary"]["ops"][1] != captured().trace.op_count
+    assert shown["summary"]["peak_bytes"][0] == pinned["summary"]["peak_bytes"][1]
+    assert shown["memory"]["before"] == pinned["memory"]["after"]
+    before = {name: value["time_us"][0] for name, value in shown["values"].items()}
+    assert {name for name, us in before.items() if us is not None} <= pinned["values"].keys()
+    assert [layer["backward_us"][0] for layer in shown["layers"]] == [
+        layer["backward_us"][1] for layer in pinned["layers"]
+    ]
+    send(explorer, {"type": "unpin"})
+    assert explorer.payload["baseline"]["is_pinned"] is False
+    assert explorer.payload["summary"]["ops"][0] == captured().trace.op_count
+
+
+def test_measuring_times_the_shown_one_against_the_pinned_one() -> None:
+    explorer = Explorer(captured().variant(Config.of(fuse=False)), budget_s=0.05)
+    send(explorer, {"type": "measure"})
+    assert not explorer.payload["timing"]["is_pinned"]
+    send(explorer, {"type": "pin"})
+    assert explorer.payload["timing"]["stale"]
+    send(explorer, {"type": "configure", "changes": {"cat": False}})
+    send(explorer, {"type": "measure"})
+    timing = explorer.payload["timing"]
+    assert (timing["stale"], timing["is_pinned"]) == (False, True)
+    assert [row["label"] for row in timing["rows"]][::3] == ["forward", "forward (captured)"]
+    assert "c.optimize(fuse=False), pinned" in timing["notes"][-1]
+    send(explorer, {"type": "unpin"})
+    assert explorer.payload["timing"]["stale"]
+    send(explorer, {"type": "configure", "changes": {"cat": True}})
+    assert not explorer.payload["timing"]["stale"]
+    assert not explorer.payload["timing"]["is_pinned"]
+
+
+def test_another_view_of_the_capture_does_not_take_over_what_this_one_pinned() -> None:
+    one, other = (Explorer(captured().variant(Config.of(fuse=False)), budget_s=0.05) for _ in range(2))
+    one.pin()
+    one.configure({"simplify": False})
+    one.measure()
+    other.configure({"simplify": False})
+    assert one.payload["timing"]["is_pinned"]
+    assert other.baseline is None
+    assert other.payload["timing"] is None or not other.payload["timing"]["is_pinned"]
+    one.variant.timing = None
+
+
+# --- configuration as a trait -----------------------------------------------------------------------------------------
+
+
+def test_setting_the_configuration_shows_it(explorer: Explorer) -> None:
+    explorer.config = {"cat": False}
+    assert explorer.variant.config == Config.of(fuse=False, cat=False)
+    assert explorer.config == explorer.payload["config"]
+    explorer.configure({"cat": True})
+    assert explorer.config["cat"] is True
+
+
+def test_linked_views_go_together_and_others_stay() -> None:
+    one, other, third = (Explorer(captured().variant(Config.of(fuse=False))) for _ in range(3))
+    link = traitlets.link((one, "config"), (other, "config"))
+    send(one, {"type": "configure", "changes": {"remat": 0.25}})
+    assert other.variant is one.variant
+    other.config = {**other.config, "remat": 0.5}
+    assert one.variant is other.variant
+    link.unlink()
+    send(one, {"type": "configure", "changes": {"cat": False}})
+    assert other.variant.config == third.variant.config == Config.of(fuse=False)
+
+
+@pytest.mark.parametrize(("bad", "words"), [({"remat": 7}, "no weight"), ({"nope": 1}, "no option")])
+def test_a_bad_configuration_is_refused_and_the_old_one_stays(
+    explorer: Explorer, bad: dict[str, Any], words: str
+) -> None:
+    before = explorer.config, explorer.payload
+    with pytest.raises(traitlets.TraitError, match=words):
+        explorer.config = bad
+    assert (explorer.config, explorer.payload) == before
+
+
+def test_a_front_end_that_sets_a_bad_one_is_told_why_and_what_holds(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[list[str]] = []
+    before = explorer.config
+    monkeypatch.setattr(explorer, "send_state", lambda key=None: sent.append(key))
+    explorer.set_state({"config": {**before, "remat": 7}})
+    assert explorer.config == before
+    assert ["config"] in sent
+    assert "no weight" in explorer.status["error"]["message"]
+    explorer.set_state({"config": {**before, "cat": False}})
+    assert explorer.variant.config == Config.of(fuse=False, cat=False)
+
+
+# --- shares, kernels, files -------------------------------------------------------------------------------------------
+
+
+def test_each_pass_gets_its_own_share_which_ages_with_the_configuration() -> None:
+    explorer = Explorer(captured().variant(Config.of(fuse=False)), budget_s=0.05)
+    send(explorer, {"type": "ablate"})
+    assert explorer.status == IDLE
+    shares = {one["name"]: one["delta_ms"] for one in explorer.payload["passes"]}
+    assert shares["fuse"] is None
+    assert {name for name, share in shares.items() if share} == {"simplify", "freeze", "cat", "remat"}
+    assert shares["cat"]["low"] <= shares["cat"]["median"] <= shares["cat"]["high"]
+    assert shares["freeze"]["provenance"].endswith("the same program without it")
+    assert not shares["cat"]["stale"]
+    send(explorer, {"type": "configure", "changes": {"remat": 0.25}})
+    assert all(one["delta_ms"]["stale"] for one in explorer.payload["passes"] if one["delta_ms"])
+
+
+def test_a_kernel_is_compiled_when_it_is_asked_for() -> None:
+    explorer = Explorer(captured().variant(Config()))
+    names = [one["name"] for one in explorer.payload["kernels"]]
+    send(explorer, {"type": "inspect", "kernel": names[0]})
+    first, *rest = (one["resources"] for one in explorer.payload["kernels"])
+    assert first["registers"] > 0
+    assert first["target"].startswith("sm_")
+    assert rest == [None] * len(rest)
+    send(explorer, {"type": "inspect", "kernel": "nope"})
+    assert explorer.status["error"]["panel"] == "kernels"
+    assert "'nope'" in explorer.status["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "starts"), [("html", "tracefuse.html", b"<!doctype"), ("python", "step.py", b'"""')]
+)
+def test_a_file_comes_as_bytes(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch, what: str, name: str, starts: bytes
+) -> None:
+    sent: list[tuple[dict[str, Any], list[bytes]]] = []
+    monkeypatch.setattr(explorer, "send", lambda message, buffers: sent.append((message, buffers)))
+    send(explorer, {"type": "take", "what": what})
+    ((message, (data,)),) = sent
+    assert (message["type"], message["name"]) == ("file", name)
+    assert data.startswith(starts)
+
+
+def test_what_cannot_be_taken_is_said_in_its_panel(explorer: Explorer) -> None:
+    send(explorer, {"type": "take", "what": "nothing"})
+    assert explorer.status["error"]["panel"] == "take"
+    send(explorer, {"type": "configure", "changes": {"freeze": ["nope"]}})
+    send(explorer, {"type": "take", "what": "python"})
+    assert "freeze" in explorer.status["error"]["message"]
+
+
+def test_a_saved_page_holds_what_is_shown(tmp_path: Path) -> None:
+    explorer = Explorer(captured().variant(Config.of(fuse=False)), budget_s=0.05)
+    explorer.pin()
+    explorer.measure()
+    explorer.ablate()
+    text = explorer.save_html(tmp_path / "a.html").read_text(encoding="utf-8")
+    (found,) = re.findall(r'<script id="held" type="text/plain">(.*?)</script>', text)
+    first, *others = decode(found)["payloads"]
+    assert first == json.loads(json.dumps(explorer.payload))
+    assert len(others) > 5
+    assert all(one["baseline"]["is_pinned"] for one in others)
+
+
+# --- the still form ---------------------------------------------------------------------------------------------------
+
+
+def test_the_still_form_is_inert_and_says_how_to_return(explorer: Explorer) -> None:
+    nasty = "<script>alert(1)</script>"
+    explorer.payload = {**explorer.payload, "call": nasty, "notes": [{"kind": "note", "text": nasty}]}
+    still = explorer._repr_mimebundle_()[0]["text/html"]
+    assert "<script" not in still
+    assert still.count("&lt;script&gt;") == 2
+    assert "Run the cell again" in still
+    for one in explorer.payload["passes"]:
+        assert f">{one['name']}</td>" in still
+
+
+def test_what_is_explored_is_named_as_the_caller_names_it() -> None:
+    mine = captured()
+    assert mine.explore(cat=False).name == "mine"
+    assert mine.explore(cat=False).variant.config == Config.of(cat=False)
+    assert mine.optimize().explore().payload["call"] == "mine.optimize()"
+    assert captured().explore().payload["call"] != ""
+    with pytest.raises(OptionError, match="no option"):
+        mine.explore(nope=1)
+
+
+def test_a_view_writes_the_python_file(explorer: Explorer, tmp_path: Path) -> None:
+    assert explorer.export(tmp_path / "a.py").read_text() == explorer.variant.source

@@ -4,7 +4,7 @@ configurations inside. Switches move between those; what the file does not hold,
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from string import Template
@@ -12,9 +12,11 @@ from typing import Any
 
 from tracefuse.config import Config
 from tracefuse.variant import Variant
+from tracefuse.widgets.pack import encode
 from tracefuse.widgets.payload import payload
 from tracefuse.widgets.text import to_text
-from tracefuse.widgets.view import STATIC
+
+STATIC = Path(__file__).parent / "static"
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -31,35 +33,55 @@ noscript pre { color: light-dark(#1b1f26, #e4e7ec); overflow: auto; }
 <body>
 <div id="view"></div>
 <noscript><pre>$text</pre></noscript>
-<script id="payloads" type="application/json">$payloads</script>
+<script id="held" type="text/plain">$held</script>
 <script id="module" type="text/plain">$module</script>
 <script type="module">
 const text = (id) => document.getElementById(id).textContent;
+const place = document.getElementById("view");
+if (!("DecompressionStream" in globalThis)) {
+  place.append("This browser cannot unpack the page: open it in a current Chrome, Edge, Firefox or Safari.");
+}
 const url = URL.createObjectURL(new Blob([text("module")], { type: "text/javascript" }));
 const view = await import(url);
 URL.revokeObjectURL(url);
-view.mountPage(view.default.render, JSON.parse(text("payloads")), document.getElementById("view"));
+await view.mountPage(view.default.render, text("held"), place);
 </script>
 </body>
 </html>
 """)
 
 
-def to_html(variant: Variant, name: str | None = "c") -> str:
+def to_html(
+    variant: Variant,
+    name: str | None = "c",
+    payload_of: Callable[[Variant], dict[str, Any]] | None = None,
+    timeline: dict[str, Any] | None = None,
+) -> str:
     """One self-contained page: `variant`, no pass at all, all passes, and each pass switched alone.
 
-    `name` is the variable that holds the capture, if there is one.
+    `name` is the variable that holds the capture, if there is one. `payload_of` says what is shown of a variant (default:
+    what `payload` says, with the times that were measured of it), `timeline` is a `timeline_record` with its events as text.
     """
-    variants = [variant, *map(variant.capture.variant, configurations(variant.config))]
     timed = (variant.timing, variant.config) if variant.timing else None
-    payloads = [payload(v, (v.timing, v.config) if v.timing else timed, name=name) for v in variants]
-    return page(payloads, title=f"tracefuse: {variant.config.as_code()}")
+
+    def plain(one: Variant) -> dict[str, Any]:
+        return payload(one, (one.timing, one.config) if one.timing else timed, name=name)
+
+    variants = [variant, *map(variant.capture.variant, configurations(variant.config))]
+    payloads = [(payload_of or plain)(one) for one in variants]
+    return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline)
 
 
-def write_html(variant: Variant, path: str | Path, name: str | None = "c") -> Path:
-    """Write `to_html(variant, name)` to `path`, and return that."""
+def write_html(
+    variant: Variant,
+    path: str | Path,
+    name: str | None = "c",
+    payload_of: Callable[[Variant], dict[str, Any]] | None = None,
+    timeline: dict[str, Any] | None = None,
+) -> Path:
+    """Write `to_html(variant, name, payload_of, timeline)` to `path`, and return that."""
     path = Path(path)
-    path.write_text(to_html(variant, name), encoding="utf-8")
+    path.write_text(to_html(variant, name, payload_of, timeline), encoding="utf-8")
     return path
 
 
@@ -70,20 +92,15 @@ def configurations(shown: Config) -> list[Config]:
     return [c for c in dict.fromkeys([*around, full, bare]) if c != shown]
 
 
-def page(payloads: list[dict[str, Any]], title: str) -> str:
+def page(payloads: list[dict[str, Any]], title: str, timeline: dict[str, Any] | None = None) -> str:
     """The page that holds `payloads`, the first of them shown. Every string of a session is data in it, never markup."""
     module = (STATIC / "widget.js").read_text(encoding="utf-8")
     return _PAGE.substitute(
         title=escape(title),
         text=escape(to_text(payloads[0])),
-        payloads=_inert(json.dumps(payloads, separators=(",", ":"), allow_nan=False)),
+        held=encode({"payloads": payloads, "timeline": timeline}),
         module=_check_inert(module),
     )
-
-
-def _inert(text: str) -> str:
-    """JSON whose strings can neither close a script element nor open a comment in it; it parses to the same."""
-    return text.replace("</", "<\\/").replace("<!--", "\\u003c!--").replace("<script", "\\u003cscript")
 
 
 def _check_inert(module: str) -> str:

@@ -29,7 +29,6 @@ from tracefuse.options import MAGIC_OPTIONS, PASS_OPTIONS, Config, OptionError, 
 from tracefuse.widgets import errors, rich
 from tracefuse.widgets.cell import MAGIC, NAME, WrapCell, mark_cell
 from tracefuse.widgets.errors import hide_frames
-from tracefuse.widgets.html import write_html
 from tracefuse.widgets.view import Explorer
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -176,7 +175,7 @@ class Recording:
         if given["measure"] and not explorer.payload["blocked"]:
             explorer.measure()
         if self.arguments.html:
-            write_html(explorer.variant, self.arguments.html, name)
+            explorer.save_html(self.arguments.html)
 
 
 def _run_expression(line: str) -> Any:

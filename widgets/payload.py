@@ -7,124 +7,161 @@
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
-      passes:   [{name, help, enabled, state, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]   all, in
-                pipeline order
-      summary:  {ops, saved_bytes, peak_bytes, kernels: {unique, launches}}
+      passes:   [{name, help, enabled, state, changed, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]
+                all, in pipeline order; `changed`: it ran, and left another program
+      summary:  {ops, saved_bytes, peak_bytes, measured_peak_bytes, difference, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved, removed,
                 storage, kernel, of, time_us}}
       times:    {before, after}                               the provenance of each value's `time_us`
-      memory:   {before, after}                               each {ops, live, peak, at}: bytes alive while each op runs
-      kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source}]
+      memory:   {before, after}                               each {ops, live, peak, at, alive}: bytes alive while each op runs
+      kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source, gb_per_s, peak_share,
+                peak_source, bound, resources}]
       layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
       findings: [{name, severity, title, evidence, values, source, fix, worth, changes, fixed}]   the gravest first
+      looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
-      timing:   null, or {provenance, stale, config, rows: [{label, baseline_ms, variant_ms, ratio, verdict}], notes}
+      timing:   null, or {provenance, stale, is_pinned, config, notes,
+                rows: [{label, baseline_ms, variant_ms, ratio, verdict}]}
       notes:    [{kind: "guard" | "note", text}]
       environment: {str: str}
     }
 
 `ops`, `saved_bytes` and `peak_bytes` (static: modelled from the trace) are `[before, after]`: of the pass, or of the whole
-pipeline. A value's `time_us` is `[before, after]` too, null where its op is not in that trace or takes no time; `storage` are
-other values in the same memory, `kernel` the Triton kernel that computes it, `of` the parameter that an input is, or whose
-gradient an output is. An interval is `{median, low, high}`,
-the bounds those of the median's 95 % confidence interval; `ratio` is the variant's median over the baseline's, below 1 where
-the variant is faster, and `verdict` what it lets one say ("faster", "slower", or why neither); `time_us` is the mean over a
-kernel's launches, `blocks` is "tuned" where its block sizes are not the "guess". Every time stands beside its `provenance`:
-"measured on <device>" or "not measured". A pass's `state` is "on", "off", or says what it needs: "off: needs fuse".
+pipeline. `measured_peak_bytes`, from the allocator of a GPU, are `[before, after]` too, and `difference` is the largest
+absolute one of the shown program's `{results, gradients}` from the captured one's; both are null where the shown
+configuration was not measured, and a difference that is no number is null, with a note.
+
+A value's `time_us` is `[before, after]`, null where its op is not in that trace or takes no time; `times` says of each side
+whether it was measured ("measured on <device>, profiled once, op by op") or modelled. `storage` are other values in the same
+memory, `kernel` the Triton kernel that computes it, `of` the parameter that an input is, or whose gradient an output is. An
+interval is `{median, low, high}`, the bounds those of the median's 95 % confidence interval; `ratio` is the variant's median
+over the baseline's, below 1 where the variant is faster, and `verdict` what it lets one say ("faster", "slower", or why
+neither).
+
+A kernel's `time_us` is the mean over its calls, all launches of a call together; `blocks` is "tuned" where its block sizes
+are not the "guess". `gb_per_s` counts the bytes that it must move, and `peak_share` is what that is of the bandwidth which
+`peak_source` names: that of a copy on the same GPU, else the datasheet's. Both are null without a time, the share also where
+no bandwidth is known. `bound` is "launch" for a kernel that is over before the next launch, "memory" for one that reaches
+half of the peak, else "". `resources`, null until it was asked for, is `{registers, shared_bytes, spills, target}`. Every time
+stands beside its `provenance`: "measured on <device>" or "not measured".
+
+A pass's `state` is "on", "off", or says what it needs: "off: needs fuse".
 `options` are those without a control of their own, `{name, kind: "switch" | "number" | "text", value, default, help}`, value
 and default as `tracefuse.pass_options.written` has them. `decisions` are grouped: `{action, reason, nbytes, values}`.
-`lines[].diff` is against the capture as it was, before any pass.
+`lines[].diff` is against what `baseline` says: the capture as it was, before any pass, or a pinned configuration; and so is
+every `before` but those of `passes`. A pass's `delta_ms` is what it alone adds to a step, once that was measured. Timelines
+are no part of this: see `tracefuse.widgets.timeline_payload`.
 """
 
 from __future__ import annotations
 
-import functools
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import fx
-
+from tracefuse.bandwidth import Bandwidth
+from tracefuse.capture import Capture
 from tracefuse.config import Config
+from tracefuse.diagnose import DETECTORS, diagnose
 from tracefuse.errors import ExportError
-from tracefuse.op_times import OpTimes, modelled
-from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.layout import GUESS, Tuning
-from tracefuse.optimizers.liveness import lifetimes, live_bytes, peak_bytes, saved_bytes, saved_values
-from tracefuse.optimizers.long_sum_kernel import LongSum
-from tracefuse.optimizers.ops import op_name, producer
-from tracefuse.optimizers.passes import Decision, Step, uncollected
-from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
-from tracefuse.optimizers.triton import kernel_source
-from tracefuse.pass_options import PassOption, written
+from tracefuse.findings import Case
+from tracefuse.layers import layers
+from tracefuse.op_times import OpTimes
+from tracefuse.optimizers.collection import uncollected
+from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.profile import Profile
-from tracefuse.summary import remarks, summarise
-from tracefuse.timing import Estimate, Row, Timing
+from tracefuse.side_by_side import Ablation
+from tracefuse.summary import remarks
+from tracefuse.timing import Timing
 from tracefuse.variant import PassError, Variant
-from tracefuse.widgets.diff import Line, diff, lines_of
+from tracefuse.widgets.payload_kernels import Resources, kernel_calls, kernel_records
+from tracefuse.widgets.payload_passes import config_record, pass_record
+from tracefuse.widgets.payload_timing import (
+    Timed,
+    difference_notes,
+    difference_record,
+    is_stale,
+    measured_peak_bytes,
+    share_record,
+    timing_record,
+)
+from tracefuse.widgets.payload_values import half, values
+from tracefuse.widgets.trace_facts import input_bytes, memory, modelled, size
 
 VERSION = 2
-NOT_MEASURED = "not measured"
-# More twins or readers of one value than anybody follows by hand.
-MAX_NAMES = 64
 
 
 @uncollected()
 def payload(
     variant: Variant,
-    timed: tuple[Timing, Config] | None = None,
+    timed: tuple[Timing, Config] | Timed | None = None,
     profile: Profile | None = None,
     name: str | None = "c",
+    times: tuple[OpTimes | None, OpTimes | None] = (None, None),
+    bandwidth: Bandwidth | None = None,
+    inspected: Mapping[str, Resources] | None = None,
+    baseline: Variant | None = None,
+    shares: tuple[Ablation, Config] | None = None,
 ) -> dict[str, Any]:
-    """What the view shows of `variant`.
+    """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 
-    `timed` are times and the configuration they belong to, which may be another one; `profile` has this variant's kernels;
-    `name` is the variable that holds the capture, if there is one.
+    `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
+    `profile` has this variant's kernels; `name` is the variable that holds the capture, if there is one. `times` are those of
+    the ops before and after, as far as they were measured; `bandwidth` is what the profiled GPU copies, and `inspected` by
+    kernel what it takes of one.
     """
-    before, after = variant.capture.trace, variant.trace
-    times = modelled(before), modelled(after)
+    before, after = (baseline or variant.baseline).trace, variant.trace
+    known = Timed(*timed) if timed else None
+    timing = known.timing if known and not is_stale(known, variant, baseline) else None
+    op_times = times[0] or modelled(before), times[1] or modelled(after)
     return {
         "version": VERSION,
         "config": config_record(variant.config),
         "call": variant.config.as_code(name) if name else "",
         "blocked": blocked(variant),
         "runs_triton": variant.runs_triton,
-        "passes": [pass_record(name, variant.config, variant.steps) for name in variant.config.names],
-        "summary": summary(before, after),
+        "passes": [
+            pass_record(one, variant.config, variant.steps) | {"delta_ms": share_record(one, variant.config, shares)}
+            for one in variant.config.names
+        ],
+        "summary": summary(before, after, timing),
         "forward": half(before.split()[0], variant.forward),
         "backward": half(before.split()[1], variant.backward),
-        "values": values(before, after, times),
-        "times": dict(zip(("before", "after"), (one.provenance for one in times), strict=True)),
+        "values": values(before, after, op_times),
+        "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
         "memory": {"before": memory(before), "after": memory(after)},
-        "kernels": [
-            kernel_record(
-                kernel, calls, profile, variant.fallbacks.get(kernel.name), variant.tunings.get(kernel.name, GUESS)
-            )
-            | {"nbytes_read": mean_bytes_read(kernel, after)}
-            for kernel, calls in kernel_calls(after)
-        ],
-        "layers": [asdict(layer) for layer in variant.layers()],
-        "findings": findings(variant),
-        "baseline": {"is_pinned": False, "call": "the trace as captured"},
-        "timing": timing_record(*timed, variant.config) if timed else None,
-        "notes": notes(variant),
+        "kernels": kernel_records(variant, profile, bandwidth, inspected),
+        "layers": [asdict(layer) for layer in layers(before, after, op_times)],
+        "findings": findings(before, after, op_times, variant.capture),
+        "looked_for": list(DETECTORS),
+        "baseline": baseline_record(baseline, name),
+        "timing": timing_record(known, is_stale(known, variant, baseline)) if known else None,
+        "notes": notes(variant, timing),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
     }
 
 
-def summary(before: Trace, after: Trace) -> dict[str, Any]:
-    """Operators, bytes kept for the backward, kernels: of the capture, and with the passes."""
-    old, new = summarise(before), summarise(after)
+def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any]:
+    """What "before" is."""
+    if baseline is None:
+        return {"is_pinned": False, "call": "the trace as captured"}
+    return {"is_pinned": True, "call": baseline.config.as_code(name or "c")}
+
+
+def summary(before: Trace, after: Trace, timing: Timing | None = None) -> dict[str, Any]:
+    """Operators, bytes kept for the backward, memory, kernels: before the passes, and after; `timing` is of these two."""
+    old, new = size(before), size(after)
+    calls = [count for _, count in kernel_calls(after)]
     return {
-        "ops": [old.forward_ops + old.backward_ops, new.forward_ops + new.backward_ops],
-        "saved_bytes": [old.saved_nbytes, new.saved_nbytes],
-        "peak_bytes": [old.peak_nbytes, new.peak_nbytes],
-        "measured_peak_bytes": None,
-        "difference": None,
-        "kernels": {"unique": new.unique_kernels, "launches": new.kernel_calls},
+        "ops": [old.ops, new.ops],
+        "saved_bytes": [old.saved_bytes, new.saved_bytes],
+        "peak_bytes": [old.peak_bytes, new.peak_bytes],
+        "measured_peak_bytes": measured_peak_bytes(timing, (input_bytes(before), input_bytes(after)))
+        if timing
+        else None,
+        "difference": difference_record(timing) if timing else None,
+        "kernels": {"unique": len(calls), "launches": sum(calls)},
     }
 
 
@@ -154,239 +191,24 @@ def _after_backward(backward: Trace) -> str:
     return " and ".join(found[:2])
 
 
-# --- passes -----------------------------------------------------------------------------------------------------------
+def findings(before: Trace, after: Trace, op_times: tuple[OpTimes, OpTimes], capture: Capture) -> list[dict[str, Any]]:
+    """Those of the trace before the passes; `fixed` are those that are gone after them."""
+    surroundings = capture.guards, tuple(capture.environment.items())
+    found, left = (diagnose(Case(t, times, *surroundings)) for t, times in zip((before, after), op_times, strict=True))
+    names = {one.name for one in left}
+    return [asdict(one) | {"fixed": one.name not in names} for one in found]
 
 
-def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, Any]:
-    """One row of the passes column; the numbers are null while the pass is off."""
-    step = next((s for s in steps if s.name == name), None)
-    state = config.state(name)
-    return {
-        "name": name,
-        "help": config.help(name),
-        "enabled": state == "on",
-        "state": state,
-        "ops": [step.before.op_count, step.after.op_count] if step else None,
-        "saved_bytes": [saved_bytes(step.before), saved_bytes(step.after)] if step else None,
-        "peak_bytes": [peak_bytes(step.before), peak_bytes(step.after)] if step else None,
-        "seconds": step.seconds if step else None,
-        "options": [option_record(option, value) for option, value in config.options(name) if option.is_text],
-        "decisions": grouped(step.decisions) if step else [],
-        "error": step.error if step else None,
-        "delta_ms": None,
-    }
-
-
-def option_record(option: PassOption, value: Any) -> dict[str, Any]:
-    """One option of a pass, as the view edits it."""
-    shown = {"value": written(value), "default": written(option.default)}
-    return {"name": option.name, "kind": option.kind, **shown, "help": option.help}
-
-
-def config_record(config: Config) -> dict[str, Any]:
-    """A configuration by its options' names, each what `configure` takes back."""
-    found = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "own"}
-    found["remat_options"] = _written(dict(config.remat_options))
-    return found | {one.name: _written(one.given) for one in config.own}
-
-
-def _written(given: Any) -> Any:
-    return {name: written(value) for name, value in given.items()} if isinstance(given, dict) else given
-
-
-def grouped(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
-    """Decisions with the same action and reason as one, in the order of their first; `nbytes` is their sum."""
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in decisions:
-        new = {"action": one.action, "reason": one.reason, "nbytes": 0, "values": []}
-        group = groups.setdefault((one.action, one.reason), new)
-        group["nbytes"] += one.nbytes
-        group["values"].append(one.value)
-    return list(groups.values())
-
-
-# --- code -------------------------------------------------------------------------------------------------------------
-
-
-def half(before: Trace, after: Trace) -> dict[str, Any]:
-    """One column of code: the half `after` the passes, marked against the same half `before` them."""
-    lines = diff(lines_of(before), lines_of(after))
-    marks = Counter(line.mark for line in lines)
-    return {
-        "lines": [_line(line) for line in lines],
-        "ops": [before.op_count, after.op_count],
-        "added": marks["+"] + marks["~"],
-        "removed": marks["-"],
-    }
-
-
-def _line(line: Line) -> dict[str, str]:
-    return {"code": line.code, "comment": line.comment, "value": line.value, "kind": line.kind, "diff": line.mark}
-
-
-def values(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> dict[str, dict[str, Any]]:
-    """Every value by name, those included that the passes removed."""
-    left = {n.name for n in after.graph.nodes}
-    removed = [n for n in before.ops if n.name not in left]
-    found = {}
-    for trace, nodes in ((before, removed), (after, [*after.placeholders, *after.ops])):
-        around = _Around(trace)
-        for node in nodes:
-            us = [one.us.get(node.name) for one in times]
-            found[node.name] = _value(node, around) | {"removed": trace is before, "time_us": us}
-    return found
-
-
-class _Around:
-    """What a value's record says of its place in the trace: its twins, who shares its memory, whose gradient it is."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.twins = _twins(trace)
-        self.saved = {s.name for s in saved_values(trace)}
-        self.aliases = {name: life.aliases for life in lifetimes(trace) for name in life.aliases}
-        gradients = zip(trace.returned, trace.outputs, strict=True)
-        self.of = {node.name: out.of for node, out in gradients if out.kind == "gradient"}
-        self.of |= {i.name: i.source for i in trace.inputs if i.kind == "parameter"}
-
-
-def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
-    where = origin(node)
-    source = where.source
-    other = "backward" if phase(node) == "forward" else "forward"
-    value = node.meta.get("val")
-    target = producer(node).target
-    return {
-        "op": op_name(node),
-        "type": tensor_type(value),
-        "stride": list(value.stride()) if isinstance(value, torch.Tensor) else None,
-        "nbytes": nbytes(node),
-        "phase": phase(node),
-        "module": where.module,
-        "module_type": where.module_type,
-        "source": f"{source.line}: {source.text.strip()}" if source else "",
-        "reads": [n.name for n in node.all_input_nodes][:MAX_NAMES],
-        "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
-        "twins": [] if where.seq is None else around.twins.get((other, where.seq), [])[:MAX_NAMES],
-        "saved": node.name in around.saved,
-        "storage": [name for name in around.aliases.get(node.name, ()) if name != node.name][:MAX_NAMES],
-        "kernel": target.name if isinstance(target, Kernel) else "",
-        "of": around.of.get(node.name, ""),
-    }
-
-
-def memory(trace: Trace) -> dict[str, Any]:
-    """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak and the op it is at."""
-    live = live_bytes(trace)
-    peak = max(live, default=0)
-    names = [node.name for node in trace.ops]
-    return {"ops": names, "live": live, "peak": peak, "at": names[live.index(peak)] if live else ""}
-
-
-def _twins(trace: Trace) -> dict[tuple[str, int], list[str]]:
-    """Names of the ops of each phase by autograd's sequence number, which an op shares with its twin in the other phase."""
-    found: dict[tuple[str, int], list[str]] = {}
-    for node in trace.ops:
-        seq = origin(node).seq
-        if seq is not None:
-            found.setdefault((phase(node), seq), []).append(node.name)
-    return found
-
-
-# --- kernels and times ------------------------------------------------------------------------------------------------
-
-
-def kernel_calls(trace: Trace) -> list[tuple[Kernel, int]]:
-    """The Triton kernels of a trace in the order of their first launch, and how often each is launched."""
-    counts = Counter(node.target for node in trace.ops if isinstance(node.target, Kernel))
-    return [(kernel, count) for kernel, count in counts.items() if isinstance(kernel, Kernel)]
-
-
-def mean_bytes_read(kernel: Kernel, trace: Trace) -> int:
-    """Bytes that a call of the kernel reads; of a long sum, whose calls differ, what they read in the mean."""
-    if not isinstance(kernel, LongSum):
-        return kernel.nbytes_read
-    operands = [len(node.args) for node in trace.ops if node.target == kernel]
-    return kernel.nbytes_written * sum(operands) // len(operands)
-
-
-def kernel_record(
-    kernel: Kernel, calls: int, profile: Profile | None = None, refused: str | None = None, tuning: Tuning = GUESS
-) -> dict[str, Any]:
-    """One kernel; `refused` says why it cannot run here, and then its source is that of its ATen ops."""
-    time_us = profile and _mean_us(kernel, profile)
-    return {
-        "name": kernel.name,
-        "calls": calls,
-        "ops": [op_name(node).removeprefix("aten.") for node in kernel.body.ops],
-        "nbytes_read": kernel.nbytes_read,
-        "nbytes_written": kernel.nbytes_written,
-        "time_us": time_us,
-        "provenance": f"{profile.device}, profiled once" if profile and time_us else NOT_MEASURED,
-        "blocks": "guess" if tuning.is_guess else "tuned",
-        "source": _source(kernel, tuning, refused),
-        "gb_per_s": None,
-        "peak_share": None,
-        "peak_source": "",
-        "bound": "",
-        "resources": None,
-    }
-
-
-@functools.lru_cache(maxsize=1024)
-def _source(kernel: Kernel, tuning: Tuning, refused: str | None) -> str:
-    """A kernel's text; most kernels survive a toggle."""
-    return kernel_source(kernel, tuning, refused)
-
-
-def _mean_us(kernel: Kernel, profile: Profile) -> float | None:
-    """Mean over the kernel's launches in the profiled run; its `@triton.jit` function is called `<name>_kernel`."""
-    mine = [k for k in profile.kernels if k.name.startswith(f"{kernel.name}_kernel")]
-    calls = sum(k.calls for k in mine)
-    return sum(k.total_us for k in mine) / calls if calls else None
-
-
-def timing_record(timing: Timing, measured: Config, shown: Config) -> dict[str, Any]:
-    """Times of the configuration `measured`; stale where another one is `shown`."""
-    several = len(timing.programs) > 2
-    replays = "1 replay" if timing.inner == 1 else f"{timing.inner} replays"
-    return {
-        "provenance": timing.device,
-        "stale": measured != shown,
-        "config": measured.as_code(),
-        "rows": [_timing_row(row, several) for row in timing.rows],
-        "notes": [f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}"],
-    }
-
-
-def _timing_row(row: Row, several: bool) -> dict[str, Any]:
-    return {
-        "label": f"{row.label} ({row.program})" if several else row.label,
-        "baseline_ms": _interval(row.baseline_ms),
-        "variant_ms": _interval(row.variant_ms),
-        "ratio": _interval(row.ratio),
-        "verdict": row.verdict,
-    }
-
-
-def _interval(time: Estimate) -> dict[str, float]:
-    return {"median": time.median, "low": time.low, "high": time.high}
-
-
-def findings(variant: Variant) -> list[dict[str, Any]]:
-    """Those of the trace as captured; `fixed` are those that are gone with the passes that are on."""
-    left = {one.name for one in variant.findings()}
-    return [asdict(one) | {"fixed": one.name not in left} for one in variant.baseline.findings()]
-
-
-def notes(variant: Variant) -> list[dict[str, str]]:
+def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]]:
     """What the reader must know before trusting the trace: Python values that are baked into it, what was asked of passes and
-    not done, kernels that cannot run, kernels whose block sizes are this GPU's."""
+    not done, kernels that cannot run, kernels whose block sizes are this GPU's, numbers that differ beyond all measure."""
     tuned = sum(not tuning.is_guess for tuning in variant.tunings.values())
     tuning = f"{tuned} of {len(variant.kernels)} kernels run with tuned block sizes: the comment above each says more."
     unfused = [f"{name} runs as ATen operators, unfused: {why}." for name, why in variant.fallbacks.items()]
+    apart = difference_notes(timing) if timing else []
     return [
         *({"kind": "guard", "text": _guard(guard)} for guard in variant.capture.guards),
-        *({"kind": "note", "text": text} for text in [*remarks(variant), *unfused, *[tuning] * bool(tuned)]),
+        *({"kind": "note", "text": text} for text in [*remarks(variant), *unfused, *[tuning] * bool(tuned), *apart]),
     ]
 
 

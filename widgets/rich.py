@@ -41,5 +41,6 @@ def _bundle(thing: Variant | Capture, namespace: dict[str, Any]) -> tuple[dict[s
         explorer = Explorer(variant, name=name_of(variant.capture, namespace))
     except CaptureError:  # nothing captured yet: the plain form says so
         return None
+    explorer.still.show(explorer.payload)
     data, metadata = explorer._repr_mimebundle_()
-    return {kind: text for kind, text in data.items() if kind != "text/plain"}, metadata
+    return {kind: text for kind, text in data.items() if kind not in ("text/plain", "text/html")}, metadata

@@ -1,50 +1,85 @@
-"""The view as plain text: the same content as aligned tables, for terminals, closed kernels and diffs."""
+"""The view as plain text and as a still table in HTML: the same content, for terminals, closed kernels and diffs."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from tracefuse.optimizers.trace import human_bytes
+from tracefuse.summary import folded
 from tracefuse.timing import aligned
-from tracefuse.widgets.payload import NOT_MEASURED
+from tracefuse.widgets.payload_kernels import NOT_MEASURED
+
+HOW_TO_RETURN = "This is what the view showed last. Run the cell again for the view itself."
+Row = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under `titles`, what is said above them and below."""
+
+    titles: Row
+    rows: Sequence[Row]
+    above: str = ""
+    below: tuple[str, ...] = ()
 
 
 def to_text(payload: dict[str, Any]) -> str:
-    """Summary, passes, times, kernels and notes of a payload; the code itself is `variant.forward.code`."""
-    sections = [
-        _summary(payload),
-        _table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]]),
-        _times(payload["timing"], payload["kernels"] and not payload["runs_triton"]),
-        _kernels(payload["kernels"]),
-        "\n".join(f"{note['kind']}: {note['text']}" for note in payload["notes"]),
-    ]
+    """Summary, passes, times, modules, kernels and notes of a payload; the code itself is `variant.forward.code`."""
+    sections = ["\n".join(_summary(payload)), *map(_table_text, _tables(payload)), "\n".join(_notes(payload))]
     return "\n\n".join(section for section in sections if section)
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return aligned([titles, *rows])
+def to_static_form(payload: dict[str, Any]) -> str:
+    """The same as HTML that needs neither a kernel nor a script: what a notebook keeps of the view. All text is escaped."""
+    head, *lines = _summary(payload)
+    parts = [
+        f'<p style="margin:0 0 4px"><b>{escape(head)}</b></p>',
+        *map(_paragraph, lines),
+        *map(_table_html, _tables(payload)),
+        *map(_paragraph, _notes(payload)),
+        f'<p style="margin:8px 0 0;opacity:.75">{escape(HOW_TO_RETURN)}</p>',
+    ]
+    return f'<div style="font-size:13px;line-height:1.45;max-width:1100px;overflow-x:auto">{"".join(parts)}</div>'
 
 
-def _summary(payload: dict[str, Any]) -> str:
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def _summary(payload: dict[str, Any]) -> list[str]:
     found = payload["summary"]
     before, after = found["ops"]
     saved = " -> ".join(map(human_bytes, found["saved_bytes"]))
     kernels = found["kernels"]
-    return (
-        f"tracefuse  {payload['call'] or 'run it with -o c to use it in Python'}\n"
-        f"{before} -> {after} ops, {saved} saved for backward, "
-        f"{_count(kernels['unique'], 'Triton kernel')}"
-        + (f" in {_count(kernels['launches'], 'launch', 'launches')}" if kernels["launches"] else "")
-        + (f"\n{payload['blocked']}" if payload["blocked"] else "")
-    )
+    launches = f" in {_count(kernels['launches'], 'launch', 'launches')}" if kernels["launches"] else ""
+    beside = f"beside {payload['baseline']['call']}, which is pinned" if payload["baseline"]["is_pinned"] else ""
+    lines = [
+        f"tracefuse  {payload['call'] or 'run it with -o c to use it in Python'}",
+        beside,
+        f"{before} -> {after} ops, {saved} saved for backward, {_count(kernels['unique'], 'Triton kernel')}{launches}",
+        payload["blocked"] or "",
+    ]
+    return [line for line in lines if line]
+
+
+def _tables(payload: dict[str, Any]) -> list[Table]:
+    passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]])
+    times = _times(payload["timing"], bool(payload["kernels"]) and not payload["runs_triton"])
+    return [passes, times, *_layers(payload), *_kernels(payload["kernels"])]
+
+
+def _notes(payload: dict[str, Any]) -> list[str]:
+    return [f"{note['kind']}: {note['text']}" for note in payload["notes"]]
 
 
 def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _pass(record: dict[str, Any]) -> tuple[str, ...]:
+def _pass(record: dict[str, Any]) -> Row:
     if not record["enabled"]:
         return record["name"], record["state"], "", "", ""
     if record["error"]:
@@ -54,14 +89,16 @@ def _pass(record: dict[str, Any]) -> tuple[str, ...]:
     return record["name"], "on", ops, saved, f"{record['seconds'] * 1e3:.3g} ms"
 
 
-def _times(timing: dict[str, Any] | None, is_without_kernels: bool) -> str:
+def _times(timing: dict[str, Any] | None, is_without_kernels: bool) -> Table:
     if timing is None:
-        return f"times: {NOT_MEASURED}"
+        return Table((), (), f"times: {NOT_MEASURED}")
     stale = f" (of {timing['config']}, not of these passes)" if timing["stale"] else ""
     rows = [(r["label"], _time(r["baseline_ms"]), _time(r["variant_ms"]), _ratio(r)) for r in timing["rows"]]
-    titles = ("", "as captured, ms", "optimised, ms", "optimised / captured")
-    lines = [f"{timing['provenance']}{stale}; median [95 % interval]", _table(titles, rows), *timing["notes"]]
-    return "\n".join([*lines, "Triton kernels did not run: CPU"] if is_without_kernels else lines)
+    before = "pinned" if timing["is_pinned"] else "as captured"
+    titles = ("", f"{before}, ms", "optimised, ms", f"optimised / {before.removeprefix('as ')}")
+    idle = ["Triton kernels did not run: CPU"] if is_without_kernels else []
+    above = f"{timing['provenance']}{stale}; median [95 % interval]"
+    return Table(titles, rows, above, (*timing["notes"], *idle))
 
 
 def _time(time: dict[str, float] | None) -> str:
@@ -73,16 +110,62 @@ def _ratio(row: dict[str, Any]) -> str:
     return f"{ratio['median']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}] {row['verdict']}"
 
 
-def _kernels(kernels: Sequence[dict[str, Any]]) -> str:
-    if not kernels:
-        return ""
+def _layers(payload: dict[str, Any]) -> list[Table]:
+    """Modules with identical ones in one line; none where the program has no modules."""
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in payload["layers"]:
+        groups[folded(row["path"])].append(row)
+    if not any(groups):
+        return []
+    titles = ("module", "type", "forward us", "backward us", "backward is mostly")
+    above = f"modules: {payload['times']['after']}"
+    return [Table(titles, [_layer(path, rows) for path, rows in groups.items()], above)]
+
+
+def _layer(path: str, rows: Sequence[dict[str, Any]]) -> Row:
+    name = f"{path} x{len(rows)}" if len(rows) > 1 else rows[0]["path"] or "(no module)"
+    causes = dict.fromkeys(row["cause"] for row in rows if row["cause"])
+    return name, rows[0]["module_type"], _both(rows, "forward_us"), _both(rows, "backward_us"), next(iter(causes), "")
+
+
+def _both(rows: Sequence[dict[str, Any]], side: str) -> str:
+    return " -> ".join(f"{sum(row[side][at] for row in rows):.4g}" for at in (0, 1))
+
+
+def _kernels(kernels: Sequence[dict[str, Any]]) -> list[Table]:
     rows = [
         (k["name"], str(k["calls"]), human_bytes(k["nbytes_read"]), human_bytes(k["nbytes_written"]), _kernel_time(k))
         for k in kernels
     ]
-    return _table(("kernel", "launches", "reads", "writes", "time"), rows)
+    return [Table(("kernel", "launches", "reads", "writes", "time"), rows)] if rows else []
 
 
 def _kernel_time(kernel: dict[str, Any]) -> str:
     time_us = kernel["time_us"]
     return kernel["provenance"] if time_us is None else f"{time_us:.4g} us, {kernel['provenance']}"
+
+
+# --- how it is written ------------------------------------------------------------------------------------------------
+
+
+def _table_text(table: Table) -> str:
+    rows = aligned([table.titles, *table.rows]) if table.rows else ""
+    return "\n".join(part for part in (table.above, rows, *table.below) if part)
+
+
+def _table_html(table: Table) -> str:
+    above, below = _paragraph(table.above) if table.above else "", "".join(map(_paragraph, table.below))
+    if not table.rows:
+        return above + below
+    head = "".join(f'<th scope="col" style="text-align:left">{escape(title)}</th>' for title in table.titles)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
+    grid = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'{above}<div style="margin:6px 0">{grid}</div>{below}'
+
+
+def _cell(text: str) -> str:
+    return f'<td style="text-align:left">{escape(text).replace("-&gt;", "→")}</td>'
+
+
+def _paragraph(text: str) -> str:
+    return f'<p style="margin:2px 0">{escape(text).replace("-&gt;", "→")}</p>'

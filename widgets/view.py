@@ -1,12 +1,17 @@
 """The live view: one widget on one variant. A switch re-runs the pipeline, a button measures, a click selects.
 
-Messages from the view: `{"type": "configure", "changes": {...}}` and `{"type": "measure"}`. Whatever they raise goes back to
-the panel that asked, in `status.error`.
+Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they raise goes back to the panel that asked, in
+`status.error`:
+
+    {type: "configure", changes}     {type: "pin"} {type: "unpin"}                      answered at once
+    {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}   in a thread, one at a time
+    {type: "cancel"}                                                                    stops that one
+    {type: "hello"}                                                                     asks for nothing: is there a kernel?
 """
 
 from __future__ import annotations
 
-import html
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +19,22 @@ from typing import Any
 
 import anywidget
 import traitlets
+from IPython.core.getipython import get_ipython
+from IPython.display import display
 
-from tracefuse.config import PASS_OF, Config
+from tracefuse.config import PASS_OF
+from tracefuse.errors import OptionError
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.profile import Profile, profile
-from tracefuse.timing import Timing
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload import payload
+from tracefuse.widgets.html import STATIC, write_html
+from tracefuse.widgets.measured import Measured
+from tracefuse.widgets.payload_passes import config_record
+from tracefuse.widgets.still import StillForm
+from tracefuse.widgets.takeaway import TAKEAWAYS
+from tracefuse.widgets.tasks import Task, cells
 from tracefuse.widgets.text import to_text
+from tracefuse.widgets.timeline_payload import timeline_record
 
-STATIC = Path(__file__).parent / "static"
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
 IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
 
@@ -31,14 +42,21 @@ IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
 class Explorer(anywidget.AnyWidget):
     """Both traces of a variant, its passes as switches, times and kernels.
 
-    `variant` is what is shown now, `selected` the name of the value that is selected, from either side.
+    `variant` is what is shown now, `baseline` the pinned variant that it is compared with (None: the captured program).
+
+    Traits, which other widgets can link to: `selected`, the name of the value that is selected, from either side; `config`,
+    the shown configuration by its options, which reconfigures when it is set (`{**explorer.config, "cat": False}`; what is
+    left out stays, a bad value raises `TraitError`); `payload` and `timeline`, what is shown; `status`, what the view waits
+    for.
     """
 
     _esm = STATIC / "widget.js"
     payload = traitlets.Dict().tag(sync=True)
     selected = traitlets.Unicode("").tag(sync=True)
+    config = traitlets.Dict().tag(sync=True)
     status = traitlets.Dict(IDLE).tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
+    key = traitlets.Unicode().tag(sync=True)
     timeline = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
 
     def __init__(
@@ -54,40 +72,141 @@ class Explorer(anywidget.AnyWidget):
         With `cuda_graph`, measuring times replays of CUDA graphs too; with `tune`, block sizes are tried first.
         """
         self.variant = variant
+        self.baseline: Variant | None = None
         self.name = name
         self.budget_s = BUDGET_S if budget_s is None else budget_s
         self.cuda_graph, self.tune = cuda_graph, tune
-        self.timed: tuple[Timing, Config] | None = (variant.timing, variant.config) if variant.timing else None
-        self.profiles: dict[Config, Profile] = {}
-        super().__init__(payload=payload(variant, self.timed, name=name))
+        self.measured = Measured()
+        self.measured.adopt(variant)
+        self._task = Task(is_timed=False)
+        cells.watch(is_in_cell=True)  # where there is IPython, views are made by cells
+        self._lock = threading.RLock()  # Traits are set by the view, by cells and by a task's thread.
+        self.still = StillForm()
+        super().__init__(payload=self.held(variant), config=config_record(variant.config), key=self.still.key)
         self.on_msg(self._on_message)
+
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    def held(self, variant: Variant) -> dict[str, Any]:
+        """The payload of any variant of the capture, beside the baseline and with what was measured here."""
+        return self.measured.payload(variant, self.baseline, self.name)
 
     def show(self, variant: Variant) -> None:
         """Show another variant of the same capture; times of the one before stay, marked as stale."""
-        if variant.timing is not None:
-            self.timed = (variant.timing, variant.config)
-        self.variant = variant
-        self.payload = payload(variant, self.timed, self.profiles.get(variant.config), self.name)
+        with self._lock:
+            self.measured.adopt(variant)
+            self.variant = variant
+            self.payload = self.held(variant)
+            self.config = config_record(variant.config)
+            self.still.update(self.payload)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
         self.show(self.variant.with_config(**changes))
 
-    def measure(self) -> None:
-        """Time the shown variant against the eager replay, with progress in the view; an error is shown there too."""
-        self._answer("timing", self._measure)
-
-    def _measure(self) -> None:
-        self.variant.check().measure(
-            progress=self._progress, budget_s=self.budget_s, cuda_graph=self.cuda_graph, tune=self.tune
-        )
-        if self.variant.runs_triton:
-            self._progress(1.0, "profiling the kernels")
-            self.profiles[self.variant.config] = _profiled(self.variant)
+    def pin(self, variant: Variant | None = None) -> None:
+        """Compare with `variant` (default: the shown one) from now on, in place of the captured program."""
+        self.baseline = (variant or self.variant).check()
         self.show(self.variant)
 
+    def unpin(self) -> None:
+        """Compare with the captured program again."""
+        self.baseline = None
+        self.show(self.variant)
+
+    @traitlets.validate("config")
+    def _checked(self, proposal: Any) -> dict[str, Any]:
+        try:
+            return config_record(self.variant.config.changed(**proposal["value"]))
+        except OptionError as error:
+            raise traitlets.TraitError(str(error)) from error
+
+    @traitlets.observe("config")
+    def _follow(self, change: Any) -> None:
+        if change["new"] != config_record(self.variant.config):
+            self._answer("passes", lambda: self.configure(change["new"]))
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """What the front end sets, another widget's link included; it is told of values that were refused."""
+        with self._lock:  # traitlets holds notifications meanwhile, those of other threads too
+            try:
+                super().set_state(sync_data)
+            except traitlets.TraitError as error:
+                self._tell(error={"panel": "passes", "at": "", "message": str(error)})
+                self.send_state([name for name in sync_data if name in self.keys])
+
+    # --- what takes seconds -------------------------------------------------------------------------------------------
+
+    def measure(self) -> None:
+        """Time the shown variant against the baseline, with progress in the view; an error is shown there too."""
+        self._run("timing", self._measure)
+
+    def ablate(self) -> None:
+        """Time each pass that is on by leaving it out, with progress in the view; an error is shown there too."""
+        self._run("timing", self._ablate)
+
+    def cancel(self) -> None:
+        """Stop what is being measured at the next round; what was measured so far is kept if it is enough."""
+        self._task.cancel()
+
+    def wait(self) -> None:
+        """Until what the view asked for is done."""
+        self._task.wait()
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
+        return write_html(self.variant, path, self.name, self.held, self.measured.timeline)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the shown variant as a Python file: see `Variant.export`."""
+        return self.variant.check().export(path)
+
+    def _measure(self, task: Task) -> None:
+        variant, baseline = self.variant.check(), self.baseline
+        against = {} if baseline is None else {"against": baseline}
+        with task.turn(variant.capture.example_inputs, self._progress):
+            variant.measure(
+                progress=self._progress,
+                budget_s=self.budget_s,
+                cuda_graph=self.cuda_graph,
+                tune=self.tune,
+                is_cancelled=task.is_cancelled,
+                **against,
+            )
+            self.measured.note(variant, baseline)
+            if variant.runs_triton and not task.is_cancelled():
+                self._progress(1.0, "profiling the kernels")
+                self.measured.profile(variant)
+            if not task.is_cancelled():
+                self._progress(1.0, "profiling op by op")
+                found = timeline_record(self.measured.op_by_op.measure(variant, baseline))
+                with self._lock:
+                    self.timeline = found
+        self.show(self.variant)
+
+    def _ablate(self, task: Task) -> None:
+        variant = self.variant.check()
+        with task.turn(variant.capture.example_inputs, self._progress):
+            # Each pass takes as long as the program that a plain measurement compares with.
+            budget_s = self.budget_s * (1 + len(variant.steps)) / 2
+            found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
+        self.measured.shares = (found, variant.config)
+        self.show(self.variant)
+
+    def _inspect(self, kernel: str) -> None:
+        self.measured.inspect(self.variant, kernel)
+        self.show(self.variant)
+
+    def _take(self, what: str) -> None:
+        if what not in TAKEAWAYS:
+            raise OptionError(f"there is nothing called {what!r} to take away: choose from {', '.join(TAKEAWAYS)}")
+        file = TAKEAWAYS[what](self)
+        self.send({"type": "file", "name": file.name, "mime": file.mime}, buffers=[file.data])
+
     def _progress(self, fraction: float, text: str) -> None:
-        self.status = {"busy": "timing", "progress": fraction, "text": text, "error": None}
+        self._tell(progress=fraction, text=text)
+
+    # --- messages and answers -----------------------------------------------------------------------------------------
 
     def _on_message(self, _: Any, message: dict[str, Any], __: Any) -> None:
         kind = message.get("type")
@@ -95,45 +214,83 @@ class Explorer(anywidget.AnyWidget):
             changes = message["changes"]
             option = next(iter(changes), "")
             self._answer("passes", lambda: self.configure(changes), at=PASS_OF.get(option, option))
+        elif kind in ("pin", "unpin"):
+            self._answer("passes", self.pin if kind == "pin" else self.unpin)
+        elif kind == "cancel":
+            self.cancel()
+        elif kind == "hello":
+            return
         elif kind == "measure":
-            self._answer("timing", self._measure)
+            self._start("timing", self._measure, is_timed=True)
+        elif kind == "ablate":
+            self._start("timing", self._ablate, is_timed=True)
+        elif kind == "inspect":
+            self._start("kernels", lambda _: self._inspect(message["kernel"]))
+        elif kind == "take":
+            self._start("take", lambda _: self._take(message["what"]))
         else:
             raise ValueError(
                 f"the view sent {kind!r}, which is none of its messages: restart the kernel after an update"
             )
 
-    def _answer(self, panel: str, act: Callable[[], None], at: str = "") -> None:
-        """Run `act` for `panel`, at the pass called `at`. Nothing else shows what a widget's callback raises."""
-        self.status = {**IDLE, "busy": panel}
+    def _start(self, panel: str, work: Callable[[Task], None], is_timed: bool = False) -> None:
+        """Begin `work` in a thread, if nothing else is at work."""
+        if self._task.is_running:
+            message = "something else is running: wait for it, or cancel it"
+            self._tell(error={"panel": panel, "at": "", "message": message})
+            return
+        self._task = task = Task(is_timed)
+        self._tell(**IDLE | {"busy": panel})  # before the next message is read
+        task.start(lambda: self._answer(panel, lambda: work(task), is_main=True))
+
+    def _run(self, panel: str, work: Callable[[Task], None]) -> None:
+        """Do `work` here and now: whoever asks in Python can interrupt it, and comes before what the view asked for."""
+        self._task.cancel()
+        self._task.wait()
+        self._task = task = Task(is_timed=True)
+        self._answer(panel, lambda: work(task), is_main=True)
+
+    def _answer(self, panel: str, act: Callable[[], None], at: str = "", is_main: bool = False) -> None:
+        """Run `act` for `panel`, at the pass called `at`. Nothing else shows what a widget's callback raises.
+
+        While a task is at work the view goes on showing that one's progress: only the task itself `is_main` then.
+        """
+        is_main = is_main or not self._task.is_running
+        self._tell(**({**IDLE, "busy": panel} if is_main else {"error": None}))
+        error = None
         try:
             act()
-        except Exception as error:
-            self.status = {**IDLE, "error": {"panel": panel, "at": at, "message": _sentence(error)}}
+        except Exception as problem:
+            error = {"panel": panel, "at": at, "message": _sentence(problem)}
         except BaseException:  # an interrupt: leave, but not with a view that says it is busy
-            self.status = {**IDLE, "error": {"panel": panel, "at": at, "message": "interrupted"}}
+            error = {"panel": panel, "at": at, "message": "interrupted"}
             raise
-        else:
-            self.status = IDLE
+        finally:
+            # Without an error of its own, a task leaves that of a switch meanwhile.
+            said = {"error": error} if error else {}
+            self._tell(**({**IDLE, "error": self.status["error"]} if is_main else {}) | said)
+
+    def _tell(self, **status: Any) -> None:
+        with self._lock:
+            self.status = {**self.status, **status}
+
+    # --- other forms --------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         return to_text(self.payload)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle, metadata = super()._repr_mimebundle_(**kwargs)
-        text = str(self)
-        return {**bundle, "text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}, metadata
+        return {**bundle, **self.still.bundle(self.payload)}, metadata
 
-
-def _profiled(variant: Variant) -> Profile:
-    """The variant's kernels in one more replay: the profiler slows what it watches, so that it stays out of the timed ones."""
-    replay = variant.compile().replays(variant.capture.example_inputs, variant.capture.rng_states)
-
-    def run() -> None:
-        state = replay.forward()
-        if replay.backward is not None:
-            replay.backward(state)
-
-    return profile(run)
+    def _ipython_display_(self) -> None:
+        """The view, and its still form below it; a terminal has only the text."""
+        if not hasattr(get_ipython(), "kernel"):
+            display({"text/plain": str(self)}, raw=True)
+            return
+        view, metadata = super()._repr_mimebundle_()
+        display({**view, "text/plain": "tracefuse: the view"}, metadata=metadata, raw=True)
+        self.still.show(self.payload)
 
 
 def _sentence(error: Exception) -> str:

@@ -24,6 +24,35 @@ CHROMIUM_FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
+# The view of a saved page once more, with a model that keeps what is sent: `sent`, `set(trait, value)`, `show(number)`.
+LIVE = """async () => {
+    const text = document.getElementById("module").textContent;
+    const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+    const view = await import(url);
+    const listeners = {};
+    const host = document.getElementById("view");
+    let payloads;
+    await view.mountPage(({ model }) => { payloads = model.payloads; }, document.getElementById("held").textContent, host);
+    const idle = { busy: "", progress: null, text: "", error: null };
+    window.state = { payload: payloads[0], selected: "", status: idle, live: true, timeline: null };
+    window.received = (message, bytes) => listeners["msg:custom"](message, [bytes]);
+    window.sent = [];
+    window.set = (name, value) => { window.state[name] = value; listeners[`change:${name}`]?.(); };
+    window.show = (number) => window.set("payload", payloads[number]);
+    const model = {
+        get: (name) => window.state[name], set: window.set, save_changes() {}, off() {},
+        on: (event, callback) => { listeners[event] = callback; }, send: (message) => window.sent.push(message),
+    };
+    host.replaceChildren();
+    view.default.render({ model, el: host });
+}"""
+REOPEN = """async () => {
+    const url = URL.createObjectURL(new Blob([document.getElementById("module").textContent], { type: "text/javascript" }));
+    const view = await import(url);
+    const host = document.getElementById("view");
+    host.replaceChildren();
+    await view.mountPage(view.default.render, document.getElementById("held").textContent, host);
+}"""
 START_S = 90
 IS_READY = "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady === true"
 RUN_ALL = """async () => {
@@ -162,3 +191,25 @@ def open_notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) ->
         page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     context.close()
     watch.check()
+
+
+@pytest.fixture(scope="session")
+def go_live() -> Callable[[Page], None]:
+    """`go_live(page)` puts a live view in place of the saved one, without a kernel."""
+
+    def mount(page: Page) -> None:
+        page.evaluate(LIVE)
+        page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+
+    return mount
+
+
+@pytest.fixture(scope="session")
+def reopen() -> Callable[[Page], None]:
+    """`reopen(page)` makes a saved page's view anew, as opening the file does."""
+
+    def mount(page: Page) -> None:
+        page.evaluate(REOPEN)
+        page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+
+    return mount

@@ -44,9 +44,13 @@ def opened(open_notebook: Callable[..., Page]) -> Page:
 
 @pytest.fixture
 def root(opened: Page) -> Locator:
-    """The view with every pass on, no parameter frozen and nothing selected."""
+    """The view's code with every pass on, those that changed nothing too, no parameter frozen and nothing selected."""
     view = opened.get_by_test_id("tf-root")
     expect(view).to_have_attribute("data-ready", "1")
+    view.get_by_test_id("tf-tab-code").click()
+    idle = view.get_by_test_id("tf-idle-passes")
+    if idle.count() and idle.get_attribute("aria-expanded") == "false":
+        idle.click()
     for name in reversed(PASSES):  # `fuse` before `decompose`, which needs it
         if not view.get_by_test_id(f"tf-toggle-{name}").is_checked():
             switch(view, name)
@@ -110,17 +114,53 @@ def test_the_weight_of_remat(root: Locator) -> None:
     expect(root.get_by_test_id("tf-call")).to_have_text("c.optimize(remat=0.0)")
 
 
+def test_a_value_is_pinned_from_its_details_and_given_back_in_the_row(root: Locator) -> None:
+    root.locator("[data-testid=tf-code-forward] [data-defines=gelu]").first.click()
+    root.get_by_test_id("tf-pin-save").click()
+    expect(root.get_by_test_id("tf-call")).to_have_text("c.optimize(save=('gelu',))")
+    expect(root.get_by_test_id("tf-details")).to_contain_text("gelu")
+    root.get_by_test_id("tf-drop-save gelu").click()
+    expect(root.get_by_test_id("tf-call")).to_have_text("c.optimize()")
+
+
+def test_a_parameter_is_frozen_and_trained_from_the_trace(root: Locator) -> None:
+    backward = code(root)
+    root.locator("[data-testid=tf-code-forward] .tf-inputs summary").click()
+    root.locator("[data-testid=tf-code-forward] [data-defines=h_0_mlp_up_weight]").click()
+    root.get_by_test_id("tf-freeze-one").click()
+    expect(root.get_by_test_id("tf-call")).to_have_text("c.optimize(freeze=('h.0.mlp.up.weight',))")
+    settle(root)
+    assert "grad_h_0_mlp_up_weight" not in code(root)
+    expect(root.get_by_test_id("tf-freeze-one")).to_have_text("train")
+    root.get_by_test_id("tf-freeze-one").click()
+    expect(root.get_by_test_id("tf-call")).to_have_text("c.optimize()")
+    settle(root)
+    assert code(root) == backward
+
+
 def test_measuring_and_stale_times(root: Locator) -> None:
     tile = root.get_by_test_id("tf-tile-time")
     expect(tile).to_contain_text("not measured")
     root.get_by_test_id("tf-measure").click()
-    expect(root.get_by_test_id("tf-timing")).to_be_visible()
     expect(tile).to_contain_text("measured on CPU")
     settle(root)
+    root.get_by_test_id("tf-tab-timing").click()
+    expect(root.get_by_test_id("tf-timing")).to_be_visible()
+    root.get_by_test_id("tf-tab-code").click()
     switch(root, "cat")
     expect(tile).to_have_class(re.compile("tf-stale"))
     switch(root, "cat")
     expect(tile).not_to_have_class(re.compile("tf-stale"))
+
+
+def test_a_measurement_is_cancelled(root: Locator) -> None:
+    root.get_by_test_id("tf-measure").click()
+    expect(root.get_by_test_id("tf-verdict")).to_contain_text("round")
+    root.get_by_test_id("tf-cancel").click()
+    expect(root).to_have_attribute("data-busy", "", timeout=4_000)
+    expect(root.get_by_test_id("tf-measure")).to_be_enabled()
+    root.get_by_test_id("tf-tab-timing").click()
+    expect(root.locator(".tf-table-panel")).to_contain_text("cancelled")
 
 
 def test_a_click_selects_and_arrows_walk(root: Locator) -> None:
@@ -133,10 +173,10 @@ def test_a_click_selects_and_arrows_walk(root: Locator) -> None:
     root.get_by_test_id("tf-code-forward").press("ArrowDown")
     expect(selected).not_to_have_text(name)
     root.get_by_test_id("tf-code-forward").press("Escape")
-    expect(root.get_by_test_id("tf-details")).to_contain_text("Click a value")
+    expect(root.get_by_test_id("tf-clear")).to_have_count(0)
 
 
 def test_a_kernels_source_unfolds(root: Locator) -> None:
     root.get_by_test_id("tf-tab-kernels").click()
-    root.get_by_test_id("tf-kernels").get_by_role("button").first.click()
+    root.get_by_test_id("tf-kernels").locator(".tf-disclose").first.click()
     expect(root.get_by_test_id("tf-kernel-text").first).to_contain_text("@triton.jit")

@@ -6,7 +6,7 @@ The view's own module with a model that keeps what is sent, so that no kernel is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,26 +23,6 @@ from tracefuse.widgets.html import page as html_page
 from tracefuse.widgets.payload import payload
 
 pytestmark = pytest.mark.browser
-
-LIVE = """async () => {
-    const text = document.getElementById("module").textContent;
-    const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-    const view = await import(url);
-    const listeners = {};
-    const payloads = JSON.parse(document.getElementById("payloads").textContent);
-    const idle = { busy: "", progress: null, text: "", error: null };
-    window.state = { payload: payloads[0], selected: "", status: idle, live: true };
-    window.sent = [];
-    window.set = (name, value) => { window.state[name] = value; listeners[`change:${name}`]?.(); };
-    window.show = (number) => window.set("payload", payloads[number]);
-    const model = {
-        get: (name) => window.state[name], set: window.set, save_changes() {}, off() {},
-        on: (event, callback) => { listeners[event] = callback; }, send: (message) => window.sent.push(message),
-    };
-    const host = document.getElementById("view");
-    host.replaceChildren();
-    view.default.render({ model, el: host });
-}"""
 
 
 @dataclass(frozen=True)
@@ -78,14 +58,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def page(browser: Browser, written: Path) -> Iterator[Page]:
+def page(browser: Browser, written: Path, go_live: Callable[[Page], None]) -> Iterator[Page]:
     opened = browser.new_page(viewport={"width": 1300, "height": 1000})
+    opened.set_default_timeout(5_000)
     errors: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.goto(written.as_uri())
     opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-    opened.evaluate(LIVE)
-    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    go_live(opened)
     yield opened
     opened.close()
     assert errors == []
@@ -97,23 +77,23 @@ def sent(page: Page) -> list[dict[str, Any]]:
     return [message["changes"] for message in found]
 
 
-def test_the_budget_is_a_slider_from_none_to_a_tenth(page: Page) -> None:
+def test_the_budget_is_a_slider_with_more_memory_to_the_right(page: Page) -> None:
     slider = page.get_by_test_id("tf-memory-budget")
-    expect(slider).to_have_value("0")
+    expect(slider).to_have_value("10")
     expect(page.get_by_test_id("tf-pass-remat")).to_contain_text("off")
     slider.focus()
     for keys, expected, text in (
-        ("ArrowRight", 1, "100 %"),
-        ("End", 0.1, "10 %"),
-        ("ArrowLeft", 0.2, "20 %"),
-        ("Home", None, "off"),
+        ("ArrowLeft", 1, "100 %"),
+        ("Home", 0.1, "10 %"),
+        ("ArrowRight", 0.2, "20 %"),
+        ("End", None, "off"),
     ):
         page.keyboard.press(keys)
         assert sent(page) == [{"memory_budget": expected}]
         expect(slider).to_have_attribute("aria-valuetext", text)
 
 
-@pytest.mark.parametrize(("budget", "step", "text"), [(0.4, "7", "40 %"), (0.0, "10", "0 %"), (2 << 30, "1", "2 GiB")])
+@pytest.mark.parametrize(("budget", "step", "text"), [(0.4, "3", "40 %"), (0.0, "0", "0 %"), (2 << 30, "9", "2 GiB")])
 def test_a_budget_from_python_is_shown(page: Page, budget: float, step: str, text: str) -> None:
     page.evaluate(f"set('payload', {{...state.payload, config: {{...state.payload.config, memory_budget: {budget}}}}})")
     expect(page.get_by_test_id("tf-memory-budget")).to_have_value(step)

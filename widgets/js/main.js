@@ -1,10 +1,13 @@
 // The explorer: one model, one selection, panels in tabs. Python computes; this draws, and sends back what was asked.
 
+import { Connection, hidden } from "./connection.js";
 import { details } from "./details.js";
 import { h } from "./dom.js";
+import { shortcut, showHelp, Trail } from "./keys.js";
 import { PANELS, STYLES } from "./panels.js";
-import { passes } from "./passes.js";
-import { verdict } from "./verdict.js";
+import { markPass, passes } from "./passes.js";
+import { Search } from "./search.js";
+import { VerdictBar } from "./verdict.js";
 
 export { mountPage } from "./page.js";
 
@@ -12,22 +15,28 @@ class Explorer {
   /** @param {Model} model @param {HTMLElement} host */
   constructor(model, host) {
     this.model = model;
+    this.connection = new Connection(model);
     /** @type {Set<string> | null} */
     this.matches = null;
+    this.trail = new Trail();
+    this.search = new Search(() => model.get("payload"), (matches) => this.showMatches(matches), (value) => this.select(value));
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
     /** @type {Open} */
-    this.open = { passes: new Set(), kernels: new Set(), typed: {} };
+    this.open = { passes: new Set(), kernels: new Set(), typed: {}, pass: "" };
     /** @type {Act} */
     this.act = {
       configure: (changes) => this.ask("passes", { type: "configure", changes }),
       measure: () => this.ask("timing", { type: "measure" }),
       select: (value) => this.select(value),
-      openTab: (id) => this.openTab(id),
+      showPass: (name) => this.showPass(name),
+      openTab: (id) => this.goToTab(id),
       openKernel: (name) => this.openKernel(name),
-      search: () => {},
+      search: (query) => this.search.run(query),
       ask: (panel, message) => this.ask(panel, message),
-      live: model.get("live"),
+      get live() {
+        return model.get("live");
+      },
       holds: (changes) => model.holds?.(changes) ?? true,
     };
     /** Made when first opened. @type {Map<string, Panel>} */
@@ -35,35 +44,42 @@ class Explorer {
     /** Those that have missed a change while another one was shown. @type {Set<string>} */
     this.outdated = new Set();
     this.tab = PANELS[0].id;
+    /** Whether the details are of the pass, where a value is selected too: of what was asked for last. */
+    this.showsPass = false;
+    this.verdict = new VerdictBar(this.act);
     this.slots = {
-      verdict: h("div"),
       passes: h("div", { class: "tf-side" }),
       tabs: h("div", { class: "tf-tabs", role: "tablist", "aria-label": "Panels" }),
       body: h("div", { class: "tf-tab-body", role: "tabpanel", id: unique("tf-panel") }),
       details: h("div", { class: "tf-aside" }),
     };
-    const main = h("div", { class: "tf-main" }, this.slots.tabs, this.slots.body);
+    const bar = h("div", { class: "tf-bar-top" }, this.slots.tabs, this.search.element);
+    const main = h("div", { class: "tf-main" }, bar, this.slots.body);
     this.root = h(
       "div",
-      { class: "tf", "data-testid": "tf-root" },
-      h("style", null, STYLES),
-      h("div", { class: "tf-frame" }, this.slots.verdict, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
+      // With the focus here after a click between the controls, keys still reach the view.
+      { class: "tf", tabindex: "-1", "data-testid": "tf-root" },
+      h("style", null, STYLES, hidden(model.get("key"))),
+      h("div", { class: "tf-frame" }, this.connection.element, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
-    this.root.addEventListener("keydown", (event) => event.stopPropagation());
+    this.root.addEventListener("keydown", (event) => {
+      event.stopPropagation();
+      this.onKey(event);
+    });
     host.append(this.root);
   }
 
   /** @returns {View} */
   get view() {
     const { model, matches } = this;
-    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), matches };
+    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), matches, pass: this.open.pass };
   }
 
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   ask(panel, message) {
     this.root.dataset.busy = panel;
-    this.model.send(message);
+    if (!this.connection.send(message)) this.root.dataset.busy = "";
   }
 
   destroy() {
@@ -73,10 +89,12 @@ class Explorer {
   // --- drawing -------------------------------------------------------------------------------------------------------
 
   drawAll() {
+    this.connection.draw();
     this.drawVerdict();
     this.drawSide();
     this.drawTabs();
     for (const id of this.panels.keys()) this.outdated.add(id);
+    this.search.refresh();
     this.drawPanel();
     this.drawDetails();
     this.root.dataset.ready = "1";
@@ -92,12 +110,12 @@ class Explorer {
     if (status.error?.panel === "timing") this.openTab("timing");
     for (const id of this.panels.keys()) this.outdated.add(id);
     this.drawPanel();
+    this.drawDetails();
   }
 
   drawVerdict() {
-    const { payload, status, live } = this.view;
-    this.root.dataset.busy = status.busy;
-    this.swap(this.slots.verdict, verdict(payload, status, live, this.act.measure));
+    this.root.dataset.busy = this.view.status.busy;
+    this.verdict.draw(this.view);
   }
 
   drawSide() {
@@ -141,11 +159,16 @@ class Explorer {
   }
 
   drawDetails() {
-    const { selected, payload } = this.view;
-    this.swap(this.slots.details, details(selected, payload, this.act));
+    this.swap(this.slots.details, details(this.view, this.showsPass, this.open, this.act));
+  }
+
+  drawSelected() {
+    this.showsPass = this.view.selected === "";
+    this.drawSelection();
   }
 
   drawSelection() {
+    this.trail.visit(this.view.selected);
     this.panels.get(this.tab)?.mark(this.view);
     this.drawDetails();
   }
@@ -164,6 +187,45 @@ class Explorer {
     this.tab = id;
     this.drawTabs();
     this.drawPanel();
+  }
+
+  /** Open a tab and move the keyboard into its panel, to the selected value's part where there is one. @param {string} id */
+  goToTab(id) {
+    this.openTab(id);
+    const targets = [...this.slots.body.querySelectorAll('[tabindex="0"]')];
+    const target = /** @type {HTMLElement | undefined} */ (targets.find((one) => one.querySelector(".tf-current")) ?? targets[0]);
+    (target ?? find(this.slots.tabs, `tf-tab-${id}`))?.focus({ preventScroll: true });
+  }
+
+  /** @param {KeyboardEvent} event */
+  onKey(event) {
+    const isTaken = event.defaultPrevented || this.root.querySelector("dialog[open]") !== null;
+    const asked = isTaken ? null : shortcut(event);
+    if (asked === null || (typeof asked === "number" && !PANELS[asked - 1])) return;
+    event.preventDefault();
+    if (typeof asked === "number") return this.goToTab(PANELS[asked - 1].id);
+    const actions = {
+      search: () => this.search.focus(),
+      help: () => showHelp(this.root),
+      passes: () => /** @type {HTMLElement | null} */ (this.slots.passes.querySelector("input:enabled, button:enabled, [tabindex='0']"))?.focus(),
+      back: () => this.selectOnTrail(-1),
+      forward: () => this.selectOnTrail(1),
+    };
+    actions[asked]();
+  }
+
+  /** @param {-1 | 1} by */
+  selectOnTrail(by) {
+    const name = this.trail.step(by);
+    if (name !== null) this.select(name);
+  }
+
+  /** @param {Set<string> | null} matches */
+  showMatches(matches) {
+    this.matches = matches;
+    const panel = this.panels.get(this.tab);
+    // Not one that is about to be drawn anew.
+    if (panel && !this.outdated.has(this.tab)) panel.mark(this.view);
   }
 
   /** ← and → walk the tabs, Home and End go to the ends. @param {KeyboardEvent} event */
@@ -186,8 +248,19 @@ class Explorer {
     button?.focus({ preventScroll: true });
   }
 
+  /** What this pass did comes in place of the selected value. @param {string} name */
+  showPass(name) {
+    if (name === this.open.pass) return;
+    this.open.pass = name;
+    this.showsPass = name !== "";
+    markPass(this.slots.passes, name);
+    this.drawSelection();
+  }
+
   /** @param {string} value */
   select(value) {
+    this.showsPass = value === "";
+    if (value === this.view.selected) return this.drawSelection();
     this.model.set("selected", value);
     this.model.save_changes();
   }
@@ -198,22 +271,22 @@ function find(inside, id) {
   return inside.querySelector(`[data-testid="${CSS.escape(id)}"]`);
 }
 
-let count = 0;
-
-/** An id that no other explorer on the page has. @param {string} prefix */
+/** An id that no other view on the page has; each has its own copy of this module. @param {string} prefix */
 function unique(prefix) {
-  count += 1;
-  return `${prefix}-${count}`;
+  return `${prefix}-${Math.random().toString(36).slice(2, 10)}`;
 }
 
 /** @param {{ model: Model, el: HTMLElement }} context @returns {() => void} the clean-up */
 function render({ model, el }) {
   const explorer = new Explorer(model, el);
-  const listeners = /** @type {[string, () => void][]} */ ([
+  const listeners = /** @type {[string, (...args: any[]) => void][]} */ ([
     ["change:payload", () => explorer.drawAll()],
     ["change:status", () => explorer.drawStatus()],
     ["change:timeline", () => explorer.drawAll()],
-    ["change:selected", () => explorer.drawSelection()],
+    ["change:live", () => explorer.drawAll()],
+    ["comm_live_update", () => explorer.connection.check()],
+    ["change:selected", () => explorer.drawSelected()],
+    ["msg:custom", (message, buffers) => message.type === "file" && explorer.verdict.menu.received(message, buffers[0])],
   ]);
   for (const [event, listener] of listeners) model.on(event, listener);
   explorer.drawAll();

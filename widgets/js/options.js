@@ -1,10 +1,11 @@
 // The options of the passes: a control each for what is used most, the rest folded under "options".
 
 import { formatBytes, h } from "./dom.js";
+import { pinned } from "./pins.js";
 
 const WEIGHTS = /** @type {[number, string][]} */ ([[1, "1: full size"], [0.5, "½: half"], [0, "0: free"]]);
-/** The slider's steps: none, then 100 % to 10 %. */
-const BUDGETS = [null, ...Array.from({ length: 10 }, (_, step) => (10 - step) / 10)];
+/** The slider's steps: 10 % to 100 %, then none at all: further right is more memory. */
+const BUDGETS = [...Array.from({ length: 10 }, (_, step) => (step + 1) / 10), null];
 const NOT_HELD = "this saved page holds no other choice: run the cell in a notebook to change it";
 
 /** @param {PassRecord} one @param {Payload} payload @param {Open} open @param {Act} act */
@@ -13,7 +14,9 @@ export function options(one, payload, open, act) {
   return [
     one.name === "remat" && weightOption(config, act),
     one.name === "remat" && budgetOption(one, config, act),
+    one.name === "remat" && pins("pinned", [...config.save.map(inForce(config, "save")), ...config.recompute.map(inForce(config, "recompute"))], act),
     one.name === "freeze" && freezeOption(config, open, act),
+    one.name === "freeze" && pins("frozen", (config.freeze ?? []).map((pattern) => ({ text: pattern, drop: { freeze: config.freeze?.filter((other) => other !== pattern) } })), act),
     one.options.length > 0 && more(one, config, open, act),
   ];
 }
@@ -69,9 +72,36 @@ function budgetText(budget) {
 
 /** The slider's step for a budget, that of bytes by their share of `all`. @param {number | null} budget @param {number} all */
 function stepOf(budget, all) {
-  if (budget === null) return 0;
+  const none = BUDGETS.length - 1;
+  if (budget === null) return none;
   const share = budget <= 1 ? budget : all > 0 ? budget / all : 1;
-  return Math.min(BUDGETS.length - 1, Math.max(1, BUDGETS.length - Math.round(10 * share)));
+  return Math.min(none - 1, Math.max(0, Math.round(10 * share) - 1));
+}
+
+// --- pins ------------------------------------------------------------------------------------------------------------
+
+/** @typedef {{ text: string, drop: Partial<Config> }} InForce */
+
+/** @param {Config} config @param {"save" | "recompute"} pin @returns {(name: string) => InForce} */
+function inForce(config, pin) {
+  return (name) => ({ text: `${pin} ${name}`, drop: pinned(config, name, "auto") });
+}
+
+/** What is in force, each with what drops it. @param {string} label @param {InForce[]} list @param {Act} act */
+function pins(label, list, act) {
+  if (list.length === 0) return null;
+  return h("div", { class: "tf-option tf-pins", "data-testid": `tf-${label}` }, label, h("span", { class: "tf-chips" }, list.map((one) => pin(one, act))));
+}
+
+/** @param {InForce} one @param {Act} act */
+function pin({ text, drop }, act) {
+  const isHeld = act.holds(drop);
+  return h(
+    "button",
+    { class: "tf-chip", onclick: () => act.configure(drop), disabled: !isHeld, title: isHeld ? `drop “${text}”` : NOT_HELD, "aria-label": `drop ${text}`, "data-testid": `tf-drop-${text}` },
+    text,
+    h("span", { "aria-hidden": "true" }, " ×"),
+  );
 }
 
 /** @param {Config} config @param {Open} open @param {Act} act */

@@ -1,15 +1,28 @@
 // A page without a kernel: a model that answers from the configurations that were computed when the page was written.
 
-/** Not set while the page has no such configuration. @type {Status} */
+import { bytesOf, decode } from "./unpack.js";
+
+/** @type {Status} */
 const IDLE = { busy: "", progress: null, text: "", error: null };
 
+/** Where the answer to a message is shown, and what the page lacks for it. @type {Partial<Record<Message["type"], [panel: Exclude<Status["busy"], "">, what: string]>>} */
+const NEEDS_KERNEL = {
+  measure: ["timing", "measures nothing"],
+  ablate: ["timing", "measures nothing"],
+  cancel: ["timing", "measures nothing"],
+  pin: ["timing", "keeps the baseline that it was saved with"],
+  unpin: ["timing", "keeps the baseline that it was saved with"],
+  inspect: ["kernels", "compiles nothing"],
+  take: ["take", "writes no other files"],
+};
+
 /** @implements {Model} */
-class PageModel {
-  /** @param {Payload[]} payloads the first is shown first */
-  constructor(payloads) {
+export class PageModel {
+  /** @param {Payload[]} payloads the first is shown first @param {Timeline | null} [timeline] */
+  constructor(payloads, timeline = null) {
     this.payloads = payloads;
     /** @type {State} */
-    this.state = { payload: payloads[0], selected: "", status: IDLE, live: false, timeline: null };
+    this.state = { key: "", payload: payloads[0], selected: "", status: IDLE, live: false, timeline };
     /** @type {Map<string, Set<(...args: any[]) => void>>} */
     this.listeners = new Map();
   }
@@ -39,12 +52,23 @@ class PageModel {
 
   /** @param {Message} message */
   send(message) {
-    if (message.type !== "configure") return;
-    const found = this.find(message.changes);
+    if (message.type === "configure") this.configure(message.changes);
+    else this.refuse(message.type);
+  }
+
+  /** @param {Partial<Config>} changes */
+  configure(changes) {
+    const found = this.find(changes);
     if (found) this.set("payload", found);
-    const [at] = Object.keys(message.changes);
-    const error = found ? null : { panel: /** @type {const} */ ("passes"), at, message: missing(this.state.payload, message.changes) };
+    const [at] = Object.keys(changes);
+    const error = found ? null : { panel: /** @type {const} */ ("passes"), at, message: missing(this.state.payload, changes) };
     this.set("status", { ...IDLE, error });
+  }
+
+  /** @param {Message["type"]} type */
+  refuse(type) {
+    const [panel, what] = NEEDS_KERNEL[type] ?? ["take", "does not know this request"];
+    this.set("status", { ...IDLE, error: { panel, at: "", message: `A saved page ${what}: run the cell in a notebook.` } });
   }
 
   /** @param {Partial<Config>} changes */
@@ -71,10 +95,20 @@ function missing({ config, passes }, changes) {
   return `This saved page does not hold the combination “${on.join(" + ") || "no pass"}” with these options: run the cell in a notebook to see it.`;
 }
 
+/** A timeline whose events are text, as the view has it. @param {any} timeline @returns {Timeline | null} */
+export function withEvents(timeline) {
+  if (!timeline) return null;
+  const programs = timeline.programs.map((/** @type {any} */ one) => ({ ...one, events: new DataView(bytesOf(one.events).buffer) }));
+  return { ...timeline, programs };
+}
+
 /**
- * Show the payloads of the page's JSON element in `host`.
- * @param {(context: { model: any, el: HTMLElement }) => void} render @param {Payload[]} payloads @param {HTMLElement} host
+ * Show what the page holds, the text of `encode` in widgets/pack.py, in `host`.
+ * @param {(context: { model: any, el: HTMLElement }) => void} render @param {string} held @param {HTMLElement} host
  */
-export function mountPage(render, payloads, host) {
-  render({ model: new PageModel(payloads), el: host });
+export async function mountPage(render, held, host) {
+  const { payloads, timeline } = await decode(held);
+  render({ model: new PageModel(payloads, withEvents(timeline)), el: host });
+  // The page is the view: its keys work before anything was clicked.
+  /** @type {HTMLElement | null} */ (host.firstElementChild)?.focus({ preventScroll: true });
 }

@@ -1,7 +1,6 @@
-// The tabs that are tables: timing, kernels, notes.
+// The tabs that are plain tables: timing, notes.
 
-import { figure, formatBytes, h } from "./dom.js";
-import { copy } from "./passes.js";
+import { figure, h } from "./dom.js";
 import { ratio } from "./verdict.js";
 
 const NOT_YET = "Not measured yet. Measuring replays the recorded traces; your code is not run again.";
@@ -13,6 +12,7 @@ function timingTable(payload, status, live) {
   const error = status.error?.panel === "timing" ? status.error.message : null;
   const alert = error && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-timing" }, error);
   if (!timing) return h("div", null, alert, h("p", { class: "tf-note" }, payload.blocked ?? (live ? NOT_YET : `Not measured. ${IN_A_NOTEBOOK}`)));
+  const was = payload.baseline.is_pinned ? "pinned" : "as captured";
   const scale = Math.max(...timing.rows.flatMap((row) => [row.baseline_ms?.high ?? 0, row.variant_ms?.high ?? 0])) || 1;
   return h(
     "div",
@@ -22,7 +22,7 @@ function timingTable(payload, status, live) {
     h(
       "table",
       { class: "tf-table tf-timing", "data-testid": "tf-timing" },
-      head(["", "as captured", "optimised", "", "optimised / captured"], [1, 2]),
+      head(["part", was, "optimised", "compared", `optimised / ${payload.baseline.is_pinned ? "pinned" : "captured"}`], [1, 2]),
       h("tbody", null, timing.rows.map((row) => timingRow(row, scale))),
     ),
     h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; bars share one scale.`),
@@ -66,56 +66,6 @@ function head(titles, right) {
   return h("thead", null, h("tr", null, titles.map((title, i) => h("th", { scope: "col", class: right.includes(i) ? "tf-right" : null }, title))));
 }
 
-/** @param {Payload} payload @param {Set<string>} open names of the kernels whose source is unfolded */
-function kernelTable(payload, open) {
-  if (payload.kernels.length === 0) {
-    return h("p", { class: "tf-note" }, payload.config.fuse ? "No region of this trace became a Triton kernel; the decisions of `fuse` say why." : "Switch `fuse` on to turn regions into Triton kernels.");
-  }
-  const timed = payload.kernels.find((kernel) => kernel.time_us !== null);
-  const untimed = payload.runs_triton ? "No times of single kernels: press Measure." : "No times: a CPU never runs Triton kernels, it runs their ATen operators. Bytes are of one launch.";
-  return h(
-    "div",
-    null,
-    h(
-      "table",
-      { class: "tf-table", "data-testid": "tf-kernels" },
-      head(["kernel", "launches", "reads", "writes", "time of one", "operators"], [1, 2, 3, 4]),
-      h("tbody", null, payload.kernels.flatMap((kernel) => kernelRows(kernel, open))),
-    ),
-    h("p", { class: "tf-note" }, !timed ? untimed : `Times: ${timed.provenance}, the mean over a kernel's launches. Bytes are of one launch.`),
-  );
-}
-
-/** @param {KernelRecord} kernel @param {Set<string>} open */
-function kernelRows(kernel, open) {
-  const source = h("tr", { class: "tf-kernel-source", hidden: !open.has(kernel.name) }, h("td", { colspan: 6 }, sourceBlock(kernel)));
-  const button = h("button", { class: "tf-disclose", "aria-expanded": String(open.has(kernel.name)), "data-testid": `tf-kernel-${kernel.name}` }, kernel.name);
-  button.onclick = () => {
-    source.hidden = !source.hidden;
-    button.setAttribute("aria-expanded", String(!source.hidden));
-    source.hidden ? open.delete(kernel.name) : open.add(kernel.name);
-  };
-  const time = kernel.time_us === null ? "" : `${figure(kernel.time_us)} µs`;
-  const row = h(
-    "tr",
-    null,
-    h("th", { scope: "row" }, button),
-    h("td", { class: "tf-right" }, kernel.calls),
-    h("td", { class: "tf-right" }, formatBytes(kernel.nbytes_read)),
-    h("td", { class: "tf-right" }, formatBytes(kernel.nbytes_written)),
-    h("td", { class: "tf-right" }, time),
-    h("td", { class: "tf-ops", title: kernel.ops.join(" ") }, kernel.ops.join(" ")),
-  );
-  return [row, source];
-}
-
-/** @param {KernelRecord} kernel */
-function sourceBlock(kernel) {
-  const button = h("button", { class: "tf-chip tf-copy" }, "copy");
-  button.onclick = () => copy(kernel.source, button);
-  return h("div", { class: "tf-block" }, button, h("pre", { tabindex: "0", "data-testid": "tf-kernel-text" }, kernel.source));
-}
-
 /** @param {Payload} payload */
 function notesTable(payload) {
   const environment = Object.entries(payload.environment);
@@ -145,6 +95,4 @@ class TablePanel {
 }
 
 export const timingPanel = () => new TablePanel((view) => timingTable(view.payload, view.status, view.live));
-/** @param {Act} _ @param {Open} open */
-export const kernelPanel = (_, open) => new TablePanel((view) => kernelTable(view.payload, open.kernels));
 export const notesPanel = () => new TablePanel((view) => notesTable(view.payload));

@@ -78,6 +78,8 @@ interface Memory {
   peak: number;
   /** The op at the peak. */
   at: string;
+  /** The largest storages alive at the peak, by their first value, and their bytes. */
+  alive: [string, number][];
 }
 
 interface Decision {
@@ -93,6 +95,8 @@ interface PassRecord {
   enabled: boolean;
   /** "on", "off", or "off: needs fuse": then its own switch changes nothing. */
   state: string;
+  /** It ran, and the program that it left is not the one that it was given. */
+  changed: boolean;
   ops: [number, number] | null;
   saved_bytes: [number, number] | null;
   /** Static. */
@@ -123,6 +127,8 @@ interface TimingRow {
 interface Timing {
   provenance: string;
   stale: boolean;
+  /** Whether the times before are of a pinned configuration, not of the captured program. */
+  is_pinned: boolean;
   config: string;
   rows: TimingRow[];
   notes: string[];
@@ -221,6 +227,8 @@ interface Payload {
   kernels: KernelRecord[];
   layers: LayerRow[];
   findings: Finding[];
+  /** By the detectors. */
+  looked_for: string[];
   /** What "before" is everywhere: the captured trace, or a pinned configuration. */
   baseline: { is_pinned: boolean; call: string };
   timing: Timing | null;
@@ -237,6 +245,8 @@ interface Status {
 }
 
 interface State {
+  /** Hexadecimal digits that no other view has: its still form is of the class `tf-still-KEY`. "" in a saved page. */
+  key: string;
   payload: Payload;
   selected: string;
   status: Status;
@@ -256,6 +266,8 @@ interface Model {
 }
 
 type Message =
+  /** Asks for nothing: sending it fails where the kernel is gone. */
+  | { type: "hello" }
   | { type: "configure"; changes: Partial<Config> }
   | { type: "measure" }
   /** Each pass's own share of the time. */
@@ -276,6 +288,8 @@ interface Open {
   kernels: Set<string>;
   /** Control -> text that was typed and not taken over. */
   typed: Record<string, string>;
+  /** The pass whose own work is shown, or "". */
+  pass: string;
 }
 
 /** What every panel draws from: the same for all of them. */
@@ -284,6 +298,8 @@ interface View {
   status: Status;
   /** The name of the selected value, or "". */
   selected: string;
+  /** The pass whose own work is shown, or "". */
+  pass: string;
   /** Names of the values that the search found; null where nothing is searched for. */
   matches: Set<string> | null;
   timeline: Timeline | null;
@@ -296,6 +312,8 @@ interface Act {
   configure(changes: Partial<Config>): void;
   measure(): void;
   select(value: string): void;
+  /** Show what this pass alone did; "" for none. */
+  showPass(name: string): void;
   /** Open a tab and move the keyboard there. */
   openTab(id: string): void;
   openKernel(name: string): void;

@@ -1,0 +1,67 @@
+"""What axe, the accessibility checker, says of every panel, in light and in dark, wide and narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page
+
+import tracefuse
+from tracefuse.demo import GPT, batch
+from tracefuse.widgets.html import write_html
+
+pytestmark = pytest.mark.browser
+
+# Those that keep people out; "moderate" and "minor" are about pages, and this is a part of one.
+SERIOUS = ("serious", "critical")
+RUN = """async () => {
+    const { violations } = await axe.run("[data-testid=tf-root]");
+    const facts = ({ html, failureSummary }) => `${html} ${failureSummary}`;
+    return violations.map(({ id, impact, nodes }) => [impact, id, nodes.slice(0, 3).map(facts)]);
+}"""
+
+
+@pytest.fixture(scope="module")
+def axe(root: Path) -> str:
+    script = root / "widgets/js/node_modules/axe-core/axe.min.js"
+    if not script.exists():
+        pytest.skip("needs `npm ci` in widgets/js")
+    return script.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model, (tokens, targets) = GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.1), batch(61, 2, 12)
+    with tracefuse.capture() as c:
+        loss = model(tokens, targets)
+        loss.backward()
+    variant = c.optimize(freeze=["h.0.mlp.*"], save=["h.1.attn"])
+    variant.measure(budget_s=0.5)
+    return write_html(variant, tmp_path_factory.mktemp("axe") / "view.html")
+
+
+@pytest.fixture(scope="module", params=[("light", 1300), ("dark", 1300), ("light", 700)], ids=str)
+def page(browser: Browser, written: Path, axe: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+    scheme, width = request.param
+    opened = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    opened.goto(written.as_uri())
+    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    opened.evaluate(axe)
+    yield opened
+    opened.close()
+
+
+def test_no_panel_keeps_anybody_out(page: Page) -> None:
+    found = {}
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        line = page.locator(".tf-tab-body [data-value], .tf-tab-body [role=row]").first
+        if line.count():
+            line.click()
+        found[str(tab.text_content())] = [one for one in page.evaluate(RUN) if one[0] in SERIOUS]
+    assert len(found) > 3
+    assert {tab: problems for tab, problems in found.items() if problems} == {}

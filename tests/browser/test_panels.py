@@ -1,0 +1,436 @@
+"""Verdict, passes, details, code, kernels and findings: on a saved page, and on a live view whose messages are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Locator, Page, expect
+
+import tracefuse
+from tracefuse.demo import GPT, batch
+from tracefuse.widgets.html import write_html
+
+pytestmark = pytest.mark.browser
+
+MEASURED = """() => set("payload", { ...state.payload,
+    summary: { ...state.payload.summary, measured_peak_bytes: [6400000, 4200000],
+        difference: { results: 2.4e-7, gradients: 3.1e-6 } },
+    timing: { provenance: "measured on a device with a long name", stale: false, config: "c.optimize()", notes: [], rows: [
+        { label: "step", baseline_ms: { median: 34.1, low: 33, high: 35 }, variant_ms: { median: 19.2, low: 19, high: 20 },
+          ratio: { median: 0.56, low: 0.55, high: 0.57 }, verdict: "faster" }] },
+    passes: state.payload.passes.map((one) => ({ ...one, delta_ms: one.name !== "fuse" ? null :
+        { median: -1.2, low: -1.4, high: -1.0, provenance: "measured on a device", stale: false } })),
+    baseline: { is_pinned: true, call: "c.optimize(fuse=False)" } })"""
+IDLE = "{ busy: '', progress: null, text: '', error: null }"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model, data = GPT(layers=1, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    c = tracefuse.capture(lambda: model(*data).backward())
+    return write_html(c.optimize(), tmp_path_factory.mktemp("panels") / "view.html")
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, written: Path) -> Iterator[Page]:
+    """One page for all, in which the view is made anew for each test."""
+    page = browser.new_page(viewport={"width": 1300, "height": 1000})
+    page.set_default_timeout(5_000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(written.as_uri())
+    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    yield page
+    page.close()
+    assert errors == []
+
+
+@pytest.fixture
+def page(opened: Page, reopen: Callable[[Page], None]) -> Page:
+    opened.set_viewport_size({"width": 1300, "height": 1000})
+    reopen(opened)
+    opened.get_by_test_id("tf-tab-code").click()
+    return opened
+
+
+@pytest.fixture
+def live(opened: Page, go_live: Callable[[Page], None]) -> Page:
+    opened.set_viewport_size({"width": 1300, "height": 1000})
+    go_live(opened)
+    opened.get_by_test_id("tf-tab-code").click()
+    return opened
+
+
+def sent(page: Page) -> list[dict[str, Any]]:
+    return page.evaluate("() => { const found = window.sent; window.sent = []; return found; }")
+
+
+def details(page: Page) -> Locator:
+    return page.get_by_test_id("tf-details")
+
+
+# --- passes -----------------------------------------------------------------------------------------------------------
+
+
+def test_passes_that_changed_nothing_are_folded_and_come_back(page: Page) -> None:
+    fold = page.get_by_test_id("tf-idle-passes")
+    expect(fold).to_have_text("2 passes changed nothing: freeze, cat")
+    expect(page.get_by_test_id("tf-pass-cat")).to_have_count(0)
+    fold.press("Enter")
+    expect(page.get_by_test_id("tf-idle-passes")).to_be_focused()
+    rows = page.get_by_test_id("tf-passes").locator("[data-pass]")
+    assert [row.get_attribute("data-pass") for row in rows.all()] == [
+        "simplify", "freeze", "cat", "decompose", "remat", "fuse",
+    ]  # fmt: skip
+
+
+def test_walking_the_passes_shows_what_each_did_by_itself(page: Page) -> None:
+    page.get_by_test_id("tf-toggle-simplify").focus()
+    expect(page.get_by_test_id("tf-strip")).to_contain_text("What simplify did")
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_test_id("tf-work-decompose")).to_be_visible()
+    expect(page.get_by_test_id("tf-pass-decompose")).to_have_class(re.compile("tf-active"))
+    expect(page.get_by_test_id("tf-strip")).to_contain_text(re.compile(r"What decompose did: \d+ → \d+ ops"))
+    assert page.locator(".tf-line.tf-decided").count() > 0
+    page.keyboard.press("Escape")
+    expect(page.get_by_test_id("tf-strip")).to_be_hidden()
+    expect(page.locator(".tf-line.tf-decided")).to_have_count(0)
+
+
+def test_space_switches_the_pass_that_was_walked_to(live: Page) -> None:
+    live.get_by_test_id("tf-toggle-simplify").focus()
+    live.keyboard.press("End")
+    live.keyboard.press("ArrowUp")
+    live.keyboard.press("Space")
+    assert sent(live) == [{"type": "configure", "changes": {"fuse": False}}]
+
+
+def test_a_decisions_value_leads_to_it_and_back(page: Page) -> None:
+    page.get_by_test_id("tf-toggle-remat").focus()
+    chip = page.get_by_test_id("tf-work-remat").locator(".tf-decisions .tf-chip").first
+    name = str(chip.text_content())
+    chip.click()
+    expect(details(page).locator(".tf-name")).to_have_text(name)
+    page.get_by_test_id("tf-clear").click()
+    expect(page.get_by_test_id("tf-work-remat")).to_be_visible()
+
+
+def test_a_click_beside_the_controls_shows_the_pass_and_switches_nothing(live: Page) -> None:
+    live.get_by_test_id("tf-pass-fuse").locator(".tf-pass-name").click()
+    expect(live.get_by_test_id("tf-work-fuse")).to_be_visible()
+    expect(live.get_by_test_id("tf-toggle-fuse")).to_be_focused()
+    assert sent(live) == []
+
+
+def test_a_pass_that_failed_says_so_in_its_row(live: Page) -> None:
+    live.evaluate(
+        "set('payload', {...state.payload, passes: state.payload.passes.map((one) => one.name === 'cat'"
+        " ? {...one, error: 'no such axis'} : one)})"
+    )
+    expect(live.get_by_test_id("tf-pass-cat").get_by_role("alert")).to_contain_text("left out: no such axis")
+
+
+def test_what_a_pass_adds_to_the_time_stands_in_its_row(live: Page) -> None:
+    delta = live.get_by_test_id("tf-pass-fuse").locator(".tf-delta").nth(3)
+    expect(delta).to_have_attribute("title", re.compile("Measure each pass"))
+    live.evaluate(MEASURED)
+    expect(delta).to_have_text("−1.20 ±0.20")
+    expect(delta).to_have_class(re.compile("tf-gain"))
+
+
+# --- pins and frozen parameters ---------------------------------------------------------------------------------------
+
+
+def saved_value(page: Page) -> str:
+    return page.evaluate(
+        "() => Object.entries(state.payload.values).find(([, v]) => v.saved && v.phase === 'forward'"
+        " && v.op.startsWith('aten.'))[0]"
+    )
+
+
+def test_a_value_is_pinned_from_its_details_and_dropped_from_the_row(live: Page) -> None:
+    name = saved_value(live)
+    live.evaluate("(name) => set('selected', name)", name)
+    expect(live.get_by_test_id("tf-pin-auto")).to_have_attribute("aria-pressed", "true")
+    live.get_by_test_id("tf-pin-recompute").click()
+    assert sent(live) == [{"type": "configure", "changes": {"save": [], "recompute": [name]}}]
+    live.evaluate(
+        "(name) => set('payload', {...state.payload, config: {...state.payload.config, recompute: [name]}})", name
+    )
+    expect(live.get_by_test_id("tf-pin-recompute")).to_have_attribute("aria-pressed", "true")
+    live.get_by_test_id(f"tf-drop-recompute {name}").click()
+    assert sent(live) == [{"type": "configure", "changes": {"save": [], "recompute": []}}]
+
+
+@pytest.mark.parametrize("value", ["h_0_mlp_up_weight", "grad_h_0_mlp_up_weight"])
+def test_a_parameter_is_frozen_from_itself_or_its_gradient(live: Page, value: str) -> None:
+    live.evaluate("(name) => set('selected', name)", value)
+    live.get_by_test_id("tf-freeze-one").click()
+    assert sent(live) == [{"type": "configure", "changes": {"freeze": ["h.0.mlp.up.weight"]}}]
+    live.evaluate("set('payload', {...state.payload, config: {...state.payload.config, freeze: ['h.*']}})")
+    expect(details(live)).to_contain_text("frozen by “h.*”")
+    live.get_by_test_id("tf-freeze-one").click()
+    assert sent(live) == [{"type": "configure", "changes": {"freeze": ["h.*", "!h.0.mlp.up.weight"]}}]
+    live.get_by_test_id("tf-drop-h.*").click()
+    assert sent(live) == [{"type": "configure", "changes": {"freeze": []}}]
+
+
+# --- details ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        ("placeholder", "none: it is an input"),
+        ("aten.view.default", "none: a view runs nothing"),
+        ("getitem", "part of"),
+    ],
+)
+def test_an_unknown_time_says_why(live: Page, op: str, said: str) -> None:
+    live.evaluate(
+        "(op) => set('selected', Object.entries(state.payload.values).find(([, v]) => v.op === op && !v.removed)[0])",
+        op,
+    )
+    expect(details(live)).to_contain_text(said)
+
+
+def test_a_fused_values_kernel_its_source_and_what_is_not_known_of_it(page: Page) -> None:
+    line = page.locator("[data-testid=tf-code-forward] .tf-line:has(.tf-kernel)").first
+    line.locator(".tf-value").first.click()
+    expect(details(page)).to_contain_text("a CPU runs its ATen operators instead")
+    expect(details(page)).to_contain_text("unknown without its time")
+    page.get_by_test_id("tf-details-source").click()
+    source = details(page).get_by_test_id("tf-kernel-text")
+    expect(source).to_contain_text("@triton.jit")
+    expect(source.locator(".tf-decorator").first).to_have_text("@triton.jit")
+    inspect = details(page).get_by_role("button", name="inspect")
+    expect(inspect).to_be_disabled()
+    expect(inspect).to_have_attribute("title", re.compile("run the cell in a notebook"))
+
+
+def test_a_kernel_is_inspected_and_its_answer_shown(live: Page) -> None:
+    live.locator("[data-testid=tf-code-forward] .tf-line:has(.tf-kernel) .tf-value").first.click()
+    details(live).get_by_role("button", name="inspect").click()
+    (message,) = sent(live)
+    assert message["type"] == "inspect"
+    live.evaluate(
+        "(name) => set('payload', {...state.payload, kernels: state.payload.kernels.map((k) => k.name !== name ? k :"
+        " {...k, resources: {registers: 40, shared_bytes: 2048, spills: 3, target: 'sm_90'}})})",
+        message["kernel"],
+    )
+    expect(details(live)).to_contain_text("40 registers, 2 KiB shared, ▲ 3 spills")
+
+
+# --- code -------------------------------------------------------------------------------------------------------------
+
+
+def test_n_and_shift_n_walk_the_changes(page: Page) -> None:
+    page.get_by_test_id("tf-code-forward").focus()
+    page.keyboard.press("n")
+    first = details(page).locator(".tf-name").text_content()
+    expect(page.locator(".tf-jumps")).to_contain_text(re.compile(r"^.*1 of \d+"))
+    page.keyboard.press("n")
+    expect(page.locator(".tf-jumps")).to_contain_text(re.compile(r"2 of \d+"))
+    page.keyboard.press("Shift+N")
+    expect(details(page).locator(".tf-name")).to_have_text(str(first))
+    row = page.locator(".tf-line.tf-jump")
+    expect(row).to_have_count(1)
+    expect(row).to_have_class(re.compile("tf-add|tf-del|tf-mod"))
+    expect(row).to_be_in_viewport()
+
+
+def test_only_changes_folds_the_rest_and_a_click_brings_it_back(page: Page) -> None:
+    page.get_by_test_id("tf-toggle-fuse").click()
+    page.get_by_test_id("tf-only-changes").check()
+    folds = page.locator(".tf-code .tf-fold")
+    count, lines = folds.count(), page.locator(".tf-code .tf-line").count()
+    assert count > 0
+    hidden = int(str(folds.first.text_content()).split()[1])
+    folds.first.click()
+    expect(folds).to_have_count(count - 1)
+    assert page.locator(".tf-code .tf-line").count() == lines + hidden
+
+
+def test_selecting_what_is_folded_away_unfolds_it(live: Page) -> None:
+    live.evaluate("(() => { const at = Object.keys(state.payload.values); show(1); return at; })()")
+    live.get_by_test_id("tf-only-changes").check()
+    shown = set(live.locator(".tf-code [data-defines]").evaluate_all("all => all.map(e => e.dataset.defines)"))
+    ops = live.evaluate("state.payload.forward.lines.filter(l => l.kind === 'op' && l.diff === ' ').map(l => l.value)")
+    name = next(op for op in ops if op not in shown)
+    live.evaluate("(name) => set('selected', name)", name)
+    expect(live.locator(f"[data-testid=tf-code-forward] [data-defines={name}]")).to_be_in_viewport()
+
+
+def test_removed_lines_and_del_lines_can_be_left_out(page: Page) -> None:
+    for control, lines in (("tf-diff", ".tf-del"), ("tf-frees", ".tf-is-free")):
+        assert page.locator(f".tf-code {lines}").count() > 0
+        page.get_by_test_id(control).uncheck()
+        expect(page.locator(f".tf-code {lines}")).to_have_count(0)
+    assert page.locator(".tf-code .tf-add").count() > 0
+
+
+def test_a_toggle_leaves_the_line_at_the_top_where_it_was(live: Page) -> None:
+    code = live.get_by_test_id("tf-code-backward")
+    code.evaluate("e => { e.scrollTop = e.scrollHeight / 2; }")
+    at = (
+        "e => { const top = e.getBoundingClientRect().top; const row = [...e.querySelectorAll('[data-defines]:not(.tf-del)')]"
+        ".find(r => r.getBoundingClientRect().bottom > top); return [row.dataset.defines, row.getBoundingClientRect().top] }"
+    )
+    name, before = code.evaluate(at)
+    live.evaluate("set('payload', {...state.payload})")
+    live.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    after = code.locator(f"[data-defines={name}]:not(.tf-del)").evaluate("e => e.getBoundingClientRect().top")
+    assert abs(after - before) < 1
+
+
+# --- kernels and findings ---------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_sorted_by_a_heading_and_turned_round_by_another_click(page: Page) -> None:
+    page.get_by_test_id("tf-tab-kernels").click()
+    column = page.locator("[data-kernel-row] td:nth-child(2)")
+    launches = [int(text) for text in column.all_text_contents()]
+    for order, sort in ((sorted(launches, reverse=True), "descending"), (sorted(launches), "ascending")):
+        page.get_by_test_id("tf-sort-calls").click()
+        assert [int(text) for text in column.all_text_contents()] == order
+        expect(page.locator("th[aria-sort]:has([data-testid=tf-sort-calls])")).to_have_attribute("aria-sort", sort)
+    expect(page.get_by_test_id("tf-sort-calls")).to_be_focused()
+
+
+def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page) -> None:
+    page.get_by_test_id("tf-tab-kernels").click()
+    page.get_by_test_id("tf-kernels").locator(".tf-disclose").first.click()
+    chip = page.locator(".tf-kernel-source:visible .tf-chips .tf-chip:enabled").first
+    chip.click()
+    expect(details(page).locator(".tf-name")).to_have_text(str(chip.text_content()))
+    expect(page.locator("[data-kernel-row].tf-current")).to_have_count(1)
+
+
+def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page) -> None:
+    finding = (
+        "{name: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: '1: x',"
+        " fix: 'do', worth: '5 ms', changes: {cat: CAT}, fixed: false}"
+    )
+    live.get_by_test_id("tf-tab-findings").click()
+    live.evaluate(f"set('payload', {{...state.payload, findings: [{finding.replace('CAT', 'false')}]}})")
+    expect(live.get_by_test_id("tf-tab-findings")).to_contain_text("Findings 1")
+    expect(live.get_by_test_id("tf-finding-a")).to_contain_text("▲ high")
+    live.get_by_test_id("tf-try-a").click()
+    assert sent(live) == [{"type": "configure", "changes": {"cat": False}}]
+    live.evaluate(f"set('payload', {{...state.payload, findings: [{finding.replace('CAT', 'true')}]}})")
+    expect(live.get_by_test_id("tf-finding-a")).to_contain_text("is on")
+    expect(live.get_by_test_id("tf-try-a")).to_have_count(0)
+    live.evaluate("set('payload', {...state.payload, findings: []})")
+    expect(live.get_by_test_id("tf-findings")).to_contain_text("What was looked for")
+
+
+# --- the verdict bar --------------------------------------------------------------------------------------------------
+
+
+def test_everything_measured_stands_in_one_row(live: Page) -> None:
+    live.evaluate(MEASURED)
+    tops = live.locator(".tf-tile").evaluate_all("all => all.map(e => e.getBoundingClientRect().top)")
+    assert len(tops) == 6
+    assert len(set(tops)) == 1
+    expect(live.get_by_test_id("tf-tile-peak")).to_contain_text("● measured")
+    expect(live.get_by_test_id("tf-tile-difference")).to_contain_text("3.1e−6")
+    expect(live.get_by_test_id("tf-baseline")).to_contain_text("c.optimize(fuse=False)")
+
+
+def test_each_button_asks_for_its_own(live: Page) -> None:
+    for control, message in (("measure", "measure"), ("ablate", "ablate"), ("pin", "pin")):
+        live.get_by_test_id(f"tf-{control}").click()
+        assert sent(live) == [{"type": message}]
+    live.evaluate(MEASURED)
+    live.get_by_test_id("tf-pin").click()
+    assert sent(live) == [{"type": "unpin"}]
+
+
+def test_while_it_measures_it_can_be_cancelled_and_the_keyboard_is_not_lost(live: Page) -> None:
+    live.get_by_test_id("tf-measure").focus()
+    live.evaluate("set('status', { busy: 'timing', progress: 0.4, text: 'round 12', error: null })")
+    expect(live.get_by_test_id("tf-cancel")).to_be_focused()
+    assert live.get_by_role("progressbar").evaluate("e => e.value") == 0.4
+    expect(live.get_by_test_id("tf-verdict")).to_contain_text("round 12")
+    live.keyboard.press("Enter")
+    assert sent(live) == [{"type": "cancel"}]
+    live.evaluate(f"set('status', {IDLE})")
+    expect(live.get_by_test_id("tf-measure")).to_be_focused()
+    expect(live.get_by_test_id("tf-cancel")).to_be_hidden()
+
+
+@pytest.mark.parametrize("control", ["tf-measure", "tf-ablate", "tf-pin"])
+def test_what_needs_a_kernel_says_so_in_a_saved_page(page: Page, control: str) -> None:
+    expect(page.get_by_test_id(control)).to_be_disabled()
+    expect(page.get_by_test_id(control)).to_have_attribute("title", re.compile("run the cell in a notebook"))
+
+
+def test_the_menu_is_walked_with_the_keyboard_and_given_up(page: Page) -> None:
+    page.get_by_test_id("tf-take").press("Enter")
+    expect(page.get_by_test_id("tf-take-html")).to_be_focused()
+    expect(page.get_by_test_id("tf-take-html")).to_have_attribute("aria-disabled", "true")
+    page.keyboard.press("ArrowUp")
+    expect(page.get_by_test_id("tf-take-trace")).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_test_id("tf-take-html")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_test_id("tf-take")).to_be_focused()
+    expect(page.get_by_role("menu")).to_be_hidden()
+
+
+def test_the_trace_is_copied_as_text_from_a_saved_page_too(page: Page) -> None:
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    page.get_by_test_id("tf-take").click()
+    page.get_by_test_id("tf-take-trace").click()
+    expect(page.get_by_test_id("tf-take-notice")).to_contain_text("clipboard")
+    copied = page.evaluate("window.copied")
+    assert copied.startswith("def forward(")
+    assert "def backward(" in copied
+    assert "_kernel" not in copied
+
+
+def test_where_the_clipboard_is_refused_the_text_is_there_to_select(page: Page) -> None:
+    page.evaluate("() => { navigator.clipboard.writeText = async () => { throw new DOMException('denied'); }; }")
+    page.get_by_test_id("tf-take").click()
+    page.get_by_test_id("tf-take-config").click()
+    expect(page.get_by_test_id("tf-take-text")).to_have_value("c.optimize()")
+
+
+def test_a_file_is_asked_for_and_downloaded_with_what_to_do_next(live: Page) -> None:
+    live.get_by_test_id("tf-take").click()
+    live.get_by_test_id("tf-take-chrome_trace").click()
+    assert sent(live) == [{"type": "take", "what": "chrome_trace"}]
+    with live.expect_download() as download:
+        live.evaluate(
+            "received({ type: 'file', name: 'gpt.json', mime: 'application/json' },"
+            " new DataView(new TextEncoder().encode('[1, 2]').buffer))"
+        )
+    assert download.value.suggested_filename == "gpt.json"
+    assert Path(download.value.path()).read_text() == "[1, 2]"
+    expect(live.get_by_test_id("tf-take-notice")).to_contain_text("ui.perfetto.dev")
+
+
+def test_an_error_of_a_file_stands_below_the_menu(live: Page) -> None:
+    live.evaluate(f"set('status', {{...{IDLE}, error: {{panel: 'take', at: '', message: 'graphviz is missing'}}}})")
+    expect(live.get_by_test_id("tf-error-take")).to_have_text("graphviz is missing")
+
+
+@pytest.mark.parametrize("width", [480, 700, 1000, 1300, 2000])
+def test_nothing_sticks_out_with_everything_open(live: Page, width: int) -> None:
+    live.set_viewport_size({"width": width, "height": 900})
+    live.evaluate(MEASURED)
+    live.get_by_test_id("tf-toggle-remat").focus()
+    for tab in ("code", "kernels", "findings"):
+        live.get_by_test_id(f"tf-tab-{tab}").click()
+        assert live.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), tab
+        for panel in ("tf-verdict", "tf-passes", "tf-details"):
+            box = live.get_by_test_id(panel).bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width

@@ -1,0 +1,136 @@
+// The layers table: what each module's own ops take, forward and backward, and which one to look at first.
+
+import { figure, formatBytes, h } from "./dom.js";
+import { answer, folded, layersOf, sorted, stepTime } from "./layerrows.js";
+import { buildTree } from "./modules.js";
+import { percent, unitOf } from "./treerow.js";
+
+/** @typedef {import("./layerrows.js").Layer} Layer @typedef {import("./layerrows.js").Column} Column */
+
+const COLUMNS = /** @type {[Column, string, string][]} */ ([
+  ["path", "module", ""],
+  ["type", "type", ""],
+  ["forward", "forward", "tf-right"],
+  ["backward", "backward", "tf-right"],
+  ["ratio", "ratio", "tf-right"],
+  ["share", "of step", "tf-right"],
+  ["change", "before → after", "tf-right"],
+  ["saved", "saved", "tf-right"],
+  ["cause", "mostly", ""],
+]);
+const TITLES = /** @type {Partial<Record<Column, string>>} */ ({ ratio: "backward over forward", change: "forward and backward together, before the passes and after", cause: "what takes most of the backward" });
+const TIMES = new Set(["forward", "backward"]);
+
+/** @implements {Panel} */
+export class LayersPanel {
+  /** @param {Act} act */
+  constructor(act) {
+    this.act = act;
+    /** @type {{ column: Column, descending: boolean }} */
+    this.sort = { column: "backward", descending: true };
+    this.fold = h("input", { type: "checkbox", checked: true, onchange: () => this.redraw(), "data-testid": "tf-layers-fold" });
+    this.says = h("p", { class: "tf-layers-says", role: "status", "data-testid": "tf-layers-says" });
+    this.table = h("div");
+    const label = h("label", { class: "tf-layers-fold" }, this.fold, "fold identical");
+    this.element = h("div", { class: "tf-table-panel tf-layers" }, h("div", { class: "tf-layers-head" }, this.says, label), this.table);
+    /** @type {View | null} */
+    this.view = null;
+    /** @type {[HTMLTableRowElement, Layer][]} */
+    this.rows = [];
+  }
+
+  /** @param {View} view */
+  draw(view) {
+    if (this.view?.payload === view.payload) return;
+    this.view = view;
+    this.tree = buildTree(view.payload);
+    this.redraw();
+  }
+
+  redraw() {
+    const { view, tree } = this;
+    if (!view || !tree) return;
+    const all = layersOf(view.payload, tree);
+    const layers = sorted(this.fold.checked ? folded(all, tree) : all, this.sort.column, this.sort.descending);
+    const unit = unitOf(tree.total);
+    const total = all.reduce((sum, row) => sum + stepTime(row), 0);
+    const scale = Math.max(...layers.map((row) => row.backward[1]));
+    this.rows = layers.map((layer) => [this.row(layer, { unit, total, scale }), layer]);
+    this.says.textContent = layers.length === 0 ? "No module ran in this trace." : answer(layers);
+    const head = h("tr", null, COLUMNS.map((column) => this.header(column, unit.name)));
+    const body = h("tbody", null, this.rows.map(([row]) => row));
+    const table = h("table", { class: "tf-table", "data-testid": "tf-layers" }, h("thead", null, head), body);
+    const note = h("p", { class: "tf-note" }, `Times ${view.payload.times.after}. Own ops of each module, those of the modules inside not counted.`);
+    this.table.replaceChildren(...(layers.length ? [table, note] : []));
+    this.mark(view);
+  }
+
+  /** @param {[Column, string, string]} column @param {string} unit */
+  header([column, label, align], unit) {
+    const isSorted = column === this.sort.column;
+    const order = this.sort.descending ? "descending" : "ascending";
+    const text = TIMES.has(column) ? `${label}, ${unit}` : label;
+    const button = h("button", { onclick: () => this.sortBy(column), title: TITLES[column], "data-testid": `tf-layers-by-${column}` }, text, isSorted && h("span", { "aria-hidden": "true" }, this.sort.descending ? " ↓" : " ↑"));
+    return h("th", { scope: "col", class: `${align} tf-layers-${column}`, "aria-sort": isSorted ? order : null }, button);
+  }
+
+  /** Largest first; names from A. Again: the other way round. @param {Column} column */
+  sortBy(column) {
+    const isText = ["path", "type", "cause"].includes(column);
+    this.sort = { column, descending: column === this.sort.column ? !this.sort.descending : !isText };
+    this.redraw();
+    /** @type {HTMLElement | null} */ (this.table.querySelector(`[data-testid="tf-layers-by-${column}"]`))?.focus();
+  }
+
+  /** @param {Layer} layer @param {{ unit: { name: string, us: number }, total: number, scale: number }} table */
+  row(layer, { unit, total, scale }) {
+    const text = (/** @type {number} */ us) => (us > 0 ? figure(us / unit.us) : "–");
+    const [before, after] = [stepTime(layer, 0), stepTime(layer)];
+    const [forward, backward] = [layer.forward[1], layer.backward[1]];
+    const cells = /** @type {Record<Column, (Node | string | number | false)[]>} */ ({
+      path: [],
+      type: [layer.type],
+      forward: [text(forward)],
+      backward: [backward > 0 && h("i", { class: "tf-tree-fill", style: `width: calc((100% - 8px) * ${backward / scale})` }), h("span", null, text(backward))],
+      ratio: [forward && backward ? `${(backward / forward).toFixed(1)}×` : ""],
+      share: [percent(after, total)],
+      change: before === after ? [text(after)] : [h("span", { class: "tf-tree-was" }, text(before)), ` → ${text(after)}`],
+      saved: [layer.saved > 0 ? formatBytes(layer.saved) : ""],
+      cause: [layer.cause],
+    });
+    const name = h("button", { class: "tf-layers-name", onclick: () => this.open(layer), title: `${layer.path}: ${layer.type}\nshow it in the trace`, "data-testid": `tf-layer-${layer.path}` }, layer.path);
+    const times = layer.modules.length > 1 && h("span", { class: "tf-badge" }, `×${layer.modules.length}`);
+    const [, ...others] = COLUMNS;
+    return h("tr", null, h("th", { scope: "row" }, name, " ", times), others.map(([column, , align]) => h("td", { class: `${align} tf-layers-${column}`, title: column === "cause" ? layer.cause : null }, ...cells[column])));
+  }
+
+  /** Select the op that takes most in it, and show the tree there. @param {Layer} layer */
+  open(layer) {
+    const values = this.view?.payload.values ?? {};
+    const paths = new Set(layer.modules);
+    const us = (/** @type {string} */ name) => values[name].time_us[1] ?? -1;
+    const [most] = this.namesIn(paths).sort((one, other) => us(other) - us(one));
+    if (most !== undefined) this.act.select(most);
+    this.act.openTab("trace");
+  }
+
+  /** Values of modules; of none, those outside of any. @param {Set<string>} paths */
+  namesIn(paths) {
+    return [...(this.tree?.home ?? [])].filter(([, home]) => (isOutside(home) ? paths.size === 0 : paths.has(home.path))).map(([name]) => name);
+  }
+
+  /** @param {View} view */
+  mark(view) {
+    this.view = view;
+    const { matches, selected } = view;
+    const home = this.tree?.home.get(selected);
+    const found = matches && new Set([...matches].map((name) => this.tree?.home.get(name)).filter((one) => one && !isOutside(one)).map((one) => one?.path));
+    for (const [row, layer] of this.rows) {
+      row.hidden = found !== null && !layer.modules.some((path) => found.has(path));
+      row.classList.toggle("tf-current", home !== undefined && !isOutside(home) && layer.modules.includes(home.path));
+    }
+  }
+}
+
+/** @param {import("./modules.js").Branch} home */
+const isOutside = (home) => home.kind === "line" && home.parent === null;

@@ -1,0 +1,60 @@
+// Live memory on the time axis: when each op of the static profile runs, and the most bytes alive in a stretch of time. No DOM.
+
+import { first } from "./events.js";
+
+/** @typedef {import("./events.js").Program} Program */
+
+/**
+ * What is alive when: op `i` of `ops` has `live[i]` bytes from `at[i]` to `at[i + 1]`, the last one to `end`.
+ * @typedef {{ ops: string[], live: number[], at: Float64Array, end: number }} Profile
+ */
+
+/**
+ * When each op runs: where its first event starts, on the GPU's lanes if there are any, since what the host issues early runs
+ * there in order. An op without an event runs when the one before it has ended. Null where the program has not these ops.
+ * @param {Program} program @param {Memory} memory @returns {Profile | null}
+ */
+export function profile(program, { ops, live }) {
+  if (ops.length === 0 || !isOf(program, ops)) return null;
+  const { columns, lanes, span } = program;
+  const onGpu = lanes.some((lane) => lane.kind !== "cpu");
+  const isClock = lanes.map((lane) => (lane.kind !== "cpu") === onGpu);
+  const event = new Int32Array(ops.length).fill(-1);
+  for (let i = columns.value.length - 1; i >= 0; i -= 1) {
+    if (columns.value[i] > 0 && isClock[columns.lane[i]]) event[columns.value[i] - 1] = i;
+  }
+  const at = new Float64Array(ops.length);
+  let last = 0;
+  let ended = 0;
+  for (let i = 0; i < ops.length; i += 1) {
+    const found = event[i];
+    last = Math.max(last, found < 0 ? ended : columns.start[found]);
+    at[i] = last;
+    if (found >= 0) ended = columns.start[found] + columns.duration[found];
+  }
+  return { ops, live, at, end: span };
+}
+
+/** Whether a program's events are of these ops. @param {Program} program @param {string[]} ops */
+export function isOf({ values }, ops) {
+  return values.length === ops.length && values.every((name, i) => name === ops[i]);
+}
+
+/** The op with the most bytes alive from `from` to `to`: its index, or -1 after the end. @param {Profile} profile @param {number} from @param {number} to */
+export function highest({ live, at, end }, from, to) {
+  if (from >= end || to < 0) return -1;
+  const begin = first(at.length, (i) => at[i] >= from);
+  // Ops that take no time begin where the next one does: none of them may be passed over.
+  let found = at[begin] === from ? begin : Math.max(0, begin - 1);
+  for (let i = found + 1; i < at.length && at[i] < to; i += 1) if (live[i] > live[found]) found = i;
+  return found;
+}
+
+/** The outline in a window, one figure per pixel: the most bytes alive in it, NaN after the end. @param {Profile} profile @param {{ from: number, to: number }} window @param {number} pixels */
+export function outline(profile, { from, to }, pixels) {
+  const step = (to - from) / pixels;
+  return Float64Array.from({ length: pixels }, (_, x) => {
+    const op = highest(profile, from + x * step, from + (x + 1) * step);
+    return op < 0 ? NaN : profile.live[op];
+  });
+}

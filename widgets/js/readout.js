@@ -1,0 +1,130 @@
+// The timeline in words: what a range holds, what the pointer is over, what is alive at the peak.
+
+import { duration } from "./axis.js";
+import { formatBytes, h } from "./dom.js";
+import { atWork, KINDS, sums } from "./events.js";
+import { labelOf } from "./lanes.js";
+import { chip } from "./passes.js";
+
+/** @typedef {import("./axis.js").Window} Window */
+/** @typedef {import("./bands.js").Shown} Shown */
+
+const TOP = 4;
+
+/** The colours and glyphs of what there is. @param {Shown[]} shown */
+export function legend(shown) {
+  const there = KINDS.filter((_, kind) => shown.some(({ program }) => program.kinds.includes(kind)));
+  return there.map(({ id, label, glyph }) => h("span", { class: `tf-kind tf-kind-${id}` }, h("i", { "aria-hidden": "true" }, glyph), label));
+}
+
+/** What each lane did in a range. @param {Shown[]} shown @param {Window} range @param {() => void} clear */
+export function rangeTable(shown, range, clear) {
+  const length = range.to - range.from;
+  const rows = shown.flatMap(({ program, name, number }) =>
+    program.lanes.flatMap((lane) => {
+      const { busy, gaps, longest, count, top } = sums(program, lane, range.from, range.to);
+      if (count === 0) return [];
+      const most = top.slice(0, TOP).map((one) => `${plain(one.name)} ${duration(one.time)}${one.count > 1 ? ` ×${one.count}` : ""}`).join(" · ");
+      return h(
+        "tr",
+        null,
+        h("th", { scope: "row" }, h("abbr", { title: name }, "AB"[number]), ` · ${lane.name}`),
+        h("td", { class: "tf-right" }, count),
+        h("td", { class: "tf-right" }, `${duration(busy)} · ${Math.round((100 * busy) / length)} %`),
+        h("td", { class: "tf-right" }, gaps === 0 ? "none" : `${gaps} · longest ${duration(longest)}`),
+        h("td", { title: most }, most),
+      );
+    }),
+  );
+  return h(
+    "div",
+    { class: "tf-range", "data-testid": "tf-range" },
+    h("b", { "data-testid": "tf-range-length" }, duration(length)),
+    h("span", { class: "tf-note" }, ` measured, from ${duration(range.from)} to ${duration(range.to)} `),
+    h("button", { class: "tf-chip", onclick: clear, "aria-label": "clear the measured range", "data-testid": "tf-range-clear" }, "×"),
+    h(
+      "table",
+      { class: "tf-table" },
+      h("thead", null, h("tr", null, ["lane", "events", "busy", "gaps", "most time"].map((title, i) => h("th", { scope: "col", class: i > 0 && i < 4 ? "tf-right" : null }, title)))),
+      h("tbody", null, rows),
+    ),
+  );
+}
+
+/** An operator without what all of them have in common. @param {string} name */
+function plain(name) {
+  return name.replace(/^aten\./, "").replace(/\.default$/, "");
+}
+
+/** One event in a line, for those who hear it too. @param {Shown} shown @param {number} event */
+export function sentence({ program, name }, event) {
+  const { columns, lanes, names, ops } = program;
+  const lane = lanes[columns.lane[event]];
+  return `${labelOf(program, event)}, ${plain(names[ops[event]])}, ${duration(columns.duration[event])} at ${duration(columns.start[event])}, ${lane.name}, ${name}`;
+}
+
+/** @param {Shown[]} shown @param {Window} range */
+export function rangeSentence(shown, range) {
+  const length = range.to - range.from;
+  const each = shown.flatMap(({ program, name }) => program.lanes.map((lane) => `${name}, ${lane.name}: busy ${Math.round((100 * sums(program, lane, range.from, range.to).busy) / length)} %`));
+  return `${duration(length)} measured. ${each.join(". ")}.`;
+}
+
+/** What the pointer is over. @param {Shown} shown @param {number} event @param {Record<string, Value>} values */
+export function eventTip({ program, name }, event, values) {
+  const { columns, lanes, names, ops } = program;
+  const own = columns.name[event];
+  const label = labelOf(program, event);
+  const value = columns.value[event] > 0 ? values[label] : undefined;
+  return [
+    h("b", null, label),
+    h("span", null, `${KINDS[program.kinds[event]].glyph} ${plain(names[ops[event]])}`),
+    own !== ops[event] && h("code", null, names[own]),
+    h("span", null, `${duration(columns.duration[event])} at ${duration(columns.start[event])}`),
+    h("span", { class: "tf-note" }, `${name} · ${lanes[columns.lane[event]].name}${value ? ` · ${value.phase}` : ""}`),
+    value && h("code", null, value.type),
+    value?.module && h("span", { class: "tf-note" }, `${value.module}: ${value.module_type}`),
+    value?.source && h("code", null, value.source),
+  ].filter((part) => part instanceof Node);
+}
+
+/** @param {Shown} shown @param {number} op index into the profile */
+export function memoryTip({ profile, memory, name }, op) {
+  if (!profile) return [];
+  const [value, bytes] = [profile.ops[op], profile.live[op]];
+  const share = `${Math.round((100 * bytes) / (memory.peak || 1))} % of the peak`;
+  return [h("b", null, formatBytes(bytes)), h("span", null, `alive while ${value} runs`), h("span", { class: "tf-note" }, `${name} · ${share} · static`)];
+}
+
+/** The largest storages that are alive at the peak. @param {Shown[]} shown @param {Act} act */
+export function alive(shown, act) {
+  return shown.map(({ memory, name, measuredPeak }) => {
+    const [[, largest] = ["", 1]] = memory.alive;
+    const rest = memory.peak - memory.alive.reduce((sum, [, bytes]) => sum + bytes, 0);
+    return h(
+      "div",
+      { class: "tf-alive" },
+      h("p", null, h("b", null, name), ` ${formatBytes(memory.peak)} at `, memory.at && chip(memory.at, act)),
+      h("p", { class: "tf-note" }, measuredPeak === null ? "Static, from the trace; not measured." : `Static, from the trace; measured on the GPU: ${formatBytes(measuredPeak)}.`),
+      h("ol", null, memory.alive.map(([value, bytes]) => h("li", null, bar(bytes / (largest || 1)), chip(value, act), h("span", null, formatBytes(bytes))))),
+      rest > 0 && h("p", { class: "tf-note" }, `and ${formatBytes(rest)} of smaller ones`),
+    );
+  });
+}
+
+/** @param {number} share */
+function bar(share) {
+  const fill = h("b", null);
+  fill.style.width = `${100 * share}%`;
+  return h("i", { "aria-hidden": "true" }, fill);
+}
+
+/** The selected value's time in each program. @param {Shown[]} shown @param {number[][]} events of the value, per program */
+export function times(shown, events) {
+  return shown
+    .map(({ program, name }, i) => {
+      if (events[i].length === 0) return `${name}: no event`;
+      return `${name}: ${duration(atWork(program, events[i]).reduce((sum, event) => sum + program.columns.duration[event], 0))}`;
+    })
+    .join(" · ");
+}

@@ -1,0 +1,83 @@
+"""What one view has measured so far, by configuration, and the payloads that this makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracefuse.config import Config
+from tracefuse.optimizers.kernel import Kernel
+from tracefuse.profile import Profile, profile
+from tracefuse.side_by_side import Ablation
+from tracefuse.timing import Timing
+from tracefuse.variant import Variant
+from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload_kernels import Resources, inspect_kernel
+from tracefuse.widgets.payload_timing import Timed
+from tracefuse.widgets.timeline_payload import OpByOp, timeline_record
+
+Pair = tuple[Config, Config | None]
+"""The configuration that is shown, and the pinned one: None where that is the captured program."""
+
+
+@dataclass
+class Measured:
+    """Times by what was compared with what, kernels' profiles, shares of passes, kernels' resources."""
+
+    timings: dict[Pair, Timing] = field(default_factory=dict)
+    last: Pair | None = None
+    profiles: dict[Config, Profile] = field(default_factory=dict)
+    shares: tuple[Ablation, Config] | None = None
+    inspected: dict[Kernel, Resources] = field(default_factory=dict)
+    op_by_op: OpByOp = field(default_factory=OpByOp)
+
+    @property
+    def timeline(self) -> dict[str, Any] | None:
+        """The last one that was taken, for a page."""
+        return None if self.op_by_op.last is None else timeline_record(self.op_by_op.last, as_base64=True)
+
+    def inspect(self, variant: Variant, name: str) -> None:
+        """Compile the kernel called `name` for what it takes. Raises as `inspect_kernel` does."""
+        found = inspect_kernel(variant, name)
+        self.inspected |= {kernel: found for kernel in variant.kernels if kernel.name == name}
+
+    def note(self, variant: Variant, baseline: Variant | None) -> None:
+        """Keep the variant's times, which were measured against `baseline`."""
+        assert variant.timing is not None
+        self.last = variant.config, None if baseline is None else baseline.config
+        self.timings[self.last] = variant.timing
+
+    def adopt(self, variant: Variant) -> None:
+        """Keep times that the variant came with: measured in Python, or by another view, against the captured program."""
+        if variant.timing is not None and variant.timing.baseline.name == "captured":
+            self.note(variant, None)
+
+    def profile(self, variant: Variant) -> None:
+        """Profile the kernels in one more replay: the profiler slows what it watches, so that it stays out of timed ones."""
+        replay = variant.compile().replays(variant.capture.example_inputs, variant.capture.rng_states)
+
+        def run() -> None:
+            state = replay.forward()
+            if replay.backward is not None:
+                replay.backward(state)
+
+        self.profiles[variant.config] = profile(run)
+
+    def timed(self, variant: Variant, baseline: Variant | None) -> Timed | None:
+        """The times of these two, else the last ones, which are then of something else."""
+        shown = variant.config, None if baseline is None else baseline.config
+        pair = shown if shown in self.timings else self.last
+        return None if pair is None else Timed(self.timings[pair], *pair)
+
+    def payload(self, variant: Variant, baseline: Variant | None, name: str | None) -> dict[str, Any]:
+        """The payload of `variant`, with whatever is known of it; see `tracefuse.widgets.payload`."""
+        return payload(
+            variant,
+            self.timed(variant, baseline),
+            self.profiles.get(variant.config),
+            name,
+            baseline=baseline,
+            shares=self.shares,
+            **self.op_by_op.shown(variant, baseline),
+            inspected={k.name: self.inspected[k] for k in variant.kernels if k in self.inspected},
+        )

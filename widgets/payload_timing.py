@@ -1,0 +1,98 @@
+"""The part of the wire format that says what was timed: the table of times, memory and differences."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from tracefuse.config import Config
+from tracefuse.side_by_side import Ablation
+from tracefuse.timing import Estimate, ProgramTiming, Row, Timing
+from tracefuse.variant import Variant
+
+SHOWN = "optimised"
+"""What `Variant.measure` calls the program that the view shows."""
+
+
+class Timed(NamedTuple):
+    """Times, the configuration that they are of, and the pinned one that it was timed against (None: the captured program)."""
+
+    timing: Timing
+    config: Config
+    baseline: Config | None = None
+
+
+def is_stale(timed: Timed, shown: Variant, baseline: Variant | None) -> bool:
+    """Whether the times are of other configurations than `shown` beside `baseline`."""
+    return (timed.config, timed.baseline) != (shown.config, baseline and baseline.config)
+
+
+def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:
+    """The table of times; the rows of the program that is shown come first, by their phases alone."""
+    timing, measured, against = timed
+    replays = "1 replay" if timing.inner == 1 else f"{timing.inner} replays"
+    pinned = [f"beside {against.as_code()}, pinned when this was measured"] if against else []
+    return {
+        "provenance": timing.device,
+        "stale": stale,
+        "is_pinned": against is not None,
+        "config": measured.as_code(),
+        "rows": [_timing_row(row) for row in sorted(timing.rows, key=lambda row: row.program != SHOWN)],
+        "notes": [f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}", *pinned],
+    }
+
+
+def _timing_row(row: Row) -> dict[str, Any]:
+    return {
+        "label": row.label if row.program == SHOWN else f"{row.label} ({row.program})",
+        "baseline_ms": _interval(row.baseline_ms),
+        "variant_ms": _interval(row.variant_ms),
+        "ratio": _interval(row.ratio),
+        "verdict": row.verdict,
+    }
+
+
+def share_record(name: str, shown: Config, shares: tuple[Ablation, Config] | None) -> dict[str, Any] | None:
+    """What the pass called `name` alone adds to a step; stale where the others were others then."""
+    delta = shares and shares[0].delta_ms.get(name)
+    if not shares or delta is None:
+        return None
+    found, measured = shares
+    same = ": the same program without it" if name in found.same else ""
+    return _interval(delta) | {"provenance": f"{found.device}{same}", "stale": measured != shown}
+
+
+def _interval(time: Estimate) -> dict[str, float]:
+    return {"median": time.median, "low": time.low, "high": time.high}
+
+
+def measured_peak_bytes(timing: Timing, input_bytes: tuple[int, int]) -> list[int] | None:
+    """The most GPU memory that the baseline and the shown program take, their inputs included as in a static peak: what a
+    replay adds by the allocator's count, and the `input_bytes` of each, which lie there before it. None on a CPU."""
+    shown = _shown(timing)
+    peaks = [timing.baseline.peak_nbytes, shown.peak_nbytes if shown else None]
+    known = [peak + inputs for peak, inputs in zip(peaks, input_bytes, strict=True) if peak is not None]
+    return known if len(known) == len(peaks) else None
+
+
+def difference_record(timing: Timing) -> dict[str, float] | None:
+    """The shown program's largest differences; None where they are not known, or no numbers: see `difference_notes`."""
+    shown = _shown(timing)
+    if shown is None or shown.difference is None or difference_notes(timing):
+        return None
+    return {"results": shown.difference.results, "gradients": shown.difference.gradients}
+
+
+def difference_notes(timing: Timing) -> list[str]:
+    """A sentence for the results, and one for the gradients, if they differ by what JSON has no number for."""
+    shown = _shown(timing)
+    found = {} if shown is None or shown.difference is None else vars(shown.difference)
+    return [
+        f"The {name} of the shown program differ from the captured one's by {difference}: look for overflow."
+        for name, difference in found.items()
+        if not math.isfinite(difference)
+    ]
+
+
+def _shown(timing: Timing) -> ProgramTiming | None:
+    return next((one for one in timing.programs if one.name == SHOWN), None)

@@ -1,0 +1,64 @@
+"""The wire format of timelines, which travel apart from the payload: a switch changes that, and leaves these as they are.
+
+    timeline = {
+      provenance: "measured on <device>, profiled once, op by op", and what is missing
+      programs: [{label, config, span_us, lanes: [{name, kind}], names, values, count, events}]
+    }
+
+`events` are the columns of `tracefuse.timeline.ProgramTimeline`, one after another and little endian, each of `count` numbers:
+f8 start_us, f4 duration_us, u4 name, u4 value (0: none, else one more than the index into `values`), u2 lane.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tracefuse.bandwidth import Bandwidth, known_bandwidth
+from tracefuse.config import Config
+from tracefuse.op_times import OpTimes
+from tracefuse.timeline import ProgramTimeline, Timeline, timeline
+from tracefuse.variant import Variant
+
+
+def timeline_record(found: Timeline, as_base64: bool = False) -> dict[str, Any]:
+    """`found` for the view: each program's events as bytes, or for a page as base64 text."""
+    return {"provenance": found.provenance, "programs": [_program(one, as_base64) for one in found.programs]}
+
+
+def _program(program: ProgramTimeline, as_base64: bool) -> dict[str, Any]:
+    columns = (program.start_us, program.duration_us, program.name, program.value, program.lane)
+    events = b"".join(column.tobytes() for column in columns)
+    return {
+        "label": program.label,
+        "config": program.config.as_code(),
+        "span_us": program.span_us,
+        "lanes": [asdict(lane) for lane in program.lanes],
+        "names": list(program.names),
+        "values": list(program.values),
+        "count": len(program.start_us),
+        "events": base64.b64encode(events).decode() if as_base64 else events,
+    }
+
+
+@dataclass
+class OpByOp:
+    """What was measured op by op in one view: the last timeline, the times of each configuration, the GPU's bandwidth."""
+
+    last: Timeline | None = None
+    bandwidth: Bandwidth | None = None
+    _times: dict[Config, OpTimes] = field(default_factory=dict)
+
+    def measure(self, variant: Variant, baseline: Variant | None = None) -> Timeline:
+        """Profile `variant` beside `baseline` (default: the program as captured). Raises as `tracefuse.timeline.timeline`."""
+        self.last = found = timeline(variant, baseline)
+        self._times |= {program.config: OpTimes.of(found, at) for at, program in enumerate(found.programs)}
+        if variant.runs_triton:
+            self.bandwidth = known_bandwidth()
+        return found
+
+    def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:
+        """What `payload` is told of these two: `times`, each None where it was not measured, and `bandwidth`."""
+        before = baseline or variant.baseline
+        return {"times": (self._times.get(before.config), self._times.get(variant.config)), "bandwidth": self.bandwidth}
