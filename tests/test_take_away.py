@@ -16,7 +16,7 @@ from tracefuse import drawing
 from tracefuse.chrome_trace import to_chrome_trace
 from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
-from tracefuse.errors import NotSupported
+from tracefuse.errors import MeasureError, NotSupported
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.dot import to_dot
 from tracefuse.optimizers.liveness import peak_bytes
@@ -149,7 +149,7 @@ def test_every_file_of_the_menu_has_a_name_a_type_and_content(what: str) -> None
 
 def test_a_chrome_trace_needs_a_measurement_and_says_so() -> None:
     explorer = Explorer(gpt(), budget_s=0.1)
-    with pytest.raises(NotSupported, match="press Measure"):
+    with pytest.raises(MeasureError, match="press Measure"):
         TAKEAWAYS["chrome_trace"](explorer)
     explorer.measure()
     assert json.loads(TAKEAWAYS["chrome_trace"](explorer).data)["traceEvents"]

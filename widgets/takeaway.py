@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracefuse.chrome_trace import to_chrome_trace
-from tracefuse.errors import NotSupported
+from tracefuse.errors import MeasureError
 from tracefuse.widgets.html import to_html
 
 if TYPE_CHECKING:
@@ -36,30 +36,30 @@ def exported(explorer: Explorer) -> File:
 
 
 def chrome_trace(explorer: Explorer) -> File:
-    """The timeline that was measured, as Perfetto opens it. Raises `NotSupported` where none was."""
-    timeline = explorer.measured.op_by_op.last
-    if timeline is None:
-        raise NotSupported("there is no timeline yet: press Measure first, which takes one")
-    return _json("tracefuse_trace.json", to_chrome_trace(timeline))
+    """The timeline for Perfetto. Raises `MeasureError` where nothing was profiled."""
+    found = explorer.measured.op_by_op.last
+    if found is None:
+        raise MeasureError("there is no timeline yet: press Measure, which takes one")
+    return _json("trace.json", to_chrome_trace(found))
 
 
 def model_explorer(explorer: Explorer) -> File:
-    """Both traces as Google's Model Explorer opens them."""
-    return _json("tracefuse_model_explorer.json", explorer.variant.to_model_explorer())
+    """Both traces for Google's Model Explorer."""
+    return _json("model_explorer.json", explorer.variant.to_model_explorer())
 
 
 def dot(explorer: Explorer) -> File:
-    """Both traces in Graphviz's language, folded to what it can lay out."""
-    return File("tracefuse.dot", "text/vnd.graphviz", explorer.variant.to_dot().encode())
+    """Both traces in Graphviz's language."""
+    return File("trace.dot", "text/vnd.graphviz", explorer.variant.to_dot().encode())
 
 
 def svg(explorer: Explorer) -> File:
-    """The same, drawn. Raises `NotSupported` where no Graphviz is installed."""
-    return File("tracefuse.svg", "image/svg+xml", explorer.variant.to_svg().encode())
+    """Both traces drawn. Raises `NotSupported` where no Graphviz is installed."""
+    return File("trace.svg", "image/svg+xml", explorer.variant.to_svg().encode())
 
 
-def _json(name: str, value: dict[str, Any]) -> File:
-    return File(name, "application/json", json.dumps(value, allow_nan=False).encode())
+def _json(name: str, content: dict[str, Any]) -> File:
+    return File(name, "application/json", json.dumps(content, allow_nan=False).encode())
 
 
 TAKEAWAYS: dict[str, Callable[[Explorer], File]] = {

@@ -258,13 +258,15 @@ def test_only_changes_folds_the_rest_and_a_click_brings_it_back(page: Page) -> N
 
 
 def test_selecting_what_is_folded_away_unfolds_it(live: Page) -> None:
-    live.evaluate("(() => { const at = Object.keys(state.payload.values); show(1); return at; })()")
+    live.evaluate("show(1)")
     live.get_by_test_id("tf-only-changes").check()
     shown = set(live.locator(".tf-code [data-defines]").evaluate_all("all => all.map(e => e.dataset.defines)"))
     ops = live.evaluate("state.payload.forward.lines.filter(l => l.kind === 'op' && l.diff === ' ').map(l => l.value)")
     name = next(op for op in ops if op not in shown)
     live.evaluate("(name) => set('selected', name)", name)
-    expect(live.locator(f"[data-testid=tf-code-forward] [data-defines={name}]")).to_be_in_viewport()
+    line = live.locator(f"[data-testid=tf-code-forward] [data-defines={name}]")
+    expect(line).to_be_in_viewport()
+    expect(line).to_have_class(re.compile("tf-current"))
 
 
 def test_removed_lines_and_del_lines_can_be_left_out(page: Page) -> None:

@@ -306,6 +306,17 @@ def test_a_search_dims_the_rest(page: Page, variant: tracefuse.Variant) -> None:
     )
 
 
+def test_it_follows_the_theme(page: Page) -> None:
+    corner = (
+        "() => [...document.querySelector('[data-testid=tf-timeline]').getContext('2d').getImageData(2, 60, 1, 1).data]"
+    )
+    assert min(page.evaluate(corner)[:3]) > 200
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"({corner})()[0] < 60")
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(f"({corner})()[0] > 200")
+
+
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 

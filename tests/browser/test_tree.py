@@ -23,7 +23,7 @@ MOUNT = """async () => {
     window.bundle ??= await import(URL.createObjectURL(new Blob([text("module")], { type: "text/javascript" })));
     const host = document.getElementById("view");
     host.replaceChildren();
-    window.bundle.mountPage(window.bundle.default.render, JSON.parse(text("payloads")), host);
+    await window.bundle.mountPage(window.bundle.default.render, text("held"), host);
 }"""
 FOLD = "h.0 … h.2"
 

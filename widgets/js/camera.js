@@ -4,7 +4,7 @@
 /** @typedef {{ x: number, y: number, w: number, h: number }} Rect */
 /** Of the view, in pixels. @typedef {{ w: number, h: number }} Size */
 
-const MARGIN = { side: 12, top: 34, bottom: 24 };
+const MARGIN = { side: 4, top: 34, bottom: 24 };
 const SCALES = { least: 0.02, most: 3 };
 const FULL = 1;
 

@@ -86,7 +86,7 @@ export class CodePanel {
     this.strip.hidden = !one;
     if (!one) return;
     const count = decided(one);
-    const shown = new Set(this.panes.flatMap((pane) => [...pane.body.querySelectorAll(".tf-decided")]));
+    const shown = new Set(this.panes.flatMap((pane) => pane.marked.get("tf-decided") ?? []));
     this.strip.replaceChildren(
       h("span", null, "What ", h("code", null, one.name), " did: ", h("b", null, sentence(one))),
       h("span", { class: "tf-note" }, count > 0 && `${plural(count, "decision")}, on the ${plural(shown.size, "line")} marked •`),
@@ -107,8 +107,7 @@ export class CodePanel {
     this.at = this.at < 0 ? (by > 0 ? 0 : starts.length - 1) : (this.at + by + starts.length) % starts.length;
     const { pane, row } = starts[this.at];
     this.act.select(row.dataset.defines ?? "");
-    for (const one of this.panes) one.markAll("tf-jump", []);
-    row.classList.add("tf-jump");
+    for (const one of this.panes) one.markOnly("tf-jump", one === pane ? [row] : []);
     pane.reveal(row);
     this.drawPlace();
   }

@@ -28,6 +28,10 @@ export class CodePane {
     this.starts = [];
     /** What unfolds the lines of a value that is folded away. @type {Map<string, () => void>} */
     this.folded = new Map();
+    /** What has which mark: looking for it among all lines took longer than marking. @type {Map<string, HTMLElement[]>} */
+    this.marked = new Map();
+    /** The values whose lines have a mark, for lines that are unfolded later. @type {Map<string, string[]>} */
+    this.names = new Map();
     /** @type {(line: Line) => HTMLElement} */
     this.row = () => h("div");
     this.count = h("span", { class: "tf-note" });
@@ -43,7 +47,7 @@ export class CodePane {
   /** @param {Half} half @param {Payload} payload @param {Shown} shown */
   show(half, { values, kernels: records, baseline }, shown) {
     const anchor = this.anchor();
-    for (const known of [this.tokens, this.rows, this.folded]) known.clear();
+    for (const known of [this.tokens, this.rows, this.folded, this.marked, this.names]) known.clear();
     const kernels = new Set(records.map((kernel) => kernel.name));
     this.row = (line) => this.define(line, codeLine(line, values, kernels, (name, token) => this.note(name, token)));
     const lines = half.lines
@@ -105,6 +109,7 @@ export class CodePane {
       const chunks = this.chunks(lines);
       const hadFocus = button === document.activeElement;
       button.replaceWith(...chunks);
+      for (const [mark, names] of this.names) this.markAll(mark, names);
       if (hadFocus) this.body.focus({ preventScroll: true });
     };
     button.onclick = unfold;
@@ -178,12 +183,12 @@ export class CodePane {
 
   /** Mark the uses of `name`, its line and its twins'; bring the line into this pane's view. @param {string} name @param {string[]} twins */
   highlight(name, twins) {
-    for (const mark of MARKS) for (const marked of [...this.body.getElementsByClassName(mark)]) marked.classList.remove(mark);
+    for (const mark of MARKS) this.markAll(mark, []);
     if (!name) return;
     for (const one of [name, ...twins]) this.folded.get(one)?.();
-    for (const token of this.tokens.get(name) ?? []) token.classList.add("tf-selected");
-    this.rows.get(name)?.classList.add("tf-current");
-    for (const twin of twins) this.rows.get(twin)?.classList.add("tf-twin");
+    this.markOnly("tf-selected", this.tokens.get(name) ?? []);
+    this.markAll("tf-current", [name]);
+    this.markAll("tf-twin", twins);
     const own = this.rows.get(name);
     const twin = twins.map((other) => this.rows.get(other)).find(Boolean);
     // A saved value is a mere input of the backward; its twin there says more.
@@ -195,8 +200,15 @@ export class CodePane {
 
   /** Mark the lines of `names` with a class, and no others. @param {string} mark @param {Iterable<string>} names */
   markAll(mark, names) {
-    for (const marked of [...this.body.getElementsByClassName(mark)]) marked.classList.remove(mark);
-    for (const name of names) this.rows.get(name)?.classList.add(mark);
+    this.names.set(mark, [...names]);
+    this.markOnly(mark, [...names].map((name) => this.rows.get(name)).filter((row) => row !== undefined));
+  }
+
+  /** @param {string} mark @param {HTMLElement[]} elements */
+  markOnly(mark, elements) {
+    for (const marked of this.marked.get(mark) ?? []) marked.classList.remove(mark);
+    for (const element of elements) element.classList.add(mark);
+    this.marked.set(mark, elements);
   }
 
   // --- what was asked ------------------------------------------------------------------------------------------------

@@ -72,3 +72,13 @@ export function signed(count) {
 export function plural(count, one, many) {
   return `${count} ${count === 1 ? one : (many ?? one + "s")}`;
 }
+
+/** The control with this data-testid. @param {HTMLElement} inside @param {string} id @returns {HTMLElement | null} */
+export function find(inside, id) {
+  return inside.querySelector(`[data-testid="${CSS.escape(id)}"]`);
+}
+
+/** An id that no other view on the page has; each has its own copy of this module. @param {string} prefix */
+export function unique(prefix) {
+  return `${prefix}-${Math.random().toString(36).slice(2, 10)}`;
+}

@@ -4,12 +4,12 @@ const BYTES_PER_EVENT = 22;
 
 /** What an event does, hence its colour; the glyph says it without one. The first rule that fits an operator's name decides. */
 export const KINDS = [
-  { id: "kernel", label: "fused kernel", glyph: "◆", names: /^fused_|^triton_/ },
-  { id: "attention", label: "attention", glyph: "⌾", names: /attention|flash|fmha/i },
-  { id: "matmul", label: "matmul", glyph: "▦", names: /mm\b|mm_|mma|matmul|linear|convol|einsum|nvjet|cutlass/i },
-  { id: "copy", label: "copy", glyph: "⇄", names: /copy|clone|\bcat\b|memcpy|memset|contiguous|\bstack\b|catarray/i },
-  { id: "reduction", label: "reduction", glyph: "Σ", names: /sum|mean|softmax|norm|amax|max|min|\bvar|argm|loss|reduce/i },
-  { id: "other", label: "other", glyph: "·", names: /(?:)/ },
+  { id: "kernel", colour: "good", label: "fused kernel", glyph: "◆", names: /^fused_|^triton_/ },
+  { id: "attention", colour: "twin", label: "attention", glyph: "⌾", names: /attention|flash|fmha/i },
+  { id: "matmul", colour: "brand", label: "matmul", glyph: "▦", names: /mm\b|mm_|mma|matmul|linear|convol|einsum|nvjet|cutlass/i },
+  { id: "copy", colour: "string", label: "copy", glyph: "⇄", names: /copy|clone|\bcat\b|memcpy|memset|contiguous|\bstack\b|catarray/i },
+  { id: "reduction", colour: "number", label: "reduction", glyph: "Σ", names: /sum|mean|softmax|norm|amax|max|min|\bvar|argm|loss|reduce/i },
+  { id: "other", colour: "soft", label: "other", glyph: "·", names: /(?:)/ },
 ];
 
 /** @param {string} name of an operator or a kernel */

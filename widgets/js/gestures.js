@@ -234,7 +234,8 @@ export function gestures(panel) {
   function inMiddle(number, lane) {
     const { from, to } = panel.cursor ? around(panel.cursor, panel.cursor) : panel.window;
     const { program } = panel.shown[number];
-    const event = nearest(program, program.lanes[lane], (from + to) / 2, Infinity);
+    // Of a program that did nothing there is no lane.
+    const event = lane < program.lanes.length ? nearest(program, program.lanes[lane], (from + to) / 2, Infinity) : -1;
     return event < 0 ? null : { number, event };
   }
 

@@ -1,17 +1,18 @@
 // The graph's panel: what is open, selected and in view, and the controls around the canvas.
 
-import { bounded, fitWidth, revealed, zoomed } from "./camera.js";
+import { overlaps } from "./camera.js";
 import { GraphFrame, MAP_WIDTH } from "./graphframe.js";
 import { listen } from "./graphinput.js";
 import { paint, paintHeads, paintMap } from "./graphpaint.js";
 import { shares, spoken, timeOf, tooltip } from "./graphtext.js";
 import { colours, onTheme } from "./graphtheme.js";
 import { nearestNode } from "./graphwalk.js";
-import { foldedLayer, layOut, nodeOfValue } from "./layout.js";
-import { buildProgram } from "./modulegraph.js";
+import { foldedLayer, layOut, nodeOfValue, showMember } from "./layout.js";
+import { buildProgram, levels } from "./modulegraph.js";
 import { Motion } from "./motion.js";
+import { Viewport } from "./viewport.js";
 
-/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./camera.js").Camera} Camera */
+/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box */
 
 const DEPTH = 2;
 
@@ -27,9 +28,7 @@ export class GraphPanel {
     this.folding = { depth: DEPTH, opened: new Set(), closed: new Set(), fold: true, shown: new Set() };
     this.layout = layOut(this.program, this.folding);
     this.motion = new Motion();
-    this.size = { w: 0, h: 0 };
-    /** @type {Camera | null} null until there is something to see, and room */
-    this.camera = null;
+    this.port = new Viewport(() => this.invalidate());
     /** @type {Node | null} */
     this.cursor = null;
     this.selected = "";
@@ -46,8 +45,8 @@ export class GraphPanel {
       deeper: (by) => this.setDepth(this.folding.depth + by),
       expandAll: () => this.setDepth(Infinity),
       collapseAll: () => this.setDepth(1),
-      zoom: (factor) => this.zoom(factor),
-      fit: () => this.fit(),
+      zoom: (factor) => this.port.zoom(factor),
+      fit: () => this.port.fit(),
       recolour: () => this.recolour(),
       onSwitch: (id) => this.onSwitch(id),
     });
@@ -60,8 +59,6 @@ export class GraphPanel {
     this.stopInput = listen(this);
   }
 
-  // --- what it is told -----------------------------------------------------------------------------------------------
-
   /** @param {View} view */
   draw(view) {
     const isSame = this.view?.payload === view.payload;
@@ -71,12 +68,9 @@ export class GraphPanel {
 
   /** @param {View} view */
   mark(view) {
+    if (view.matches !== this.view?.matches) this.isMapDrawn = false;
     this.view = view;
-    if (view.selected !== this.selected) {
-      this.selected = view.selected;
-      this.find();
-    }
-    this.isMapDrawn = false;
+    if (view.selected !== this.selected) this.find(view.selected);
     this.invalidate();
   }
 
@@ -95,8 +89,6 @@ export class GraphPanel {
     this.rebuild();
   }
 
-  // --- what is shown -------------------------------------------------------------------------------------------------
-
   rebuild() {
     if (!this.view) return;
     const { payload } = this.view;
@@ -113,11 +105,11 @@ export class GraphPanel {
     this.layout = layOut(this.program, this.folding);
     const found = anchor ? anchor.to() : kept && this.layout.nodes.get(/** @type {Node} */ (kept).id);
     const shift = kept && found ? { x: found.x - kept.x, y: found.y - kept.y } : { x: 0, y: 0 };
-    if (this.camera) this.camera = this.bounded({ ...this.camera, x: this.camera.x + shift.x, y: this.camera.y + shift.y });
+    this.port.follow(this.layout, shift);
     this.motion.begin(before, this.layout, shift);
     const times = [...this.layout.nodes.values()].map((node) => timeOf(node.ops) ?? 0);
     this.most = times.reduce((most, one) => Math.max(most, one), 0);
-    this.frame.depth.textContent = `depth ${Math.min(this.folding.depth, this.levels() + 1)}`;
+    this.frame.depth.textContent = `depth ${Math.min(this.folding.depth, levels(this.program.root) + 1)}`;
     this.cursor = (this.cursor && this.layout.nodes.get(this.cursor.id)) ?? nodeOfValue(this.selected, this.program, this.layout);
     this.drawLegend();
     this.isMapDrawn = false;
@@ -126,28 +118,18 @@ export class GraphPanel {
 
   /** What should stay where it is: the cursor if it is in view, else what is nearest to the view's middle and still there. */
   kept() {
-    const { camera, size, cursor } = this;
-    if (!camera) return null;
-    const middle = { x: camera.x + size.w / camera.scale / 2, y: camera.y + size.h / camera.scale / 2 };
-    const isSeen = (/** @type {Node} */ node) => Math.abs(node.y - middle.y) < size.h / camera.scale / 2;
-    if (cursor && isSeen(cursor) && this.stays(cursor)) return cursor;
-    return nearestNode(this.layout, middle, (node) => this.stays(node));
+    const { port, cursor } = this;
+    if (!port.camera) return null;
+    if (cursor && overlaps(cursor, port.seen()) && this.stays(cursor)) return cursor;
+    return nearestNode(this.layout, port.middle(), this.stays);
   }
 
   /** @param {Node} node */
-  stays(node) {
-    return node.module ? true : this.program.host.get(node.id)?.name === node.id;
-  }
-
-  levels() {
-    /** @type {(module: import("./modulegraph.js").Module) => number} */
-    const depth = (module) => 1 + module.children.reduce((most, child) => Math.max(most, depth(child)), 0);
-    return depth(this.program.root) - 1;
-  }
+  stays = (node) => node.module !== null || this.program.host.get(node.id)?.name === node.id;
 
   /** @param {number} depth */
   setDepth(depth) {
-    this.folding.depth = Math.max(1, Math.min(this.levels() + 1, depth));
+    this.folding.depth = Math.max(1, Math.min(levels(this.program.root) + 1, depth));
     this.folding.opened.clear();
     this.folding.closed.clear();
     if (!this.selected) this.folding.shown.clear();
@@ -173,36 +155,24 @@ export class GraphPanel {
     return box ? nearestNode(this.layout, { x: this.layout.axes.forward, y: box.y }, ({ y }) => y > box.y) : null;
   }
 
-  // --- selection -----------------------------------------------------------------------------------------------------
-
-  /** Put the cursor where the selected value is; of folded layers, show the one that it is in. */
-  find() {
+  /** Put the cursor where the selected value is; of folded layers, show the one that it is in. @param {string} selected */
+  find(selected) {
+    this.selected = selected;
     const op = this.program.host.get(this.selected);
     const away = op && !this.layout.nodeOf.has(op) ? foldedLayer(op, this.layout) : null;
-    if (away) {
-      this.showLayer(away);
+    const box = away && this.layout.boxes.find(({ members }) => members.includes(away));
+    if (box) {
+      showMember(box, away, this.folding);
       this.arrange(null);
     }
     this.setCursor(nodeOfValue(this.selected, this.program, this.layout));
-  }
-
-  /** @param {import("./modulegraph.js").Module} layer */
-  showLayer(layer) {
-    const box = this.layout.boxes.find(({ members }) => members.includes(layer));
-    if (!box) return;
-    const { opened, closed, shown } = this.folding;
-    for (const { path } of box.members) shown.delete(path);
-    shown.add(layer.path);
-    for (const paths of [opened, closed]) {
-      for (const path of [...paths]) if (path.startsWith(`${box.module.path}.`)) paths.add(layer.path + path.slice(box.module.path.length));
-    }
   }
 
   /** @param {Node | null} node */
   setCursor(node) {
     this.cursor = node;
     this.frame.live.textContent = node && this.view ? spoken(node, this.view.payload) : "";
-    if (node && this.camera) this.camera = this.bounded(revealed(this.camera, node, this.size));
+    if (node) this.port.reveal(node);
     this.invalidate();
   }
 
@@ -219,9 +189,14 @@ export class GraphPanel {
     if (!node) return [];
     const { nodes } = this.layout;
     const other = node.phase === "forward" ? "backward" : "forward";
-    const ids = node.module ? [`${node.module.module.path}|${other}`] : node.ops[0].value.twins;
-    const found = ids.flatMap((id) => nodes.get(id) ?? nodeOfValue(id, this.program, this.layout) ?? []);
-    return [...new Set(found)].filter(({ phase }) => phase === other);
+    const half = node.module && nodes.get(`${node.module.module.path}|${other}`);
+    if (node.module) return half ? [half] : [];
+    return this.nodesOf(node.ops[0].value.twins).filter(({ phase }) => phase === other);
+  }
+
+  /** @param {string[]} values @returns {Node[]} */
+  nodesOf(values) {
+    return values.flatMap((name) => nodeOfValue(name, this.program, this.layout) ?? []);
   }
 
   /** @param {Node} node */
@@ -238,68 +213,23 @@ export class GraphPanel {
     return this.marks.get(name) ?? (items.some((item) => this.marks.has(item)) ? "~" : "");
   }
 
-  // --- the camera ----------------------------------------------------------------------------------------------------
-
-  /** @param {Camera} camera */
-  bounded(camera) {
-    return bounded(camera, this.world(), this.size);
-  }
-
-  world() {
-    const { x, w, h } = this.layout;
-    return { x, y: 0, w, h };
-  }
-
-  fit() {
-    this.camera = fitWidth(this.world(), this.size);
-    this.invalidate();
-  }
-
-  /** @param {number} factor @param {{ x: number, y: number }} [at] */
-  zoom(factor, at = { x: this.size.w / 2, y: this.size.h / 2 }) {
-    if (!this.camera) return;
-    this.camera = this.bounded(zoomed(this.camera, factor, at));
-    this.invalidate();
-  }
-
-  /** By pixels. Whether it could. @param {number} dx @param {number} dy */
-  pan(dx, dy) {
-    if (!this.camera) return false;
-    const { x, y, scale } = this.camera;
-    const next = this.bounded({ x: x + dx / scale, y: y + dy / scale, scale });
-    const moved = Math.abs(next.x - x) + Math.abs(next.y - y) > 0.01 / scale;
-    this.camera = next;
-    if (moved) this.invalidate();
-    return moved;
-  }
-
-  /** A client point in the graph. @param {{ clientX: number, clientY: number }} event */
-  at({ clientX, clientY }) {
-    const box = this.frame.canvas.getBoundingClientRect();
-    const { x, y, scale } = this.camera ?? { x: 0, y: 0, scale: 1 };
-    return { x: x + (clientX - box.left) / scale, y: y + (clientY - box.top) / scale };
-  }
-
   /** @param {string} id a value, `path|phase` of a collapsed module, or the path of any: of an open one, its ▾ */
   locate(id) {
     const { nodes, boxes } = this.layout;
     const box = boxes.find((one) => one.isOpen && one.module.path === id);
     const node = nodes.get(id) ?? nodes.get(`${id}|forward`) ?? nodes.get(`${id}|backward`) ?? nodeOfValue(id, this.program, this.layout);
-    if (!this.camera || !(node || box)) return null;
-    const point = node ? { x: node.x + node.w / 2, y: node.y + node.h / 2 } : { x: (box?.x ?? 0) + 14, y: (box?.y ?? 0) + 14 };
+    const point = node ? { x: node.x + node.w / 2, y: node.y + node.h / 2 } : box && { x: box.x + 14, y: box.y + 14 };
+    const at = point && this.port.onScreen(point);
     const frame = this.frame.canvas.getBoundingClientRect();
-    return { x: frame.left + (point.x - this.camera.x) * this.camera.scale, y: frame.top + (point.y - this.camera.y) * this.camera.scale };
+    return at ? { x: frame.left + at.x, y: frame.top + at.y } : null;
   }
-
-  // --- drawing -------------------------------------------------------------------------------------------------------
 
   resize() {
     const size = this.frame.resize();
     if (!size) return;
-    this.size = size;
     this.isMapDrawn = false;
-    if (!this.camera) this.recolour();
-    this.camera = this.camera ? this.bounded(this.camera) : fitWidth(this.world(), this.size);
+    if (!this.port.camera) this.recolour();
+    this.port.resize(size);
     this.paint();
   }
 
@@ -318,7 +248,8 @@ export class GraphPanel {
   paint() {
     cancelAnimationFrame(this.due);
     this.due = 0;
-    const { camera, view } = this;
+    const { view } = this;
+    const { camera } = this.port;
     const context = this.frame.canvas.getContext("2d", { alpha: false });
     if (!camera || !context || !view) return;
     const scene = this.scene(camera);
@@ -328,16 +259,16 @@ export class GraphPanel {
     if (scene.moved < 1) this.invalidate();
   }
 
-  /** @param {Camera} camera @returns {import("./graphpaint.js").Scene} */
+  /** @param {import("./camera.js").Camera} camera @returns {import("./graphpaint.js").Scene} */
   scene(camera) {
-    const { layout, size, colours, keys, most, cursor, motion } = this;
+    const { layout, colours, keys, most, cursor, motion } = this;
     const moved = motion.moved();
-    const state = { layout, camera, size, colours, keys, most, cursor, moved, entering: motion.entering, leaving: moved < 1 ? motion.leaving : [] };
+    const state = { layout, camera, size: this.port.size, colours, keys, most, cursor, moved, entering: motion.entering, leaving: moved < 1 ? motion.leaving : [] };
     return {
       ...state,
       isHeat: this.frame.isHeat,
       hasLinks: this.frame.links.checked,
-      near: new Set([...(cursor?.inputs ?? []), ...(cursor?.readers ?? []), ...(cursor?.saved ?? [])]),
+      near: new Set(cursor ? [...cursor.inputs, ...cursor.readers, ...cursor.saved] : this.nodesOf(this.view?.payload.values[this.selected]?.uses ?? [])),
       twins: new Set(this.twinsOf(cursor)),
       isDim: (node) => this.isDim(node),
       markOf: (node) => this.markOf(node),

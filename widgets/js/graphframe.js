@@ -46,7 +46,7 @@ export class GraphFrame {
       group("Modules", button("expand", "▾ all", "expand all modules", controls.expandAll), button("collapse", "▸ all", "collapse all modules", controls.collapseAll)),
       group("Zoom", button("out", "−", "zoom out (−)", () => controls.zoom(1 / 1.25)), button("fit", "fit", "fit the width (0)", controls.fit), button("in", "+", "zoom in (+)", () => controls.zoom(1.25))),
       this.colouring,
-      h("label", { title: "all links from the forward to the backward; the selected value's are always shown" }, this.links, "saved tensors"),
+      h("label", { title: "all links from the forward to the backward; the selected value's are always shown" }, this.links, "saved"),
       h("label", { title: "views and single outputs, for which nothing runs" }, this.views, "views"),
       h("label", { title: "ops that the passes removed" }, this.removed, "removed"),
       h("label", { title: "one of identical layers stands for all" }, this.fold, "fold"),

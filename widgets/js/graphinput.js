@@ -48,15 +48,15 @@ class Pointer {
   move(event) {
     const { panel, from } = this;
     if (!event.buttons || !from) {
-      const at = panel.at(event);
-      const node = nodeAt(panel.layout, at);
-      panel.frame.canvas.style.cursor = node || glyphAt(panel.layout, at) ? "pointer" : "";
+      const point = pointAt(panel, event);
+      const node = nodeAt(panel.layout, point);
+      panel.frame.canvas.style.cursor = node || glyphAt(panel.layout, point) ? "pointer" : "";
       return panel.showTip(node, event);
     }
     const [dx, dy] = [event.clientX - from.x, event.clientY - from.y];
     if (!from.isDrag && Math.hypot(dx, dy) < CLICK_PX) return;
     panel.showTip(null, event);
-    panel.pan(-dx, -dy);
+    panel.port.pan(-dx, -dy);
     this.from = { x: event.clientX, y: event.clientY, isDrag: true };
   }
 
@@ -65,9 +65,9 @@ class Pointer {
     if (this.from?.isDrag || event.detail > 1) return;
     const { panel } = this;
     panel.showTip(null, event);
-    const at = panel.at(event);
-    const node = nodeAt(panel.layout, at);
-    const box = node?.module && isOnGlyph(node, at) ? node.module : glyphAt(panel.layout, at);
+    const point = pointAt(panel, event);
+    const node = nodeAt(panel.layout, point);
+    const box = node?.module && isOnGlyph(node, point) ? node.module : glyphAt(panel.layout, point);
     this.hasToggled = Boolean(box);
     if (box) panel.toggleBox(box);
     else panel.moveTo(node);
@@ -75,7 +75,7 @@ class Pointer {
 
   /** @param {MouseEvent} event */
   doubleClick(event) {
-    const node = nodeAt(this.panel.layout, this.panel.at(event));
+    const node = nodeAt(this.panel.layout, pointAt(this.panel, event));
     if (!this.hasToggled && node?.module) this.panel.toggleBox(node.module);
   }
 }
@@ -85,23 +85,29 @@ function onWheel(panel, event) {
   const unit = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? 16 : 1;
   const [dx, dy] = [event.deltaX * unit, event.deltaY * unit];
   if (event.ctrlKey || event.metaKey) {
-    const frame = panel.frame.canvas.getBoundingClientRect();
-    panel.zoom(Math.exp(-dy * 0.002), { x: event.clientX - frame.left, y: event.clientY - frame.top });
-  } else if (!(event.shiftKey && !dx ? panel.pan(dy, 0) : panel.pan(dx, dy))) return;
+    panel.port.zoom(Math.exp(-dy * 0.002), pixelIn(panel.frame.canvas, event));
+  } else if (!(event.shiftKey && !dx ? panel.port.pan(dy, 0) : panel.port.pan(dx, dy))) return;
   panel.showTip(null, event);
   event.preventDefault();
 }
 
 /** @param {GraphPanel} panel @param {PointerEvent} event */
 function onMap(panel, event) {
-  if (!panel.camera) return;
   panel.frame.map.setPointerCapture(event.pointerId);
-  const frame = panel.frame.map.getBoundingClientRect();
-  const { scale } = panel.camera;
-  const { x, w, h } = panel.layout;
-  const [left, top] = [(event.clientX - frame.left) / frame.width, (event.clientY - frame.top) / frame.height];
-  panel.camera = panel.bounded({ x: x + left * w - panel.size.w / scale / 2, y: top * h - panel.size.h / scale / 2, scale });
-  panel.invalidate();
+  const { x, y } = pixelIn(panel.frame.map, event);
+  const { size, world } = panel.port;
+  panel.port.center({ x: world.x + (x / panel.frame.map.clientWidth) * world.w, y: (y / size.h) * world.h });
+}
+
+/** @param {HTMLElement} element @param {MouseEvent} event */
+function pixelIn(element, event) {
+  const { left, top } = element.getBoundingClientRect();
+  return { x: event.clientX - left, y: event.clientY - top };
+}
+
+/** What of the graph is under the pointer. @param {GraphPanel} panel @param {MouseEvent} event */
+function pointAt(panel, event) {
+  return panel.port.inGraph(pixelIn(panel.frame.canvas, event));
 }
 
 /** @param {GraphPanel} panel @param {KeyboardEvent} event */
@@ -113,24 +119,23 @@ function onKey(panel, event) {
 /** Whether the key means something here. @param {GraphPanel} panel @param {KeyboardEvent} event */
 function act(panel, { key, shiftKey }) {
   const arrow = ARROWS[key];
-  if (arrow && shiftKey) panel.pan(arrow[0] * PAN_PX, arrow[1] * PAN_PX);
+  if (arrow && shiftKey) panel.port.pan(arrow[0] * PAN_PX, arrow[1] * PAN_PX);
   else if (arrow) walk(panel, key);
   else if (key === "Enter") enter(panel);
   else if (key === "Escape") panel.moveTo(null);
-  else if (key === "+" || key === "=") panel.zoom(ZOOM);
-  else if (key === "-") panel.zoom(1 / ZOOM);
-  else if (key === "0") panel.fit();
-  else if (key === "PageDown" || key === "PageUp") panel.pan(0, (key === "PageDown" ? 0.9 : -0.9) * panel.size.h);
-  else if (key === "Home" || key === "End") panel.pan(0, key === "End" ? 1e9 : -1e9);
+  else if (key === "+" || key === "=") panel.port.zoom(ZOOM);
+  else if (key === "-") panel.port.zoom(1 / ZOOM);
+  else if (key === "0") panel.port.fit();
+  else if (key === "PageDown" || key === "PageUp") panel.port.pan(0, (key === "PageDown" ? 0.9 : -0.9) * panel.port.size.h);
+  else if (key === "Home" || key === "End") panel.port.pan(0, key === "End" ? 1e9 : -1e9);
   else return false;
   return true;
 }
 
 /** @param {GraphPanel} panel @param {string} key */
 function walk(panel, key) {
-  const { cursor, camera, layout } = panel;
-  if (!camera) return;
-  const next = cursor ? step(cursor, key, layout, panel.twinsOf(cursor)[0] ?? null) : nearestNode(layout, camera, () => true);
+  const { cursor, layout } = panel;
+  const next = cursor ? step(cursor, key, layout, panel.twinsOf(cursor)[0] ?? null) : nearestNode(layout, panel.port.seen(), () => true);
   if (next) panel.moveTo(next);
 }
 

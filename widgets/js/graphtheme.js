@@ -1,6 +1,6 @@
 // The colours of the style sheet, resolved for a canvas, and when they change.
 
-const NAMES = { bg: "bg", raised: "raised", sunken: "sunken", line: "line", lineStrong: "line-strong", text: "text", soft: "soft", brand: "brand", good: "good", warn: "warn", bad: "bad", twin: "twin", heat: "graph-heat", onHue: "graph-on" };
+const NAMES = { bg: "bg", raised: "raised", sunken: "sunken", line: "line", lineStrong: "line-strong", text: "text", soft: "soft", brand: "brand", good: "good", warn: "warn", bad: "bad", twin: "twin", wash: "brand-wash", on: "on-brand", string: "string", number: "number", heat: "graph-heat", onHue: "graph-on" };
 const HUES = Array.from({ length: 8 }, (_, at) => [`k${at}`, `graph-${at}`]);
 // How JupyterLab and VS Code say which theme is on.
 const THEME = ["class", "data-jp-theme-light", "data-jp-theme-name", "data-vscode-theme-kind"];

@@ -33,13 +33,13 @@ const FONT = "10px ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono',
 /**
  * One frame.
  * @param {CanvasRenderingContext2D} context @param {Layout} layout @param {number} width @param {Scene} scene
- * @param {import("./colours.js").Colours} colours
+ * @param {Record<string, string>} colours
  */
 export function paint(context, layout, width, { window, span, shown, overviews, events, found, cursor, range, hover }, colours) {
   const plot = width - layout.gutter;
   context.font = FONT;
   context.textBaseline = "middle";
-  context.fillStyle = colours.background;
+  context.fillStyle = colours.bg;
   context.fillRect(0, 0, width, layout.height);
   drawRuler();
   const most = Math.max(...shown.flatMap(({ memory, measuredPeak }) => [memory.peak, measuredPeak ?? 0])) * 1.12 || 1;
@@ -51,7 +51,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
   }
   drawOverview();
   if (range) drawRange(range);
-  if (hover !== null) drawLine(hover, colours.strong);
+  if (hover !== null) drawLine(hover, colours.lineStrong);
 
   /** @param {number} time */
   function xOf(time) {
@@ -73,7 +73,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
 
   /** @param {Shown} one @param {Band} band */
   function drawTitle({ program, title, number }, band) {
-    context.fillStyle = colours.background;
+    context.fillStyle = colours.bg;
     context.fillRect(0, band.y, width, band.height);
     context.fillStyle = colours.text;
     context.font = FONT.replace("10px", "600 11px");
@@ -101,7 +101,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     const height = band.height - 2;
     spans(program, lane, window, plot, found[number], (x, width, kind, share, event, faint) => {
       context.globalAlpha = (0.35 + 0.65 * share) * (faint ? 0.22 : 1);
-      context.fillStyle = colours[/** @type {import("./colours.js").Name} */ (KINDS[kind].id)];
+      context.fillStyle = colours[KINDS[kind].colour];
       // The gap tells two events of one kind apart.
       context.fillRect(layout.gutter + x, y, width > 3 ? width - 1 : width, height);
       if (width < 10 || event < 0) return;
@@ -125,7 +125,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
 
   /** In the gutter. @param {string} text @param {Band} band @param {string} colour */
   function drawName(text, band, colour) {
-    context.fillStyle = colours.background;
+    context.fillStyle = colours.bg;
     context.fillRect(0, band.y, layout.gutter, band.height);
     context.fillStyle = colour;
     context.textAlign = "left";
@@ -168,7 +168,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
 
   /** @param {Shown} one @param {Band} band @param {number} most bytes at the top */
   function drawMemory({ memory, profile, measuredPeak }, band, most) {
-    context.fillStyle = colours.strong;
+    context.fillStyle = colours.lineStrong;
     context.fillRect(layout.gutter, band.y + band.height - 1, plot, 1);
     drawName("memory", { y: band.y, height: 16 }, colours.soft);
     drawName("static", { y: band.y + 16, height: 12 }, colours.soft);
@@ -227,7 +227,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
   /** Text that stays readable on whatever is below it. @param {string} text @param {number} x @param {number} y @param {string} colour */
   function written(text, x, y, colour) {
     context.textAlign = "left";
-    context.strokeStyle = colours.background;
+    context.strokeStyle = colours.bg;
     context.lineWidth = 3;
     context.lineJoin = "round";
     context.strokeText(text, x, y);

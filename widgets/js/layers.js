@@ -19,7 +19,6 @@ const COLUMNS = /** @type {[Column, string, string][]} */ ([
   ["cause", "mostly", ""],
 ]);
 const TITLES = /** @type {Partial<Record<Column, string>>} */ ({ ratio: "backward over forward", change: "forward and backward together, before the passes and after", cause: "what takes most of the backward" });
-const TIMES = new Set(["forward", "backward"]);
 
 /** @implements {Panel} */
 export class LayersPanel {
@@ -57,20 +56,19 @@ export class LayersPanel {
     const scale = Math.max(...layers.map((row) => row.backward[1]));
     this.rows = layers.map((layer) => [this.row(layer, { unit, total, scale }), layer]);
     this.says.textContent = layers.length === 0 ? "No module ran in this trace." : answer(layers);
-    const head = h("tr", null, COLUMNS.map((column) => this.header(column, unit.name)));
+    const head = h("tr", null, COLUMNS.map((column) => this.header(column)));
     const body = h("tbody", null, this.rows.map(([row]) => row));
     const table = h("table", { class: "tf-table", "data-testid": "tf-layers" }, h("thead", null, head), body);
-    const note = h("p", { class: "tf-note" }, `Times ${view.payload.times.after}. Own ops of each module, those of the modules inside not counted.`);
+    const note = h("p", { class: "tf-note" }, `Times in ${unit.name}, ${view.payload.times.after}. Own ops of each module, those of the modules inside not counted.`);
     this.table.replaceChildren(...(layers.length ? [table, note] : []));
     this.mark(view);
   }
 
-  /** @param {[Column, string, string]} column @param {string} unit */
-  header([column, label, align], unit) {
+  /** @param {[Column, string, string]} column */
+  header([column, label, align]) {
     const isSorted = column === this.sort.column;
     const order = this.sort.descending ? "descending" : "ascending";
-    const text = TIMES.has(column) ? `${label}, ${unit}` : label;
-    const button = h("button", { onclick: () => this.sortBy(column), title: TITLES[column], "data-testid": `tf-layers-by-${column}` }, text, isSorted && h("span", { "aria-hidden": "true" }, this.sort.descending ? " ↓" : " ↑"));
+    const button = h("button", { onclick: () => this.sortBy(column), title: TITLES[column], "data-testid": `tf-layers-by-${column}` }, label, isSorted && h("span", { "aria-hidden": "true" }, this.sort.descending ? " ↓" : " ↑"));
     return h("th", { scope: "col", class: `${align} tf-layers-${column}`, "aria-sort": isSorted ? order : null }, button);
   }
 

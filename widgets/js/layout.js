@@ -42,7 +42,7 @@ import { nearest, opsIn, representative, runsOf } from "./modulegraph.js";
 
 export const NODE = { w: 160, h: 50 };
 const GAP = { x: 14, y: 22, columns: 48 };
-const PAD = { side: 12, top: 26, bottom: 12 };
+const PAD = { side: 12, top: 26, bottom: 12, around: 32 };
 const WIDEST = 4;
 const PHASES = /** @type {const} */ (["forward", "backward"]);
 
@@ -52,8 +52,8 @@ export function layOut(program, folding) {
   const layout = { nodes: new Map(), boxes: [], edges: [], links: [], axes: { forward: 0, backward: 0 }, x: 0, w: 0, h: 0, nodeOf: new Map() };
   const root = measure(program.root, 0, folding, layout);
   layout.axes.backward = (root.widths.forward + root.widths.backward) / 2 + GAP.columns;
-  layout.x = -root.widths.forward / 2;
-  layout.w = root.widths.forward + root.widths.backward + GAP.columns;
+  layout.x = -root.widths.forward / 2 - PAD.around;
+  layout.w = root.widths.forward + root.widths.backward + GAP.columns + 2 * PAD.around;
   layout.h = root.height;
   place(root.rows, 0, layout.axes);
   connect(program.ops, hidden(layout.boxes), layout);
@@ -63,6 +63,15 @@ export function layOut(program, folding) {
 /** Whether a module, of folded ones the first, is shown with what is inside. @param {Module} module @param {number} level @param {Folding} folding */
 export function isOpen({ path }, level, { depth, opened, closed }) {
   return opened.has(path) || (level < depth && !closed.has(path));
+}
+
+/** Show another one of folded layers, with the same modules open in it. @param {Box} box @param {Module} member @param {Folding} folding */
+export function showMember({ members, module }, member, { opened, closed, shown }) {
+  for (const { path } of members) shown.delete(path);
+  shown.add(member.path);
+  for (const paths of [opened, closed]) {
+    for (const path of [...paths]) if (path.startsWith(`${module.path}.`)) paths.add(member.path + path.slice(module.path.length));
+  }
 }
 
 // --- sizes ---------------------------------------------------------------------------------------------------------------
@@ -91,20 +100,17 @@ function stack(rows) {
 
 /** The module's own ops before, between and after what is inside it. @param {Module} module @param {Run[]} runs @returns {Op[][]} */
 function split({ ops }, runs) {
-  const firsts = runs.map(({ members }) => ({
-    forward: Math.min(...members.map(({ first }) => first.forward)),
-    backward: Math.min(...members.map(({ first }) => first.backward)),
-  }));
+  const firsts = runs.map(({ members }) => Math.min(...members.map(({ first }) => first)));
+  const lasts = runs.map(({ members }) => Math.max(...members.map(({ last }) => last)));
   /** @type {Op[][]} */
   const gaps = Array.from({ length: runs.length + 1 }, () => []);
   for (const op of ops) {
-    gaps[op.value.phase === "forward" ? after(firsts, ({ forward }) => forward < op.rank) : after(firsts, ({ backward }) => isLater(backward, op.rank))].push(op);
+    // What runs later in the backward stands above.
+    const at = op.value.phase === "forward" ? after(firsts, (first) => first < op.rank) : after(lasts, (last) => last > op.rank);
+    gaps[at].push(op);
   }
   return gaps;
 }
-
-/** What runs later in the backward stands above. @param {number} first @param {number} rank */
-const isLater = (first, rank) => first > rank && first !== Infinity;
 
 /** The index after the last that `is`. @template T @param {T[]} list @param {(one: T) => boolean} is */
 function after(list, is) {

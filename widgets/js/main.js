@@ -2,7 +2,7 @@
 
 import { Connection, hidden } from "./connection.js";
 import { details } from "./details.js";
-import { h } from "./dom.js";
+import { find, h, unique } from "./dom.js";
 import { shortcut, showHelp, Trail } from "./keys.js";
 import { PANELS, STYLES } from "./panels.js";
 import { markPass, passes } from "./passes.js";
@@ -186,7 +186,16 @@ class Explorer {
   openTab(id) {
     this.tab = id;
     this.drawTabs();
+    this.showTab();
     this.drawPanel();
+  }
+
+  /** Bring the open tab into sight where they do not fit; `scrollIntoView` would move the notebook too. */
+  showTab() {
+    const { tabs } = this.slots;
+    const tab = find(tabs, `tf-tab-${this.tab}`)?.getBoundingClientRect();
+    const room = tabs.getBoundingClientRect();
+    if (tab) tabs.scrollLeft += Math.max(0, tab.right - room.right) + Math.min(0, tab.left - room.left);
   }
 
   /** Open a tab and move the keyboard into its panel, to the selected value's part where there is one. @param {string} id */
@@ -264,16 +273,6 @@ class Explorer {
     this.model.set("selected", value);
     this.model.save_changes();
   }
-}
-
-/** @param {HTMLElement} inside @param {string} id @returns {HTMLElement | null} */
-function find(inside, id) {
-  return inside.querySelector(`[data-testid="${CSS.escape(id)}"]`);
-}
-
-/** An id that no other view on the page has; each has its own copy of this module. @param {string} prefix */
-function unique(prefix) {
-  return `${prefix}-${Math.random().toString(36).slice(2, 10)}`;
 }
 
 /** @param {{ model: Model, el: HTMLElement }} context @returns {() => void} the clean-up */

@@ -22,7 +22,8 @@
  * @property {Op[]} ops its own, in the order of the program
  * @property {number} size shown ops in it and its children
  * @property {boolean} isBare none of its values is its own
- * @property {Record<Value["phase"], number>} first rank of the first value in it and its children, in either half
+ * @property {number} first rank of its first value in the forward, its children's included
+ * @property {number} last rank of its last value in the backward: what is recomputed for others may come long before
  * @property {string[]} captured what of its own was captured, as text
  * @property {number} structure equal for modules of which the same was captured
  * @property {number} form equal for modules whose shown ops are the same too
@@ -50,16 +51,20 @@ export function buildProgram(payload, shown) {
   const program = { root: ensure("", modules), ops: [], host: new Map() };
   const names = Object.keys(values).filter((name) => values[name].op !== "placeholder");
   names.sort((one, other) => (rank.get(one) ?? 0) - (rank.get(other) ?? 0));
+  /** Of a view, when its memory was made. @type {Map<string, number>} */
+  const made = new Map();
   for (const name of names) {
     const value = values[name];
     const module = ensure(value.module, modules);
+    const at = rank.get(name) ?? 0;
+    const isView = value.op === "getitem" || (hasTimes && value.time_us[value.removed ? 0 : 1] === null && !value.kernel);
+    made.set(name, (isView ? made.get(value.reads[0]) : undefined) ?? at);
     module.type ||= value.module_type;
-    note(module, value, rank.get(name) ?? 0, captured.has(name));
-    if (value.removed && !shown.removed) continue;
-    const at = value.removed ? 0 : 1;
-    const isFolded = !shown.views && (value.op === "getitem" || (hasTimes && value.time_us[at] === null && !value.kernel));
-    if (isFolded) continue;
-    const op = { name, value, rank: rank.get(name) ?? 0, module, items: [], inputs: [], readers: [] };
+    if (captured.has(name)) module.captured.push(`${value.phase[0]} ${value.type}`);
+    if (value.phase === "forward") extend(module, { first: at });
+    else extend(module, value.removed ? {} : { last: made.get(name) });
+    if ((value.removed && !shown.removed) || (isView && !shown.views)) continue;
+    const op = { name, value, rank: at, module, items: [], inputs: [], readers: [] };
     module.ops.push(op);
     program.ops.push(op);
     program.host.set(name, op);
@@ -72,7 +77,7 @@ export function buildProgram(payload, shown) {
 
 /** @param {string} path @param {Module | null} parent @returns {Module} */
 function newModule(path, parent) {
-  return { path, type: "", parent, children: [], ops: [], size: 0, isBare: true, first: { forward: Infinity, backward: Infinity }, captured: [], structure: 0, form: 0 };
+  return { path, type: "", parent, children: [], ops: [], size: 0, isBare: true, first: Infinity, last: -Infinity, captured: [], structure: 0, form: 0 };
 }
 
 /** @param {string} path @param {Map<string, Module>} modules @returns {Module} */
@@ -97,11 +102,13 @@ function ranks({ memory }) {
   return rank;
 }
 
-/** @param {Module} module @param {Value} value @param {number} rank @param {boolean} isCaptured */
-function note(module, value, rank, isCaptured) {
+/** @param {Module} module @param {{ first?: number, last?: number }} by ranks */
+function extend(module, { first = Infinity, last = -Infinity }) {
   module.isBare = false;
-  if (isCaptured) module.captured.push(`${value.phase[0]} ${value.type}`);
-  for (let one = /** @type {Module | null} */ (module); one; one = one.parent) one.first[value.phase] = Math.min(one.first[value.phase], rank);
+  for (let one = /** @type {Module | null} */ (module); one; one = one.parent) {
+    one.first = Math.min(one.first, first);
+    one.last = Math.max(one.last, last);
+  }
 }
 
 /**
@@ -138,7 +145,7 @@ function finish(module, known) {
   const { children } = module;
   for (const child of children) finish(child, known);
   module.size = module.ops.length + children.reduce((sum, child) => sum + child.size, 0);
-  children.sort((one, other) => byFirst(one.first, other.first));
+  children.sort(byPlace);
   const inside = (/** @type {"structure" | "form"} */ what) => children.map((child) => `${lastPart(child.path)}=${child[what]}`).sort();
   const ops = module.ops.map(({ value }) => `${value.phase} ${value.op} ${value.type}`);
   module.structure = number(JSON.stringify([module.type, module.captured.sort(), inside("structure")]), known);
@@ -154,15 +161,20 @@ function number(text, known) {
   return found;
 }
 
-/** In the forward's order; what is only in the backward comes where the backward, which flows up, gets there. @param {Module["first"]} one @param {Module["first"]} other */
-function byFirst(one, other) {
-  if (one.forward !== Infinity && other.forward !== Infinity) return one.forward - other.forward;
-  return other.backward - one.backward || 0;
+/** In the forward's order; what is only in the backward comes where the backward, which flows up, gets there. @param {Module} one @param {Module} other */
+function byPlace(one, other) {
+  const isForward = one.first !== Infinity && other.first !== Infinity;
+  return (isForward ? one.first - other.first : other.last - one.last) || 0;
 }
 
 /** A list of equal layers, or what has one child and nothing else: a box around it says nothing. @param {Module} module */
 function isWrapper({ isBare, children }) {
   return isBare && (children.length === 1 || (children.length > 1 && runsOf(children, true).length === 1));
+}
+
+/** How many modules are in each other. @param {Module} module @returns {number} */
+export function levels({ children }) {
+  return children.reduce((most, child) => Math.max(most, 1 + levels(child)), 0);
 }
 
 /** @param {string} path */

@@ -30,7 +30,7 @@ export function rangeTable(shown, range, clear) {
         null,
         h("th", { scope: "row" }, h("abbr", { title: name }, "AB"[number]), ` · ${lane.name}`),
         h("td", { class: "tf-right" }, count),
-        h("td", { class: "tf-right" }, `${duration(busy)} · ${Math.round((100 * busy) / length)} %`),
+        h("td", { class: "tf-right" }, `${duration(busy)} · ${percent(busy, length)}`),
         h("td", { class: "tf-right" }, gaps === 0 ? "none" : `${gaps} · longest ${duration(longest)}`),
         h("td", { title: most }, most),
       );
@@ -56,6 +56,11 @@ function plain(name) {
   return name.replace(/^aten\./, "").replace(/\.default$/, "");
 }
 
+/** @param {number} part @param {number} whole */
+function percent(part, whole) {
+  return whole > 0 ? `${Math.round((100 * part) / whole)} %` : "0 %";
+}
+
 /** One event in a line, for those who hear it too. @param {Shown} shown @param {number} event */
 export function sentence({ program, name }, event) {
   const { columns, lanes, names, ops } = program;
@@ -66,7 +71,7 @@ export function sentence({ program, name }, event) {
 /** @param {Shown[]} shown @param {Window} range */
 export function rangeSentence(shown, range) {
   const length = range.to - range.from;
-  const each = shown.flatMap(({ program, name }) => program.lanes.map((lane) => `${name}, ${lane.name}: busy ${Math.round((100 * sums(program, lane, range.from, range.to).busy) / length)} %`));
+  const each = shown.flatMap(({ program, name }) => program.lanes.map((lane) => `${name}, ${lane.name}: busy ${percent(sums(program, lane, range.from, range.to).busy, length)}`));
   return `${duration(length)} measured. ${each.join(". ")}.`;
 }
 
@@ -92,7 +97,7 @@ export function eventTip({ program, name }, event, values) {
 export function memoryTip({ profile, memory, name }, op) {
   if (!profile) return [];
   const [value, bytes] = [profile.ops[op], profile.live[op]];
-  const share = `${Math.round((100 * bytes) / (memory.peak || 1))} % of the peak`;
+  const share = `${percent(bytes, memory.peak)} of the peak`;
   return [h("b", null, formatBytes(bytes)), h("span", null, `alive while ${value} runs`), h("span", { class: "tf-note" }, `${name} · ${share} · static`)];
 }
 

@@ -2,10 +2,10 @@
 
 import { duration, inside } from "./axis.js";
 import { arranged } from "./bands.js";
-import { palette } from "./colours.js";
 import { h } from "./dom.js";
 import { atWork, eventsOf, measured, modelled, shares } from "./events.js";
 import { gestures } from "./gestures.js";
+import { colours, onTheme } from "./graphtheme.js";
 import { paint } from "./lanes.js";
 import { isOf, profile } from "./memory.js";
 import { alive, legend, rangeSentence, rangeTable, sentence, times } from "./readout.js";
@@ -54,21 +54,20 @@ export class TimelinePanel {
     this.element = this.dom.element;
     Object.assign(this.dom.canvas, { locate: (/** @type {string} */ value, /** @type {number} */ number) => this.locate(value, number) });
     this.gestures = gestures(this);
-    this.repaint = () => this.schedule();
-    this.resized = new ResizeObserver(this.repaint);
+    this.resized = new ResizeObserver(() => this.schedule());
     this.resized.observe(this.element);
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.scheme.addEventListener("change", this.repaint);
-    // JupyterLab's and VS Code's themes are attributes of the page.
-    this.themed = new MutationObserver(this.repaint);
-    this.themed.observe(document.body, { attributes: true });
+    /** Resolved when they are next needed. @type {Record<string, string> | null} */
+    this.colours = null;
+    this.stopTheme = onTheme(() => {
+      this.colours = null;
+      this.schedule();
+    });
   }
 
   destroy() {
     cancelAnimationFrame(this.frame);
     this.resized.disconnect();
-    this.themed.disconnect();
-    this.scheme.removeEventListener("change", this.repaint);
+    this.stopTheme();
   }
 
   // --- what is shown -------------------------------------------------------------------------------------------------
@@ -255,7 +254,7 @@ export class TimelinePanel {
 
   /** @param {number} width */
   paint(width) {
-    const { canvas, context, bar, strip, probe } = this.dom;
+    const { canvas, context, bar, stage, strip } = this.dom;
     this.layout = arranged(this.shown, this.element.clientHeight - bar.offsetHeight - strip.offsetHeight - BELOW);
     this.width = width;
     const scale = devicePixelRatio;
@@ -266,9 +265,10 @@ export class TimelinePanel {
       canvas.style.height = `${this.layout.height}px`;
     }
     context.setTransform(scale, 0, 0, scale, 0, 0);
+    this.colours ??= colours(stage);
     const pixels = Math.max(1, Math.floor(width - this.layout.gutter));
     if (this.overviews[0]?.length !== pixels) this.overviews = this.shown.map(({ program }) => shares(program, this.span, pixels));
-    paint(context, this.layout, width, this, palette(probe));
+    paint(context, this.layout, width, this, this.colours);
     canvas.dataset.from = String(this.window.from);
     canvas.dataset.to = String(this.window.to);
   }
@@ -277,16 +277,15 @@ export class TimelinePanel {
 function parts() {
   const canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Timeline; arrows walk lanes and events, ? lists the keys", "data-testid": "tf-timeline" });
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { alpha: false }));
-  const probe = h("span", { hidden: true });
   const tip = h("div", { class: "tf-tip", hidden: true, "data-testid": "tf-timeline-tip" });
-  const stage = h("div", { class: "tf-stage" }, canvas, tip, probe);
+  const stage = h("div", { class: "tf-stage" }, canvas, tip);
   const bar = h("div", { class: "tf-timeline-bar" });
   const strip = h("div", { class: "tf-timeline-strip", "data-testid": "tf-timeline-strip" });
   const spoken = h("div", { class: "tf-spoken", role: "status", "data-testid": "tf-timeline-spoken" });
   const alive = h("div", { class: "tf-alive-lists" });
   const details = h("details", { class: "tf-timeline-more", "data-testid": "tf-alive" }, h("summary", null, "What is alive at the peak"), alive);
   const element = h("div", { class: "tf-timeline-panel" }, bar, stage, strip, details, spoken);
-  return { canvas, context, probe, tip, stage, bar, strip, spoken, alive, element };
+  return { canvas, context, tip, stage, bar, strip, spoken, alive, element };
 }
 
 /** @param {import("./events.js").Program} program @param {Set<string>} matches */

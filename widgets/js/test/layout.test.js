@@ -4,6 +4,7 @@ import test from "node:test";
 import { layOut, nodeOfValue, foldedLayer } from "../layout.js";
 import { boxAround, glyphAt, isOnGlyph, nodeAt, step } from "../graphwalk.js";
 import { buildProgram, runsOf } from "../modulegraph.js";
+import { Motion } from "../motion.js";
 import { lines, shares, timeOf } from "../graphtext.js";
 
 const SHOWN = { views: false, removed: false };
@@ -126,6 +127,30 @@ test("modules open and close one by one", () => {
   assert.ok(y < node.y && node.y + node.h < y + h);
   assert.equal(boxAround(layout, node).module.path, "h.0.mlp");
   assert.equal(program.root.children[0].path, "h.0", "a list that is only there to hold layers is no box");
+});
+
+test("an op stands between the modules that ran around it, whatever was recomputed early or unpacked late", () => {
+  const text = "a1 = exp() @a\n m = sin(a1)\n b1 = cos(m) @b\n ---\n va = view(a1) @a\n gb = mul(b1) @b\n gm = mul(gb, va)\n ga = mul(gm) @a\n n = getitem(gm) @b";
+  const { nodes } = laidOut(text, { depth: 1 }).layout;
+  const order = [...nodes.values()].sort((one, other) => one.y - other.y).map(({ id }) => id);
+  assert.deepEqual(order.filter((id) => ["a|backward", "gm", "b|backward"].includes(id)), ["a|backward", "gm", "b|backward"]);
+  assert.deepEqual(["a", "b"].map((path) => nodes.get(`${path}|forward`).y), ["a", "b"].map((path) => nodes.get(`${path}|backward`).y));
+});
+
+test("a node moves from where it was, as the camera follows, to where it is", () => {
+  const [{ layout: before }, { layout: after }] = [laidOut("a = exp()\n b = sin(a)\n c = cos(b)"), laidOut("a = exp()\n c = cos(a)\n d = abs(c)")];
+  const move = (matches) => {
+    globalThis.matchMedia = () => ({ matches });
+    const motion = new Motion();
+    motion.begin(before, after, { x: 0, y: 7 });
+    return motion;
+  };
+  const motion = move(false);
+  const c = after.nodes.get("c");
+  assert.equal(motion.rectOf(c, 0).y, before.nodes.get("c").y + 7);
+  assert.equal(motion.rectOf(c, 1).y, c.y);
+  assert.deepEqual([[...motion.entering].map(({ id }) => id), motion.leaving.map(({ node }) => node.id)], [["d"], ["b"]]);
+  assert.equal(move(true).moved(), 1, "nothing moves for those who asked for that");
 });
 
 test("removed ops come back as ghosts in their place", () => {
