@@ -290,8 +290,8 @@ def test_a_kernel_is_compiled_when_it_is_asked_for() -> None:
     [
         ("html", "tracefuse.html", b"<!doctype"),
         ("python", "step.py", b'"""'),
-        ("dot", "tracefuse.dot", b"digraph"),
-        ("model_explorer", "tracefuse_model_explorer.json", b'{"'),
+        ("dot", "trace.dot", b"digraph"),
+        ("model_explorer", "model_explorer.json", b'{"'),
     ],
 )
 def test_a_file_comes_as_bytes(
