@@ -83,7 +83,7 @@ class TablePanel {
   /** @param {(view: View) => HTMLElement} content */
   constructor(content) {
     this.content = content;
-    this.element = h("div", { class: "tf-table-panel" });
+    this.element = h("div", { class: "tf-table-panel", tabindex: "0" });
   }
 
   /** @param {View} view */
