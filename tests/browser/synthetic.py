@@ -113,7 +113,7 @@ def _config(fused: bool) -> dict[str, Any]:
 
 def _pass(fused: bool) -> dict[str, Any]:
     return {
-        "name": "fuse", "help": "", "enabled": fused, "state": "on" if fused else "off", "ops": _SIZES,
+        "name": "fuse", "help": "", "enabled": fused, "state": "on" if fused else "off", "ops": _SIZES, "changed": fused,
         "saved_bytes": _SIZES, "peak_bytes": _SIZES, "seconds": 0.0, "options": [], "decisions": [],
         "error": None, "delta_ms": None,
     }  # fmt: skip
