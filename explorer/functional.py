@@ -12,6 +12,7 @@ import operator
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -293,7 +294,7 @@ def _assigned_names(calls: Sequence[Call]) -> dict[int, str]:
     ]
     last_of_line = [
         (position, call)
-        for (position, call), after in zip(forward, [*forward[1:], None], strict=True)
+        for (position, call), after in pairwise([*forward, None])
         if after is None or after[1].origin.source != call.origin.source
     ]
     named = ((p, _target_name(c.origin.source)) for p, c in last_of_line if isinstance(c.outs, (Value, tuple)))  # type: ignore[arg-type]

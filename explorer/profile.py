@@ -6,6 +6,7 @@ table that misses some says so.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from torch.autograd import DeviceType
 
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.timing import aligned
+
+# Kineto writes a line to stderr whenever a profiler starts or stops, which a notebook shows under the cell (seen on torch
+# 2.13); it reads this setting when the first profiler starts.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 # Host calls that start one kernel each, as CUPTI names them. Seen on torch 2.11 to 2.15 with CUDA 12 and 13.
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")

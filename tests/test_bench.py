@@ -149,3 +149,11 @@ def test_cut(tmp_path: Path) -> None:
         assert less["peak_bytes"] <= more["peak_bytes"]
         assert less["recompute_seconds"] >= more["recompute_seconds"]
     assert "static peak" in printed
+
+
+def test_view(tmp_path: Path) -> None:
+    found, printed = run("view.py", tmp_path, "--budget", "0.3", "--html", "view.html")
+    assert {"open", "measure", "measure each pass", "fuse off", "fuse on", "save the page"} <= found["seconds"].keys()
+    assert {"simplify", "fuse"} <= found["passes"].keys()
+    assert found["page_nbytes"] == (tmp_path / "view.html").stat().st_size
+    assert "profiled ops add up to" in printed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
+from typing import Any
 
 import programs
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 import tracefuse
 from tracefuse.errors import CaptureError
+from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Input, Output, origin, phase
 from tracefuse.optimizers.verify import verify
 
@@ -330,3 +332,12 @@ def test_optimizer_steps_are_part_of_the_trace():
     assert {("mutation", "weight"), ("mutation", "bias")} <= kinds
     outputs = dict(zip(((o.kind, o.of) for o in c.trace.outputs), c.replay(), strict=True))
     assert torch.equal(outputs["mutation", "weight"], layer.weight)
+
+
+def test_a_program_without_a_file_has_no_lines_and_is_captured() -> None:
+    """As under `python -c`, where no line of the program can be read."""
+    x = torch.ones(3, requires_grad=True)
+    namespace: dict[str, Any] = {"x": x}
+    exec(compile("def run():\n    x.exp().sum().backward()", "<no such file>", "exec"), namespace)
+    trace = tracefuse.capture(namespace["run"]).trace
+    assert [op_name(node) for node in trace.ops][:2] == ["aten.exp.default", "aten.sum.default"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 
 import numpy as np
@@ -295,3 +297,15 @@ def test_a_copy_to_the_host_is_on_a_lane_of_copies() -> None:
     # The product is computed by the host.
     assert np.isfinite(list(program.op_us.values())).all()
     assert any(name.startswith("mul") and us > 0 for name, us in program.op_us.items())
+
+
+def test_a_profiler_prints_nothing() -> None:
+    """What a library writes to stderr appears under the user's cell."""
+    code = (
+        "import torch, tracefuse; x = torch.ones(3, requires_grad=True); "
+        "from tracefuse.config import Config; "
+        "f = lambda: x.exp().sum().backward(); c = tracefuse.capture(f); print(c.optimize().timeline().provenance)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "profiled once" in done.stdout
+    assert done.stderr == ""
