@@ -69,7 +69,7 @@ def recorded(run: Callable[[], Any]) -> list[Event]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_initialized():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profiler:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:  # else torch 2.11 warns
         _finished(run)
         with marked(_BEGIN):
             pass
