@@ -1,0 +1,55 @@
+"""README's pictures of the explorer, from a page that `view.py --html` saved on a GPU, drawn by the view as it is now.
+
+python tests/bench/pictures.py view.html notebooks/images
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+from shutil import which
+
+from playwright.sync_api import Page, sync_playwright
+
+from tracefuse.widgets.html import page
+from tracefuse.widgets.pack import decode
+
+# File, width, colours, tab.
+PICTURES = [
+    ("explorer_light.png", 1300, "light", "trace"),
+    ("explorer_dark.png", 1300, "dark", "timeline"),
+    ("explorer_light_narrow.png", 700, "light", "layers"),
+    ("explorer_dark_narrow.png", 700, "dark", "trace"),
+]
+MODULE = "head"
+
+
+def main(saved: Path, folder: Path) -> None:
+    """Draw each of `PICTURES` into `folder`, the slowest module unfolded and its forward op selected."""
+    (held,) = re.findall(r'<script id="held" type="text/plain">(.*?)</script>', saved.read_text(), re.DOTALL)
+    found = decode(held)
+    anew = Path(tempfile.mkdtemp()) / "view.html"
+    anew.write_text(page(found["payloads"], "tracefuse", found["timeline"]))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+        for name, width, scheme, tab in PICTURES:
+            opened = browser.new_page(viewport={"width": width, "height": 720}, color_scheme=scheme)  # type: ignore[arg-type]
+            opened.goto(anew.as_uri())
+            select(opened)
+            opened.get_by_test_id(f"tf-tab-{tab}").click()
+            opened.wait_for_timeout(500)  # canvases move to where they draw
+            opened.screenshot(path=folder / name, full_page=True)
+        browser.close()
+
+
+def select(opened: Page) -> None:
+    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    opened.locator("[data-testid=tf-tree] [role=row]", has_text=MODULE).first.click()
+    opened.keyboard.press("ArrowRight")
+    opened.keyboard.press("ArrowDown")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
