@@ -91,11 +91,11 @@ class Explorer(anywidget.AnyWidget):
         """The payload of any variant of the capture, beside the baseline and with what was measured here."""
         return self.measured.payload(variant, self.baseline, self.name)
 
-    def show(self, variant: Variant) -> None:
-        """Show another variant of the same capture; times of the one before stay, marked as stale."""
+    def show(self, variant: Variant | None = None) -> None:
+        """Show another variant of the capture (default: the same, with what is known by now); old times stay, as stale."""
         with self._lock:
+            self.variant = variant = variant or self.variant
             self.measured.adopt(variant)
-            self.variant = variant
             self.payload = self.held(variant)
             self.config = config_record(variant.config)
             self.still.update(self.payload)
@@ -107,12 +107,12 @@ class Explorer(anywidget.AnyWidget):
     def pin(self, variant: Variant | None = None) -> None:
         """Compare with `variant` (default: the shown one) from now on, in place of the captured program."""
         self.baseline = (variant or self.variant).check()
-        self.show(self.variant)
+        self.show()
 
     def unpin(self) -> None:
         """Compare with the captured program again."""
         self.baseline = None
-        self.show(self.variant)
+        self.show()
 
     @traitlets.validate("config")
     def _checked(self, proposal: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Explorer(anywidget.AnyWidget):
                 found = timeline_record(self.measured.op_by_op.measure(variant, baseline))
                 with self._lock:
                     self.timeline = found
-        self.show(self.variant)
+        self.show()
 
     def _ablate(self, task: Task) -> None:
         variant = self.variant.check()
@@ -191,11 +191,11 @@ class Explorer(anywidget.AnyWidget):
             budget_s = self.budget_s * (1 + len(variant.steps)) / 2
             found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
         self.measured.shares = (found, variant.config)
-        self.show(self.variant)
+        self.show()
 
     def _inspect(self, kernel: str) -> None:
         self.measured.inspect(self.variant, kernel)
-        self.show(self.variant)
+        self.show()
 
     def _take(self, what: str) -> None:
         if what not in TAKEAWAYS:
