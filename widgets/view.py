@@ -225,7 +225,7 @@ class Explorer(anywidget.AnyWidget):
         elif kind == "ablate":
             self._start("timing", self._ablate, is_timed=True)
         elif kind == "inspect":
-            self._start("kernels", lambda _: self._inspect(message["kernel"]))
+            self._start("kernels", lambda _: self._inspect(message["kernel"]), at=message["kernel"])
         elif kind == "take":
             self._start("take", lambda _: self._take(message["what"]))
         else:
@@ -233,15 +233,15 @@ class Explorer(anywidget.AnyWidget):
                 f"the view sent {kind!r}, which is none of its messages: restart the kernel after an update"
             )
 
-    def _start(self, panel: str, work: Callable[[Task], None], is_timed: bool = False) -> None:
+    def _start(self, panel: str, work: Callable[[Task], None], is_timed: bool = False, at: str = "") -> None:
         """Begin `work` in a thread, if nothing else is at work."""
         if self._task.is_running:
             message = "something else is running: wait for it, or cancel it"
-            self._tell(error={"panel": panel, "at": "", "message": message})
+            self._tell(error={"panel": panel, "at": at, "message": message})
             return
         self._task = task = Task(is_timed)
         self._tell(**IDLE | {"busy": panel})  # before the next message is read
-        task.start(lambda: self._answer(panel, lambda: work(task), is_main=True))
+        task.start(lambda: self._answer(panel, lambda: work(task), at, is_main=True))
 
     def _run(self, panel: str, work: Callable[[Task], None]) -> None:
         """Do `work` here and now: whoever asks in Python can interrupt it, and comes before what the view asked for."""
