@@ -61,10 +61,12 @@ def merge_repeated(built: Built, states: Sequence[torch.Tensor]) -> None:
 
 @contextmanager
 def undisturbed(inputs: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Leave the generators of the CPU and of the inputs' GPUs as they are found: replays set them back to what was captured,
-    which the user's own draws must not notice."""
-    devices = sorted({t.device.index for t in inputs if t.is_cuda})
-    with torch.random.fork_rng(devices):
+    """Leave the generators of the CPU, of the inputs' GPUs and of the current one as they are found: replays set them back to
+    what was captured, which the user's own draws must not notice."""
+    devices = {t.device.index for t in inputs if t.is_cuda}
+    if torch.cuda.is_initialized():  # a program may draw there although its inputs lie on the CPU
+        devices.add(torch.cuda.current_device())
+    with torch.random.fork_rng(sorted(devices)):
         yield
 
 

@@ -152,7 +152,7 @@ class Variant:
         """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""
         from tracefuse.optimizers.dot import to_dot
 
-        return to_dot(self.trace, depth, self.op_times.us)
+        return to_dot(self.trace, depth, self.op_times.us, self.op_times.provenance)
 
     def to_svg(self, depth: int | None = 2) -> str:
         """`to_dot(depth)` drawn. Raises `NotSupported` where no Graphviz is installed."""
@@ -164,7 +164,7 @@ class Variant:
         """Both traces as Google's Model Explorer opens them; `json.dump` it."""
         from tracefuse.optimizers.model_explorer import to_model_explorer
 
-        return to_model_explorer(self.trace, self.op_times.us, self.config.as_code())
+        return to_model_explorer(self.trace, self.op_times.us, self.config.as_code(), self.op_times.provenance)
 
     def timeline(self) -> Timeline:
         """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline`."""

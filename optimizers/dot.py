@@ -39,8 +39,9 @@ class _Node:
     lines: list[str] = field(default_factory=list)
 
 
-def to_dot(trace: Trace, depth: int | None = 2, us: Mapping[str, float] | None = None) -> str:
-    """The text that `dot` draws. `us` are microseconds by the value that an op computes, shown where they are given.
+def to_dot(trace: Trace, depth: int | None = 2, us: Mapping[str, float] | None = None, provenance: str = "") -> str:
+    """The text that `dot` draws. `us` are microseconds by the value that an op computes, shown where they are given;
+    `provenance`, below the picture, says how they are known.
 
     Raises `ValueError` for a negative depth.
     """
@@ -54,7 +55,7 @@ def to_dot(trace: Trace, depth: int | None = 2, us: Mapping[str, float] | None =
         if does_work(op):
             _count(nodes.setdefault(key[op], _node(op, depth)), op, us or {})
     graph = graphviz.Digraph(
-        graph_attr={"rankdir": "TB", "fontname": "Helvetica", "newrank": "true"},
+        graph_attr={"rankdir": "TB", "fontname": "Helvetica", "newrank": "true", "label": graphviz.escape(provenance)},
         node_attr={"shape": "box", "style": "filled,rounded", "fontname": "Helvetica", "fontsize": "10"},
         edge_attr={"fontname": "Helvetica", "fontsize": "8", "arrowsize": "0.6"},
     )
@@ -68,7 +69,9 @@ def to_dot(trace: Trace, depth: int | None = 2, us: Mapping[str, float] | None =
 def _key(node: fx.Node, depth: int | None) -> str:
     if depth is None:
         return f"{phase(node)} {node.name}"
-    return f"{phase(node)} {'.'.join(origin(node).module.split('.')[:depth])}"
+    path = ".".join(origin(node).module.split(".")[:depth])
+    # In an edge a colon would begin a port of the node.
+    return f"{phase(node)} {path.replace('%', '%25').replace(':', '%3A')}"
 
 
 def _node(op: fx.Node, depth: int | None) -> _Node:

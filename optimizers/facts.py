@@ -69,8 +69,9 @@ def _facts_of_op(node: fx.Node) -> dict[Any, Any]:
     facts = meta.get(_OP)
     if facts is None or not _are_of(node, facts):
         operands = (x for a in node.all_input_nodes for x in (a.target, a.meta.get("val")))
-        facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), *operands)}
+        # The facts last: another thread that finds them finds what they follow from.
         meta[_ARGS], meta[_KWARGS] = node.args, node.kwargs
+        facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), *operands)}
     return facts
 
 

@@ -14,9 +14,13 @@ from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
 
 
-def to_model_explorer(trace: Trace, us: Mapping[str, float] | None = None, label: str = "tracefuse") -> dict[str, Any]:
-    """A graph collection with one graph. `us` are microseconds by the value that an op computes, shown where given."""
-    nodes = [_node(node, us or {}) for node in [*trace.placeholders, *trace.ops]]
+def to_model_explorer(
+    trace: Trace, us: Mapping[str, float] | None = None, label: str = "tracefuse", provenance: str = ""
+) -> dict[str, Any]:
+    """A graph collection with one graph. `us` are microseconds by the value that an op computes, shown where given;
+    `provenance`, beside each, says how they are known."""
+    times = {name: f"{time_us:.4g} {provenance}".rstrip() for name, time_us in (us or {}).items()}
+    nodes = [_node(node, times) for node in [*trace.placeholders, *trace.ops]]
     returned = {
         "id": "outputs",
         "label": "outputs",
@@ -26,19 +30,19 @@ def to_model_explorer(trace: Trace, us: Mapping[str, float] | None = None, label
     return {"label": label, "graphs": [{"id": trace.name, "nodes": [*nodes, returned]}]}
 
 
-def _node(node: fx.Node, us: Mapping[str, float]) -> dict[str, Any]:
+def _node(node: fx.Node, times: Mapping[str, str]) -> dict[str, Any]:
     is_input = node.op == "placeholder"
     return {
         "id": node.name,
         "label": node.name if is_input else op_name(node),
         "namespace": "inputs" if is_input else "/".join([phase(node), *filter(None, origin(node).module.split("."))]),
-        "attrs": [{"key": key, "value": value} for key, value in _attributes(node, us).items() if value],
+        "attrs": [{"key": key, "value": value} for key, value in _attributes(node, times).items() if value],
         "incomingEdges": _edges(node.all_input_nodes),
         "outputsMetadata": [{"id": "0", "attrs": [{"key": "type", "value": tensor_type(node.meta.get("val"))}]}],
     }
 
 
-def _attributes(node: fx.Node, us: Mapping[str, float]) -> dict[str, str]:
+def _attributes(node: fx.Node, times: Mapping[str, str]) -> dict[str, str]:
     where = origin(node)
     source = where.source
     return {
@@ -46,7 +50,7 @@ def _attributes(node: fx.Node, us: Mapping[str, float]) -> dict[str, str]:
         "phase": phase(node),
         "module": where.module_type,
         "bytes": str(nbytes(node)),
-        "time in µs": f"{us[node.name]:.4g}" if node.name in us else "",
+        "time in µs": times.get(node.name, ""),
         "autograd": where.autograd,
         "line": f"{source.label or source.file}:{source.line}  {source.text.strip()}" if source else "",
     }

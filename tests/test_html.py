@@ -93,6 +93,14 @@ def test_the_page_holds_those_configurations() -> None:
     assert held == [json.dumps(payload(captured().variant(c))["config"]) for c in wanted]
 
 
+def test_times_beside_a_pinned_variant_are_not_shown_as_beside_the_captured_program() -> None:
+    variant = captured().variant(Config.of(fuse=False))
+    variant.measure(budget_s=0.05)
+    assert payloads(to_html(variant))[0]["timing"]["stale"] is False
+    variant.measure(budget_s=0.05, against=captured().variant(Config.of(fuse=False, cat=False)))
+    assert payloads(to_html(variant))[0]["timing"] is None
+
+
 def test_it_is_written_as_utf_8(tmp_path: Path) -> None:
     target = write_html(captured().optimize(), tmp_path / "view.html", name="größe")
     assert target.read_bytes().decode("utf-8").startswith("<!doctype html>")

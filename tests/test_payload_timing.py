@@ -6,6 +6,7 @@ import json
 import math
 from functools import cache
 
+import cuda_traces
 import programs
 import pytest
 import torch
@@ -17,6 +18,8 @@ from tracefuse.optimizers.trace import does_work
 from tracefuse.timing import Difference, ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload_timing import measured_peak_bytes
+from tracefuse.widgets.trace_facts import gpu_input_bytes
 from tracefuse.widgets.view import Explorer
 
 ONE_MS = {"step": estimate([1.0] * 6)}
@@ -38,12 +41,19 @@ def timing(difference: Difference | None = None, peaks: tuple[int | None, int | 
 
 
 def test_measured_memory_and_differences_are_those_of_the_shown_program() -> None:
-    """The allocator counts what a replay adds; the inputs were there before it, and count as in a static peak."""
     found = payload(variant(), (timing(Difference(1e-6, 2e-5), (300, 200)), variant().config))["summary"]
+    assert found["measured_peak_bytes"] == [300, 200]
+    assert found["difference"] == {"results": 1e-6, "gradients": 2e-5}
+
+
+def test_inputs_count_where_they_lie() -> None:
+    """The allocator counts what a replay adds; a GPU's inputs were there before it, and a CPU's lie elsewhere."""
+    assert measured_peak_bytes(timing(peaks=(300, 200)), (50, 40)) == [350, 240]
     tensors = variant().capture.example_inputs
     inputs = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
-    assert found["measured_peak_bytes"] == [300 + inputs, 200 + inputs]
-    assert found["difference"] == {"results": 1e-6, "gradients": 2e-5}
+    trace = variant().capture.trace
+    assert gpu_input_bytes(trace) == 0
+    assert gpu_input_bytes(cuda_traces.on_cuda(trace)) == inputs
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,18 @@ def test_names_cannot_break_out_of_the_text() -> None:
     assert '"] -> b [x="' not in c.optimize().to_dot(None).replace('\\"', "")
 
 
+@pytest.mark.parametrize("name", ["a:b", "100%:", "a%3Ab"])
+def test_a_modules_name_is_one_node(name: str) -> None:
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3)})
+    dot = tracefuse.capture(lambda: model[name](torch.ones(2, 3)).sum().backward()).optimize(fuse=False).to_dot()
+    ends = {end for line in dot.splitlines() if "->" in line for end in line.strip().split(" [")[0].split(" -> ")}
+    assert ends <= {line.strip().split(" [")[0] for line in nodes_of(dot)}
+
+
+def test_a_picture_says_how_its_times_are_known() -> None:
+    assert 'label="modelled: roofline' in gpt().to_dot()
+
+
 @pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz")
 def test_it_draws() -> None:
     picture = gpt().to_svg(1)
@@ -113,7 +125,9 @@ def test_model_explorers_graph_is_whole(name: str) -> None:
 def test_modules_are_namespaces_and_times_are_attributes() -> None:
     (graph,) = gpt().to_model_explorer()["graphs"]
     assert {"forward/h/0/attn/qkv", "backward/h/1/mlp/up"} <= {node["namespace"] for node in graph["nodes"]}
-    assert any(pair["key"] == "time in µs" for node in graph["nodes"] for pair in node.get("attrs", []))
+    times = [pair["value"] for node in graph["nodes"] for pair in node.get("attrs", []) if pair["key"] == "time in µs"]
+    assert times
+    assert all(re.match(r"[\d.e-]+ modelled: roofline", time) for time in times)
 
 
 # --- Perfetto ---------------------------------------------------------------------------------------------------------

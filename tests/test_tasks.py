@@ -15,6 +15,7 @@ from IPython.core.events import EventManager, available_events
 import tracefuse
 from tracefuse.config import Config
 from tracefuse.errors import Cancelled
+from tracefuse.side_by_side import Ablation
 from tracefuse.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets import tasks
@@ -166,3 +167,39 @@ def test_what_python_asks_for_comes_before_what_the_view_asked_for(explorer: Exp
     assert held.runs == 2
     assert explorer.status == IDLE
     assert not explorer.payload["timing"]["stale"]
+
+
+class Watched:
+    """A view's lock, which says when a task wants it."""
+
+    def __init__(self) -> None:
+        self.lock, self.wanted = threading.RLock(), threading.Event()
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.wanted.set()
+        self.lock.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self.lock.release()
+
+
+def test_a_task_that_ends_while_a_switch_is_at_work_shows_what_was_switched_to(
+    explorer: Explorer, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ablate(variant: Variant, **given: Any) -> Ablation:
+        held.hold(variant, **given)
+        return Ablation("measured on CPU", {}, frozenset(), rounds=6, stopped="six rounds")
+
+    monkeypatch.setattr(Variant, "ablate", ablate)
+    explorer._lock = watched = Watched()  # type: ignore[assignment]
+    ask(explorer, "ablate")
+    assert held.began.wait(PATIENCE_S)
+    watched.wanted.clear()
+    with explorer._lock:  # as `set_state` holds it while the passes run
+        held.release.set()
+        assert watched.wanted.wait(PATIENCE_S)
+        explorer.configure({"cat": False})
+    explorer.wait()
+    assert explorer.variant.config.cat is False
+    assert explorer.config["cat"] is False

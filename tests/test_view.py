@@ -282,6 +282,7 @@ def test_a_kernel_is_compiled_when_it_is_asked_for() -> None:
     assert rest == [None] * len(rest)
     send(explorer, {"type": "inspect", "kernel": "nope"})
     assert explorer.status["error"]["panel"] == "kernels"
+    assert explorer.status["error"]["at"] == "nope"  # where it is shown
     assert "'nope'" in explorer.status["error"]["message"]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tracefuse.config import Config
 from tracefuse.variant import Variant
+from tracefuse.widgets.measured import Measured
 from tracefuse.widgets.pack import encode
-from tracefuse.widgets.payload import payload
 from tracefuse.widgets.text import to_text
 
 STATIC = Path(__file__).parent / "static"
@@ -60,15 +60,14 @@ def to_html(
     """One self-contained page: `variant`, no pass at all, all passes, and each pass switched alone.
 
     `name` is the variable that holds the capture, if there is one. `payload_of` says what is shown of a variant (default:
-    what `payload` says, with the times that were measured of it), `timeline` is a `timeline_record` with its events as text.
+    what `payload` says, with the times that were measured of it beside the captured program), `timeline` is a
+    `timeline_record` with its events as text.
     """
-    timed = (variant.timing, variant.config) if variant.timing else None
-
-    def plain(one: Variant) -> dict[str, Any]:
-        return payload(one, (one.timing, one.config) if one.timing else timed, name=name)
-
     variants = [variant, *map(variant.capture.variant, configurations(variant.config))]
-    payloads = [(payload_of or plain)(one) for one in variants]
+    measured = Measured()
+    for one in reversed(variants):  # those of the shown one last: where there are no others, they are what is stale
+        measured.adopt(one)
+    payloads = [payload_of(one) if payload_of else measured.payload(one, None, name) for one in variants]
     return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline)
 
 

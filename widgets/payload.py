@@ -87,7 +87,7 @@ from tracefuse.widgets.payload_timing import (
     timing_record,
 )
 from tracefuse.widgets.payload_values import half, values
-from tracefuse.widgets.trace_facts import input_bytes, memory, modelled, size
+from tracefuse.widgets.trace_facts import gpu_input_bytes, memory, modelled, size
 
 VERSION = 2
 
@@ -157,7 +157,7 @@ def summary(before: Trace, after: Trace, timing: Timing | None = None) -> dict[s
         "ops": [old.ops, new.ops],
         "saved_bytes": [old.saved_bytes, new.saved_bytes],
         "peak_bytes": [old.peak_bytes, new.peak_bytes],
-        "measured_peak_bytes": measured_peak_bytes(timing, (input_bytes(before), input_bytes(after)))
+        "measured_peak_bytes": measured_peak_bytes(timing, (gpu_input_bytes(before), gpu_input_bytes(after)))
         if timing
         else None,
         "difference": difference_record(timing) if timing else None,

@@ -68,8 +68,8 @@ def _interval(time: Estimate) -> dict[str, float]:
 
 
 def measured_peak_bytes(timing: Timing, input_bytes: tuple[int, int]) -> list[int] | None:
-    """The most GPU memory that the baseline and the shown program take, their inputs included as in a static peak: what a
-    replay adds by the allocator's count, and the `input_bytes` of each, which lie there before it. None on a CPU."""
+    """The most GPU memory that the baseline and the shown program take, their inputs there included, as in a static peak:
+    what a replay adds by the allocator's count, and the `input_bytes` of each on the GPU before it. None on a CPU."""
     shown = _shown(timing)
     peaks = [timing.baseline.peak_nbytes, shown.peak_nbytes if shown else None]
     known = [peak + inputs for peak, inputs in zip(peaks, input_bytes, strict=True) if peak is not None]

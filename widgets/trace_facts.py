@@ -16,7 +16,9 @@ from torch import fx
 
 from tracefuse import op_times
 from tracefuse.optimizers import liveness
+from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.ops import op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
 
@@ -61,9 +63,11 @@ def size(trace: Trace) -> Size:
     return Size(trace.op_count, saved, memory(trace)["peak"])
 
 
-def input_bytes(trace: Trace) -> int:
-    """Bytes of what the caller holds: inputs, parameters and buffers, each storage once."""
-    return sum(life.nbytes for life in lifetimes(trace) if life.is_input)
+@per_trace
+def gpu_input_bytes(trace: Trace) -> int:
+    """Bytes of GPU memory that the caller holds: inputs, parameters and buffers there, each storage once."""
+    there = [node for node in trace.placeholders if any(device.type == "cuda" for device in devices(node))]
+    return sum({memory: count for node in there for memory, count in storages(node).items()}.values())
 
 
 @per_trace

@@ -91,11 +91,11 @@ class Explorer(anywidget.AnyWidget):
         """The payload of any variant of the capture, beside the baseline and with what was measured here."""
         return self.measured.payload(variant, self.baseline, self.name)
 
-    def show(self, variant: Variant) -> None:
-        """Show another variant of the same capture; times of the one before stay, marked as stale."""
+    def show(self, variant: Variant | None = None) -> None:
+        """Show another variant of the capture (default: the same, with what is known by now); old times stay, as stale."""
         with self._lock:
+            self.variant = variant = variant or self.variant
             self.measured.adopt(variant)
-            self.variant = variant
             self.payload = self.held(variant)
             self.config = config_record(variant.config)
             self.still.update(self.payload)
@@ -107,12 +107,12 @@ class Explorer(anywidget.AnyWidget):
     def pin(self, variant: Variant | None = None) -> None:
         """Compare with `variant` (default: the shown one) from now on, in place of the captured program."""
         self.baseline = (variant or self.variant).check()
-        self.show(self.variant)
+        self.show()
 
     def unpin(self) -> None:
         """Compare with the captured program again."""
         self.baseline = None
-        self.show(self.variant)
+        self.show()
 
     @traitlets.validate("config")
     def _checked(self, proposal: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Explorer(anywidget.AnyWidget):
                 found = timeline_record(self.measured.op_by_op.measure(variant, baseline))
                 with self._lock:
                     self.timeline = found
-        self.show(self.variant)
+        self.show()
 
     def _ablate(self, task: Task) -> None:
         variant = self.variant.check()
@@ -191,11 +191,11 @@ class Explorer(anywidget.AnyWidget):
             budget_s = self.budget_s * (1 + len(variant.steps)) / 2
             found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
         self.measured.shares = (found, variant.config)
-        self.show(self.variant)
+        self.show()
 
     def _inspect(self, kernel: str) -> None:
         self.measured.inspect(self.variant, kernel)
-        self.show(self.variant)
+        self.show()
 
     def _take(self, what: str) -> None:
         if what not in TAKEAWAYS:
@@ -225,7 +225,7 @@ class Explorer(anywidget.AnyWidget):
         elif kind == "ablate":
             self._start("timing", self._ablate, is_timed=True)
         elif kind == "inspect":
-            self._start("kernels", lambda _: self._inspect(message["kernel"]))
+            self._start("kernels", lambda _: self._inspect(message["kernel"]), at=message["kernel"])
         elif kind == "take":
             self._start("take", lambda _: self._take(message["what"]))
         else:
@@ -233,15 +233,15 @@ class Explorer(anywidget.AnyWidget):
                 f"the view sent {kind!r}, which is none of its messages: restart the kernel after an update"
             )
 
-    def _start(self, panel: str, work: Callable[[Task], None], is_timed: bool = False) -> None:
+    def _start(self, panel: str, work: Callable[[Task], None], is_timed: bool = False, at: str = "") -> None:
         """Begin `work` in a thread, if nothing else is at work."""
         if self._task.is_running:
             message = "something else is running: wait for it, or cancel it"
-            self._tell(error={"panel": panel, "at": "", "message": message})
+            self._tell(error={"panel": panel, "at": at, "message": message})
             return
         self._task = task = Task(is_timed)
         self._tell(**IDLE | {"busy": panel})  # before the next message is read
-        task.start(lambda: self._answer(panel, lambda: work(task), is_main=True))
+        task.start(lambda: self._answer(panel, lambda: work(task), at, is_main=True))
 
     def _run(self, panel: str, work: Callable[[Task], None]) -> None:
         """Do `work` here and now: whoever asks in Python can interrupt it, and comes before what the view asked for."""

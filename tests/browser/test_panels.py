@@ -227,6 +227,15 @@ def test_a_kernel_is_inspected_and_its_answer_shown(live: Page) -> None:
     expect(details(live)).to_contain_text("40 registers, 2 KiB shared, ▲ 3 spills")
 
 
+def test_an_inspection_that_fails_says_so_beside_its_button(live: Page) -> None:
+    live.locator("[data-testid=tf-code-forward] .tf-line:has(.tf-kernel) .tf-value").first.click()
+    details(live).get_by_role("button", name="inspect").click()
+    (message,) = sent(live)
+    error = {"panel": "kernels", "at": message["kernel"], "message": "Triton refused it"}
+    live.evaluate("(error) => set('status', {...state.status, busy: '', error})", error)
+    expect(details(live).get_by_role("alert")).to_have_text("Triton refused it")
+
+
 # --- code -------------------------------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,9 @@ export class KernelPanel {
   /** @param {View} view */
   content(view) {
     const { kernels, config, runs_triton: runsTriton } = view.payload;
-    const error = view.status.error?.panel === "kernels" && !view.status.error.at && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-kernels" }, view.status.error.message);
+    const { error: problem } = view.status;
+    const isOfRow = kernels.some(({ name }) => name === problem?.at);
+    const error = problem?.panel === "kernels" && !isOfRow && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-kernels" }, problem.message);
     const none = config.fuse ? "No region of this trace became a Triton kernel; the decisions of `fuse` say why." : "Switch `fuse` on to turn regions into Triton kernels.";
     if (kernels.length === 0) return [h("p", { class: "tf-note" }, none)];
     const timed = kernels.find((kernel) => kernel.time_us !== null);

@@ -240,7 +240,7 @@ interface Status {
   busy: "" | "passes" | "timing" | "kernels" | "take";
   progress: number | null;
   text: string;
-  /** `at` is the pass whose control was used, or "". */
+  /** `at` is the pass whose control was used, the kernel that was to be inspected, or "". */
   error: { panel: "passes" | "timing" | "kernels" | "take"; at: string; message: string } | null;
 }
 
