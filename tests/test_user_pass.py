@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import textwrap
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tracefuse.optimizers.ops import op_name
 from tracefuse.summary import steps_table
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.magic import parse
+from tracefuse.widgets.pack import decode
 from tracefuse.widgets.text import to_text
 from tracefuse.widgets.view import Explorer
 
@@ -166,8 +166,8 @@ def test_the_view_has_its_row_with_decisions_and_options() -> None:
 
 def test_the_saved_page_holds_it_off_too() -> None:
     tracefuse.register(made(halved))
-    text = re.search(r'application/json">(.*?)</script>', to_html(capture().optimize()), re.DOTALL)[1]
-    assert {p["config"]["mine"] for p in json.loads(text)} == {True, False}
+    (held,) = re.findall(r'<script id="held" type="text/plain">(.*?)</script>', to_html(capture().optimize()), re.DOTALL)
+    assert {p["config"]["mine"] for p in decode(held)["payloads"]} == {True, False}
 
 
 def test_it_is_measured_and_exported_like_any_other(tmp_path: Any) -> None:
