@@ -30,13 +30,15 @@ from tracefuse.summary import folded
 from tracefuse.timing import aligned
 
 Pair = tuple[float, float]
+OUTSIDE, IN_ALL = "(no module)", "in all"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One module's own part of the step; pairs are `(as captured, with the passes)`, times in microseconds.
+    """One module's own part of the step, or what is in none, whose path and type are empty.
 
-    `cause` is what most of the backward's time goes to as it is with the passes: "matmul 71 %", or "" without a backward.
+    Pairs are `(as captured, with the passes)`, times in microseconds. `cause` is what most of the backward's time goes to as
+    it is with the passes: "matmul 71 %", or "" without a backward.
     """
 
     path: str
@@ -47,6 +49,11 @@ class Layer:
     backward_us: Pair
     saved_bytes: tuple[int, int]
     cause: str
+
+    @property
+    def name(self) -> str:
+        """The path; of the outermost module, and of what is in none, a word in brackets."""
+        return self.path or ("(model)" if self.module_type else OUTSIDE)
 
     @property
     def ratio(self) -> float | None:
@@ -64,18 +71,18 @@ class Layers(list[Layer]):
     def __str__(self) -> str:
         groups: dict[str, list[Layer]] = defaultdict(list)
         for row in self:
-            groups[folded(row.path)].append(row)
+            groups[folded(row.name)].append(row)
         all_us = sum(row.forward_us[1] + row.backward_us[1] for row in self)
-        rows = [_line(path, group, all_us) for path, group in groups.items()]
+        rows = [_line(name, group, all_us) for name, group in groups.items()]
         title = ("module", "type", "forward µs", "backward µs", "ratio", "share", "saved", "backward is mostly")
-        return "\n".join([self.provenance, aligned([title, *rows, _line("in all", self, all_us)])])
+        return "\n".join([self.provenance, aligned([title, *rows, _line(IN_ALL, self, all_us)])])
 
 
 def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layers:
     """The rows of one capture `before` and `after` its passes, by the times of each."""
     parts = _parts(before, times[0]), _parts(after, times[1])
-    paths = dict.fromkeys([*parts[0], *parts[1]])
-    rows = [_layer(path, parts[0].get(path, _Part()), parts[1].get(path, _Part())) for path in paths]
+    places = dict.fromkeys([*parts[0], *parts[1]])
+    rows = [_layer(place[0], parts[0].get(place, _Part()), parts[1].get(place, _Part())) for place in places]
     return Layers(rows, times[1].provenance)
 
 
@@ -90,12 +97,21 @@ class _Part:
     saved: int = 0
 
 
-def _parts(trace: Trace, times: OpTimes) -> dict[str, _Part]:
-    parts: dict[str, _Part] = defaultdict(_Part)
+_Place = tuple[str, bool]
+"""A module's path, and whether there is one: that of the outermost module is empty too."""
+
+
+def _place(node: fx.Node) -> _Place:
+    where = origin(node)
+    return where.module, bool(where.module or where.module_type)
+
+
+def _parts(trace: Trace, times: OpTimes) -> dict[_Place, _Part]:
+    parts: dict[_Place, _Part] = defaultdict(_Part)
     for node in filter(does_work, trace.ops):
-        where, half = origin(node), phase(node)
-        part = parts[where.module]
-        part.module_type = part.module_type or where.module_type
+        half = phase(node)
+        part = parts[_place(node)]
+        part.module_type = part.module_type or origin(node).module_type
         part.ops[half] += 1
         us = times.us.get(node.name, 0.0)
         part.us[half] += us
@@ -103,7 +119,7 @@ def _parts(trace: Trace, times: OpTimes) -> dict[str, _Part]:
             part.backward_kinds[work(node)] += us
     nodes = {node.name: node for node in trace.graph.nodes}
     for saved in saved_values(trace):
-        parts[origin(nodes[saved.name]).module].saved += saved.nbytes
+        parts[_place(nodes[saved.name])].saved += saved.nbytes
     return parts
 
 
@@ -160,27 +176,26 @@ def _conversion(node: fx.Node) -> str:
 # --- as a table -------------------------------------------------------------------------------------------------------
 
 
-def _line(path: str, group: Sequence[Layer], all_us: float) -> tuple[str, ...]:
-    forward, backward = (_sums(group, name) for name in ("forward_us", "backward_us"))
+def _line(name: str, group: Sequence[Layer], all_us: float) -> tuple[str, ...]:
+    forward, backward = (_sums(group, of) for of in ("forward_us", "backward_us"))
     saved = _sums(group, "saved_bytes")
-    types = dict.fromkeys(row.module_type for row in group) if path != "in all" else ()
+    types = dict.fromkeys(row.module_type for row in group) if name != IN_ALL else ()
     return (
-        _label(path, group),
+        _label(name, group),
         ", ".join(types),
         _pair(forward),
         _pair(backward),
         f"{backward[1] / forward[1]:.2g}" if forward[1] else "",
         f"{(forward[1] + backward[1]) / all_us:.0%}".replace("%", " %") if all_us else "",
         human_bytes(saved[1]),
-        max(group, key=lambda row: row.backward_us[1]).cause if path != "in all" else "",
+        max(group, key=lambda row: row.backward_us[1]).cause if name != IN_ALL else "",
     )
 
 
-def _label(path: str, group: Sequence[Layer]) -> str:
-    if path == "in all":
-        return path
-    name = path or ("(model)" if group[0].module_type else "(no module)")
-    return f"{name} ×{len(group)}" if len(group) > 1 else name
+def _label(name: str, group: Sequence[Layer]) -> str:
+    if name == IN_ALL:
+        return name
+    return f"{name} ×{len(group)}" if len(group) > 1 else group[0].name
 
 
 def _sums(group: Sequence[Layer], name: str) -> Pair:

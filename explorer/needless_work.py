@@ -153,13 +153,15 @@ def _behind_views(node: Any) -> Any:
 
 
 def _odd_width(node: fx.Node) -> int | None:
-    """The largest dimension of a matmul, of half precision, that breaks the alignment of rows."""
+    """Elements from row to row where a matmul of half precision reads or writes rows that are not aligned; the most."""
     value = val(node)
     if not isinstance(value, torch.Tensor) or value.element_size() != 2:
         return None
     operands = [val(a) for a in node.all_input_nodes if isinstance(val(a), torch.Tensor)]
-    sizes = {size for tensor in [value, *operands] for size in tensor.shape[-2:]}
-    return max((size for size in sizes if size > 1 and size * 2 % ALIGNED_BYTES), default=None)
+    # How many rows there are, such as an odd number of tokens, moves none of them.
+    matrices = [t for t in [value, *operands] if t.dim() > 1 and min(t.shape[-2:]) > 1]
+    widths = {max(t.stride()[-2:]) for t in matrices}
+    return max((width for width in widths if width > 1 and width * 2 % ALIGNED_BYTES), default=None)
 
 
 def _largest_module(case: Case, nodes: Sequence[fx.Node]) -> tuple[str, float]:

@@ -144,6 +144,16 @@ def test_a_head_of_an_odd_width(width: int, dtype: torch.dtype, count: int) -> N
     assert all("1,001" in one.title and "1,024" in one.fix for one in findings)
 
 
+@pytest.mark.parametrize("rows", [8, 13])
+def test_an_odd_number_of_rows_leaves_them_aligned(rows: int) -> None:
+    x = torch.randn(rows, 64, dtype=torch.bfloat16, requires_grad=True)
+    w = torch.randn(128, 64, dtype=torch.bfloat16, requires_grad=True)
+    # A weighted sum, whose gradient has memory of its own: an expanded one has no rows.
+    weights = torch.randn(rows, 128, dtype=torch.bfloat16)
+    capture = tracefuse.capture(lambda: ((x @ w.t()) * weights).sum().backward())
+    assert not found("unaligned matmul", case(capture))
+
+
 # --- surroundings -----------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -374,3 +376,12 @@ def test_what_is_explored_is_named_as_the_caller_names_it() -> None:
 
 def test_a_view_writes_the_python_file(explorer: Explorer, tmp_path: Path) -> None:
     assert explorer.export(tmp_path / "a.py").read_text() == explorer.variant.source
+
+
+def test_a_view_that_is_closed_holds_nothing() -> None:
+    capture = tracefuse.capture(programs.rope(torch.float32).run)
+    explorer, gone = Explorer(capture.variant(Config.of(fuse=False))), weakref.ref(capture)
+    explorer.close()
+    del explorer, capture
+    gc.collect()
+    assert gone() is None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from tracefuse.layers import OUTSIDE
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.summary import folded
 from tracefuse.timing import aligned
@@ -114,8 +115,8 @@ def _layers(payload: dict[str, Any]) -> list[Table]:
     """Modules with identical ones in one line; none where the program has no modules."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in payload["layers"]:
-        groups[folded(row["path"])].append(row)
-    if not any(groups):
+        groups[folded(row["path"]) or row["module_type"] or OUTSIDE].append(row)
+    if not set(groups) - {OUTSIDE}:
         return []
     titles = ("module", "type", "forward us", "backward us", "backward is mostly")
     above = f"modules: {payload['times']['after']}"
@@ -123,7 +124,7 @@ def _layers(payload: dict[str, Any]) -> list[Table]:
 
 
 def _layer(path: str, rows: Sequence[dict[str, Any]]) -> Row:
-    name = f"{path} x{len(rows)}" if len(rows) > 1 else rows[0]["path"] or "(no module)"
+    name = f"{path} x{len(rows)}" if len(rows) > 1 else rows[0]["path"] or path
     causes = dict.fromkeys(row["cause"] for row in rows if row["cause"])
     return name, rows[0]["module_type"], _both(rows, "forward_us"), _both(rows, "backward_us"), next(iter(causes), "")
 

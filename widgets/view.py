@@ -50,7 +50,7 @@ class Explorer(anywidget.AnyWidget):
     for.
     """
 
-    _esm = STATIC / "widget.js"
+    _esm = (STATIC / "widget.js").read_text(encoding="utf-8")  # of a path, anywidget keeps every widget for good
     payload = traitlets.Dict().tag(sync=True)
     selected = traitlets.Unicode("").tag(sync=True)
     config = traitlets.Dict().tag(sync=True)

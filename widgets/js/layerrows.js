@@ -1,4 +1,4 @@
-// The rows of the layers table: Python's, or summed from the values where there are none. No DOM.
+// The rows of the layers table, folded and sorted. No DOM.
 
 import { foldedPaths, nothing, time } from "./modules.js";
 
@@ -18,70 +18,26 @@ import { foldedPaths, nothing, time } from "./modules.js";
 
 /** @typedef {"path" | "type" | "forward" | "backward" | "ratio" | "share" | "change" | "saved" | "cause"} Column */
 
-export const OUTSIDE = "outside modules";
+const OUTSIDE = "outside modules";
 
-/** Those that take time or save anything. @param {Payload} payload @param {Tree} tree @returns {Layer[]} */
-export function layersOf(payload, tree) {
-  const rows = payload.layers.length === 0 ? summed(payload, tree) : filled(payload);
-  return rows.filter((row) => stepTime(row, 0) > 0 || stepTime(row) > 0 || row.saved > 0);
-}
-
-/** @param {Payload} payload @returns {Layer[]} */
-function filled(payload) {
-  return payload.layers.map((row) => ({
+/** Those that take time or save anything. @param {Payload} payload @returns {Layer[]} */
+export function layersOf({ layers }) {
+  const rows = layers.map((row) => ({
     path: row.path || row.module_type || OUTSIDE,
     type: row.module_type,
     forward: row.forward_us,
     backward: row.backward_us,
     saved: row.saved_bytes[1],
     cause: row.cause,
-    modules: [row.path],
+    modules: row.path || row.module_type ? [row.path] : [],
   }));
+  return rows.filter((row) => stepTime(row, 0) > 0 || stepTime(row) > 0 || row.saved > 0);
 }
 
-/** @param {Payload} payload @param {Tree} tree @returns {Layer[]} */
-function summed(payload, tree) {
-  const causes = causesOf(payload, tree);
-  const rows = tree.modules.map(({ path, type, own }) => ({ path: path || type, type, ...own, cause: causes.get(path) ?? "", modules: [path] }));
-  const left = structuredClone(tree.total);
-  for (const at of /** @type {const} */ (["forward", "backward"])) {
-    left[at] = /** @type {Pair} */ (left[at].map((us, i) => whole(us - rows.reduce((sum, row) => sum + row[at][i], 0))));
-  }
-  left.saved -= rows.reduce((sum, row) => sum + row.saved, 0);
-  return [...rows, { path: OUTSIDE, type: "", ...left, cause: "", modules: [] }];
-}
-
-/** Differences of sums of floats end in digits that mean nothing. @param {number} us */
-const whole = (us) => Math.max(0, Math.round(us * 1e6) / 1e6);
-
-/** The kind of op that takes most of each module's own backward, and its share: "matmul 80 %". @param {Payload} payload @param {Tree} tree */
-function causesOf({ values }, tree) {
-  /** @type {Map<string, Map<string, number>>} */
-  const found = new Map();
-  for (const [name, home] of tree.home) {
-    const value = values[name];
-    const us = value.phase === "backward" ? (value.time_us[1] ?? 0) : 0;
-    if (us === 0 || (home.kind === "line" && !home.parent)) continue;
-    const kinds = found.get(home.path) ?? new Map();
-    kinds.set(kindOf(value), (kinds.get(kindOf(value)) ?? 0) + us);
-    found.set(home.path, kinds);
-  }
-  return new Map([...found].map(([path, kinds]) => [path, largest(kinds)]));
-}
-
-/** @param {Map<string, number>} kinds */
-function largest(kinds) {
-  const all = [...kinds].sort((one, other) => other[1] - one[1]);
-  const total = all.reduce((sum, [, us]) => sum + us, 0);
-  return `${all[0][0]} ${Math.round((100 * all[0][1]) / total)} %`;
-}
-
-/** @param {Value} value */
-function kindOf({ op, kernel }) {
-  if (kernel) return "fused kernel";
-  const name = op.replace(/^aten\.(\w+).*$/, "$1");
-  if (/^(addmm|b?mm|baddbmm|matmul|linear)$/.test(name)) return "matmul";
-  return name.includes("attention") ? "attention" : name.replace(/^_+/, "");
+/** Whether a value whose home this is counts for the row; those outside of any module have a row of their own. @param {Layer} layer @param {import("./modules.js").Branch} home */
+export function isIn({ modules }, home) {
+  const isOutside = home.kind === "line" && home.parent === null;
+  return isOutside ? modules.length === 0 : modules.includes(home.path);
 }
 
 /** Identical layers as one row. @param {Layer[]} rows @param {Tree} tree @returns {Layer[]} */

@@ -1,7 +1,7 @@
 // The layers table: what each module's own ops take, forward and backward, and which one to look at first.
 
 import { figure, formatBytes, h } from "./dom.js";
-import { answer, folded, layersOf, sorted, stepTime } from "./layerrows.js";
+import { answer, folded, isIn, layersOf, sorted, stepTime } from "./layerrows.js";
 import { buildTree } from "./modules.js";
 import { percent, unitOf } from "./treerow.js";
 
@@ -49,7 +49,7 @@ export class LayersPanel {
   redraw() {
     const { view, tree } = this;
     if (!view || !tree) return;
-    const all = layersOf(view.payload, tree);
+    const all = layersOf(view.payload);
     const layers = sorted(this.fold.checked ? folded(all, tree) : all, this.sort.column, this.sort.descending);
     const unit = unitOf(tree.total);
     const total = all.reduce((sum, row) => sum + stepTime(row), 0);
@@ -105,30 +105,27 @@ export class LayersPanel {
   /** Select the op that takes most in it, and show the tree there. @param {Layer} layer */
   open(layer) {
     const values = this.view?.payload.values ?? {};
-    const paths = new Set(layer.modules);
     const us = (/** @type {string} */ name) => values[name].time_us[1] ?? -1;
-    const [most] = this.namesIn(paths).sort((one, other) => us(other) - us(one));
+    const [most] = this.namesIn(layer).sort((one, other) => us(other) - us(one));
     if (most !== undefined) this.act.select(most);
     this.act.openTab("trace");
   }
 
-  /** Values of modules; of none, those outside of any. @param {Set<string>} paths */
-  namesIn(paths) {
-    return [...(this.tree?.home ?? [])].filter(([, home]) => (isOutside(home) ? paths.size === 0 : paths.has(home.path))).map(([name]) => name);
+  /** @param {Layer} layer */
+  namesIn(layer) {
+    return [...(this.tree?.home ?? [])].filter(([, home]) => isIn(layer, home)).map(([name]) => name);
   }
 
   /** @param {View} view */
   mark(view) {
     this.view = view;
     const { matches, selected } = view;
-    const home = this.tree?.home.get(selected);
-    const found = matches && new Set([...matches].map((name) => this.tree?.home.get(name)).filter((one) => one && !isOutside(one)).map((one) => one?.path));
+    const homes = (/** @type {Iterable<string>} */ names) => new Set([...names].flatMap((name) => this.tree?.home.get(name) ?? []));
+    const found = matches && [...homes(matches)];
+    const [home] = homes([selected]);
     for (const [row, layer] of this.rows) {
-      row.hidden = found !== null && !layer.modules.some((path) => found.has(path));
-      row.classList.toggle("tf-current", home !== undefined && !isOutside(home) && layer.modules.includes(home.path));
+      row.hidden = found !== null && !found.some((one) => isIn(layer, one));
+      row.classList.toggle("tf-current", home !== undefined && isIn(layer, home));
     }
   }
 }
-
-/** @param {import("./modules.js").Branch} home */
-const isOutside = (home) => home.kind === "line" && home.parent === null;

@@ -1,29 +1,33 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { answer, folded, layersOf, sorted } from "../layerrows.js";
+import { answer, folded, isIn, layersOf, sorted } from "../layerrows.js";
 import { buildTree } from "../modules.js";
 import { program } from "../testing/program.js";
 
 const payload = program();
 const tree = buildTree(payload);
-const rows = layersOf(payload, tree);
+const rows = layersOf(payload);
 const row = (path) => rows.find((one) => one.path === path);
 
-test("without Python's rows they are summed from the values, and add up to the step", () => {
+test("the rows add up to the step", () => {
   assert.deepEqual([row("h.1.up").forward, row("h.1.up").backward, row("h.1.up").saved], [[2, 2.5], [8, 8], 24]);
-  assert.deepEqual([row("h.1").backward, row("outside modules").backward], [[1, 1], [1, 1]]);
   assert.equal(rows.reduce((sum, one) => sum + one.backward[1], 0), tree.total.backward[1]);
   assert.equal(rows.reduce((sum, one) => sum + one.forward[0], 0), tree.total.forward[0]);
 });
 
-test("a list of modules that does nothing itself is no row", () => {
-  assert.equal(row("h"), undefined);
+test("the outermost module has its own row, and what is outside of it another one", () => {
+  assert.deepEqual([row("GPT").forward, row("GPT").modules], [[1, 0], [""]]);
+  assert.deepEqual([row("outside modules").backward, row("outside modules").modules], [[1, 1], []]);
 });
 
-test("the cause is what takes most of the own backward", () => {
-  assert.equal(row("h.1.up").cause, "matmul 88 %");
-  assert.equal(row("h.0").cause, "gelu_backward 100 %");
+test("each value with a time is in one row, those outside of any module too", () => {
+  const rowsOf = (name) => rows.filter((one) => isIn(one, tree.home.get(name))).map((one) => one.path);
+  assert.deepEqual(["loss", "scale", "mm_1", "gelu_1"].map(rowsOf), [["outside modules"], ["GPT"], ["h.1.up"], ["h.1"]]);
+});
+
+test("a list of modules that does nothing itself is no row", () => {
+  assert.equal(row("h"), undefined);
 });
 
 test("identical layers fold to their sum", () => {
@@ -39,10 +43,4 @@ test("sorting is by number, names by their digits, either way", () => {
 test("one sentence says the answer", () => {
   assert.equal(answer(folded(rows, tree)), "Backward is 1.9× forward; h.*.up ×3 takes 80 % of it (matmul).");
   assert.equal(answer([]), "No op of this trace has a time.");
-});
-
-test("Python's rows are taken as they are", () => {
-  const given = { path: "head", module_type: "Linear", forward_ops: [1, 1], backward_ops: [2, 2], forward_us: [4, 4], backward_us: [9, 8], saved_bytes: [0, 16], cause: "cat 22 %" };
-  const [head] = layersOf({ ...payload, layers: [given] }, tree);
-  assert.deepEqual(head, { path: "head", type: "Linear", forward: [4, 4], backward: [9, 8], saved: 16, cause: "cat 22 %", modules: ["head"] });
 });

@@ -6,6 +6,9 @@ export const value = (fields) => ({
   twins: [], saved: false, removed: false, storage: [], kernel: "", of: "", time_us: [1, 1], ...fields,
 });
 
+/** @param {Partial<LayerRow>} fields @returns {LayerRow} */
+const row = (fields) => ({ path: "", module_type: "", forward_ops: [1, 1], backward_ops: [1, 1], forward_us: [0, 0], backward_us: [0, 0], saved_bytes: [0, 0], cause: "", ...fields });
+
 /** One layer's linear and gelu. @param {number} at @param {number} us of its matmuls in the backward */
 function layer(at, us) {
   const module = `h.${at}`;
@@ -42,6 +45,14 @@ export function program() {
     memory: { before: { ops: Object.keys(before) }, after: { ops: after } },
     forward: { lines: [{ kind: "op", value: "scale", diff: "-" }, { kind: "op", value: "added", diff: "+" }, { kind: "op", value: "mm_0", diff: "-" }, { kind: "op", value: "mm_0", diff: "~" }] },
     backward: { lines: [] },
-    layers: [],
+    layers: [
+      row({ module_type: "GPT", forward_us: [1, 0] }),
+      ...[3, 7, 3].flatMap((us, at) => [
+        row({ path: `h.${at}.up`, module_type: "Linear", forward_us: [2, at === 1 ? 2.5 : 2], backward_us: [us + 1, us + 1], saved_bytes: [24, 24], cause: `matmul ${Math.round((100 * us) / (us + 1))} %` }),
+        row({ path: `h.${at}`, module_type: "Block", forward_us: [1, 1], backward_us: [1, 1], cause: "pointwise 100 %" }),
+      ]),
+      row({ path: "h", module_type: "ModuleList" }),
+      row({ forward_us: [1, 1], backward_us: [1, 1], cause: "pointwise 100 %" }),
+    ],
   };
 }
