@@ -18,7 +18,11 @@ from typing import Any
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+# Patience for a machine that also runs other tests; nothing here waits when the view is quick.
+PATIENCE_MS = 30_000
+expect.set_options(timeout=PATIENCE_MS)
 
 CHROMIUM_FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -52,6 +56,14 @@ REOPEN = """async () => {
     const host = document.getElementById("view");
     host.replaceChildren();
     await view.mountPage(view.default.render, document.getElementById("held").textContent, host);
+}"""
+RUN_CELL = """async (source) => {
+    const { session } = window.jupyterapp.shell.currentWidget.sessionContext;
+    const done = session.kernel.requestExecute({ code: source });
+    let text = "";
+    done.onIOPub = ({ content }) => { text += content.text ?? content.evalue ?? ""; };
+    await done.done;
+    return text;
 }"""
 START_S = 90
 IS_READY = "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady === true"
@@ -213,3 +225,28 @@ def reopen() -> Callable[[Page], None]:
         page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
 
     return mount
+
+
+@pytest.fixture(scope="session")
+def run_cell() -> Callable[[Page, str], str]:
+    """`run_cell(page, source)` runs it in the notebook's kernel; what it printed, or the error's message."""
+    return lambda page, source: page.evaluate(RUN_CELL, source)
+
+
+@pytest.fixture(scope="session")
+def painted() -> Callable[[Page], None]:
+    """`painted(page)` returns when what was asked for is on the screen: a canvas is painted by the next frame."""
+    frames = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
+    return lambda page: page.evaluate(frames)
+
+
+@pytest.fixture(params=["mouse", "keyboard"])
+def press(request: pytest.FixtureRequest) -> Callable[[Locator], None]:
+    """`press(control)` clicks it, and in a second run of the test focuses it and presses the key of its kind."""
+
+    def by_key(control: Locator) -> None:
+        control.focus()
+        expect(control).to_be_focused()
+        control.press("Space" if control.get_attribute("type") == "checkbox" else "Enter")
+
+    return Locator.click if request.param == "mouse" else by_key

@@ -12,13 +12,16 @@ from playwright.sync_api import Browser, Page, expect
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.widgets.html import write_html
+from tracefuse.widgets.html import configurations
+from tracefuse.widgets.view import Explorer
 
 pytestmark = pytest.mark.browser
 
 FIRST_PAINT_MS = 500
 TOGGLE_S = 1.0
 PAGE_BYTES = 1_000_000
+# Three times what it takes on two quiet cores.
+WRITE_S = 30.0
 LAYERS = 12
 # Two frames after the view says that it is drawn, it is on the screen.
 PAINTED = """() => new Promise((done) => {
@@ -27,6 +30,17 @@ PAINTED = """() => new Promise((done) => {
         : requestAnimationFrame(look);
     look();
 })"""
+# In the page, so that the time is of the view and the kernel and not of who drives them.
+TOGGLE = """async ([name, isOff]) => {
+    const frame = () => new Promise(requestAnimationFrame);
+    const start = performance.now();
+    document.querySelector(`[data-testid=tf-toggle-${name}]`).click();
+    const root = document.querySelector("[data-testid=tf-root]");
+    while (root.querySelector(`[data-testid=tf-pass-${name}]`).classList.contains("tf-off") !== isOff) await frame();
+    await frame();
+    await frame();
+    return (performance.now() - start) / 1000;
+}"""
 MODEL = f"""
 %load_ext tracefuse
 import torch
@@ -38,12 +52,26 @@ CELL = "%%tracefuse --no-measure -o c\nloss = model(tokens, targets)\nloss.backw
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def explorer() -> Explorer:
+    """Timed op by op, so that its page has a timeline and measured times of every op."""
     torch.manual_seed(0)
     model, (tokens, targets) = GPT(layers=LAYERS, width=64, heads=2, vocab=256, length=32), batch(256, 2, 32)
     capture = tracefuse.capture(lambda: model(tokens, targets).backward())
     assert len(capture.trace.ops) > 1400
-    return write_html(capture.optimize(), tmp_path_factory.mktemp("budgets") / "view.html")
+    made = Explorer(capture.optimize(), "c", budget_s=0.1)
+    made.measure()
+    assert made.payload["times"]["after"].startswith("measured on CPU")
+    return made
+
+
+@pytest.fixture(scope="module")
+def written(explorer: Explorer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    start_s = time.perf_counter()
+    path = explorer.save_html(tmp_path_factory.mktemp("budgets") / "view.html")
+    seconds, held = time.perf_counter() - start_s, 1 + len(configurations(explorer.variant.config))
+    print(f"\n{held} configurations of {LAYERS} layers written in {seconds:.1f} s of {WRITE_S:.0f}")
+    assert seconds < WRITE_S
+    return path
 
 
 def test_a_saved_page_is_small(written: Path) -> None:
@@ -66,15 +94,12 @@ def test_the_first_paint(written: Path, browser: Browser) -> None:
 def test_a_toggle_repaints(open_notebook: Callable[..., Page]) -> None:
     """In JupyterLab, from the click to the new numbers; each pass off, and on again from what is kept."""
     page = open_notebook(MODEL, CELL)
-    root = page.get_by_test_id("tf-root")
-    expect(root).to_have_attribute("data-ready", "1")
+    expect(page.get_by_test_id("tf-root")).to_have_attribute("data-ready", "1")
+    page.get_by_test_id("tf-idle-passes").click()
     times = {}
     for name in ("simplify", "cat", "remat", "fuse"):
-        for state in ("off", "on"):
-            start = time.perf_counter()
-            root.get_by_test_id(f"tf-toggle-{name}").click()
-            root.locator(f"[data-testid=tf-pass-{name}]{'.tf-off' if state == 'off' else ':not(.tf-off)'}").wait_for()
-            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            times[f"{name} {state}"] = time.perf_counter() - start
+        for is_off in (True, False):
+            times[f"{name} {'off' if is_off else 'on'}"] = page.evaluate(TOGGLE, [name, is_off])
+            expect(page.get_by_test_id("tf-root")).to_have_attribute("data-busy", "")
     print(f"\ntoggle to repaint, {LAYERS} layers: " + ", ".join(f"{name} {s:.2f} s" for name, s in times.items()))
-    assert sorted(times.values())[len(times) // 2] < TOGGLE_S
+    assert max(times.values()) < TOGGLE_S

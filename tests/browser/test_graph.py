@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,23 +163,23 @@ def test_layers_unfold(page: Page, graph: Locator) -> None:
     assert is_shown(graph, "h.2.attn|forward")
 
 
-def test_colours_are_those_of_kernels_or_of_times(page: Page, graph: Locator) -> None:
+def test_colours_are_those_of_kernels_or_of_times(page: Page, graph: Locator, painted: Callable[[Page], None]) -> None:
     page.get_by_test_id("tf-graph-expand").click()
     page.mouse.click(*locate(graph, "h1_1_addmm"))
     by_kernel = pixel(graph, "h1_1_addmm")
     expect(page.get_by_test_id("tf-graph-legend")).to_contain_text("addmm")
     page.get_by_test_id("tf-graph-colouring").select_option("time")
     expect(page.get_by_test_id("tf-graph-legend")).to_contain_text("modelled: synthetic")
-    page.wait_for_timeout(50)
+    painted(page)
     assert pixel(graph, "h1_1_addmm") != by_kernel
 
 
-def test_the_theme_changes_under_it(page: Page, graph: Locator) -> None:
+def test_the_theme_changes_under_it(page: Page, graph: Locator, painted: Callable[[Page], None]) -> None:
     page.emulate_media(color_scheme="light")
-    page.wait_for_timeout(50)
+    painted(page)
     light = pixel(graph, "h.1.norm_1|forward")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_timeout(50)
+    painted(page)
     dark = pixel(graph, "h.1.norm_1|forward")
     assert min(light) > 200
     assert max(dark) < 80
@@ -228,7 +228,9 @@ def test_a_drag_pans_and_selects_nothing(page: Page, graph: Locator) -> None:
     expect(page.get_by_test_id("tf-details")).to_contain_text("Click a value")
 
 
-def test_a_switch_leaves_what_is_unchanged_where_it_is(page: Page, graph: Locator) -> None:
+def test_a_switch_leaves_what_is_unchanged_where_it_is(
+    page: Page, graph: Locator, painted: Callable[[Page], None]
+) -> None:
     page.get_by_test_id("tf-graph-expand").click()
     names = ("h1_1_addmm", "h1_3_sin", "grad_h1_1_addmm", "h1_33_add")
     before = [locate(graph, name) for name in names]
@@ -238,7 +240,7 @@ def test_a_switch_leaves_what_is_unchanged_where_it_is(page: Page, graph: Locato
     page.get_by_test_id("tf-toggle-fuse").click()
     expect(kernel).to_have_count(0)
     assert [locate(graph, name) for name in names] == before
-    page.wait_for_timeout(50)
+    painted(page)
     assert pixel(graph, "h1_1_addmm") == colour
     page.get_by_test_id("tf-toggle-fuse").click()
     expect(kernel).to_have_count(1)
@@ -251,24 +253,26 @@ def test_hovering_tells_what_it_is(page: Page, graph: Locator) -> None:
     expect(page.get_by_test_id("tf-graph-tip")).to_be_hidden()
 
 
-def test_links_to_the_backward_are_drawn_on_request_and_of_the_selected(page: Page, graph: Locator) -> None:
-    page.wait_for_timeout(50)
+def test_links_to_the_backward_are_drawn_on_request_and_of_the_selected(
+    page: Page, graph: Locator, painted: Callable[[Page], None]
+) -> None:
+    painted(page)
     image = "canvas => canvas.toDataURL()"
     without = graph.evaluate(image)
     page.get_by_test_id("tf-graph-links").check()
-    page.wait_for_timeout(50)
+    painted(page)
     assert graph.evaluate(image) != without
     page.get_by_test_id("tf-graph-links").uncheck()
-    page.wait_for_timeout(50)
+    painted(page)
     assert graph.evaluate(image) == without
     page.mouse.click(*locate(graph, "h.1.attn|forward"))
     expect(page.get_by_test_id("tf-graph-live")).to_contain_text("saved-tensor link")
 
 
 @pytest.mark.parametrize("width", [480, 760, 1300])
-def test_it_fits_any_width_sharply(page: Page, graph: Locator, width: int) -> None:
+def test_it_fits_any_width_sharply(page: Page, graph: Locator, width: int, painted: Callable[[Page], None]) -> None:
     page.set_viewport_size({"width": width, "height": 1000})
-    page.wait_for_timeout(50)
+    painted(page)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert graph.evaluate("canvas => canvas.width / canvas.getBoundingClientRect().width") == pytest.approx(2, abs=0.01)
     page.get_by_test_id("tf-graph-fit").click()
@@ -282,12 +286,14 @@ def test_it_fits_any_width_sharply(page: Page, graph: Locator, width: int) -> No
     )
 
 
-def test_it_pans_smoothly_with_5300_nodes(browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_it_pans_smoothly_with_5300_nodes(
+    browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture, painted: Callable[[Page], None]
+) -> None:
     layers = 5300 // OPS_PER_LAYER + 1
     page = opened(browser, tmp_path / "large.html", [payload(layers)])
     page.get_by_test_id("tf-graph-fold").uncheck()
     page.get_by_test_id("tf-graph-expand").click()
-    page.wait_for_timeout(300)
+    painted(page)
     assert is_shown(page.get_by_test_id("tf-graph"), f"h{layers - 1}_2_mul")
     start = locate(page.get_by_test_id("tf-graph"), "h1_1_addmm")[1]
     figures = {kind: page.evaluate(PAN, [FRAMES, kind]) for kind in ("wheel", "drag")}

@@ -33,7 +33,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: Browser, written: Path) -> Iterator[Page]:
     opened = browser.new_page(viewport={"width": 1300, "height": 1000})
-    opened.set_default_timeout(5_000)
     errors: list[str] = []
     requests: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
@@ -173,3 +172,11 @@ def test_a_kernels_call_leads_to_its_source(page: Page) -> None:
     call.click()
     expect(page.get_by_test_id(f"tf-kernel-{name}")).to_be_focused()
     expect(page.get_by_test_id("tf-kernel-text").locator("visible=true")).to_contain_text(f"def {name}_kernel")
+
+
+def test_a_browser_that_cannot_unpack_says_so(browser: Browser, written: Path) -> None:
+    page = browser.new_page()
+    page.add_init_script("delete globalThis.DecompressionStream")
+    page.goto(written.as_uri())
+    expect(page.get_by_text("This browser cannot unpack the page")).to_be_visible()
+    page.close()

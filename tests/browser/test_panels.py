@@ -41,7 +41,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(browser: Browser, written: Path) -> Iterator[Page]:
     """One page for all, in which the view is made anew for each test."""
     page = browser.new_page(viewport={"width": 1300, "height": 1000})
-    page.set_default_timeout(5_000)
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(written.as_uri())

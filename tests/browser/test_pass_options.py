@@ -60,7 +60,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def page(browser: Browser, written: Path, go_live: Callable[[Page], None]) -> Iterator[Page]:
     opened = browser.new_page(viewport={"width": 1300, "height": 1000})
-    opened.set_default_timeout(5_000)
     errors: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.goto(written.as_uri())

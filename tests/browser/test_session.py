@@ -9,7 +9,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
-expect.set_options(timeout=30_000)
 
 SETUP = """
 %load_ext tracefuse
@@ -29,13 +28,8 @@ explorer = c.explore()
 explorer.budget_s = 60
 explorer
 """
-RUN_CELL = """async (source) => {
-    const { session } = window.jupyterapp.shell.currentWidget.sessionContext;
-    const done = session.kernel.requestExecute({ code: source });
-    let text = "";
-    done.onIOPub = ({ content }) => { text += content.text ?? content.evalue ?? ""; };
-    await done.done;
-    return text;
+START_CELL = """(source) => {
+    window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({ code: source });
 }"""
 RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 
@@ -52,7 +46,9 @@ def opened(open_notebook: Callable[..., Page]) -> Page:
     return page
 
 
-def test_the_view_goes_on_answering_while_it_measures_and_a_cell_comes_first(opened: Page) -> None:
+def test_the_view_goes_on_answering_while_it_measures_and_a_cell_comes_first(
+    opened: Page, run_cell: Callable[[Page, str], str]
+) -> None:
     view = opened.get_by_test_id("tf-root").nth(1)
     view.get_by_test_id("tf-measure").click()
     expect(view).to_have_attribute("data-busy", "timing")
@@ -60,10 +56,10 @@ def test_the_view_goes_on_answering_while_it_measures_and_a_cell_comes_first(ope
     view.get_by_test_id("tf-toggle-fuse").click()
     expect(view.get_by_test_id("tf-pass-fuse")).to_have_class(re.compile("tf-off"))
     expect(view).to_have_attribute("data-busy", "timing")
-    assert opened.evaluate(RUN_CELL, "print(explorer.status['busy'] or 'idle')") == "idle\n"
+    assert run_cell(opened, "print(explorer.status['busy'] or 'idle')") == "idle\n"
     expect(view).to_have_attribute("data-busy", "")
     expect(view.get_by_test_id("tf-tile-time")).to_contain_text("of other passes")
-    assert "cancelled" in opened.evaluate(RUN_CELL, "print(explorer.payload['timing']['notes'])")
+    assert "cancelled" in run_cell(opened, "print(explorer.payload['timing']['notes'])")
 
 
 def test_a_cancel_is_read_while_it_measures(opened: Page) -> None:
@@ -92,27 +88,25 @@ def test_a_pinned_configuration_is_what_the_view_compares_with(opened: Page) -> 
     expect(view.get_by_test_id("tf-pin")).to_have_text("Pin as baseline")
 
 
-def test_a_cell_that_runs_is_waited_for(opened: Page) -> None:
+def test_a_cell_that_runs_is_waited_for(opened: Page, run_cell: Callable[[Page, str], str]) -> None:
     view = opened.get_by_test_id("tf-root").nth(1)
-    running = "import time; time.sleep(2); print(explorer.status['text'])"
-    found = opened.evaluate(
-        f"async () => {{ const run = ({RUN_CELL})({running!r});"
-        "await new Promise((go) => setTimeout(go, 500));"
-        "document.querySelectorAll('[data-testid=tf-measure]')[1].click(); return await run; }"
-    )
-    assert found in ("waiting for the cell that runs\n", "\n")  # the latter where messages wait for the cell themselves
+    opened.evaluate(START_CELL, "import time; time.sleep(2); said = explorer.status['text']")
+    view.get_by_test_id("tf-measure").click()
     expect(view.get_by_test_id("tf-verdict")).to_contain_text("round")
-    opened.evaluate(RUN_CELL, "pass")
+    # Nothing is said where messages wait for the cell themselves.
+    assert run_cell(opened, "print(said)") in ("waiting for the cell that runs\n", "\n")
     expect(view).to_have_attribute("data-busy", "")
 
 
-def test_python_and_the_views_of_a_notebook_go_their_own_ways(opened: Page) -> None:
+def test_python_and_the_views_of_a_notebook_go_their_own_ways(
+    opened: Page, run_cell: Callable[[Page, str], str]
+) -> None:
     first, second = (opened.get_by_test_id("tf-root").nth(at) for at in (0, 1))
-    opened.evaluate(RUN_CELL, "explorer.pin(); explorer.config = {'remat': None}")
+    run_cell(opened, "explorer.pin(); explorer.config = {'remat': None}")
     expect(second.get_by_test_id("tf-pass-remat")).to_have_class(re.compile("tf-off"))
     expect(first.get_by_test_id("tf-pass-remat")).not_to_have_class(re.compile("tf-off"))
-    assert "no weight" in opened.evaluate(RUN_CELL, "explorer.config = {'remat': 7}")
-    assert opened.evaluate(RUN_CELL, "print(explorer.payload['baseline'])").startswith("{'is_pinned': True")
+    assert "no weight" in run_cell(opened, "explorer.config = {'remat': 7}")
+    assert run_cell(opened, "print(explorer.payload['baseline'])").startswith("{'is_pinned': True")
 
 
 def test_a_kernel_that_was_started_anew_is_said_and_what_was_known_stays(opened: Page) -> None:

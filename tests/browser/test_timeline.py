@@ -25,17 +25,10 @@ pytestmark = pytest.mark.browser
 MOUNT_MS = 1500
 FRAMES_PER_S = 30
 
-# What the page itself did when it was loaded.
-AGAIN = """async () => {
-    const text = (id) => document.getElementById(id).textContent;
-    window.bundle ??= await import(URL.createObjectURL(new Blob([text("module")], { type: "text/javascript" })));
-    const host = document.getElementById("view");
-    host.replaceChildren();
-    await window.bundle.mountPage(window.bundle.default.render, text("held"), host);
-}"""
-
 # The view's own module with a model that has no kernel: what `mountPage` does, with a payload and a timeline from outside.
 MOUNT = """async (given) => {
+    const text = document.getElementById("module").textContent;
+    const view = await import(URL.createObjectURL(new Blob([text], { type: "text/javascript" })));
     const [payload, timeline] = JSON.parse(given);
     for (const program of timeline.programs) {
         program.events = new DataView(Uint8Array.from(atob(program.events), (char) => char.charCodeAt(0)).buffer);
@@ -46,7 +39,7 @@ MOUNT = """async (given) => {
     const host = document.getElementById("view");
     host.replaceChildren();
     const begin = performance.now();
-    window.bundle.default.render({ model, el: host });
+    view.default.render({ model, el: host });
     host.querySelector("[data-testid=tf-tab-timeline]").click();
     await new Promise(requestAnimationFrame);
     await new Promise(requestAnimationFrame);
@@ -109,7 +102,7 @@ def loaded(browser: Browser, written: dict[str, Path]) -> Iterator[dict[str, Pag
 
 
 @pytest.fixture
-def opened(loaded: dict[str, Page]) -> Callable[[str], Page]:
+def opened(loaded: dict[str, Page], reopen: Callable[[Page], None]) -> Callable[[str], Page]:
     """`opened(name)` is that file's page with a view that nobody has touched, its timeline open."""
 
     def open_page(name: str) -> Page:
@@ -117,7 +110,7 @@ def opened(loaded: dict[str, Page]) -> Callable[[str], Page]:
         page.bring_to_front()
         page.set_viewport_size({"width": 1300, "height": 1000})
         page.mouse.move(0, 0)
-        page.evaluate(AGAIN)
+        reopen(page)
         page.get_by_test_id("tf-tab-timeline").click()
         page.wait_for_selector("[data-testid=tf-timeline][data-to]")
         return page

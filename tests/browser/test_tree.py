@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,6 @@ from tracefuse.widgets.payload import payload
 pytestmark = pytest.mark.browser
 NASTY = "<img src=x onerror=alert(1)>"
 SIZE = ViewportSize(width=1300, height=1000)
-MOUNT = """async () => {
-    const text = (id) => document.getElementById(id).textContent;
-    window.bundle ??= await import(URL.createObjectURL(new Blob([text("module")], { type: "text/javascript" })));
-    const host = document.getElementById("view");
-    host.replaceChildren();
-    await window.bundle.mountPage(window.bundle.default.render, text("held"), host);
-}"""
 FOLD = "h.0 … h.2"
 
 
@@ -55,11 +48,10 @@ def opened(browser: Browser, written: Path) -> Iterator[Page]:
 
 
 @pytest.fixture
-def page(opened: Page) -> Page:
+def page(opened: Page, reopen: Callable[[Page], None]) -> Page:
     """The page with a new view, as the file shows it first."""
     opened.set_viewport_size(SIZE)
-    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-    opened.evaluate(MOUNT)
+    reopen(opened)
     return opened
 
 
