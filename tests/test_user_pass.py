@@ -166,7 +166,9 @@ def test_the_view_has_its_row_with_decisions_and_options() -> None:
 
 def test_the_saved_page_holds_it_off_too() -> None:
     tracefuse.register(made(halved))
-    (held,) = re.findall(r'<script id="held" type="text/plain">(.*?)</script>', to_html(capture().optimize()), re.DOTALL)
+    (held,) = re.findall(
+        r'<script id="held" type="text/plain">(.*?)</script>', to_html(capture().optimize()), re.DOTALL
+    )
     assert {p["config"]["mine"] for p in decode(held)["payloads"]} == {True, False}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from tracefuse.config import Config
 from tracefuse.optimizers.passes import Decision, Step
 from tracefuse.pass_options import PassOption, written
+from tracefuse.widgets.payload_values import half
 from tracefuse.widgets.trace_facts import size
 
 
@@ -60,3 +61,12 @@ def grouped(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
         group["nbytes"] += one.nbytes
         group["values"].append(one.value)
     return list(groups.values())
+
+
+def step_record(name: str, steps: Sequence[Step]) -> dict[str, Any] | None:
+    """What the pass called `name` alone changed: both halves, marked against what it was given. None while it is off."""
+    step = next((one for one in steps if one.name == name), None)
+    if step is None:
+        return None
+    halves = zip(("forward", "backward"), step.before.split(), step.after.split(), strict=True)
+    return {"pass": name} | {side: half(before, after) for side, before, after in halves}

@@ -3,7 +3,7 @@
 Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they raise goes back to the panel that asked, in
 `status.error`:
 
-    {type: "configure", changes}     {type: "pin"} {type: "unpin"}                      answered at once
+    {type: "configure", changes}  {type: "pin"} {type: "unpin"}  {type: "show_pass"}    answered at once
     {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}   in a thread, one at a time
     {type: "cancel"}                                                                    stops that one
     {type: "hello"}                                                                     asks for nothing: is there a kernel?
@@ -28,7 +28,7 @@ from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.measured import Measured
-from tracefuse.widgets.payload_passes import config_record
+from tracefuse.widgets.payload_passes import config_record, step_record
 from tracefuse.widgets.still import StillForm
 from tracefuse.widgets.takeaway import TAKEAWAYS
 from tracefuse.widgets.tasks import Task, cells
@@ -58,6 +58,7 @@ class Explorer(anywidget.AnyWidget):
     live = traitlets.Bool(True).tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
     timeline = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
+    step = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
 
     def __init__(
         self,
@@ -98,7 +99,15 @@ class Explorer(anywidget.AnyWidget):
             self.measured.adopt(variant)
             self.payload = self.held(variant)
             self.config = config_record(variant.config)
+            if self.step is not None:
+                self.show_pass(self.step["pass"])
             self.still.update(self.payload)
+
+    def show_pass(self, name: str) -> None:
+        """Show beside the whole what the pass called `name` alone changed, as the trait `step`; nothing for "" or while it is
+        off."""
+        with self._lock:
+            self.step = step_record(name, self.variant.steps)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
@@ -216,6 +225,8 @@ class Explorer(anywidget.AnyWidget):
             self._answer("passes", lambda: self.configure(changes), at=PASS_OF.get(option, option))
         elif kind in ("pin", "unpin"):
             self._answer("passes", self.pin if kind == "pin" else self.unpin)
+        elif kind == "show_pass":
+            self.show_pass(message["pass"])
         elif kind == "cancel":
             self.cancel()
         elif kind == "hello":

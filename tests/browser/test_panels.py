@@ -67,7 +67,9 @@ def live(opened: Page, go_live: Callable[[Page], None]) -> Page:
 
 
 def sent(page: Page) -> list[dict[str, Any]]:
-    return page.evaluate("() => { const found = window.sent; window.sent = []; return found; }")
+    """What was asked of Python since the last call, but for the code of passes that were walked to, which changes nothing."""
+    messages = page.evaluate("() => { const found = window.sent; window.sent = []; return found; }")
+    return [message for message in messages if message["type"] != "show_pass"]
 
 
 def details(page: Page) -> Locator:
@@ -125,6 +127,28 @@ def test_a_click_beside_the_controls_shows_the_pass_and_switches_nothing(live: P
     expect(live.get_by_test_id("tf-work-fuse")).to_be_visible()
     expect(live.get_by_test_id("tf-toggle-fuse")).to_be_focused()
     assert sent(live) == []
+
+
+def test_a_pass_that_is_walked_to_shows_its_own_before_and_after(live: Page) -> None:
+    live.get_by_test_id("tf-tab-code").click()
+    whole = live.get_by_test_id("tf-code-forward").inner_text()
+    live.get_by_test_id("tf-toggle-simplify").focus()
+    live.keyboard.press("ArrowDown")
+    walked = live.evaluate("() => window.sent.at(-1)")
+    assert walked["type"] == "show_pass"
+    live.evaluate(
+        """(pass) => {
+            const line = { code: "alone = f([x])", comment: "# f32[2]  8 B", value: "alone", kind: "op", diff: "-" };
+            const half = { lines: [line], ops: [1, 0], added: 0, removed: 1 };
+            window.set("step", { pass, forward: half, backward: { ...half, lines: [] } });
+        }""",
+        walked["pass"],
+    )
+    expect(live.get_by_test_id("tf-code-forward")).to_contain_text("alone = ")
+    expect(live.locator(".tf-against")).to_contain_text(f"{walked['pass']} alone")
+    live.get_by_test_id("tf-strip").get_by_role("button", name="close").click()
+    expect(live.locator(".tf-against")).to_contain_text("as captured")
+    assert live.get_by_test_id("tf-code-forward").inner_text() == whole
 
 
 def test_a_pass_that_failed_says_so_in_its_row(live: Page) -> None:

@@ -40,23 +40,26 @@ export class CodePanel {
     this.stripped = ["", null];
     /** @type {View["matches"]} */
     this.matches = null;
+    /** What is drawn: the whole, or what one pass alone changed. @type {Pick<PassDiff, "forward" | "backward"> | null} */
+    this.drawn = null;
   }
 
   /** @param {View} view */
   draw(view) {
-    // Progress of a measurement changes no line.
-    if (this.view?.payload === view.payload) return;
     this.view = view;
-    this.redraw();
+    // Progress of a measurement changes no line.
+    if (this.drawn !== halves(view)) this.redraw();
   }
 
   redraw() {
     if (!this.view) return;
-    const { payload } = this.view;
+    const { payload, pass } = this.view;
+    this.drawn = halves(this.view);
     const shown = { removed: this.removed.checked, changes: this.changes.checked, frees: this.frees.checked };
-    this.forward.show(payload.forward, payload, shown);
-    this.backward.show(payload.backward, payload, shown);
-    this.against.textContent = `Against ${payload.baseline.call}${payload.baseline.is_pinned ? " (pinned)" : ""}`;
+    this.forward.show(this.drawn.forward, payload, shown);
+    this.backward.show(this.drawn.backward, payload, shown);
+    const whole = `Against ${payload.baseline.call}${payload.baseline.is_pinned ? " (pinned)" : ""}`;
+    this.against.textContent = this.drawn === payload ? whole : `${pass} alone: before it and after it`;
     this.against.title = this.against.textContent;
     this.at = -1;
     this.drawPlace();
@@ -68,6 +71,7 @@ export class CodePanel {
   /** @param {View} view */
   mark(view) {
     this.view = view;
+    if (this.drawn !== halves(view)) return this.redraw();
     const twins = view.payload.values[view.selected]?.twins ?? [];
     for (const pane of this.panes) pane.highlight(view.selected, twins);
     if (this.matches !== view.matches) for (const pane of this.panes) pane.markAll("tf-match", view.matches ?? []);
@@ -127,4 +131,9 @@ export class CodePanel {
     event.preventDefault();
     event.stopPropagation();
   }
+}
+
+/** What the panes show: of a pass that is walked to its own change, where a kernel has computed it. @param {View} view */
+function halves({ payload, pass, step }) {
+  return step && step.pass === pass ? step : payload;
 }

@@ -73,7 +73,7 @@ class Explorer {
   /** @returns {View} */
   get view() {
     const { model, matches } = this;
-    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), matches, pass: this.open.pass };
+    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), step: model.get("step"), matches, pass: this.open.pass };
   }
 
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
@@ -262,6 +262,7 @@ class Explorer {
     if (name === this.open.pass) return;
     this.open.pass = name;
     this.showsPass = name !== "";
+    if (this.act.live) this.connection.send({ type: "show_pass", pass: name });
     markPass(this.slots.passes, name);
     this.drawSelection();
   }
@@ -282,6 +283,7 @@ function render({ model, el }) {
     ["change:payload", () => explorer.drawAll()],
     ["change:status", () => explorer.drawStatus()],
     ["change:timeline", () => explorer.drawAll()],
+    ["change:step", () => explorer.drawSelection()],
     ["change:live", () => explorer.drawAll()],
     ["comm_live_update", () => explorer.connection.check()],
     ["change:selected", () => explorer.drawSelected()],

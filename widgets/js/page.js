@@ -22,7 +22,7 @@ export class PageModel {
   constructor(payloads, timeline = null) {
     this.payloads = payloads;
     /** @type {State} */
-    this.state = { key: "", payload: payloads[0], selected: "", status: IDLE, live: false, timeline };
+    this.state = { key: "", payload: payloads[0], selected: "", status: IDLE, live: false, timeline, step: null };
     /** @type {Map<string, Set<(...args: any[]) => void>>} */
     this.listeners = new Map();
   }

@@ -110,6 +110,13 @@ interface PassRecord {
   delta_ms: (Interval & { provenance: string; stale: boolean }) | null;
 }
 
+/** Both halves as one pass leaves them, marked against what it was given. */
+interface PassDiff {
+  pass: string;
+  forward: Half;
+  backward: Half;
+}
+
 interface Interval {
   median: number;
   low: number;
@@ -252,6 +259,8 @@ interface State {
   status: Status;
   live: boolean;
   timeline: Timeline | null;
+  /** What one pass alone changed; null where no pass is walked to, and in a saved page. */
+  step: PassDiff | null;
 }
 
 interface Model {
@@ -273,6 +282,8 @@ type Message =
   /** Each pass's own share of the time. */
   | { type: "ablate" }
   | { type: "cancel" }
+  /** Answered by the trait `step`. */
+  | { type: "show_pass"; pass: string }
   | { type: "pin" }
   | { type: "unpin" }
   /** Compile a kernel for its registers, shared memory and spills. */
@@ -303,6 +314,7 @@ interface View {
   /** Names of the values that the search found; null where nothing is searched for. */
   matches: Set<string> | null;
   timeline: Timeline | null;
+  step: PassDiff | null;
   /** Whether there is a kernel behind the view. */
   live: boolean;
 }
