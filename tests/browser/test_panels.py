@@ -364,6 +364,16 @@ def test_each_button_asks_for_its_own(live: Page) -> None:
     assert sent(live) == [{"type": "unpin"}]
 
 
+def test_progress_leaves_the_passes_alone_while_an_error_is_shown(live: Page) -> None:
+    progress = """(progress) => set("status", { busy: "timing", progress, text: "",
+        error: { panel: "passes", at: "cat", message: "no such thing" } })"""
+    live.evaluate(progress, 0.1)
+    live.get_by_test_id("tf-passes").evaluate("e => (e.dataset.same = '1')")
+    live.evaluate(progress, 0.2)
+    expect(live.get_by_test_id("tf-passes")).to_have_attribute("data-same", "1")
+    expect(live.get_by_test_id("tf-pass-cat")).to_contain_text("no such thing")
+
+
 def test_times_are_called_after_what_they_were_measured_against_whatever_is_pinned_now(live: Page) -> None:
     live.evaluate(MEASURED)
     live.get_by_test_id("tf-tab-timing").click()
