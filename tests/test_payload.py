@@ -117,6 +117,14 @@ def test_numbers_are_those_of_the_traces() -> None:
     assert "@triton.jit" in shown["kernels"][0]["source"]
 
 
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_what_each_value_keeps_adds_up_to_what_the_backward_is_kept(name: str) -> None:
+    variant = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run).optimize()
+    found = payload(variant)
+    kept = sum(value["saved_bytes"] for value in found["values"].values() if not value["removed"])
+    assert kept == found["summary"]["saved_bytes"][1]
+
+
 def test_what_is_alive_at_the_peak_adds_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     v = variant()
     shown = payload(v)["memory"]

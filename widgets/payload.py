@@ -11,8 +11,8 @@
                 all, in pipeline order; `changed`: it ran, and left another program
       summary:  {ops, saved_bytes, peak_bytes, measured_peak_bytes, difference, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
-      values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved, removed,
-                storage, kernel, of, time_us}}
+      values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved_bytes,
+                removed, storage, kernel, of, time_us}}
       times:    {before, after}                               the provenance of each value's `time_us`
       memory:   {before, after}                               each {ops, live, peak, at, alive}: bytes alive while each op runs
       kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source, gb_per_s, peak_share,
@@ -33,7 +33,8 @@ absolute one of the shown program's `{results, gradients}` from the captured one
 configuration was not measured, and a difference that is no number is null, with a note.
 
 A value's `time_us` is `[before, after]`, null where its op is not in that trace or takes no time; `times` says of each side
-whether it was measured ("measured on <device>, profiled once, op by op") or modelled. `storage` are other values in the same
+whether it was measured ("measured on <device>, profiled once, op by op") or modelled. `saved_bytes` are those of its
+memory where that is kept for the backward, each counted for one value; else 0. `storage` are other values in the same
 memory, `kernel` the Triton kernel that computes it, `of` the parameter that an input is, or whose gradient an output is. An
 interval is `{median, low, high}`, the bounds those of the median's 95 % confidence interval; `ratio` is the variant's median
 over the baseline's, below 1 where the variant is faster, and `verdict` what it lets one say ("faster", "slower", or why

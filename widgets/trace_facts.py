@@ -95,7 +95,7 @@ class _Around:
 
     def __init__(self, trace: Trace) -> None:
         self.twins = _twins(trace)
-        self.saved = {s.name for s in saved_values(trace)}
+        self.saved = {s.name: s.nbytes for s in saved_values(trace)}
         self.aliases = {name: life.aliases for life in lifetimes(trace) for name in life.aliases}
         gradients = zip(trace.returned, trace.outputs, strict=True)
         self.of = {node.name: out.of for node, out in gradients if out.kind == "gradient"}
@@ -120,7 +120,7 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
         "reads": [n.name for n in node.all_input_nodes][:MAX_NAMES],
         "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
         "twins": [] if where.seq is None else around.twins.get((other, where.seq), [])[:MAX_NAMES],
-        "saved": node.name in around.saved,
+        "saved_bytes": around.saved.get(node.name, 0),
         "storage": [name for name in around.aliases.get(node.name, ()) if name != node.name][:MAX_NAMES],
         "kernel": target.name if isinstance(target, Kernel) else "",
         "of": around.of.get(node.name, ""),

@@ -28,7 +28,8 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
     for name, value in values.items():
         for read in value["reads"]:
             values[read]["uses"].append(name)
-            values[read]["saved"] |= value["phase"] != values[read]["phase"]
+            if value["phase"] != values[read]["phase"]:
+                values[read]["saved_bytes"] = values[read]["nbytes"]
     ops = list(values)
     memory = {"ops": ops, "live": [1024] * len(ops), "peak": 1024, "at": ops[0]}
     kernels = sorted({value["kernel"] for value in values.values() if value["kernel"]})
@@ -82,7 +83,7 @@ def _value(op: str, phase: str, module: str, reads: list[str], kernel: str, us: 
     return {
         "op": kernel or f"aten.{op}.default", "type": "f32[8, 128]", "stride": [128, 1], "nbytes": 4096, "phase": phase,
         "module": module, "module_type": kind, "source": f"7: x = {op}(x)", "reads": reads, "uses": [], "twins": [],
-        "saved": False, "removed": False, "storage": [], "kernel": kernel, "of": "", "time_us": [us, us],
+        "saved_bytes": 0, "removed": False, "storage": [], "kernel": kernel, "of": "", "time_us": [us, us],
     }  # fmt: skip
 
 

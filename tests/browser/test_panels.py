@@ -20,7 +20,8 @@ pytestmark = pytest.mark.browser
 MEASURED = """() => set("payload", { ...state.payload,
     summary: { ...state.payload.summary, measured_peak_bytes: [6400000, 4200000],
         difference: { results: 2.4e-7, gradients: 3.1e-6 } },
-    timing: { provenance: "measured on a device with a long name", stale: false, config: "c.optimize()", notes: [], rows: [
+    timing: { provenance: "measured on a device with a long name", stale: false, is_pinned: true,
+        config: "c.optimize()", notes: [], rows: [
         { label: "step", baseline_ms: { median: 34.1, low: 33, high: 35 }, variant_ms: { median: 19.2, low: 19, high: 20 },
           ratio: { median: 0.56, low: 0.55, high: 0.57 }, verdict: "faster" }] },
     passes: state.payload.passes.map((one) => ({ ...one, delta_ms: one.name !== "fuse" ? null :
@@ -172,7 +173,7 @@ def test_what_a_pass_adds_to_the_time_stands_in_its_row(live: Page) -> None:
 
 def saved_value(page: Page) -> str:
     return page.evaluate(
-        "() => Object.entries(state.payload.values).find(([, v]) => v.saved && v.phase === 'forward'"
+        "() => Object.entries(state.payload.values).find(([, v]) => v.saved_bytes > 0 && v.phase === 'forward'"
         " && v.op.startsWith('aten.'))[0]"
     )
 
@@ -384,6 +385,39 @@ def test_each_button_asks_for_its_own(live: Page) -> None:
     live.evaluate(MEASURED)
     live.get_by_test_id("tf-pin").click()
     assert sent(live) == [{"type": "unpin"}]
+
+
+def test_progress_leaves_the_passes_alone_while_an_error_is_shown(live: Page) -> None:
+    progress = """(progress) => set("status", { busy: "timing", progress, text: "",
+        error: { panel: "passes", at: "cat", message: "no such thing" } })"""
+    live.evaluate(progress, 0.1)
+    live.get_by_test_id("tf-passes").evaluate("e => (e.dataset.same = '1')")
+    live.evaluate(progress, 0.2)
+    expect(live.get_by_test_id("tf-passes")).to_have_attribute("data-same", "1")
+    expect(live.get_by_test_id("tf-pass-cat")).to_contain_text("no such thing")
+
+
+def test_times_are_called_after_what_they_were_measured_against_whatever_is_pinned_now(live: Page) -> None:
+    live.evaluate(MEASURED)
+    live.get_by_test_id("tf-tab-timing").click()
+    titles = live.get_by_test_id("tf-timing").locator("th[scope=col]")
+    expect(titles.nth(1)).to_have_text("pinned")
+    live.evaluate(
+        "set('payload', { ...state.payload, timing: { ...state.payload.timing, stale: true, is_pinned: false } })"
+    )
+    expect(titles.nth(1)).to_have_text("as captured")
+    expect(titles.nth(4)).to_have_text("optimised / captured")
+    expect(live.get_by_test_id("tf-timing").locator(".tf-pill")).to_have_attribute("title", re.compile("/ captured:"))
+    live.evaluate(
+        """() => {
+        const program = (label) => ({ label, config: "", span_us: 0, lanes: [], names: [], values: [], count: 0,
+            events: new DataView(new ArrayBuffer(0)) });
+        set("timeline", { provenance: "measured on a device", programs: ["captured", "optimised"].map(program) });
+        }"""
+    )
+    live.get_by_test_id("tf-tab-timeline").click()
+    names = live.locator(".tf-alive b:not([style])")
+    expect(names.first).to_have_text("as captured")
 
 
 def test_while_it_measures_it_can_be_cancelled_and_the_keyboard_is_not_lost(live: Page) -> None:

@@ -45,7 +45,7 @@ function head(name, value, pass, act) {
     h("button", { class: "tf-chip tf-close", "aria-label": "clear the selection", title: pass ? `back to what ${pass} did` : "clear the selection", onclick: () => act.select(""), "data-testid": "tf-clear" }, "×"),
     h("code", { class: "tf-wide" }, value.type),
     h("span", { class: "tf-wide" }, value.op === "placeholder" ? "input" : value.op, h("span", { class: "tf-note" }, ` ${value.phase}`)),
-    value.saved && h("span", { class: "tf-badge" }, "saved for backward"),
+    value.saved_bytes > 0 && h("span", { class: "tf-badge" }, "saved for backward"),
     value.removed && h("span", { class: "tf-badge tf-removed" }, "− removed by a pass"),
   );
 }

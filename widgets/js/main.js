@@ -103,7 +103,8 @@ class Explorer {
   /** Progress touches the verdict bar only, so that nobody's typing in the other panels is lost. */
   drawStatus() {
     const { status } = this.view;
-    const isProgress = status.busy === this.shown.busy && status.error === this.shown.error;
+    // Every message brings an error of its own, also where it is the same one.
+    const isProgress = status.busy === this.shown.busy && JSON.stringify(status.error) === JSON.stringify(this.shown.error);
     this.drawVerdict();
     if (isProgress) return;
     this.drawSide();

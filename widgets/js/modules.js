@@ -48,7 +48,7 @@ export const time = (sums, at = 1) => sums.forward[at] + sums.backward[at];
 function sumsOf(value) {
   const us = /** @type {Pair} */ (value.time_us.map((one) => one ?? 0));
   const ops = /** @type {Pair} */ (value.time_us.map((one) => (one === null ? 0 : 1)));
-  return { ...nothing(), ops, [value.phase]: us, saved: value.saved && !value.removed ? value.nbytes : 0 };
+  return { ...nothing(), ops, [value.phase]: us, saved: value.removed ? 0 : value.saved_bytes };
 }
 
 /** Each value's place in the program: that of the capture, and new ones where the passes put them. @param {Pick<Payload, "memory">} payload */

@@ -15,7 +15,7 @@ const TIMES = { ns: 1e-3, us: 1, µs: 1, μs: 1, ms: 1e3, s: 1e6 };
 /** @type {Record<string, number>} */
 const BYTES = { b: 1, kb: 1e3, mb: 1e6, gb: 1e9, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30 };
 /** @type {Record<string, Test>} */
-const FLAGS = { saved: (_, value) => value.saved, removed: (_, value) => value.removed };
+const FLAGS = { saved: (_, value) => value.saved_bytes > 0, removed: (_, value) => value.removed };
 const DTYPE = /\b(?:[a-z]+\d+\w*|bool|complex\d+)(?=\[)/g;
 
 /** @type {Record<string, (wanted: string, values: Record<string, Value>, hints: string[]) => Test>} */

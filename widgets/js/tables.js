@@ -12,7 +12,8 @@ function timingTable(payload, status, live) {
   const error = status.error?.panel === "timing" ? status.error.message : null;
   const alert = error && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-timing" }, error);
   if (!timing) return h("div", null, alert, h("p", { class: "tf-note" }, payload.blocked ?? (live ? NOT_YET : `Not measured. ${IN_A_NOTEBOOK}`)));
-  const was = payload.baseline.is_pinned ? "pinned" : "as captured";
+  // Those that were timed: what is pinned now may be something else.
+  const was = timing.is_pinned ? "pinned" : "as captured";
   const scale = Math.max(...timing.rows.flatMap((row) => [row.baseline_ms?.high ?? 0, row.variant_ms?.high ?? 0])) || 1;
   return h(
     "div",
@@ -22,8 +23,8 @@ function timingTable(payload, status, live) {
     h(
       "table",
       { class: "tf-table tf-timing", "data-testid": "tf-timing" },
-      head(["part", was, "optimised", "compared", `optimised / ${payload.baseline.is_pinned ? "pinned" : "captured"}`], [1, 2]),
-      h("tbody", null, timing.rows.map((row) => timingRow(row, scale))),
+      head(["part", was, "optimised", "compared", `optimised / ${was.replace("as ", "")}`], [1, 2]),
+      h("tbody", null, timing.rows.map((row) => timingRow(row, scale, timing))),
     ),
     h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; bars share one scale.`),
     !payload.runs_triton && payload.kernels.length > 0 && h("p", { class: "tf-note" }, "Triton kernels did not run: CPU. Both programs ran ATen operators."),
@@ -31,8 +32,8 @@ function timingTable(payload, status, live) {
   );
 }
 
-/** @param {TimingRow} row @param {number} scale */
-function timingRow(row, scale) {
+/** @param {TimingRow} row @param {number} scale @param {Timing} timing */
+function timingRow(row, scale, timing) {
   return h(
     "tr",
     null,
@@ -40,7 +41,7 @@ function timingRow(row, scale) {
     h("td", { class: "tf-right" }, interval(row.baseline_ms)),
     h("td", { class: "tf-right" }, interval(row.variant_ms)),
     h("td", { class: "tf-bars" }, bar(row.baseline_ms, scale, "was"), bar(row.variant_ms, scale, "is")),
-    h("td", null, ratio(row)),
+    h("td", null, ratio(row, timing)),
   );
 }
 

@@ -16,6 +16,8 @@ import { controls, origin, staleness } from "./timeline_bar.js";
 /** @typedef {{ number: number, event: number }} Cursor */
 
 const HINT = "Click an event to select its op. Drag pans, Ctrl+wheel zooms, Shift+drag measures.";
+/** Those of `tracefuse.timeline`, as the view calls them: a measured one may be of another baseline than is pinned now. @type {Record<string, string>} */
+const NAMES = { captured: "as captured", baseline: "pinned", optimised: "optimised" };
 // The folded list, in pixels.
 const BELOW = 36;
 
@@ -87,7 +89,7 @@ export class TimelinePanel {
     const { before, after } = payload.memory;
     this.shown = this.programs().map((program, number) => {
       const memory = number === 0 ? before : after;
-      const name = number === 1 ? "optimised" : payload.baseline.is_pinned ? "pinned" : "as captured";
+      const name = NAMES[program.label];
       const title = `${name} · ${duration(program.span)}`;
       return { program, memory, profile: profile(program, memory), measuredPeak: payload.summary.measured_peak_bytes?.[number] ?? null, number, name, title };
     });
@@ -106,7 +108,7 @@ export class TimelinePanel {
     const { payload, timeline } = /** @type {View} */ (this.view);
     if (timeline && !this.wantsModelled) return timeline.programs.map((program) => measured(program, payload.values));
     const { before, after } = payload.memory;
-    return [modelled("captured", before.ops, payload.values, 0), modelled("optimised", after.ops, payload.values, 1)];
+    return [modelled(payload.baseline.is_pinned ? "baseline" : "captured", before.ops, payload.values, 0), modelled("optimised", after.ops, payload.values, 1)];
   }
 
   /** Whether what was measured are other programs than those of the payload. */

@@ -150,7 +150,7 @@ function pairRow({ left, right, level }, attributes, context) {
     h("span", { role: "gridcell", class: `tf-tree-name ${stateOf(left, context)}`, style: indent(level) }, left && valueName(left, context)),
     ...times.map(([before, after]) => timeCell([before ?? 0, after ?? 0], context, "")),
     h("span", { role: "gridcell", "aria-colspan": 3, class: `tf-tree-right ${stateOf(right, context)}` }, right && valueName(right, context)),
-    savedCell(left && values[left].saved && !values[left].removed ? values[left].nbytes : 0, context),
+    savedCell(left && !values[left].removed ? values[left].saved_bytes : 0, context),
   );
 }
 

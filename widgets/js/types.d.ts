@@ -59,7 +59,8 @@ interface Value {
   reads: string[];
   uses: string[];
   twins: string[];
-  saved: boolean;
+  /** Bytes of its storage where that is kept for the backward, each counted for one value; else 0. */
+  saved_bytes: number;
   removed: boolean;
   /** Other values in the same memory. */
   storage: string[];

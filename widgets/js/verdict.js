@@ -140,7 +140,7 @@ function timeTile({ timing, blocked }, live) {
   const before = step.baseline_ms ? [h("span", { class: "tf-was" }, figure(step.baseline_ms.median)), h("span", { class: "tf-arrow" }, "→")] : [];
   const figures = [...before, h("b", null, figure(step.variant_ms.median)), h("span", { class: "tf-unit" }, "ms")];
   const stale = live ? "of other passes: measure again" : "of other passes: run the cell in a notebook to measure these passes";
-  const below = timing.stale ? note(stale, stale) : ratio(step);
+  const below = timing.stale ? note(stale, stale) : ratio(step, timing);
   const badge = timing.stale ? provenance("stale", "stale", `times of ${timing.config}; ${timing.provenance}`) : provenance("measured", timing.provenance, timing.provenance);
   return tile("time", "Step time", badge, figures, below, timing.stale ? "stale" : "");
 }
@@ -175,11 +175,11 @@ function small(number) {
   return number === 0 ? "0" : number.toExponential(1).replace("-", "−");
 }
 
-/** Optimised over captured, or that nothing can be said of it. @param {TimingRow} row */
-export function ratio(row) {
+/** Optimised over what it was timed against, or that nothing can be said of it. @param {TimingRow} row @param {Timing} timing */
+export function ratio(row, { is_pinned: isPinned }) {
   const { median, low, high } = row.ratio;
   const mood = row.verdict === "faster" ? "better" : row.verdict === "slower" ? "worse" : null;
-  const title = `optimised / captured: ${median.toFixed(2)}; 95 % interval ${low.toFixed(2)} to ${high.toFixed(2)}`;
+  const title = `optimised / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 95 % interval ${low.toFixed(2)} to ${high.toFixed(2)}`;
   const text = mood ? `${median.toFixed(2)}× the time` : row.verdict;
   return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, h("small", null, ` ${low.toFixed(2)}–${high.toFixed(2)}`));
 }

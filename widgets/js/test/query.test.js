@@ -5,7 +5,7 @@ import { found, parse } from "../query.js";
 import { value } from "../testing/program.js";
 
 const values = {
-  mm: value({ op: "aten.mm.default", module: "h.1.up", module_type: "Linear", source: "4: y = self.up(x)", saved: true, time_us: [900, 1500], type: "bf16[2, 3]", nbytes: 3 * 2 ** 20 }),
+  mm: value({ op: "aten.mm.default", module: "h.1.up", module_type: "Linear", source: "4: y = self.up(x)", saved_bytes: 24, time_us: [900, 1500], type: "bf16[2, 3]", nbytes: 3 * 2 ** 20 }),
   addmm: value({ op: "aten.addmm.default", module: "h.10.up", module_type: "Linear", source: "8: z", time_us: [2, 2] }),
   fused: value({ op: "fused_mul_add_1ab", kernel: "fused_mul_add_1ab", phase: "backward", type: "(f32[2], i64[2])", time_us: [null, 5] }),
   gone: value({ op: "aten.native_layer_norm.default", removed: true, time_us: [8, null] }),

@@ -3,7 +3,7 @@
 /** @param {Partial<Value>} fields */
 export const value = (fields) => ({
   op: "aten.mul.Tensor", type: "f32[2, 3]", stride: [3, 1], nbytes: 24, phase: "forward", module: "", module_type: "", source: "", reads: [], uses: [],
-  twins: [], saved: false, removed: false, storage: [], kernel: "", of: "", time_us: [1, 1], ...fields,
+  twins: [], saved_bytes: 0, removed: false, storage: [], kernel: "", of: "", time_us: [1, 1], ...fields,
 });
 
 /** @param {Partial<LayerRow>} fields @returns {LayerRow} */
@@ -14,7 +14,7 @@ function layer(at, us) {
   const module = `h.${at}`;
   return {
     forward: {
-      [`mm_${at}`]: value({ op: "aten.mm.default", module: `${module}.up`, module_type: "Linear", source: "4: y = self.up(x)", twins: [`dx_${at}`, `dw_${at}`], saved: true, time_us: [2, 2] }),
+      [`mm_${at}`]: value({ op: "aten.mm.default", module: `${module}.up`, module_type: "Linear", source: "4: y = self.up(x)", twins: [`dx_${at}`, `dw_${at}`], saved_bytes: 24, time_us: [2, 2] }),
       [`view_${at}`]: value({ op: "aten.view.default", module: `${module}.up`, module_type: "Linear", source: "4: y = self.up(x)", time_us: [null, null] }),
       [`gelu_${at}`]: value({ op: "aten.gelu.default", module, module_type: "Block", source: "5: return gelu(y)", twins: [`dgelu_${at}`] }),
     },
