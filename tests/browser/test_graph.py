@@ -153,13 +153,13 @@ def test_a_selection_from_elsewhere_is_followed_into_folded_layers(page: Page, g
     assert not is_shown(graph, "h1_23_gelu")
 
 
-def test_layers_unfold(page: Page, graph: Locator) -> None:
-    page.get_by_test_id("tf-graph-collapse").click()
+def test_layers_unfold(page: Page, graph: Locator, press: Callable[[Locator], None]) -> None:
+    press(page.get_by_test_id("tf-graph-collapse"))
     assert not is_shown(graph, "h.2|forward")
-    page.get_by_test_id("tf-graph-fold").uncheck()
+    press(page.get_by_test_id("tf-graph-fold"))
     assert is_shown(graph, "h.2|forward")
     expect(page.get_by_test_id("tf-graph-depth")).to_have_text("depth 1")
-    page.get_by_test_id("tf-graph-deeper").click()
+    press(page.get_by_test_id("tf-graph-deeper"))
     assert is_shown(graph, "h.2.attn|forward")
 
 
@@ -254,15 +254,15 @@ def test_hovering_tells_what_it_is(page: Page, graph: Locator) -> None:
 
 
 def test_links_to_the_backward_are_drawn_on_request_and_of_the_selected(
-    page: Page, graph: Locator, painted: Callable[[Page], None]
+    page: Page, graph: Locator, painted: Callable[[Page], None], press: Callable[[Locator], None]
 ) -> None:
     painted(page)
     image = "canvas => canvas.toDataURL()"
     without = graph.evaluate(image)
-    page.get_by_test_id("tf-graph-links").check()
+    press(page.get_by_test_id("tf-graph-links"))
     painted(page)
     assert graph.evaluate(image) != without
-    page.get_by_test_id("tf-graph-links").uncheck()
+    press(page.get_by_test_id("tf-graph-links"))
     painted(page)
     assert graph.evaluate(image) == without
     page.mouse.click(*locate(graph, "h.1.attn|forward"))

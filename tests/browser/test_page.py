@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 import tracefuse
 from tracefuse.demo import GPT, batch
@@ -56,20 +56,20 @@ def shown(page: Page) -> str:
 
 
 @pytest.mark.parametrize("name", ["simplify", "remat", "fuse"])
-def test_a_switch_moves_to_another_configuration(page: Page, name: str) -> None:
+def test_a_switch_moves_to_another_configuration(page: Page, name: str, press: Callable[[Locator], None]) -> None:
     before = shown(page)
-    page.get_by_test_id(f"tf-toggle-{name}").click()
+    press(page.get_by_test_id(f"tf-toggle-{name}"))
     expect(page.get_by_test_id(f"tf-pass-{name}")).to_have_class(re.compile("tf-off"))
     assert shown(page) != before
-    page.get_by_test_id(f"tf-toggle-{name}").click()
+    press(page.get_by_test_id(f"tf-toggle-{name}"))
     expect(page.get_by_test_id(f"tf-pass-{name}")).not_to_have_class(re.compile("tf-off"))
     assert shown(page) == before
 
 
-def test_what_the_page_does_not_hold_it_says(page: Page) -> None:
+def test_what_the_page_does_not_hold_it_says(page: Page, press: Callable[[Locator], None]) -> None:
     unfold(page)
-    page.get_by_test_id("tf-toggle-fuse").click()
-    page.get_by_test_id("tf-toggle-cat").click()
+    press(page.get_by_test_id("tf-toggle-fuse"))
+    press(page.get_by_test_id("tf-toggle-cat"))
     expect(page.get_by_test_id("tf-error-passes")).to_contain_text("run the cell in a notebook")
     expect(page.get_by_test_id("tf-toggle-cat")).to_be_checked()
 

@@ -80,11 +80,11 @@ def details(page: Page) -> Locator:
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 
-def test_passes_that_changed_nothing_are_folded_and_come_back(page: Page) -> None:
+def test_passes_that_changed_nothing_are_folded_and_come_back(page: Page, press: Callable[[Locator], None]) -> None:
     fold = page.get_by_test_id("tf-idle-passes")
     expect(fold).to_have_text("2 passes changed nothing: freeze, cat")
     expect(page.get_by_test_id("tf-pass-cat")).to_have_count(0)
-    fold.press("Enter")
+    press(fold)
     expect(page.get_by_test_id("tf-idle-passes")).to_be_focused()
     rows = page.get_by_test_id("tf-passes").locator("[data-pass]")
     assert [row.get_attribute("data-pass") for row in rows.all()] == [
@@ -113,13 +113,13 @@ def test_space_switches_the_pass_that_was_walked_to(live: Page) -> None:
     assert sent(live) == [{"type": "configure", "changes": {"fuse": False}}]
 
 
-def test_a_decisions_value_leads_to_it_and_back(page: Page) -> None:
+def test_a_decisions_value_leads_to_it_and_back(page: Page, press: Callable[[Locator], None]) -> None:
     page.get_by_test_id("tf-toggle-remat").focus()
     chip = page.get_by_test_id("tf-work-remat").locator(".tf-decisions .tf-chip").first
     name = str(chip.text_content())
-    chip.click()
+    press(chip)
     expect(details(page).locator(".tf-name")).to_have_text(name)
-    page.get_by_test_id("tf-clear").click()
+    press(page.get_by_test_id("tf-clear"))
     expect(page.get_by_test_id("tf-work-remat")).to_be_visible()
 
 
@@ -178,30 +178,34 @@ def saved_value(page: Page) -> str:
     )
 
 
-def test_a_value_is_pinned_from_its_details_and_dropped_from_the_row(live: Page) -> None:
+def test_a_value_is_pinned_from_its_details_and_dropped_from_the_row(
+    live: Page, press: Callable[[Locator], None]
+) -> None:
     name = saved_value(live)
     live.evaluate("(name) => set('selected', name)", name)
     expect(live.get_by_test_id("tf-pin-auto")).to_have_attribute("aria-pressed", "true")
-    live.get_by_test_id("tf-pin-recompute").click()
+    press(live.get_by_test_id("tf-pin-recompute"))
     assert sent(live) == [{"type": "configure", "changes": {"save": [], "recompute": [name]}}]
     live.evaluate(
         "(name) => set('payload', {...state.payload, config: {...state.payload.config, recompute: [name]}})", name
     )
     expect(live.get_by_test_id("tf-pin-recompute")).to_have_attribute("aria-pressed", "true")
-    live.get_by_test_id(f"tf-drop-recompute {name}").click()
+    press(live.get_by_test_id(f"tf-drop-recompute {name}"))
     assert sent(live) == [{"type": "configure", "changes": {"save": [], "recompute": []}}]
 
 
 @pytest.mark.parametrize("value", ["h_0_mlp_up_weight", "grad_h_0_mlp_up_weight"])
-def test_a_parameter_is_frozen_from_itself_or_its_gradient(live: Page, value: str) -> None:
+def test_a_parameter_is_frozen_from_itself_or_its_gradient(
+    live: Page, value: str, press: Callable[[Locator], None]
+) -> None:
     live.evaluate("(name) => set('selected', name)", value)
-    live.get_by_test_id("tf-freeze-one").click()
+    press(live.get_by_test_id("tf-freeze-one"))
     assert sent(live) == [{"type": "configure", "changes": {"freeze": ["h.0.mlp.up.weight"]}}]
     live.evaluate("set('payload', {...state.payload, config: {...state.payload.config, freeze: ['h.*']}})")
     expect(details(live)).to_contain_text("frozen by “h.*”")
-    live.get_by_test_id("tf-freeze-one").click()
+    press(live.get_by_test_id("tf-freeze-one"))
     assert sent(live) == [{"type": "configure", "changes": {"freeze": ["h.*", "!h.0.mlp.up.weight"]}}]
-    live.get_by_test_id("tf-drop-h.*").click()
+    press(live.get_by_test_id("tf-drop-h.*"))
     assert sent(live) == [{"type": "configure", "changes": {"freeze": []}}]
 
 
@@ -224,12 +228,14 @@ def test_an_unknown_time_says_why(live: Page, op: str, said: str) -> None:
     expect(details(live)).to_contain_text(said)
 
 
-def test_a_fused_values_kernel_its_source_and_what_is_not_known_of_it(page: Page) -> None:
+def test_a_fused_values_kernel_its_source_and_what_is_not_known_of_it(
+    page: Page, press: Callable[[Locator], None]
+) -> None:
     line = page.locator("[data-testid=tf-code-forward] .tf-line:has(.tf-kernel)").first
     line.locator(".tf-value").first.click()
     expect(details(page)).to_contain_text("a CPU runs its ATen operators instead")
     expect(details(page)).to_contain_text("unknown without its time")
-    page.get_by_test_id("tf-details-source").click()
+    press(page.get_by_test_id("tf-details-source"))
     source = details(page).get_by_test_id("tf-kernel-text")
     expect(source).to_contain_text("@triton.jit")
     expect(source.locator(".tf-decorator").first).to_have_text("@triton.jit")
@@ -238,9 +244,9 @@ def test_a_fused_values_kernel_its_source_and_what_is_not_known_of_it(page: Page
     expect(inspect).to_have_attribute("title", re.compile("run the cell in a notebook"))
 
 
-def test_a_kernel_is_inspected_and_its_answer_shown(live: Page) -> None:
+def test_a_kernel_is_inspected_and_its_answer_shown(live: Page, press: Callable[[Locator], None]) -> None:
     live.locator("[data-testid=tf-code-forward] .tf-line:has(.tf-kernel) .tf-value").first.click()
-    details(live).get_by_role("button", name="inspect").click()
+    press(details(live).get_by_role("button", name="inspect"))
     (message,) = sent(live)
     assert message["type"] == "inspect"
     live.evaluate(
@@ -278,14 +284,14 @@ def test_n_and_shift_n_walk_the_changes(page: Page) -> None:
     expect(row).to_be_in_viewport()
 
 
-def test_only_changes_folds_the_rest_and_a_click_brings_it_back(page: Page) -> None:
+def test_only_changes_folds_the_rest_and_a_click_brings_it_back(page: Page, press: Callable[[Locator], None]) -> None:
     page.get_by_test_id("tf-toggle-fuse").click()
-    page.get_by_test_id("tf-only-changes").check()
+    press(page.get_by_test_id("tf-only-changes"))
     folds = page.locator(".tf-code .tf-fold")
     count, lines = folds.count(), page.locator(".tf-code .tf-line").count()
     assert count > 0
     hidden = int(str(folds.first.text_content()).split()[1])
-    folds.first.click()
+    press(folds.first)
     expect(folds).to_have_count(count - 1)
     assert page.locator(".tf-code .tf-line").count() == lines + hidden
 
@@ -302,10 +308,10 @@ def test_selecting_what_is_folded_away_unfolds_it(live: Page) -> None:
     expect(line).to_have_class(re.compile("tf-current"))
 
 
-def test_removed_lines_and_del_lines_can_be_left_out(page: Page) -> None:
+def test_removed_lines_and_del_lines_can_be_left_out(page: Page, press: Callable[[Locator], None]) -> None:
     for control, lines in (("tf-diff", ".tf-del"), ("tf-frees", ".tf-is-free")):
         assert page.locator(f".tf-code {lines}").count() > 0
-        page.get_by_test_id(control).uncheck()
+        press(page.get_by_test_id(control))
         expect(page.locator(f".tf-code {lines}")).to_have_count(0)
     assert page.locator(".tf-code .tf-add").count() > 0
 
@@ -327,27 +333,29 @@ def test_a_toggle_leaves_the_line_at_the_top_where_it_was(live: Page) -> None:
 # --- kernels and findings ---------------------------------------------------------------------------------------------
 
 
-def test_kernels_are_sorted_by_a_heading_and_turned_round_by_another_click(page: Page) -> None:
+def test_kernels_are_sorted_by_a_heading_and_turned_round_by_another_click(
+    page: Page, press: Callable[[Locator], None]
+) -> None:
     page.get_by_test_id("tf-tab-kernels").click()
     column = page.locator("[data-kernel-row] td:nth-child(2)")
     launches = [int(text) for text in column.all_text_contents()]
     for order, sort in ((sorted(launches, reverse=True), "descending"), (sorted(launches), "ascending")):
-        page.get_by_test_id("tf-sort-calls").click()
+        press(page.get_by_test_id("tf-sort-calls"))
         assert [int(text) for text in column.all_text_contents()] == order
         expect(page.locator("th[aria-sort]:has([data-testid=tf-sort-calls])")).to_have_attribute("aria-sort", sort)
     expect(page.get_by_test_id("tf-sort-calls")).to_be_focused()
 
 
-def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page) -> None:
+def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page, press: Callable[[Locator], None]) -> None:
     page.get_by_test_id("tf-tab-kernels").click()
-    page.get_by_test_id("tf-kernels").locator(".tf-disclose").first.click()
+    press(page.get_by_test_id("tf-kernels").locator(".tf-disclose").first)
     chip = page.locator(".tf-kernel-source:visible .tf-chips .tf-chip:enabled").first
-    chip.click()
+    press(chip)
     expect(details(page).locator(".tf-name")).to_have_text(str(chip.text_content()))
     expect(page.locator("[data-kernel-row].tf-current")).to_have_count(1)
 
 
-def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page) -> None:
+def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page, press: Callable[[Locator], None]) -> None:
     finding = (
         "{name: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: '1: x',"
         " fix: 'do', worth: '5 ms', changes: {cat: CAT}, fixed: false}"
@@ -356,7 +364,7 @@ def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page) ->
     live.evaluate(f"set('payload', {{...state.payload, findings: [{finding.replace('CAT', 'false')}]}})")
     expect(live.get_by_test_id("tf-tab-findings")).to_contain_text("Findings 1")
     expect(live.get_by_test_id("tf-finding-a")).to_contain_text("▲ high")
-    live.get_by_test_id("tf-try-a").click()
+    press(live.get_by_test_id("tf-try-a"))
     assert sent(live) == [{"type": "configure", "changes": {"cat": False}}]
     live.evaluate(f"set('payload', {{...state.payload, findings: [{finding.replace('CAT', 'true')}]}})")
     expect(live.get_by_test_id("tf-finding-a")).to_contain_text("is on")
@@ -378,12 +386,12 @@ def test_everything_measured_stands_in_one_row(live: Page) -> None:
     expect(live.get_by_test_id("tf-baseline")).to_contain_text("c.optimize(fuse=False)")
 
 
-def test_each_button_asks_for_its_own(live: Page) -> None:
+def test_each_button_asks_for_its_own(live: Page, press: Callable[[Locator], None]) -> None:
     for control, message in (("measure", "measure"), ("ablate", "ablate"), ("pin", "pin")):
-        live.get_by_test_id(f"tf-{control}").click()
+        press(live.get_by_test_id(f"tf-{control}"))
         assert sent(live) == [{"type": message}]
     live.evaluate(MEASURED)
-    live.get_by_test_id("tf-pin").click()
+    press(live.get_by_test_id("tf-pin"))
     assert sent(live) == [{"type": "unpin"}]
 
 

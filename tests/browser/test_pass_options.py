@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 import tracefuse
 from tracefuse import registry
@@ -99,10 +99,10 @@ def test_a_budget_from_python_is_shown(page: Page, budget: float, step: str, tex
     expect(page.get_by_test_id("tf-pass-remat").locator(".tf-budget")).to_have_text(text)
 
 
-def test_every_option_is_folded_with_its_default_and_help(page: Page) -> None:
+def test_every_option_is_folded_with_its_default_and_help(page: Page, press: Callable[[Locator], None]) -> None:
     field = page.get_by_test_id("tf-option-trimmed-level")
     expect(field).to_be_hidden()
-    page.get_by_test_id("tf-options-trimmed").click()
+    press(page.get_by_test_id("tf-options-trimmed"))
     expect(field).to_have_value("2")
     expect(page.get_by_test_id("tf-option-trimmed-only")).to_have_value("add, mul")
     expect(page.get_by_test_id("tf-option-trimmed-eager")).not_to_be_checked()
@@ -117,7 +117,7 @@ def test_every_option_is_folded_with_its_default_and_help(page: Page) -> None:
     assert {"distance_base", "longest_chain", "reduction_ratio"} <= shown
 
 
-def test_an_option_that_is_changed_is_sent_with_the_others(page: Page) -> None:
+def test_an_option_that_is_changed_is_sent_with_the_others(page: Page, press: Callable[[Locator], None]) -> None:
     page.evaluate("show(1)")
     expect(page.get_by_test_id("tf-options-remat")).to_contain_text("1 set")
     page.get_by_test_id("tf-options-remat").click()
@@ -125,7 +125,7 @@ def test_an_option_that_is_changed_is_sent_with_the_others(page: Page) -> None:
     page.keyboard.press("Enter")
     assert sent(page) == [{"remat_options": {"longest_chain": "8", "distance_base": "1.0"}}]
     page.get_by_test_id("tf-options-trimmed").click()
-    page.get_by_test_id("tf-option-trimmed-eager").click()
+    press(page.get_by_test_id("tf-option-trimmed-eager"))
     assert sent(page) == [{"trimmed": {"level": "3", "eager": True}}]
     page.get_by_test_id("tf-option-trimmed-level").fill("")
     page.keyboard.press("Enter")
@@ -143,13 +143,13 @@ def test_an_error_stands_in_the_row_and_what_was_typed_stays(page: Page) -> None
     expect(page.get_by_test_id("tf-option-trimmed-level")).to_be_focused()
 
 
-def test_a_pass_of_the_users_own_is_a_switch(page: Page) -> None:
-    page.get_by_test_id("tf-toggle-trimmed").click()
+def test_a_pass_of_the_users_own_is_a_switch(page: Page, press: Callable[[Locator], None]) -> None:
+    press(page.get_by_test_id("tf-toggle-trimmed"))
     page.evaluate("show(2)")
     expect(page.get_by_test_id("tf-pass-trimmed")).to_contain_text("off")
     expect(page.get_by_test_id("tf-options-trimmed")).to_have_count(0)
     expect(page.get_by_test_id("tf-memory-budget")).to_have_count(0)
-    page.get_by_test_id("tf-toggle-trimmed").click()
+    press(page.get_by_test_id("tf-toggle-trimmed"))
     assert sent(page) == [{"trimmed": False}, {"trimmed": True}]
 
 

@@ -186,11 +186,11 @@ def test_the_wheel_with_ctrl_zooms_around_the_pointer(page: Page, variant: trace
     assert length(page) == pytest.approx(before / np.e, rel=0.01), "a plain wheel scrolls the notebook"
 
 
-def test_buttons_and_keys_zoom(page: Page) -> None:
+def test_buttons_and_keys_zoom(page: Page, press: Callable[[Locator], None]) -> None:
     whole = length(page)
-    page.get_by_test_id("tf-timeline-in").click()
+    press(page.get_by_test_id("tf-timeline-in"))
     assert length(page) == pytest.approx(whole / 2)
-    page.get_by_test_id("tf-timeline-out").click()
+    press(page.get_by_test_id("tf-timeline-out"))
     assert length(page) == pytest.approx(whole)
     canvas(page).focus()
     for key, expected in (("+", 2), ("+", 4), ("-", 2), ("0", 1)):
@@ -237,14 +237,16 @@ def test_a_click_selects_the_op_in_both_programs(page: Page, variant: tracefuse.
     expect(page.get_by_test_id("tf-details")).to_contain_text(clicked)
 
 
-def test_a_selection_made_elsewhere_is_shown_by_a_button(page: Page, variant: tracefuse.Variant) -> None:
-    page.get_by_test_id("tf-alive").locator("summary").click()
-    page.get_by_test_id("tf-alive").get_by_role("button").first.click()
+def test_a_selection_made_elsewhere_is_shown_by_a_button(
+    page: Page, variant: tracefuse.Variant, press: Callable[[Locator], None]
+) -> None:
+    press(page.get_by_test_id("tf-alive").locator("summary"))
+    press(page.get_by_test_id("tf-alive").get_by_role("button").first)
     name = page.get_by_test_id("tf-timeline-strip").locator("code").inner_text()
     strip = page.get_by_test_id("tf-timeline-strip")
     expect(strip).to_contain_text(re.compile(r"as captured: [\d.]+ (ns|µs|ms)"))
     whole = length(page)
-    page.get_by_test_id("tf-timeline-show").click()
+    press(page.get_by_test_id("tf-timeline-show"))
     assert length(page) < whole
     assert locate(page, name, 0) or locate(page, name, 1)
 
@@ -345,7 +347,7 @@ def test_a_drag_measures(page: Page, by: str) -> None:
     expect(page.get_by_test_id("tf-timeline-measure")).to_have_attribute("aria-pressed", "false")
 
 
-def test_the_keyboard_measures_from_event_to_event(page: Page) -> None:
+def test_the_keyboard_measures_from_event_to_event(page: Page, press: Callable[[Locator], None]) -> None:
     canvas(page).focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Home")
@@ -355,7 +357,7 @@ def test_the_keyboard_measures_from_event_to_event(page: Page) -> None:
         page.keyboard.press("Shift+ArrowRight")
     assert microseconds(page.get_by_test_id("tf-range-length").inner_text()) > short
     expect(page.get_by_test_id("tf-range").locator("tbody tr").first.locator("td").first).to_have_text("12")
-    page.get_by_test_id("tf-range-clear").click()
+    press(page.get_by_test_id("tf-range-clear"))
     expect(page.get_by_test_id("tf-range")).to_have_count(0)
 
 

@@ -185,19 +185,19 @@ def test_the_x_key_takes_layers_apart(page: Page) -> None:
     assert "h.1" not in names(page)
 
 
-def test_removed_values_and_views_are_listed_on_demand(page: Page) -> None:
+def test_removed_values_and_views_are_listed_on_demand(page: Page, press: Callable[[Locator], None]) -> None:
     row(page, "norm").click()
     before = page.get_by_label("removed by a pass").count()
-    page.get_by_test_id("tf-tree-removed").check()
+    press(page.get_by_test_id("tf-tree-removed"))
     assert page.get_by_label("removed by a pass").count() > before == 0
     row(page, "head").click()
     count = len(names(page))
-    page.get_by_test_id("tf-tree-views").check()
+    press(page.get_by_test_id("tf-tree-views"))
     assert len(names(page)) > count
 
 
-def test_without_folding_every_layer_is_in_its_list(page: Page) -> None:
-    page.get_by_test_id("tf-tree-fold").uncheck()
+def test_without_folding_every_layer_is_in_its_list(page: Page, press: Callable[[Locator], None]) -> None:
+    press(page.get_by_test_id("tf-tree-fold"))
     assert FOLD not in names(page)
     assert "h" in names(page)
 
@@ -218,8 +218,8 @@ def test_a_toggle_keeps_what_was_unfolded(page: Page) -> None:
     expect(row(page, "h.0.mlp.up")).to_have_attribute("aria-expanded", "true")
 
 
-def test_the_slowest_backward_is_one_click_away(page: Page) -> None:
-    page.get_by_test_id("tf-tree-slowest").click()
+def test_the_slowest_backward_is_one_click_away(page: Page, press: Callable[[Locator], None]) -> None:
+    press(page.get_by_test_id("tf-tree-slowest"))
     expect(current(page).get_by_label("slowest backward")).to_be_visible()
 
 
@@ -247,35 +247,35 @@ def layer_column(page: Page, column: str) -> list[str]:
     return page.locator(f"[data-testid=tf-layers] tbody td.tf-layers-{column}").all_text_contents()
 
 
-def test_layers_are_sorted_by_backward_and_by_what_is_clicked(page: Page) -> None:
+def test_layers_are_sorted_by_backward_and_by_what_is_clicked(page: Page, press: Callable[[Locator], None]) -> None:
     page.get_by_test_id("tf-tab-layers").click()
     by = page.get_by_role("columnheader", name="backward")
     expect(by).to_have_attribute("aria-sort", "descending")
     backward = [float(text) for text in layer_column(page, "backward") if text != "–"]
     assert backward == sorted(backward, reverse=True)
-    page.get_by_test_id("tf-layers-by-forward").press("Enter")
+    press(page.get_by_test_id("tf-layers-by-forward"))
     expect(by).not_to_have_attribute("aria-sort", re.compile("."))
     forward = [float(text) for text in layer_column(page, "forward") if text != "–"]
     assert forward == sorted(forward, reverse=True)
     assert page.evaluate("document.activeElement.dataset.testid") == "tf-layers-by-forward"
-    page.keyboard.press("Enter")
+    press(page.get_by_test_id("tf-layers-by-forward"))
     expect(page.get_by_role("columnheader", name="forward")).to_have_attribute("aria-sort", "ascending")
 
 
-def test_the_sentence_is_the_tables_first_row(page: Page) -> None:
+def test_the_sentence_is_the_tables_first_row(page: Page, press: Callable[[Locator], None]) -> None:
     page.get_by_test_id("tf-tab-layers").click()
     says = page.get_by_test_id("tf-layers-says")
     first = page.locator("[data-testid=tf-layers] tbody th").first.text_content()
     expect(says).to_have_text(re.compile(rf"^Backward is \d+\.\d× forward; {re.escape(str(first))} takes \d+ % of it"))
     folded = page.locator("[data-testid=tf-layers] tbody tr").count()
-    page.get_by_test_id("tf-layers-fold").uncheck()
+    press(page.get_by_test_id("tf-layers-fold"))
     assert page.locator("[data-testid=tf-layers] tbody tr").count() > folded
     expect(says).not_to_contain_text("×3")
 
 
-def test_a_layer_leads_to_its_slowest_op_in_the_tree(page: Page) -> None:
+def test_a_layer_leads_to_its_slowest_op_in_the_tree(page: Page, press: Callable[[Locator], None]) -> None:
     page.get_by_test_id("tf-tab-layers").click()
-    page.get_by_test_id("tf-layer-head").click()
+    press(page.get_by_test_id("tf-layer-head"))
     expect(page.get_by_test_id("tf-tab-trace")).to_have_attribute("aria-selected", "true")
     expect(page.get_by_test_id("tf-details")).to_contain_text("head")
     expect(row(page, "head")).to_have_attribute("aria-expanded", "true")

@@ -48,10 +48,10 @@ class Explorer {
     this.showsPass = false;
     this.verdict = new VerdictBar(this.act);
     this.slots = {
-      passes: h("div", { class: "tf-side" }),
+      passes: h("div", { class: "tf-side", tabindex: "-1" }),
       tabs: h("div", { class: "tf-tabs", role: "tablist", "aria-label": "Panels" }),
       body: h("div", { class: "tf-tab-body", role: "tabpanel", id: unique("tf-panel") }),
-      details: h("div", { class: "tf-aside" }),
+      details: h("div", { class: "tf-aside", tabindex: "-1" }),
     };
     const bar = h("div", { class: "tf-bar-top" }, this.slots.tabs, this.search.element);
     const main = h("div", { class: "tf-main" }, bar, this.slots.body);
@@ -174,11 +174,11 @@ class Explorer {
     this.drawDetails();
   }
 
-  /** Replace a panel and keep the keyboard where it was. @param {HTMLElement} slot @param {...HTMLElement} content */
+  /** Replace a panel and keep the keyboard where it was, or in the panel where that is gone. @param {HTMLElement} slot @param {...HTMLElement} content */
   swap(slot, ...content) {
-    const focused = slot.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : undefined;
+    const focused = slot.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
     slot.replaceChildren(...content);
-    if (focused) find(slot, focused)?.focus({ preventScroll: true });
+    if (focused) (find(slot, focused.dataset.testid ?? "") ?? slot).focus({ preventScroll: true });
   }
 
   // --- what was asked ------------------------------------------------------------------------------------------------
