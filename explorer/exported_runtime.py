@@ -14,6 +14,8 @@ import torch
 # --- copied into every exported file ---
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 TOLERANCE |= {torch.complex128: 1e-9, torch.complex64: 1e-3}
+# Of the largest gradient: what a gradient stays below that rounding alone made.
+NOISE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 
 
 def expect(tensor, name, shape, stride, dtype=None):
@@ -186,6 +188,11 @@ def distances(ours, reference):
     return float(gap.norm() / size), float(gap.max())
 
 
+def magnitude(tensor):
+    """The largest finite absolute value."""
+    return float(torch.where(tensor.isfinite(), tensor, 0).abs().max()) if tensor.numel() > 0 else 0.0
+
+
 @torch.no_grad()
 def check():
     """Print how far all that is computed is from what the captured program computes; returns whether it is near."""
@@ -198,10 +205,16 @@ def check():
         outputs[name] |= {f"new value of {of}": tensor for of, tensor in written.items()}
         outputs[name] |= {f"gradient of {INPUTS[i][1]}": g for i, g in zip(grads_of, gradients, strict=True)}
     passed = True
+    gradients = [tensor for label, tensor in outputs["captured"].items() if label.startswith("gradient of")]
+    largest = max((magnitude(tensor) for tensor in gradients), default=0.0)
     for label, ours in outputs["optimised"].items():
-        relative, greatest = distances(ours, outputs["captured"][label])
+        reference = outputs["captured"][label]
+        relative, greatest = distances(ours, reference)
         tolerance = TOLERANCE.get(ours.dtype, 0.0)
-        good = (math.isfinite(relative) and relative <= tolerance) or greatest <= 1e-12
+        # A gradient that is zero but for rounding, as of a bias before a batch norm, differs by as much as it is.
+        noise = NOISE.get(ours.dtype, 0.0) * largest if label.startswith("gradient of") else 0.0
+        is_noise = max(greatest, magnitude(reference)) <= noise
+        good = (math.isfinite(relative) and relative <= tolerance) or greatest <= 1e-12 or is_noise
         passed &= good
         print(f"{'ok ' if good else 'BAD'}  {label:60s} relative difference {relative:.1e}, allowed {tolerance:.0e}")
     return passed

@@ -193,11 +193,11 @@ def _after_backward(backward: Trace) -> str:
 
 
 def findings(before: Trace, after: Trace, op_times: tuple[OpTimes, OpTimes], capture: Capture) -> list[dict[str, Any]]:
-    """Those of the trace before the passes; `fixed` are those that are gone after them."""
+    """Those of the trace after the passes, then as `fixed` those that they have done away with."""
     surroundings = capture.guards, tuple(capture.environment.items())
     found, left = (diagnose(Case(t, times, *surroundings)) for t, times in zip((before, after), op_times, strict=True))
-    names = {one.name for one in left}
-    return [asdict(one) | {"fixed": one.name not in names} for one in found]
+    gone = [one for one in found if one.name not in {other.name for other in left}]
+    return [asdict(one) | {"fixed": one in gone} for one in (*left, *gone)]
 
 
 def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]]:

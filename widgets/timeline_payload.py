@@ -59,6 +59,7 @@ class OpByOp:
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:
-        """What `payload` is told of these two: `times`, each None where it was not measured, and `bandwidth`."""
-        before = baseline or variant.baseline
-        return {"times": (self._times.get(before.config), self._times.get(variant.config)), "bandwidth": self.bandwidth}
+        """What `payload` is told of these two: `times`, and `bandwidth`. Without both, neither: beside a measured time a modelled
+        one would look like a change."""
+        times = self._times.get((baseline or variant.baseline).config), self._times.get(variant.config)
+        return {"times": times if all(times) else (None, None), "bandwidth": self.bandwidth}

@@ -213,22 +213,30 @@ export function foldedPaths({ top }) {
 }
 
 /**
- * The module whose own ops take most of the backward, identical layers as one if `fold`; null where none takes any time.
+ * The module, or the line of a module with others inside, whose own ops take most of the backward; those of identical layers
+ * as one if `fold`. Null where none takes any time.
  * @param {Tree} tree @param {boolean} fold
  */
 export function slowestBackward(tree, fold) {
   const folded = fold ? foldedPaths(tree) : null;
   /** @type {Map<string, { path: string, us: number, members: Branch[] }>} */
   const found = new Map();
-  for (const one of tree.modules) {
+  for (const one of [...tree.modules.filter(({ values }) => values.length > 0), ...linesOf(tree)]) {
     const path = folded?.get(one.path) ?? one.path;
-    const group = found.get(path) ?? { path: path || one.type, us: 0, members: /** @type {Branch[]} */ ([]) };
-    group.us += one.own.backward[1];
+    const line = one.kind === "line" ? one.name : "";
+    const label = [path || (line ? "" : one.type), line].filter(Boolean).join(" ");
+    const group = found.get(label) ?? { path: label, us: 0, members: /** @type {Branch[]} */ ([]) };
+    group.us += one.sums.backward[1];
     group.members.push(one);
-    found.set(path, group);
+    found.set(label, group);
   }
   const [first] = [...found.values()].sort((one, other) => other.us - one.us);
   return first?.us > 0 ? first : null;
+}
+
+/** @param {Tree} tree @returns {Branch[]} */
+function linesOf(tree) {
+  return [...tree.top, ...tree.modules.flatMap(({ children }) => children)].filter(({ kind }) => kind === "line");
 }
 
 /** Middle and largest time of layers. @param {Branch[]} layers */

@@ -99,8 +99,9 @@ export class TreePanel {
   slowestButton({ path, us, members }, tree) {
     const share = Math.round((100 * us) / tree.total.backward[1]);
     const times = members.length > 1 ? ` ×${members.length}` : "";
-    const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it. Its own ops take ${share} % of the backward.`, "data-testid": "tf-tree-slowest" };
-    return h("button", attributes, `▲ slowest backward: ${path}${times}, ${share} %`);
+    const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it: ${path}. Its own ops take ${share} % of the backward.`, "data-testid": "tf-tree-slowest" };
+    const name = path.length > 48 ? `${path.slice(0, 47)}…` : path;
+    return h("button", attributes, `▲ slowest: ${name}${times}, ${share} % of the backward`);
   }
 
   /** @param {View} view */

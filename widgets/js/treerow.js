@@ -59,7 +59,7 @@ function groupRow({ group, level, open }, attributes, context) {
     ),
     timeCell(sums.forward, context, ""),
     timeCell(sums.backward, context, slowMark(group, open, context)),
-    h("span", { role: "gridcell", class: "tf-tree-ratio" }, isLine || !sums.forward[1] || !sums.backward[1] ? "" : `${(sums.backward[1] / sums.forward[1]).toFixed(1)}×`),
+    h("span", { role: "gridcell", class: "tf-tree-ratio" }, !sums.forward[1] || !sums.backward[1] ? "" : `${(sums.backward[1] / sums.forward[1]).toFixed(1)}×`),
     h("span", { role: "gridcell", class: "tf-tree-share" }, percent(time(sums), time(tree.total))),
     opsCell(sums.ops),
     savedCell(sums.saved, context),
@@ -89,8 +89,7 @@ function noteText({ layers, members, shown }, { unit }) {
 }
 
 /** ▲ at the module with the slowest backward, △ at the closed one around it. @param {import("./rows.js").Group} group @param {boolean} open @param {Context} context */
-function slowMark({ members, shown }, open, { slowest }) {
-  if (shown.kind === "line") return "";
+function slowMark({ members }, open, { slowest }) {
   if (members.some((one) => slowest.has(one))) return "▲";
   const isAround = (/** @type {Branch | null} */ one) => {
     while (one && !members.includes(one)) one = one.parent;

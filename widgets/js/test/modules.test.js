@@ -66,6 +66,12 @@ test("the slowest backward is that of own ops, alone or with its identical layer
   assert.deepEqual([slowestBackward(tree, true).path, slowestBackward(tree, true).us], ["h.*.up", 16]);
 });
 
+test("a line of a module with others inside is named, where it is the slowest", () => {
+  const other = program();
+  other.values.dgelu_1.time_us = [100, 100];
+  assert.equal(slowestBackward(buildTree(other), false).path, "h.1 5: return gelu(y)");
+});
+
 test("the spread of layers names the slowest", () => {
   const { median, slowest } = spread(at("h").children);
   assert.equal(slowest.path, "h.1");
