@@ -25,10 +25,6 @@ class OpTimes:
         """Those of one program of a timeline: "measured on X, profiled once, op by op"."""
         return cls(timeline.programs[program].op_us, timeline.provenance)
 
-    @property
-    def is_measured(self) -> bool:
-        return self.provenance.startswith("measured")
-
 
 def modelled(trace: Trace, peaks: Peaks = H100_SXM_DATASHEET) -> OpTimes:
     """What a roofline gives for each op as a kernel of its own: the least time that its bytes and FLOPs can take."""

@@ -114,9 +114,3 @@ def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
 def devices(value: Any) -> tuple[torch.device, ...]:
     """The device of each tensor of the value."""
     return tuple(t.device for t in tensors_in(value))
-
-
-@once_per_value
-def is_empty(value: Any) -> bool:
-    """Whether a tensor of the value has no elements."""
-    return any(t.numel() == 0 for t in tensors_in(value))

@@ -12,7 +12,7 @@ from torch import fx
 
 import tracefuse
 from tracefuse.optimizers.cost import bytes_moved, bytes_read
-from tracefuse.optimizers.facts import devices, is_empty, once_per_op, once_per_value
+from tracefuse.optimizers.facts import devices, once_per_op, once_per_value
 from tracefuse.optimizers.fusible import refusal
 from tracefuse.optimizers.regions import loops_of
 from tracefuse.optimizers.trace import Trace, call, nbytes, val
@@ -101,10 +101,10 @@ def test_an_edit_has_it_worked_out_anew(edit: str) -> None:
 
 def test_a_value_that_is_replaced_has_other_facts() -> None:
     node = first(softmax_of_sum().copy(), aten._softmax.default)
-    assert (nbytes(node), is_empty(node), devices(node)) == (64, False, (torch.device("cpu"),))
+    assert (nbytes(node), devices(node)) == (64, (torch.device("cpu"),))
     with val(node).fake_mode:
         node.meta["val"] = torch.empty(0, 4, device="meta")
-    assert (nbytes(node), is_empty(node), devices(node)) == (0, True, (torch.device("meta"),))
+    assert (nbytes(node), devices(node)) == (0, (torch.device("meta"),))
 
 
 @pytest.mark.parametrize("name", ["gpt", "rope", "parts", "conv_batchnorm"])
