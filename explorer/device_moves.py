@@ -25,7 +25,8 @@ def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
             continue
         leaf = _gradient_of(case.trace, node)
         name = f"`{leaf}`" if leaf else "a value"
-        us = 1e6 * nbytes(node) / PAGEABLE_BYTES_PER_S
+        is_timed = case.times.provenance.startswith("measured") and case.us([node]) > 0
+        us = case.us([node]) if is_timed else 1e6 * nbytes(node) / PAGEABLE_BYTES_PER_S
         yield Finding(
             "gradient copied to the host",
             case.severity(us) or "low",
@@ -38,7 +39,7 @@ def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
             (node.name,),
             line(_forward_twin(case.trace, node) or node),
             f"create {name} on the GPU: pass device=, or make the leaf after moving it",
-            f"about {time_text(us)} a step ({PAGEABLE})",
+            case.worth(us) if is_timed else f"about {time_text(us)} a step ({PAGEABLE})",
         )
 
 

@@ -14,7 +14,7 @@ import tracefuse
 from tracefuse.config import Config
 from tracefuse.diagnose import diagnose
 from tracefuse.findings import Case, Finding
-from tracefuse.op_times import modelled
+from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace, fake_mode
 
@@ -65,6 +65,15 @@ def test_a_leaf_on_the_cpu_is_named_with_its_line_and_its_bytes() -> None:
     assert "moved = input_ts.double()" in finding.source
     assert "on the GPU" in finding.fix
     assert "3.23 ms" in finding.worth
+
+
+def test_what_was_measured_of_the_copy_is_its_worth() -> None:
+    capture, trace = leaf_on_the_cpu()
+    of = case(capture, trace)
+    (value,) = found("gradient copied to the host", of)[0].values
+    measured = replace(of, times=OpTimes({value: 500_000.0, "out": 7_000.0}, "measured on a test"))
+    (finding,) = found("gradient copied to the host", measured)
+    assert finding.worth == "500 ms of 507 ms a step, 99 % (measured on a test)"
 
 
 def test_a_cast_is_no_device_move() -> None:

@@ -20,6 +20,7 @@ from tracefuse.errors import OptionError
 from tracefuse.options import Config
 from tracefuse.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
+from tracefuse.widgets import magic
 from tracefuse.widgets.pack import decode
 from tracefuse.widgets.takeaway import TAKEAWAYS
 from tracefuse.widgets.view import IDLE, Explorer
@@ -399,3 +400,31 @@ def test_a_pass_that_is_walked_to_shows_its_own_change_until_it_is_left(explorer
     assert explorer.step is None
     send(explorer, {"type": "show_pass", "pass": ""})
     assert explorer.step is None
+
+
+def test_a_cell_that_runs_again_closes_its_views_and_lets_their_captures_go() -> None:
+    def shown() -> Explorer:
+        x = torch.ones(3, requires_grad=True)
+        return Explorer(tracefuse.capture(lambda: x.exp().sum().backward()).optimize())
+
+    first, second, other = shown(), shown(), shown()
+    kept = weakref.ref(first.variant.capture)
+    magic._replace_views(("cell", 1), first)
+    magic._replace_views(("cell", 1), second)
+    magic._replace_views(("another", 2), other)
+    assert first.comm is not None
+    magic._replace_views(("cell", 3), shown())
+    assert first.comm is None
+    assert second.comm is None
+    assert other.comm is not None
+    del first, second
+    gc.collect()
+    assert kept() is None
+
+
+def test_views_of_a_front_end_without_cells_stay() -> None:
+    x = torch.ones(3, requires_grad=True)
+    explorer = Explorer(tracefuse.capture(lambda: x.exp().sum().backward()).optimize())
+    for run in (1, 2):
+        magic._replace_views(("", run), explorer)
+    assert explorer.comm is not None

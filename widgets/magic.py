@@ -171,11 +171,36 @@ class Recording:
         given = values(self.arguments, MAGIC_OPTIONS)
         variant = self._capture.variant(self.config)
         explorer = Explorer(variant, name, given["budget"], given["cuda_graph"], given["tune"])
+        _replace_views(_cell(self.shell), explorer)
         display(explorer)
         if given["measure"] and not explorer.payload["blocked"]:
             explorer.measure()
         if self.arguments.html:
             explorer.save_html(self.arguments.html)
+
+
+# The views of each cell's last run. ipywidgets keeps every view until it is closed, and a view its capture's tensors: a cell
+# that is run again would hold those of every run.
+_views: dict[str, tuple[int, list[Explorer]]] = {}
+
+
+def _cell(shell: InteractiveShell) -> tuple[str, int]:
+    """The front end's name of the cell that runs, "" where it gives none, and the number of the run."""
+    kernel = getattr(shell, "kernel", None)
+    parent = kernel.get_parent("shell") if kernel else {}
+    return (parent or {}).get("metadata", {}).get("cellId", ""), shell.execution_count
+
+
+def _replace_views(cell: tuple[str, int], explorer: Explorer) -> None:
+    """Close what an earlier run of the cell showed, which its new output has taken the place of."""
+    name, run = cell
+    before, shown = _views.get(name, (run, []))
+    if before != run:
+        for old in shown if name else ():
+            old.cancel()
+            old.close()
+        shown = []
+    _views[name] = run, [*shown, explorer] if name else []
 
 
 def _run_expression(line: str) -> Any:

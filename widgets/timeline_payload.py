@@ -59,7 +59,7 @@ class OpByOp:
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:
-        """What `payload` is told of these two: `times`, and `bandwidth`. Without both, neither: beside a measured time a modelled
-        one would look like a change."""
+        """What `payload` is told of these two: `times` and `bandwidth`. Times are of both or of neither: a modelled one beside
+        a measured one would look like a change."""
         times = self._times.get((baseline or variant.baseline).config), self._times.get(variant.config)
         return {"times": times if all(times) else (None, None), "bandwidth": self.bandwidth}
