@@ -22,7 +22,7 @@ class OpTimes:
 
     @classmethod
     def of(cls, timeline: Timeline, program: int) -> OpTimes:
-        """Those of one program of a timeline: "measured on X, profiled once, op by op"."""
+        """Those of one program of a timeline: "measured on X, op by op, the middle of 3 profiled replays"."""
         return cls(timeline.programs[program].op_us, timeline.provenance)
 
 

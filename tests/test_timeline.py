@@ -72,7 +72,7 @@ def test_ops_that_do_work_have_times_and_others_have_none() -> None:
 def test_the_programs_are_the_captured_one_and_the_variant() -> None:
     found = measured()
     assert [(p.label, p.config) for p in found.programs] == [("captured", Config.off()), ("optimised", Config())]
-    assert found.provenance == f"{found.device}, profiled once, op by op"
+    assert found.provenance == f"{found.device}, op by op, the middle of 3 profiled replays"
     assert found.device.startswith("measured on CPU")
 
 
@@ -85,7 +85,7 @@ def test_a_baseline_may_be_any_variant() -> None:
 def test_op_times_are_those_of_the_program_and_say_so() -> None:
     times = OpTimes.of(measured(), 1)
     assert times.provenance.startswith("measured on ")
-    assert times.provenance.endswith("profiled once, op by op")
+    assert times.provenance.endswith("op by op, the middle of 3 profiled replays")
     assert times.us == measured().programs[1].op_us
 
 
@@ -307,5 +307,5 @@ def test_a_profiler_prints_nothing() -> None:
         "f = lambda: x.exp().sum().backward(); c = tracefuse.capture(f); print(c.optimize().timeline().provenance)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "profiled once" in done.stdout
+    assert "profiled replays" in done.stdout
     assert done.stderr == ""

@@ -33,7 +33,7 @@ absolute one of the shown program's `{results, gradients}` from the captured one
 configuration was not measured, and a difference that is no number is null, with a note.
 
 A value's `time_us` is `[before, after]`, null where its op is not in that trace or takes no time; `times` says of each side
-whether it was measured ("measured on <device>, profiled once, op by op") or modelled. `saved_bytes` are those of its
+whether it was measured ("measured on <device>, op by op, …") or modelled. `saved_bytes` are those of its
 memory where that is kept for the backward, each counted for one value; else 0. `storage` are other values in the same
 memory, `kernel` the Triton kernel that computes it, `of` the parameter that an input is, or whose gradient an output is. An
 interval is `{median, low, high}`, the bounds those of the median's 95 % confidence interval; `ratio` is the variant's median

@@ -1,7 +1,7 @@
 """The wire format of timelines, which travel apart from the payload: a switch changes that, and leaves these as they are.
 
     timeline = {
-      provenance: "measured on <device>, profiled once, op by op", and what is missing
+      provenance: "measured on <device>, op by op, the middle of 3 profiled replays", and what is missing
       programs: [{label, config, span_us, lanes: [{name, kind}], names, values, count, events}]
     }
 

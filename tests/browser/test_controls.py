@@ -28,8 +28,9 @@ NOTE = """() => {
 MISSED = """() => {
     const kinds = "button, input, select, textarea, summary, canvas, [tabindex]";
     const all = [...document.querySelectorAll(`[data-testid=tf-root] :is(${kinds})`)];
-    const isOpen = (one) => one.tabIndex >= 0 && !one.disabled && !one.matches(".tf-switch") && one.checkVisibility();
-    return all.filter(isOpen).filter((one) => one.dataset.reached === undefined).map((one) => one.outerHTML.slice(0, 120));
+    const stops = all.filter((one) => one.tabIndex >= 0 && !one.disabled && !one.matches(".tf-switch"));
+    const missed = stops.filter((one) => one.checkVisibility() && one.dataset.reached === undefined);
+    return missed.map((one) => one.outerHTML.slice(0, 120));
 }"""
 MOST_STOPS = 300
 CLIPBOARD = "() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }"
