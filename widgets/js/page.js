@@ -107,7 +107,8 @@ export function withEvents(timeline) {
  * @param {(context: { model: any, el: HTMLElement }) => void} render @param {string} held @param {HTMLElement} host
  */
 export async function mountPage(render, held, host) {
-  const { payloads, timeline } = await decode(held);
+  // Of the configurations that are not shown, nothing but the configuration is made: { payloads: [payload, …] }.
+  const { payloads, timeline } = await decode(held, 3);
   render({ model: new PageModel(payloads, withEvents(timeline)), el: host });
   // The page is the view: its keys work before anything was clicked.
   /** @type {HTMLElement | null} */ (host.firstElementChild)?.focus({ preventScroll: true });

@@ -24,3 +24,16 @@ test("a key called __proto__ is a key", () => {
   const found = unpack({ atoms: [1], shapes: [["__proto__"]], nodes: [[0, 0]] });
   assert.deepEqual(Object.keys(found), ["__proto__"]);
 });
+
+test("what is made when it is asked for is the same, and made once", () => {
+  for (const lazy of [1, 2, 3, 9]) assert.deepEqual(unpack(packed, lazy), value);
+  const found = unpack(packed, 1);
+  assert.equal(found.values, found.values);
+  assert.deepEqual(Object.keys({ ...found }), Object.keys(value));
+});
+
+test("a key called __proto__ is a key there too", () => {
+  const found = unpack({ atoms: [1], shapes: [["__proto__"]], nodes: [[0, 0]] }, 1);
+  assert.deepEqual(Object.keys(found), ["__proto__"]);
+  assert.equal(Object.getOwnPropertyDescriptor(found, "__proto__").get(), 1);
+});
