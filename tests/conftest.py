@@ -21,6 +21,7 @@ def chromium() -> str | None:
     return next((path for name in CHROMIUM_NAMES if (path := shutil.which(name))), None)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing_gpu = pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none")
     missing_browser = pytest.mark.skip(reason="needs Chromium: install it (apt-get install chromium)")

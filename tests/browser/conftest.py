@@ -87,8 +87,13 @@ class Watch:
     requests: list[str] = field(default_factory=list)
 
     def on(self, page: Page) -> None:
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("pageerror", lambda error: self._note_error(str(error)))
         page.on("request", lambda request: self._note(request.url))
+
+    def _note_error(self, error: str) -> None:
+        # JupyterLab's own, where a kernel is started anew while it asks that one for a subshell.
+        if "Canceled future for create_subshell_request" not in error:
+            self.errors.append(error)
 
     def _note(self, url: str) -> None:
         if not url.startswith((self.allowed, "blob:", "data:")):

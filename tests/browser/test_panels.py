@@ -68,9 +68,7 @@ def live(opened: Page, go_live: Callable[[Page], None]) -> Page:
 
 
 def sent(page: Page) -> list[dict[str, Any]]:
-    """What was asked of Python since the last call, but for the code of passes that were walked to, which changes nothing."""
-    messages = page.evaluate("() => { const found = window.sent; window.sent = []; return found; }")
-    return [message for message in messages if message["type"] != "show_pass"]
+    return page.evaluate("() => { const found = window.sent; window.sent = []; return found; }")
 
 
 def details(page: Page) -> Locator:
@@ -135,7 +133,8 @@ def test_a_pass_that_is_walked_to_shows_its_own_before_and_after(live: Page) -> 
     whole = live.get_by_test_id("tf-code-forward").inner_text()
     live.get_by_test_id("tf-toggle-simplify").focus()
     live.keyboard.press("ArrowDown")
-    walked = live.evaluate("() => window.sent.at(-1)")
+    live.get_by_test_id("tf-alone").check()
+    (walked,) = sent(live)
     assert walked["type"] == "show_pass"
     live.evaluate(
         """(pass) => {
@@ -147,7 +146,8 @@ def test_a_pass_that_is_walked_to_shows_its_own_before_and_after(live: Page) -> 
     )
     expect(live.get_by_test_id("tf-code-forward")).to_contain_text("alone = ")
     expect(live.locator(".tf-against")).to_contain_text(f"{walked['pass']} alone")
-    live.get_by_test_id("tf-strip").get_by_role("button", name="close").click()
+    live.get_by_test_id("tf-alone").uncheck()
+    assert sent(live) == [{"type": "show_pass", "pass": ""}]
     expect(live.locator(".tf-against")).to_contain_text("as captured")
     assert live.get_by_test_id("tf-code-forward").inner_text() == whole
 

@@ -29,6 +29,7 @@ export class CodePanel {
       h("label", null, this.changes, "only changes"),
       h("label", null, this.frees, "del"),
     );
+    this.alone = h("input", { type: "checkbox", "data-testid": "tf-alone", onchange: () => this.askAlone() });
     this.strip = h("div", { class: "tf-strip", hidden: true, "data-testid": "tf-strip" });
     this.element = h("div", { class: "tf-code-panel" }, toolbar, this.strip, h("div", { class: "tf-panes" }, this.forward.element, this.backward.element));
     this.element.addEventListener("keydown", (event) => this.onKey(event));
@@ -48,13 +49,13 @@ export class CodePanel {
   draw(view) {
     this.view = view;
     // Progress of a measurement changes no line.
-    if (this.drawn !== halves(view)) this.redraw();
+    if (this.drawn !== this.halves(view)) this.redraw();
   }
 
   redraw() {
     if (!this.view) return;
     const { payload, pass } = this.view;
-    this.drawn = halves(this.view);
+    this.drawn = this.halves(this.view);
     const shown = { removed: this.removed.checked, changes: this.changes.checked, frees: this.frees.checked };
     this.forward.show(this.drawn.forward, payload, shown);
     this.backward.show(this.drawn.backward, payload, shown);
@@ -71,7 +72,7 @@ export class CodePanel {
   /** @param {View} view */
   mark(view) {
     this.view = view;
-    if (this.drawn !== halves(view)) return this.redraw();
+    if (this.drawn !== this.halves(view)) return this.redraw();
     const twins = view.payload.values[view.selected]?.twins ?? [];
     for (const pane of this.panes) pane.highlight(view.selected, twins);
     if (this.matches !== view.matches) for (const pane of this.panes) pane.markAll("tf-match", view.matches ?? []);
@@ -79,11 +80,23 @@ export class CodePanel {
     this.drawStrip(view);
   }
 
+  /** What the panes show: the whole, or of the pass that is walked to its own change. @param {View} view */
+  halves({ payload, pass, step }) {
+    return this.alone.checked && step && step.pass === pass ? step : payload;
+  }
+
+  /** Its own change of the pass that is walked to, if that is wanted. */
+  askAlone() {
+    this.act.showAlone(this.alone.checked ? (this.view?.pass ?? "") : "");
+    if (this.view) this.mark(this.view);
+  }
+
   // --- one pass ------------------------------------------------------------------------------------------------------
 
   /** What the pass that is walked to did, and the lines of the values that it decided about. @param {View} view */
   drawStrip({ pass, payload }) {
     if (this.stripped[0] === pass && this.stripped[1] === payload) return;
+    if (this.alone.checked && this.stripped[0] !== pass) this.act.showAlone(pass);
     this.stripped = [pass, payload];
     const one = payload.passes.find(({ name }) => name === pass);
     for (const pane of this.panes) pane.markAll("tf-decided", one?.decisions.flatMap(({ values }) => values) ?? []);
@@ -94,8 +107,16 @@ export class CodePanel {
     this.strip.replaceChildren(
       h("span", null, "What ", h("code", null, one.name), " did: ", h("b", null, sentence(one))),
       h("span", { class: "tf-note" }, count > 0 && `${plural(count, "decision")}, on the ${plural(shown.size, "line")} marked •`),
+      this.aloneLabel(one),
       h("button", { class: "tf-chip tf-close", "aria-label": "close", onclick: () => this.act.showPass("") }, "×"),
     );
+  }
+
+  /** @param {PassRecord} one */
+  aloneLabel({ enabled, error }) {
+    this.alone.disabled = !this.act.live || !enabled || error !== null;
+    const title = this.act.live ? "the code before and after this pass alone" : "a saved page holds the code of the whole only";
+    return h("label", { class: "tf-alone", title }, this.alone, "its own before → after");
   }
 
   // --- changes -------------------------------------------------------------------------------------------------------
@@ -131,9 +152,4 @@ export class CodePanel {
     event.preventDefault();
     event.stopPropagation();
   }
-}
-
-/** What the panes show: of a pass that is walked to its own change, where a kernel has computed it. @param {View} view */
-function halves({ payload, pass, step }) {
-  return step && step.pass === pass ? step : payload;
 }

@@ -30,6 +30,7 @@ class Explorer {
       measure: () => this.ask("timing", { type: "measure" }),
       select: (value) => this.select(value),
       showPass: (name) => this.showPass(name),
+      showAlone: (name) => this.connection.send({ type: "show_pass", pass: name }),
       openTab: (id) => this.goToTab(id),
       openKernel: (name) => this.openKernel(name),
       search: (query) => this.search.run(query),
@@ -263,7 +264,6 @@ class Explorer {
     if (name === this.open.pass) return;
     this.open.pass = name;
     this.showsPass = name !== "";
-    if (this.act.live) this.connection.send({ type: "show_pass", pass: name });
     markPass(this.slots.passes, name);
     this.drawSelection();
   }

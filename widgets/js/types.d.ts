@@ -326,6 +326,8 @@ interface Act {
   measure(): void;
   select(value: string): void;
   /** Show what this pass alone did; "" for none. */
+  /** Ask for what this pass alone changed, as `step` of the view; nothing for "". */
+  showAlone(name: string): void;
   showPass(name: string): void;
   /** Open a tab and move the keyboard there. */
   openTab(id: string): void;

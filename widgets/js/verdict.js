@@ -134,14 +134,13 @@ function pill([before, after], blocked) {
 const UNKNOWN = () => [h("span", { class: "tf-was" }, "not measured")];
 
 /** @param {Payload} payload @param {boolean} live */
-function timeTile({ timing, blocked, kernels, runs_triton: runsTriton }, live) {
+function timeTile({ timing, blocked }, live) {
   const step = timing?.rows.find((row) => row.label === "step") ?? timing?.rows.at(-1);
   if (!timing || !step?.variant_ms) return tile("time", "Step time", null, UNKNOWN(), note(blocked ? "cannot be measured" : live ? "press Measure" : "saved without it"));
   const before = step.baseline_ms ? [h("span", { class: "tf-was" }, figure(step.baseline_ms.median)), h("span", { class: "tf-arrow" }, "→")] : [];
   const figures = [...before, h("b", null, figure(step.variant_ms.median)), h("span", { class: "tf-unit" }, "ms")];
   const stale = live ? "of other passes: measure again" : "of other passes: run the cell in a notebook to measure these passes";
-  const idle = !runsTriton && kernels.length > 0 && h("span", { class: "tf-note", title: "a CPU runs the ATen operators of Triton kernels: this says nothing about what fusion gains" }, " ATen, no kernels");
-  const below = timing.stale ? note(stale, stale) : h("span", { class: "tf-below" }, ratio(step, timing), idle);
+  const below = timing.stale ? note(stale, stale) : ratio(step, timing);
   const badge = timing.stale ? provenance("stale", "stale", `times of ${timing.config}; ${timing.provenance}`) : provenance("measured", "measured", timing.provenance);
   return tile("time", "Step time", badge, figures, below, timing.stale ? "stale" : "");
 }
