@@ -21,18 +21,14 @@ def chromium() -> str | None:
     return next((path for name in CHROMIUM_NAMES if (path := shutil.which(name))), None)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing_gpu = pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none")
     missing_browser = pytest.mark.skip(reason="needs Chromium: install it (apt-get install chromium)")
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(missing_gpu)
-        if item.get_closest_marker("browser"):
-            # One worker drives all browsers: two at once starve each other on two cores.
-            item.add_marker(pytest.mark.xdist_group("browser"))
-            if chromium() is None:
-                item.add_marker(missing_browser)
+        if item.get_closest_marker("browser") and chromium() is None:
+            item.add_marker(missing_browser)
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ export class CodePanel {
       h("label", null, this.changes, "only changes"),
       h("label", null, this.frees, "del"),
     );
-    this.alone = h("input", { type: "checkbox", "data-testid": "tf-alone", onchange: () => this.askAlone() });
+    this.alone = h("input", { type: "checkbox", "data-testid": "tf-alone", onchange: () => this.toggleAlone() });
     this.strip = h("div", { class: "tf-strip", hidden: true, "data-testid": "tf-strip" });
     this.element = h("div", { class: "tf-code-panel" }, toolbar, this.strip, h("div", { class: "tf-panes" }, this.forward.element, this.backward.element));
     this.element.addEventListener("keydown", (event) => this.onKey(event));
@@ -41,6 +41,8 @@ export class CodePanel {
     this.stripped = ["", null];
     /** @type {View["matches"]} */
     this.matches = null;
+    /** The pass whose own change Python was asked for last. */
+    this.asked = "";
     /** What is drawn: the whole, or what one pass alone changed. @type {Pick<PassDiff, "forward" | "backward"> | null} */
     this.drawn = null;
   }
@@ -85,10 +87,12 @@ export class CodePanel {
     return this.alone.checked && step && step.pass === pass ? step : payload;
   }
 
-  /** Its own change of the pass that is walked to, if that is wanted. */
+  /** Its own change of the pass that is walked to, if that is wanted and was not asked for. */
   askAlone() {
-    this.act.showAlone(this.alone.checked ? (this.view?.pass ?? "") : "");
-    if (this.view) this.mark(this.view);
+    const wanted = this.alone.checked ? (this.view?.pass ?? "") : "";
+    if (wanted === this.asked) return;
+    this.asked = wanted;
+    this.act.showAlone(wanted);
   }
 
   // --- one pass ------------------------------------------------------------------------------------------------------
@@ -96,7 +100,7 @@ export class CodePanel {
   /** What the pass that is walked to did, and the lines of the values that it decided about. @param {View} view */
   drawStrip({ pass, payload }) {
     if (this.stripped[0] === pass && this.stripped[1] === payload) return;
-    if (this.alone.checked && this.stripped[0] !== pass) this.act.showAlone(pass);
+    this.askAlone();
     this.stripped = [pass, payload];
     const one = payload.passes.find(({ name }) => name === pass);
     for (const pane of this.panes) pane.markAll("tf-decided", one?.decisions.flatMap(({ values }) => values) ?? []);
@@ -110,6 +114,11 @@ export class CodePanel {
       this.aloneLabel(one),
       h("button", { class: "tf-chip tf-close", "aria-label": "close", onclick: () => this.act.showPass("") }, "×"),
     );
+  }
+
+  toggleAlone() {
+    this.askAlone();
+    if (this.view) this.mark(this.view);
   }
 
   /** @param {PassRecord} one */
