@@ -130,7 +130,7 @@ def test_a_click_beside_the_controls_shows_the_pass_and_switches_nothing(live: P
 
 def test_a_pass_that_is_walked_to_shows_its_own_before_and_after(live: Page) -> None:
     live.get_by_test_id("tf-tab-code").click()
-    whole = live.get_by_test_id("tf-code-forward").inner_text()
+    whole = live.get_by_test_id("tf-code-forward").text_content()
     live.get_by_test_id("tf-toggle-simplify").focus()
     live.keyboard.press("ArrowDown")
     live.get_by_test_id("tf-alone").check()
@@ -149,7 +149,7 @@ def test_a_pass_that_is_walked_to_shows_its_own_before_and_after(live: Page) -> 
     live.get_by_test_id("tf-alone").uncheck()
     assert sent(live) == [{"type": "show_pass", "pass": ""}]
     expect(live.locator(".tf-against")).to_contain_text("as captured")
-    assert live.get_by_test_id("tf-code-forward").inner_text() == whole
+    assert live.get_by_test_id("tf-code-forward").text_content() == whole
 
 
 def test_a_pass_that_failed_says_so_in_its_row(live: Page) -> None:
