@@ -1,7 +1,6 @@
 """Findings: what makes the step slow or large, in numbers, with the line of yours, what to do and what that is worth.
 
-    for finding in variant.findings():
-        print(finding)
+    print(variant.findings())
 
 A detector is a function from what is known of a variant (`Case`) to findings; `DETECTORS` lists them. Nothing runs here:
 the trace, its times (measured where somebody measured, else a roofline's), the steps of the passes, the guards and the
@@ -18,10 +17,20 @@ from tracefuse.findings import SEVERITIES, Case, Detector, Finding
 from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
 
 
-def diagnose(case: Case) -> tuple[Finding, ...]:
+class Findings(tuple[Finding, ...]):
+    """The gravest first. Prints as paragraphs; without any, as what was looked for."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        nothing = f"nothing found of: {'; '.join(DETECTORS)}"
+        return "\n\n".join(map(str, self)) or nothing
+
+
+def diagnose(case: Case) -> Findings:
     """All findings, the gravest first."""
     found = [finding for detector in DETECTORS.values() for finding in detector(case)]
-    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
+    return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
 
 
 _FLAGS = {

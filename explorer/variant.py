@@ -26,7 +26,7 @@ from tracefuse.optimizers.trace import Trace
 
 if TYPE_CHECKING:
     from tracefuse.capture import Capture
-    from tracefuse.findings import Finding
+    from tracefuse.diagnose import Findings
     from tracefuse.graphs import GraphedProgram
     from tracefuse.layers import Layers
     from tracefuse.op_times import OpTimes
@@ -140,8 +140,9 @@ class Variant:
 
         return layers(self.capture.trace, self.trace, (self.baseline.op_times, self.op_times))
 
-    def findings(self) -> tuple[Finding, ...]:
-        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth."""
+    def findings(self) -> Findings:
+        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
+        Print it."""
         from tracefuse.diagnose import diagnose
         from tracefuse.findings import Case
 

@@ -188,3 +188,10 @@ def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
         assert set(one.values) <= names
         assert all((one.title, one.fix, one.worth))
         assert str(one).count("\n") >= 3
+
+
+def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -> None:
+    capture = tracefuse.capture(programs.rope_full(torch.float32).run)
+    found = capture.variant(Config.off()).findings()
+    assert str(found) == repr(found) == "\n\n".join(map(str, found))
+    assert str(capture.optimize().findings()).startswith("nothing found of: gradients that every backward copies")
