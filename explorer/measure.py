@@ -26,6 +26,7 @@ import torch
 from tracefuse.clocks import Clock, clock_of, device_label
 from tracefuse.compare import compare
 from tracefuse.errors import Cancelled, MeasureError
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.timing import MIN_ROUNDS, Estimate, ProgramTiming, Timing, estimate, ratio_of_medians
 
 SAMPLE_MS = 5.0  # Long against what the first launch after a wait costs the host.
@@ -268,14 +269,9 @@ def _excess(samples: Samples, name: str) -> dict[str, Estimate]:
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """A collection falls on whichever program is running, and its time with it."""
-    was_enabled = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _peak_nbytes(program: Program, device: str | torch.device) -> int | None:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """No garbage collection inside: graphs are many small objects, and a full collection looks at all that torch loaded too.
 
-    Made in one go they are looked at once, when it ends; else every 700 of them count towards a full collection. Those took
-    0.3 to 0.6 s each on two CPU cores, longer than the passes of a toggle, two or three times in 16 toggles of a 12-layer GPT.
+    Made in one go they are looked at once, when it ends; else every 700 of them count towards a full collection, which can
+    take longer than the passes of a toggle.
     """
     was_enabled = gc.isenabled()
     gc.disable()
