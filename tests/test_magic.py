@@ -64,6 +64,14 @@ class Kernel:
                 reply.status = answer["content"]["status"]
                 return reply
 
+    def wait_for_text(self, request: str, text: str, timeout_s: float = 60) -> None:
+        """Until `request` has written `text`: what other cells write late does not count."""
+        written = Reply()
+        while text not in written.text:
+            message = self.client.get_iopub_msg(timeout=timeout_s)
+            if message["parent_header"].get("msg_id") == request:
+                _read(message["msg_type"], message["content"], written)
+
     def value(self, expression: str) -> str:
         reply = self.run(expression)
         assert reply.status == "ok", reply.error
@@ -195,9 +203,10 @@ def test_nothing_is_left_in_the_namespace_but_the_output(kernel: Kernel) -> None
 
 
 def test_an_interrupt_leaves_no_hook_behind(kernel: Kernel) -> None:
-    request = kernel.send(f"{QUICK} -o halted\nimport time\ny = x.sin()\nprint('started', flush=True)\ntime.sleep(60)")
-    while kernel.client.get_iopub_msg(timeout=60)["msg_type"] != "stream":
-        pass
+    # In slices: Python raises between two calls, and one that starts just then would sleep on.
+    waiting = "for _ in range(6000):\n    time.sleep(0.01)"
+    request = kernel.send(f"{QUICK} -o halted\nimport time\ny = x.sin()\nprint('started', flush=True)\n{waiting}")
+    kernel.wait_for_text(request, "started")
     kernel.manager.interrupt_kernel()
     started = time.monotonic()
     reply = kernel.collect(request)
