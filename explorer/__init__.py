@@ -7,9 +7,10 @@ from tracefuse.config import Config
 from tracefuse.errors import TracefuseError
 from tracefuse.registry import register, unregister
 from tracefuse.replay import replay
+from tracefuse.session import load
 from tracefuse.variant import Variant
 
-__all__ = ["Capture", "Config", "TracefuseError", "Variant", "capture", "register", "replay", "unregister"]
+__all__ = ["Capture", "Config", "TracefuseError", "Variant", "capture", "load", "register", "replay", "unregister"]
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -115,13 +115,13 @@ def render_boxed(trace: Trace, name: str) -> str:
 
 
 def _header(variant: Variant) -> str:
-    environment = ", ".join(f"{k} {v}" for k, v in variant.capture.environment.items())
+    environment = _in_docstring(", ".join(f"{k} {v}" for k, v in variant.capture.environment.items()))
     needs = "torch and triton" if variant.kernels else "torch"
     lines = [
         f'"""Forward and backward of a captured program, written by tracefuse {version("tracefuse")}. Needs only {needs}.',
         "",
         f"Captured with {environment}.",
-        f"Passes: {variant.config.as_code()}",
+        f"Passes: {_in_docstring(variant.config.as_code())}",
         "",
         "`python` this file to check it against the program as it was captured and to time both. Import it for `run`, a",
         'differentiable function of the inputs listed in INPUTS, or for the bare `forward` and `backward`.\n"""',
@@ -136,6 +136,11 @@ def _header(variant: Variant) -> str:
     if variant.kernels:
         lines += ["import triton", "import triton.language as tl"]
     return "\n".join(lines)
+
+
+def _in_docstring(text: str) -> str:
+    """`text` as it may stand in a docstring, which it cannot end: globs and a loaded session's environment are anybody's."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _rule(title: str) -> str:
