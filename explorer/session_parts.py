@@ -21,7 +21,7 @@ from tracefuse.errors import OptionError, SessionError
 from tracefuse.measurements import Build
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.plain_data import Special, damaged, items, place, read, record, whole, written
+from tracefuse.optimizers.plain_data import Special, damaged, items, place, prepare, read, record, whole, written
 from tracefuse.optimizers.trace import Source
 from tracefuse.profile import Profile
 from tracefuse.readers import READERS
@@ -115,6 +115,11 @@ _ENTRIES = {
 }  # fmt: skip
 
 
+# Here, so that a process that opens a file evaluates nothing.
+for _kind in (Captured, Measured):
+    prepare(_kind)
+
+
 def measured_from(data: Any, special: Special) -> tuple[Measured, list[str]]:
     """What was measured, and a sentence for each thing that is left out, since a pass of the user's own is not registered."""
     rows = record(data, [f.name for f in fields(Measured)], "measured")
@@ -195,13 +200,14 @@ def config_record(config: Config) -> dict[str, Any]:
 
 _Value = bool | int | float | str | tuple[bool | int | float | str, ...] | None
 _BY_NAME: dict[str, Any] = {"remat_options": Mapping[str, _Value], "own": Mapping[str, bool | Mapping[str, _Value]]}
+_OPTIONS = get_type_hints(Config) | _BY_NAME
+"""The type of each option as it is written."""
 
 
 def config_from(data: Any, where: str) -> Config:
     """Raises `UnknownPass` where a pass of the user's own is on that is not registered here."""
-    hints = get_type_hints(Config) | _BY_NAME
-    rows = record(data, list(hints), where)
-    given = {name: read(hint, row, f"{where}.{name}") for (name, hint), row in zip(hints.items(), rows, strict=True)}
+    rows = record(data, list(_OPTIONS), where)
+    given = {name: read(hint, row, f"{where}.{name}") for (name, hint), row in zip(_OPTIONS.items(), rows, strict=True)}
     own, off = given.pop("own"), Config.off()
     known = {one.name for one in off.own}
     if missing := [name for name, value in own.items() if value is not False and name not in known]:

@@ -146,6 +146,15 @@ def _annotations(kind: type) -> dict[str, tuple[Any, bool]]:
     return {f.name: (hints[f.name], f.default is MISSING and f.default_factory is MISSING) for f in fields(kind)}
 
 
+def prepare(kind: Any) -> None:
+    """Look up what `kind` and everything in it are made of, as `read` would: Python evaluates annotations to tell."""
+    if is_dataclass(kind):
+        for hint, _ in _annotations(kind).values():
+            prepare(hint)
+    for inner in typing.get_args(kind):
+        prepare(inner)
+
+
 def _dataclass(kind: Any, data: Any, where: str, special: Special) -> Any:
     found, known = _mapping(data, where), _annotations(kind)
     if unknown := found.keys() - known.keys():

@@ -142,7 +142,6 @@ class Operators:
 
     def __init__(self, wrote: str) -> None:
         self.wrote = wrote
-        self._registered = frozenset(torch._C._dispatch_get_all_op_names())
         self._known: dict[str, Callable[..., Any]] = {GETITEM: operator.getitem}
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
@@ -155,7 +154,7 @@ class Operators:
         namespace, _, rest = name.partition(".")
         packet, _, overload = rest.partition(".")
         plain = f"{namespace}::{packet}"
-        if (plain if overload == "default" else f"{plain}.{overload}") not in self._registered:
+        if not _is_registered(plain, "" if overload == "default" else overload):
             raise SessionError(
                 f"the operator {shown(name)} is not known here: the file was written with torch {self.wrote}, this is torch "
                 f"{torch.__version__}. Open it with that version, and import what registers operators of your own"
@@ -166,6 +165,14 @@ class Operators:
         if schema.is_mutable or not yields_tensors or plain in _READS_FILES:
             raise damaged(f"{name} is an operator that no trace has")
         return found
+
+
+def _is_registered(name: str, overload: str) -> bool:
+    try:
+        torch._C._dispatch_find_schema_or_throw(name, overload)
+    except RuntimeError:
+        return False
+    return True
 
 
 # --- whether arguments fit --------------------------------------------------------------------------------------------
