@@ -8,6 +8,7 @@ from tracefuse.config import Config
 from tracefuse.errors import TracefuseError
 from tracefuse.registry import register, unregister
 from tracefuse.replay import replay
+from tracefuse.session import load
 from tracefuse.variant import Variant
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "capture",
     "compiled",
     "explore",
+    "load",
     "register",
     "replay",
     "unregister",

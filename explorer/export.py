@@ -156,13 +156,13 @@ def _has_size_of_data(node: torch.fx.Node) -> bool:
 
 
 def _header(variant: Variant) -> str:
-    environment = ", ".join(f"{k} {v}" for k, v in variant.capture.environment.items())
+    environment = _in_docstring(", ".join(f"{k} {v}" for k, v in variant.capture.environment.items()))
     needs = "torch and triton" if variant.kernels else "torch"
     lines = [
         f'"""Forward and backward of a captured program, written by tracefuse {version("tracefuse")}. Needs only {needs}.',
         "",
         f"Captured with {environment}.",
-        f"Passes: {variant.config.as_code()}",
+        f"Passes: {_in_docstring(variant.config.as_code())}",
         "",
         *_path_taken(variant),
         "`python` this file to check it against the program as it was captured and to time both. Import it for `run`, a",
@@ -189,7 +189,12 @@ def _path_taken(variant: Variant) -> list[str]:
     lines = [f"  {g.value!r}{place}" for g, place in zip(guards, places, strict=True)]
     more = [f"  and {len(lines) - MAX_GUARDS} more"] if len(lines) > MAX_GUARDS else []
     text = "It takes the path that the captured run took, which read these values from its tensors; others may want another:"
-    return [text, *(line.replace("\\", "/").replace('"', "'") for line in lines[:MAX_GUARDS]), *more, ""]
+    return [text, *map(_in_docstring, lines[:MAX_GUARDS]), *more, ""]
+
+
+def _in_docstring(text: str) -> str:
+    """`text` as it may stand in a docstring, which it cannot end: globs and a loaded session's environment are anybody's."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _rule(title: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracefuse.config import Config
+from tracefuse.measurements import Pair
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.profile import Profile, profile
 from tracefuse.side_by_side import Ablation
@@ -15,9 +16,6 @@ from tracefuse.widgets.payload import payload
 from tracefuse.widgets.payload_kernels import Resources, inspect_kernel
 from tracefuse.widgets.payload_timing import Timed
 from tracefuse.widgets.timeline_payload import OpByOp, timeline_record
-
-Pair = tuple[Config, Config | None]
-"""The configuration that is shown, and the pinned one: None where that is the captured program."""
 
 
 @dataclass
@@ -30,6 +28,14 @@ class Measured:
     shares: tuple[Ablation, Config] | None = None
     inspected: dict[Kernel, Resources] = field(default_factory=dict)
     op_by_op: OpByOp = field(default_factory=OpByOp)
+
+    @classmethod
+    def of(cls, variant: Variant) -> Measured:
+        """With what was measured where the capture's session file was saved; nothing of a capture of this process."""
+        known = variant.capture.restored
+        last = next(reversed(known.timings), None)
+        shares = next(((found, config) for config, found in reversed(known.ablations.items())), None)
+        return cls(dict(known.timings), last, dict(known.profiles), shares, op_by_op=OpByOp.of(variant))
 
     @property
     def timeline(self) -> dict[str, Any] | None:
@@ -61,7 +67,7 @@ class Measured:
             if replay.backward is not None:
                 replay.backward(state)
 
-        self.profiles[variant.config] = profile(run)
+        self.profiles[variant.config] = variant.capture.measurements.profiles[variant.config] = profile(run)
 
     def timed(self, variant: Variant, baseline: Variant | None) -> Timed | None:
         """The times of these two, else the last ones, which are then of something else."""

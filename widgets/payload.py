@@ -65,7 +65,7 @@ from tracefuse.bandwidth import Bandwidth
 from tracefuse.capture import Capture
 from tracefuse.config import Config
 from tracefuse.diagnose import DETECTORS, diagnose
-from tracefuse.errors import ExportError
+from tracefuse.errors import ExportError, SessionError
 from tracefuse.findings import Case
 from tracefuse.layers import layers
 from tracefuse.op_times import OpTimes
@@ -170,7 +170,7 @@ def blocked(variant: Variant) -> str | None:
     """Why `variant` can be neither measured nor exported, with the remedy; None if it can."""
     try:
         variant.check().check_exportable()
-    except PassError as error:
+    except (PassError, SessionError) as error:
         return str(error)
     except ExportError as error:
         late = _after_backward(variant.backward)
