@@ -14,7 +14,6 @@ import torch
 from fake_clock import FakeClock
 from torch.autograd import DeviceType
 
-from tracefuse.bandwidth import copy_bandwidth
 from tracefuse.clocks import CpuClock, clock_of, device_label
 from tracefuse.compare import max_abs_difference
 from tracefuse.errors import Cancelled, MeasureError
@@ -374,14 +373,6 @@ def test_real_time_on_the_cpu() -> None:
     assert 0 < alone["small"] < alone["large"]
 
 
-def test_copy_bandwidth_counts_reads_and_writes() -> None:
-    clock = FakeClock()
-    clock.mark = lambda: clock.__setattr__("now_ms", clock.now_ms + 10) or clock.now_ms
-    bandwidth = copy_bandwidth("cpu", nbytes=1 << 20, clock=clock)
-    assert bandwidth.bytes_per_s.median == pytest.approx(2 * (1 << 20) / 0.010)
-    assert "measured on CPU" in str(bandwidth)
-
-
 def test_clocks() -> None:
     clock = clock_of("cpu")
     assert isinstance(clock, CpuClock)
@@ -394,7 +385,7 @@ def test_clocks() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do without a GPU")
 def test_without_a_gpu_the_remedy_is_named() -> None:
     with pytest.raises(NotSupported, match="device='cpu'"):
-        copy_bandwidth()
+        measure({"a": Program(lambda: ((),))}, device="cuda")
     with pytest.raises(NotSupported, match=r"on the CPU use measure\(\)"):
         profile(lambda: None)
 
@@ -435,12 +426,11 @@ def test_dropped_kernel_records_are_said() -> None:
 
 
 @pytest.mark.gpu
-def test_a_real_profile_and_a_real_bandwidth() -> None:
+def test_a_real_profile() -> None:
     x = torch.ones(1 << 20, device="cuda")
     found = profile(lambda: [x.exp().sin() for _ in range(5)])
     assert found.is_complete
     assert sum(k.calls for k in found.kernels) == 10
-    assert copy_bandwidth(budget_s=0.5).bytes_per_s.median > 1e11
 
 
 @pytest.mark.gpu
