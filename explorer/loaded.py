@@ -132,7 +132,7 @@ def _measurements(saved: Measured) -> Measurements:
         ablations={one.config: one.ablation for one in saved.ablations},
         profiles={one.config: one.profile for one in saved.profiles},
         builds={one.config: one.build for one in saved.builds},
-        bandwidth=saved.bandwidth,
+        peaks=saved.peaks,
     )
 
 

@@ -151,7 +151,7 @@ def _measured(capture: Capture) -> Measured:
         ablations=tuple(SavedAblation(config, one) for config, one in found.ablations.items()),
         profiles=tuple(SavedProfile(config, one) for config, one in found.profiles.items()),
         builds=tuple(SavedBuild(config, one) for config, one in found.builds.items()),
-        bandwidth=found.bandwidth,
+        peaks=found.peaks,
     )
 
 
