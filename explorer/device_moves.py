@@ -14,6 +14,7 @@ from tracefuse.layers import work
 from tracefuse.optimizers.retype import behind_views
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, tensors, val
 from tracefuse.record import Guard
+from tracefuse.transfers import Transfer
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
 PAGEABLE_BYTES_PER_S = 1.3e9
@@ -28,33 +29,43 @@ def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
         leaf, gpu = _gradient_of(case.trace, node), device(node.args[0])
         name = f"`{leaf}`" if leaf else "a value"
         us, worth = _cost(case, [node])
+        copy = case.times.transfers.get(node.name)
         yield Finding(
             "gradient copied to the host",
             case.severity(us) or "low",
             f"every backward copies the gradient of {name} from {gpu} to the CPU",
-            (
-                ("bytes", human_bytes(nbytes(node))),
-                ("is", "a device move, not a dtype cast: both are called ToCopyBackward0"),
-                (
-                    "from",
-                    f"{gpu} to {_memory(case, node)} CPU memory: the host waits for queued work, then for the copy",
-                ),
-                *((("forward", _moved_from(case, leaf)),) if leaf else ()),
-            ),
+            _facts(case, node, leaf, copy),
             (node.name,),
             line(_forward_twin(case.trace, node) or node),
             f"create {name} on the GPU: pass device=, or make the leaf after moving it; else let the moved tensor be the leaf "
             "and copy its .grad into pinned memory",
             worth,
-            bars=_bars(case, node),
+            bars=_bars(case, node, copy),
             fixes=_leaf_fixes(leaf, gpu) if leaf else (),
         )
+
+
+def _facts(case: Case, node: fx.Node, leaf: str, copy: Transfer | None) -> tuple[tuple[str, str], ...]:
+    memory = copy.memory if copy else "pageable"  # autograd asks for no other
+    where = f"{device(node.args[0])} to {memory} CPU memory: the host waits for queued work, then for the copy"
+    facts = [
+        ("bytes", human_bytes(nbytes(node))),
+        ("is", "a device move, not a dtype cast: both are called ToCopyBackward0"),
+        ("from", where),
+    ]
+    facts += [("event", f"{time_text(copy.event_us)} on the host")] if copy else []
+    facts += [("forward", _moved_from(case, leaf))] if leaf else []
+    return tuple(facts)
 
 
 def _leaf_fixes(leaf: str, gpu: str) -> tuple[Fix, ...]:
     return (
         Fix("on device", f"`{leaf}` on {gpu}, and its gradient too", (leaf,)),
-        Fix("pinned gradient", f"the gradient of `{leaf}` copied into pinned memory", (leaf,)),
+        Fix(
+            "pinned gradient",
+            f"the gradient of `{leaf}` copied into pinned memory, not waited for: synchronize before it is read",
+            (leaf,),
+        ),
     )
 
 
@@ -67,9 +78,8 @@ def _cost(case: Case, nodes: Sequence[fx.Node]) -> tuple[float, str]:
     return us, f"about {time_text(us)} a step ({PAGEABLE})"
 
 
-def _bars(case: Case, node: fx.Node) -> tuple[Bar, ...]:
+def _bars(case: Case, node: fx.Node, found: Transfer | None) -> tuple[Bar, ...]:
     """What the event of a copy to the host consists of: measured where it was profiled, else modelled from the trace alone."""
-    found = case.times.transfers.get(node.name)
     if found is not None:
         rate = f"copy @ {nbytes(node) / found.copy_us / 1e3:.3g} GB/s"
         parts = ("wait", found.wait_us), (rate, found.copy_us), ("host", found.host_us), ("other", found.other_us)
@@ -85,12 +95,6 @@ def _bars(case: Case, node: fx.Node) -> tuple[Bar, ...]:
 
 def _computes_on(node: fx.Node, where: torch.device) -> bool:
     return any(tensor.device == where for tensor in tensors(node))
-
-
-def _memory(case: Case, node: fx.Node) -> str:
-    """Where a copy to the host ends: autograd asks for no pinned memory."""
-    found = case.times.transfers.get(node.name)
-    return found.memory if found else "pageable"
 
 
 def _moved_from(case: Case, name: str) -> str:

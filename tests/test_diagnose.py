@@ -84,6 +84,7 @@ def test_the_bars_of_a_profiled_copy_are_its_parts_and_the_wait_is_not_worth_any
     bars = {bar.label: bar.us for bar in finding.bars}
     assert bars == {"wait": 4_000, "copy @ 0.00839 GB/s": 500_000, "host": 20_000, "other": 6_000}
     assert sum(bars.values()) == copy.event_us
+    assert ("event", "530 ms on the host") in finding.evidence
     assert finding.worth.startswith("526 ms of 533 ms a step")
 
 

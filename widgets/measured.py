@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracefuse.config import Config
+from tracefuse.errors import FixError
+from tracefuse.findings import Fix
+from tracefuse.fixes import Trial
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.profile import Profile, profile
 from tracefuse.side_by_side import Ablation
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload_findings import finding_id, found
 from tracefuse.widgets.payload_kernels import Resources, inspect_kernel
 from tracefuse.widgets.payload_timing import Timed
 from tracefuse.widgets.timeline_payload import OpByOp, timeline_record
@@ -22,7 +26,7 @@ Pair = tuple[Config, Config | None]
 
 @dataclass
 class Measured:
-    """Times by what was compared with what, kernels' profiles, shares of passes, kernels' resources."""
+    """Times by what was compared with what, kernels' profiles, shares of passes, kernels' resources, what fixes gain."""
 
     timings: dict[Pair, Timing] = field(default_factory=dict)
     last: Pair | None = None
@@ -30,6 +34,7 @@ class Measured:
     shares: tuple[Ablation, Config] | None = None
     inspected: dict[Kernel, Resources] = field(default_factory=dict)
     op_by_op: OpByOp = field(default_factory=OpByOp)
+    tried: dict[tuple[Config, str, int], Trial] = field(default_factory=dict)
 
     @property
     def timeline(self) -> dict[str, Any] | None:
@@ -63,6 +68,14 @@ class Measured:
 
         self.profiles[variant.config] = profile(run)
 
+    def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
+        """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""
+        times = self.op_by_op.shown(variant, baseline)["times"][1] or variant.op_times
+        for one in found(variant, times):
+            if finding_id(one) == finding and choice < len(one.trials):
+                return one.trials[choice]
+        raise FixError("this finding is gone: look at what is found now")
+
     def timed(self, variant: Variant, baseline: Variant | None) -> Timed | None:
         """The times of these two, else the last ones, which are then of something else."""
         shown = variant.config, None if baseline is None else baseline.config
@@ -78,6 +91,7 @@ class Measured:
             name,
             baseline=baseline,
             shares=self.shares,
+            tried=self.tried,
             **self.op_by_op.shown(variant, baseline),
             inspected={k.name: self.inspected[k] for k in variant.kernels if k in self.inspected},
         )
