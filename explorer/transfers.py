@@ -2,10 +2,12 @@
 
     op     |--------------------------------------------|   its range on the host: `event_us`
     calls       |----------------------------------|        cudaMemcpyAsync, cudaStreamSynchronize: the host is in the driver
-    GPU       kernels |====| copy |=================|       `wait_us` of kernels, `copy_us` of copies, after the first call
+    GPU       kernels |====| copy |============|            `wait_us` of kernels, `copy_us` of copies, after the first call
+    host   |----|                              |--------|   `host_us`: outside the calls, and in them once the copies are over
 
-`host_us` is the range without the calls: memory is allocated, dispatched, computed. The three come from records of their own,
-so that nothing makes them add up to the event; `other_us` says what they leave.
+The host's part is memory that is allocated, and touched for the first time by the driver, which copies to pageable memory
+through a buffer of its own. Each of the three comes from records of its own, so that nothing makes them add up to the event:
+`other_us` says what they leave, such as what the driver needs before a copy starts.
 """
 
 from __future__ import annotations
@@ -60,26 +62,26 @@ def transfers(
 
 def _transfer(around: Event, copies: Sequence[Event], events: Sequence[Event]) -> Transfer:
     calls = [e for e in events if e.is_cuda_call and around.start_ns <= e.start_ns < around.end_ns]
-    asked = [call for call in calls if call.correlation in {copy.correlation for copy in copies}]
-    start, first = min((call.start_ns for call in asked), default=around.start_ns), min(c.start_ns for c in copies)
-    device = copies[0].device
-    busy = ((max(e.start_ns, start), min(e.end_ns, first)) for e in events if e.on_gpu and e.device == device)
-    in_calls = _covered((call.start_ns, min(call.end_ns, around.end_ns)) for call in calls)
+    asked = {copy.correlation for copy in copies}
+    asked_ns = min((call.start_ns for call in calls if call.correlation in asked), default=around.start_ns)
+    first_ns, over_ns = min(copy.start_ns for copy in copies), max(copy.end_ns for copy in copies)
+    kernels = [e for e in events if e.on_gpu and e.device == copies[0].device]
+    in_calls, at_last = (_covered(calls, start, around.end_ns) for start in (around.start_ns, over_ns))
     return Transfer(
         event_us=around.duration_ns / 1e3,
-        wait_us=_covered(busy) / 1e3,
-        copy_us=_covered((copy.start_ns, copy.end_ns) for copy in copies) / 1e3,
-        host_us=(around.duration_ns - in_calls) / 1e3,
+        wait_us=_covered(kernels, asked_ns, min(first_ns, around.end_ns)) / 1e3,
+        copy_us=_covered(copies, around.start_ns, around.end_ns) / 1e3,
+        host_us=(around.duration_ns - in_calls + at_last) / 1e3,
         memory="pinned" if "Pinned" in copies[0].name else "pageable",
         to_host="DtoH" in copies[0].name,
     )
 
 
-def _covered(spans: Iterable[tuple[int, int]]) -> int:
-    """How much time lies in any of the spans."""
-    total, reached = 0, None
-    for start, end in sorted(span for span in spans if span[1] > span[0]):
-        begin = start if reached is None else max(start, reached)
-        total += max(0, end - begin)
-        reached = end if reached is None else max(reached, end)
+def _covered(events: Iterable[Event], from_ns: int, to_ns: int) -> int:
+    """How much of the time from `from_ns` to `to_ns` lies in any of the events."""
+    total, reached = 0, from_ns
+    for event in sorted(events, key=lambda one: one.start_ns):
+        end = min(event.end_ns, to_ns)
+        total += max(0, end - max(event.start_ns, reached))
+        reached = max(reached, end)
     return total

@@ -19,7 +19,7 @@ from torch import fx
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.ops import is_view, producer
 from tracefuse.optimizers.rewrite import evaluate, is_overwritten, layouts, mark_overwritten, replace_value
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, fake_mode, phase, val
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, phase, val
 from tracefuse.optimizers.verify import verify
 
 aten = torch.ops.aten
@@ -112,9 +112,7 @@ def _place_of(node: Any) -> Place | None:
 def _place(node: fx.Node, place: Place) -> None:
     if is_overwritten(node):
         raise NotSupported(f"the program overwrites {node.name}, whose owner reads it where it lies: move it yourself")
-    value = val(node)
-    with fake_mode(node.graph):
-        node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=place.dtype, device=place.device)
+    node.meta["val"] = evaluate(node.graph, aten._to_copy.default, (node,), place._asdict(), {})
 
 
 def _evaluate(node: fx.Node) -> bool:
