@@ -10,6 +10,7 @@ the gradients of frozen parameters are captured too (`tracefuse.thaw`), so that 
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ from tracefuse.thaw import Thaw
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
+    from tracefuse.findings import Finding, Fix
     from tracefuse.widgets.view import Explorer
 
 
@@ -152,6 +154,12 @@ class Capture:
         return next((device for device in found if device.type == "cuda"), torch.device("cpu"))
 
     @property
+    def pinned(self) -> frozenset[str]:
+        """Names of the inputs that lie in pinned memory of the host."""
+        pairs = zip(self.trace.inputs, self.example_inputs, strict=True)
+        return frozenset(i.name for i, tensor in pairs if tensor.device.type == "cpu" and tensor.is_pinned())
+
+    @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
         return tuple(self._recorder.recording.rng_states)
 
@@ -180,6 +188,26 @@ class Capture:
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
         return replay(self.trace, self.example_inputs, self.rng_states)
+
+    def derived(
+        self, trace: Trace, example_inputs: tuple[torch.Tensor, ...], live_inputs: tuple[torch.Tensor, ...]
+    ) -> Capture:
+        """The capture of another program with the signature of this one, on inputs of its own."""
+        made = copy.copy(self)
+        made.__dict__.pop("device", None)
+        made._built = CapturedProgram(trace, example_inputs, live_inputs, self.guards)
+        made._variants, made.known_steps = {}, {}
+        made.measurements, made.restored = Measurements(), Measurements()
+        return made
+
+    def with_fix(self, fix: Fix | Finding) -> Capture:
+        """The capture of the program with `fix`, or with the first that a finding offers: see `tracefuse.fixes`.
+
+        One of passes leaves the capture as it is. Raises `FixError` for a fix of another program, or without the GPU it needs.
+        """
+        from tracefuse.fixes import chosen, with_fix
+
+        return with_fix(self, chosen(fix))
 
     def variant(self, config: Config) -> Variant:
         """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""

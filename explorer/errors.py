@@ -7,6 +7,7 @@ __all__ = [
     "Cancelled",
     "CaptureError",
     "ExportError",
+    "FixError",
     "MeasureError",
     "NotSupported",
     "OptionError",
@@ -36,6 +37,10 @@ class RegistrationError(TracefuseError):
 
 class ExportError(TracefuseError):
     """A trace that cannot be written as a Python file."""
+
+
+class FixError(TracefuseError):
+    """A fix that cannot be tried: on this machine, or on this program."""
 
 
 class MeasureError(TracefuseError):

@@ -107,6 +107,13 @@ class LoadedCapture(Capture):
         made = [_tensor(val(node), data) for node, data in pairs]
         return tuple(t.requires_grad_(i.trainable) for i, t in zip(self.trace.inputs, made, strict=True))
 
+    def derived(
+        self, trace: Trace, example_inputs: tuple[torch.Tensor, ...], live_inputs: tuple[torch.Tensor, ...]
+    ) -> LoadedCapture:
+        made = super().derived(trace, example_inputs, live_inputs)
+        made.__dict__["_inputs"] = live_inputs
+        return made  # type: ignore[return-value]
+
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
         return tuple(torch.from_numpy(state.copy()) for state in self._saved.rng_states)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +31,7 @@ from tracefuse.optimizers.render import INDENT, last_uses, render_op
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.profile import LAUNCHES, NOT_KERNELS
 from tracefuse.profiled import Event, marked, recorded
+from tracefuse.transfers import Transfer, transfers
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
@@ -55,7 +56,7 @@ class ProgramTimeline:
     Columns of equal length: `start_us` (f8), `duration_us` (f4), and as indices `name` (u4, into `names`), `value` (u4: 0 for
     none, else one more than the index into `values`) and `lane` (u2, into `lanes`). `op_us` is the time of each value's op:
     that of its kernels and copies, or of its range where it computes on the CPU; ops without work are absent. `launches` were
-    counted on the host, `records` are the kernels that the GPU reported.
+    counted on the host, `records` are the kernels that the GPU reported. `transfers` takes copies to and from the host apart.
     """
 
     label: str
@@ -71,6 +72,7 @@ class ProgramTimeline:
     op_us: Mapping[str, float]
     launches: int
     records: int
+    transfers: Mapping[str, Transfer] = field(default_factory=dict)
 
     @property
     def span_us(self) -> float:
@@ -186,6 +188,7 @@ def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]
         op_us=_op_us(ops, shown, owners),
         launches=sum(event.is_cuda_call and event.name.startswith(LAUNCHES) for event in events),
         records=sum(event.on_gpu and not event.name.startswith(NOT_KERNELS) for event in events),
+        transfers=transfers(ranges, events, zip(shown, owners, strict=True)),
     )
 
 

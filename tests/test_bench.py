@@ -157,3 +157,11 @@ def test_view(tmp_path: Path) -> None:
     assert {"simplify", "fuse"} <= found["passes"].keys()
     assert found["page_nbytes"] == (tmp_path / "view.html").stat().st_size
     assert "profiled ops add up to" in printed
+
+
+def test_cpu_leaf(tmp_path: Path) -> None:
+    found, printed = run("cpu_leaf.py", tmp_path, "--check")
+    assert found["failed"] == []
+    assert [label for label, _, _ in found["static"]["bars"]] == ["wait", "copy @ 1.3 GB/s"]
+    assert "moved = input_ts.cuda()" in found["static"]["source"]
+    assert "64 KiB" in printed
