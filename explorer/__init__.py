@@ -4,12 +4,24 @@ from typing import Any
 
 from tracefuse.capture import Capture, capture
 from tracefuse.config import Config
-from tracefuse.errors import TracefuseError
+from tracefuse.errors import SyncError, TracefuseError
+from tracefuse.no_sync import assert_no_sync
 from tracefuse.registry import register, unregister
 from tracefuse.replay import replay
 from tracefuse.variant import Variant
 
-__all__ = ["Capture", "Config", "TracefuseError", "Variant", "capture", "register", "replay", "unregister"]
+__all__ = [
+    "Capture",
+    "Config",
+    "SyncError",
+    "TracefuseError",
+    "Variant",
+    "assert_no_sync",
+    "capture",
+    "register",
+    "replay",
+    "unregister",
+]
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -30,7 +30,7 @@ from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
-from tracefuse.record import Guard, Recorder, Recording, Value
+from tracefuse.record import Guard, Recorder, Recording, Stop, Value
 from tracefuse.replay import replay
 from tracefuse.thaw import Thaw
 from tracefuse.variant import Variant
@@ -139,6 +139,11 @@ class Capture:
     @property
     def guards(self) -> tuple[Guard, ...]:
         return self._built.guards
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        """Where the host reads what a GPU computes, or would if there were one, in the order of the run."""
+        return tuple(self._recorder.recording.stops)
 
     @functools.cached_property
     def device(self) -> torch.device:

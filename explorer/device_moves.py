@@ -1,8 +1,7 @@
-"""Findings about what moves between devices: gradients copied to the host, inputs moved each step, values read back."""
+"""Findings about what moves between devices: gradients copied to the host, inputs moved each step."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
@@ -11,7 +10,6 @@ from torch import fx
 from tracefuse.findings import Case, Finding, device, grouped, line, names, time_text
 from tracefuse.layers import work
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, val
-from tracefuse.record import Guard
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
 PAGEABLE_BYTES_PER_S = 1.3e9
@@ -63,30 +61,8 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
             )
 
 
-def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
-    """Python values that were read from tensors: each stops the host until the GPU has caught up."""
-    groups: dict[str, list[Guard]] = defaultdict(list)
-    for guard in case.guards:
-        groups[f"{guard.source.label}:{guard.source.line}  {guard.source.text}" if guard.source else guard.op].append(
-            guard
-        )
-    on_gpu = _is_on_gpu(case.trace)
-    for at, guards in groups.items():
-        yield Finding(
-            "waits for the GPU",
-            "medium" if on_gpu else "low",
-            f"the program reads {len(guards)} value{'s' * (len(guards) > 1)} back to Python ({guards[0].op})",
-            (("values", ", ".join(repr(guard.value) for guard in guards[:4])),),
-            (),
-            at,
-            "keep it a tensor (torch.where instead of if), or read it once every many steps",
-            "the host's idle time until the GPU has caught up: see the timeline"
-            if on_gpu
-            else "nothing on a CPU; on a GPU, a stop",
-        )
-
-
-def _is_on_gpu(trace: Trace) -> bool:
+def is_on_gpu(trace: Trace) -> bool:
+    """Whether the program computes anything on a GPU."""
     return any(isinstance(v := val(node), torch.Tensor) and v.device.type == "cuda" for node in trace.ops)
 
 

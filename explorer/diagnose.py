@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step, waits_for_the_gpu
+from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.findings import SEVERITIES, Case, Detector, Finding
 from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
+from tracefuse.sync_findings import waits_for_the_gpu
 
 
 class Findings(tuple[Finding, ...]):
@@ -53,7 +54,7 @@ def flags_that_slow(case: Case) -> Iterator[Finding]:
 DETECTORS: dict[str, Detector] = {
     "gradients that every backward copies to the CPU": gradients_copied_to_the_host,
     "inputs that every forward moves between devices": inputs_moved_each_step,
-    "values read back to Python, which wait for the GPU": waits_for_the_gpu,
+    "values, shapes and copies that Python reads and the host waits for": waits_for_the_gpu,
     "weights cast in every step": casts_of_weights,
     "concatenations: of nothing, and of what one buffer could hold": concatenations,
     "pointwise ops and reductions that run one by one": unfused_pointwise,

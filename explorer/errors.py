@@ -12,6 +12,7 @@ __all__ = [
     "OptionError",
     "RegistrationError",
     "ReplayError",
+    "SyncError",
     "TracefuseError",
     "UnknownValue",
 ]
@@ -47,3 +48,7 @@ class Cancelled(TracefuseError):
 
 class BuildError(TracefuseError):
     """A kernel's text that the compiler refused, or a cache that cannot be written."""
+
+
+class SyncError(TracefuseError):
+    """An operation that makes the host wait for the GPU, where `assert_no_sync` allows none."""

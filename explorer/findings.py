@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx
 
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.trace import Trace, origin, val
-from tracefuse.record import Guard
+from tracefuse.record import Guard, Stop
+
+if TYPE_CHECKING:
+    from tracefuse.capture import Capture
 
 Severity = Literal["high", "medium", "low"]
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
@@ -41,12 +44,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What a detector may look at: the trace as captured, its times, what the program read back, flags and versions."""
+    """What a detector may look at: a trace of the capture, its times, what the program read back, flags and versions, and
+    where the host reads what a GPU computes."""
 
     trace: Trace
     times: OpTimes
     guards: tuple[Guard, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    stops: tuple[Stop, ...] = ()
+
+    @classmethod
+    def of(cls, capture: Capture, trace: Trace, times: OpTimes) -> Case:
+        """`trace`, as captured or after passes, with what its capture knows besides."""
+        return cls(trace, times, capture.guards, tuple(capture.environment.items()), capture.stops)
 
     @property
     def step_us(self) -> float:

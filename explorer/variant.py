@@ -146,8 +146,7 @@ class Variant:
         from tracefuse.diagnose import diagnose
         from tracefuse.findings import Case
 
-        environment = tuple(self.capture.environment.items())
-        return diagnose(Case(self.trace, self.op_times, self.capture.guards, environment))
+        return diagnose(Case.of(self.capture, self.trace, self.op_times))
 
     def to_dot(self, depth: int | None = 2) -> str:
         """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""

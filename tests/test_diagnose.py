@@ -8,7 +8,7 @@ import cuda_traces
 import programs
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import tracefuse
 from tracefuse.config import Config
@@ -23,7 +23,7 @@ MiB = 2**20
 
 def case(capture: tracefuse.Capture, trace: Trace | None = None) -> Case:
     trace = trace or capture.trace
-    return Case(trace, modelled(trace), capture.guards, tuple(capture.environment.items()))
+    return Case.of(capture, trace, modelled(trace))
 
 
 def found(name: str, of: Case) -> list[Finding]:
@@ -84,18 +84,6 @@ def test_an_input_that_is_moved_each_step() -> None:
     capture, trace = leaf_on_the_cpu()
     (finding,) = found("moved between devices each step", case(capture, trace))
     assert "8 MiB from cpu to cuda:0" in finding.title  # what arrives is float64
-
-
-def test_values_read_back_are_grouped_by_line() -> None:
-    def step(x: Tensor) -> Tensor:
-        for _ in range(3):
-            if x.sum().item() > -1e9: x = x * 2  # fmt: skip  # noqa: E701
-        return x
-
-    (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
-    assert "3 values" in finding.title
-    assert "x.sum().item()" in finding.source
-    assert finding.severity == "low"
 
 
 # --- needless work ----------------------------------------------------------------------------------------------------

@@ -194,8 +194,7 @@ def _after_backward(backward: Trace) -> str:
 
 def findings(before: Trace, after: Trace, op_times: tuple[OpTimes, OpTimes], capture: Capture) -> list[dict[str, Any]]:
     """Those of the trace after the passes, then as `fixed` those that they have done away with."""
-    surroundings = capture.guards, tuple(capture.environment.items())
-    found, left = (diagnose(Case(t, times, *surroundings)) for t, times in zip((before, after), op_times, strict=True))
+    found, left = (diagnose(Case.of(capture, t, times)) for t, times in zip((before, after), op_times, strict=True))
     gone = [one for one in found if one.name not in {other.name for other in left}]
     return [asdict(one) | {"fixed": one in gone} for one in (*left, *gone)]
 
