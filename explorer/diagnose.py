@@ -14,6 +14,12 @@ from collections.abc import Iterator
 
 from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.findings import SEVERITIES, Case, Detector, Finding
+from tracefuse.gradient_findings import (
+    dropped_gradients,
+    gradients_no_optimizer_takes,
+    gradients_of_data,
+    unread_gradients,
+)
 from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
 from tracefuse.sync_findings import waits_for_the_gpu
 
@@ -59,5 +65,9 @@ DETECTORS: dict[str, Detector] = {
     "concatenations: of nothing, and of what one buffer could hold": concatenations,
     "pointwise ops and reductions that run one by one": unfused_pointwise,
     "matmuls over rows that are not aligned": unaligned_matmuls,
+    "gradients that no optimizer takes": gradients_no_optimizer_takes,
+    "gradients of data": gradients_of_data,
+    "gradients computed and dropped": dropped_gradients,
+    "gradients that one op computes beside those that are read, of frozen parameters too": unread_gradients,
     "modes that slow everything down": flags_that_slow,
 }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx
 
+from tracefuse.dropped import Dropped
+from tracefuse.host_reads import Stop
 from tracefuse.op_times import OpTimes
-from tracefuse.optimizers.trace import Trace, origin, val
-from tracefuse.record import Guard, Stop
+from tracefuse.optimizers.trace import Source, Trace, origin, val
+from tracefuse.record import Guard
 
 if TYPE_CHECKING:
     from tracefuse.capture import Capture
@@ -44,19 +46,24 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What a detector may look at: a trace of the capture, its times, what the program read back, flags and versions, and
-    where the host reads what a GPU computes."""
+    """What a detector may look at: a trace of the capture, its times, what the program read back, flags and versions,
+    where the host reads what a GPU computes (`stops`), what autograd computed for nothing, and what optimizers hold."""
 
     trace: Trace
     times: OpTimes
     guards: tuple[Guard, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     stops: tuple[Stop, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, capture: Capture, trace: Trace, times: OpTimes) -> Case:
         """`trace`, as captured or after passes, with what its capture knows besides."""
-        return cls(trace, times, capture.guards, tuple(capture.environment.items()), capture.stops)
+        environment = tuple(capture.environment.items())
+        return cls(
+            trace, times, capture.guards, environment, capture.stops, capture.dropped, capture.optimizers
+        )  # fmt: skip
 
     @property
     def step_us(self) -> float:
@@ -65,13 +72,15 @@ class Case:
     def us(self, nodes: Sequence[fx.Node]) -> float:
         return sum(self.times.us.get(node.name, 0.0) for node in nodes)
 
-    def severity(self, us: float) -> Severity | None:
-        share = us / self.step_us if self.step_us else 0.0
+    def severity(self, us: float, of_us: float | None = None) -> Severity | None:
+        """By the share of the step, or of `of_us`; None for less than deserves a word."""
+        whole = self.step_us if of_us is None else of_us
+        share = us / whole if whole else 0.0
         return next((s for s, least in zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True) if share >= least), None)
 
     def worth(self, us: float) -> str:
         """`us` of the step, with its share and how the times are known."""
-        share = f"{us / self.step_us:.0%}".replace("%", " %")
+        share = share_text(us, self.step_us)
         return f"{time_text(us)} of {time_text(self.step_us)} a step, {share} ({self.times.provenance})"
 
 
@@ -85,8 +94,19 @@ def time_text(us: float) -> str:
     return f"{us / 1000:.3g} ms" if us >= 1000 else f"{us:.3g} µs"
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def share_text(us: float, whole: float) -> str:
+    return f"{us / whole:.0%}".replace("%", " %")
+
+
 def line(node: fx.Node) -> str:
-    source = origin(node).source
+    return place(origin(node).source)
+
+
+def place(source: Source | None) -> str:
     return f"{source.label or source.file}:{source.line}  {source.text.strip()}" if source else ""
 
 

@@ -30,6 +30,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
+from tracefuse.optimizers.trace import Source
 from tracefuse.user_source import is_called_by
 
 aten = torch.ops.aten
@@ -68,6 +69,15 @@ class HostRead:
     how: str
     device: torch.device
     nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A read that makes the host wait for a GPU, its line, and whether autograd's engine was running."""
+
+    read: HostRead
+    source: Source | None
+    in_backward: bool = False
 
 
 class Listener:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
-from tracefuse.host_reads import HostRead, Listener, Methods, read_by
+from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
 from tracefuse.optimizers.trace import Origin, Source
 from tracefuse.user_source import user_source
 
@@ -92,15 +92,6 @@ class Guard:
     source: Source | None
 
 
-@dataclass(frozen=True)
-class Stop:
-    """A read that makes the host wait for a GPU, its line, and whether autograd's engine was running."""
-
-    read: HostRead
-    source: Source | None
-    in_backward: bool = False
-
-
 @dataclass
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
@@ -147,6 +138,10 @@ class Recorder(TorchDispatchMode, Listener):
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         """The value that this very tensor is, if the program met it."""
         return self._ids.get(tensor)
+
+    def alive(self) -> frozenset[Value]:
+        """The values whose tensors somebody still holds."""
+        return frozenset(self._ids.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tracefuse.device_moves import is_on_gpu
-from tracefuse.findings import Case, Finding
-from tracefuse.host_reads import Kind
+from tracefuse.findings import Case, Finding, place
+from tracefuse.host_reads import Kind, Stop
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.record import Stop
 
 _FIX: dict[Kind, str] = {
     "number": "keep it a tensor (torch.where instead of if), or read it once every many steps",
@@ -25,12 +24,12 @@ def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
     lines: dict[str, list[Stop]] = {}
     for stop in case.stops:
         if not on_gpu or stop.read.device.type != "cpu":
-            lines.setdefault(_place(stop), []).append(stop)
-    for place, stops in lines.items():
-        yield _finding(place, stops, on_gpu)
+            lines.setdefault(place(stop.source), []).append(stop)
+    for at, stops in lines.items():
+        yield _finding(at, stops, on_gpu)
 
 
-def _finding(place: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
+def _finding(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
     ways = Counter(stop.read.how for stop in stops)
     times = f"{len(stops)} times" if len(stops) > 1 else "once"
     read = sum(stop.read.nbytes for stop in stops)
@@ -44,14 +43,9 @@ def _finding(place: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
         f"{next(iter(ways))} {does} the host {times} a step{where}",
         tuple(evidence),
         (),
-        place,
+        at,
         _FIX[stops[0].read.kind],
         "the GPU's idle time until the host has launched what follows: see the timeline"
         if on_gpu
         else "nothing on a CPU; on a GPU, a stop",
     )
-
-
-def _place(stop: Stop) -> str:
-    source = stop.source
-    return f"{source.label or source.file}:{source.line}  {source.text.strip()}" if source else ""

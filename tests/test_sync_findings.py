@@ -13,7 +13,7 @@ from test_no_sync import READS
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.record import Stop
+from tracefuse.host_reads import Stop
 
 
 @pytest.mark.parametrize("how", READS)
