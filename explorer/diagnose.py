@@ -20,6 +20,7 @@ from tracefuse.gradient_findings import (
     gradients_of_data,
     unread_gradients,
 )
+from tracefuse.kept_findings import kept_for_nothing
 from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
 from tracefuse.sync_findings import waits_for_the_gpu
 
@@ -69,5 +70,6 @@ DETECTORS: dict[str, Detector] = {
     "gradients of data": gradients_of_data,
     "gradients computed and dropped": dropped_gradients,
     "gradients that one op computes beside those that are read, of frozen parameters too": unread_gradients,
+    "saved tensors that cost more to keep than to recompute": kept_for_nothing,
     "modes that slow everything down": flags_that_slow,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from torch import fx
@@ -90,9 +90,9 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
     whole = us + case.step_us
     if case.severity(us, whole) is None:
         return
-    nodes = Counter()
+    us_of: dict[str, float] = defaultdict(float)
     for one in case.dropped:
-        nodes[one.origin.autograd] += one.modelled_us
+        us_of[one.origin.autograd] += one.modelled_us
     largest = max(case.dropped, key=lambda one: one.modelled_us)
     yield Finding(
         "gradient computed and dropped",
@@ -100,7 +100,7 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
         f"{counted(len(case.dropped), 'op')} of the backward computed what no gradient, variable or line of Python got",
         (
             ("written", human_bytes(sum(one.nbytes for one in case.dropped))),
-            ("by", ", ".join(name or "the engine" for name, _ in nodes.most_common(3))),
+            ("by", ", ".join(name or "the engine" for name in sorted(us_of, key=lambda n: -us_of[n])[:3])),
         ),
         (),
         place(largest.origin.source),
