@@ -3,6 +3,7 @@
 from typing import Any
 
 from tracefuse.capture import Capture, capture
+from tracefuse.compiled import CompiledGraph, compiled, explore
 from tracefuse.config import Config
 from tracefuse.errors import SyncError, TracefuseError
 from tracefuse.no_sync import assert_no_sync
@@ -12,12 +13,15 @@ from tracefuse.variant import Variant
 
 __all__ = [
     "Capture",
+    "CompiledGraph",
     "Config",
     "SyncError",
     "TracefuseError",
     "Variant",
     "assert_no_sync",
     "capture",
+    "compiled",
+    "explore",
     "register",
     "replay",
     "unregister",

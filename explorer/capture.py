@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from tracefuse.widgets.view import Explorer
 
 
-class _Captured(NamedTuple):
+class Captured(NamedTuple):
     trace: Trace
     example_inputs: tuple[torch.Tensor, ...]
     live_inputs: tuple[torch.Tensor, ...]
     guards: tuple[Guard, ...]
-    dropped: tuple[Dropped, ...]
-    optimizers: Mapping[str, frozenset[str]]
+    dropped: tuple[Dropped, ...] = ()
+    optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class Capture:
@@ -119,7 +119,7 @@ class Capture:
             self._thawed = frozenset(v for p in self._thaw.parameters if (v := self._recorder.value_of(p)) is not None)
 
     @functools.cached_property
-    def _built(self) -> _Captured:
+    def _built(self) -> Captured:
         if self._roles is None:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
@@ -242,7 +242,7 @@ def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
 
 def _build(
     recorder: Recorder, roles: Roles, alive: frozenset[Value], optimized: Mapping[str, frozenset[Value]]
-) -> _Captured:
+) -> Captured:
     recording = recorder.recording
     if not recording.calls:
         raise CaptureError(
@@ -255,11 +255,13 @@ def _build(
     seeds = [given for _, given, _ in recording.roots if given is not None]
     kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
     built = build_graph(recording, kept)
-    if built.needs_functionalize:
+    # Rewritten, a program tells only those values from their copies that are outputs.
+    is_rewritten = built.needs_functionalize
+    if is_rewritten:
         built = functionalize(built, inputs, externals, kept)
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
     propagate(built.graph, inputs)
-    unread = dropped(built, recording, {*roles.results, *roles.gradients.values(), *alive})
+    unread = () if is_rewritten else dropped(built, recording, {*roles.results, *roles.gradients.values(), *alive})
     trace, chosen = assemble(built, recording, roles)
     verify(trace)
     examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
@@ -268,4 +270,4 @@ def _build(
     optimizers = {
         name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in optimized.items()
     }
-    return _Captured(trace, examples, live, tuple(built.guards), unread, optimizers)
+    return Captured(trace, examples, live, tuple(built.guards), unread, optimizers)

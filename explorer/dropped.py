@@ -34,12 +34,7 @@ class Dropped:
 
 
 def dropped(built: Built, recording: Recording, wanted: Collection[Value]) -> tuple[Dropped, ...]:
-    """The backward's ops that none of `wanted`, no overwritten input and no number that Python read depends on.
-
-    Nothing is said of a program that was functionalised again: there values are not told from their copies.
-    """
-    if built.needs_functionalize:
-        return ()
+    """The backward's ops that none of `wanted`, no overwritten input and no number that Python read depends on."""
     read = {value for call in recording.calls if not call.out_values() for value in call.reads()}
     pending = [*built.mutated.values(), *(built.nodes[v] for v in {*wanted, *read} if v in built.nodes)]
     live = set(pending)

@@ -23,7 +23,7 @@ _OURS = tuple(
 def user_source() -> Source | None:
     """The user's line that is running; None where there is none (on a thread of autograd's)."""
     for frame in _frames():
-        if not _is_library(frame):
+        if not is_torchs_or_ours(frame.f_code.co_filename):
             return source_of(frame, frame.f_lineno)
     return None
 
@@ -31,13 +31,13 @@ def user_source() -> Source | None:
 def source_of(frame: FrameType, line: int) -> Source:
     """A line of a frame's file."""
     file = frame.f_code.co_filename
-    return Source(file, line, frame.f_code.co_name, linecache.getline(file, line).strip(), _label(file))
+    return Source(file, line, frame.f_code.co_name, linecache.getline(file, line).strip(), label_of(file))
 
 
 def is_called_by(function: str, file: str) -> bool:
     """Whether torch's `function` of `file` is running, for no line of the user's that it has called in turn."""
     for frame in _frames():
-        if not _is_library(frame):
+        if not is_torchs_or_ours(frame.f_code.co_filename):
             return False
         if frame.f_code.co_name == function and frame.f_code.co_filename == file:
             return True
@@ -51,12 +51,12 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_library(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((_TORCH, *_OURS, "<frozen", "<string>"))
+def is_torchs_or_ours(file: str) -> bool:
+    return file.startswith((_TORCH, *_OURS, "<frozen", "<string>"))
 
 
 @functools.lru_cache(maxsize=1024)
-def _label(file: str) -> str:
+def label_of(file: str) -> str:
     """What a person calls the file: "In[3]" for a notebook cell, else its last part."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

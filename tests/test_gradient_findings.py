@@ -132,6 +132,17 @@ def test_a_gradient_that_a_variable_holds_or_python_reads_is_not_dropped() -> No
     assert c.dropped == ()
 
 
+def test_of_a_program_that_is_rewritten_nothing_is_said() -> None:
+    weight, norms = nn.Parameter(torch.randn(64, 64)), []
+    weight.register_hook(lambda gradient: norms.append(gradient.norm()))
+    with tracefuse.capture() as c:
+        grid = torch.ones(8, 64)
+        grid[:, 0].mul_(2)
+        (grid @ weight).sum().backward()
+    assert len(norms) == 1
+    assert c.dropped == ()
+
+
 class EveryOutput(torch.autograd.Function):
     """A convolution whose backward asks the operator for every gradient."""
 
