@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten_with_path
 
-from tracefuse.assemble import Roles, assemble
+from tracefuse.assemble import Roles, assemble, mark_held
 from tracefuse.config import Config
 from tracefuse.environment import environment
 from tracefuse.errors import CaptureError
@@ -290,6 +290,7 @@ def _build(recorder: Recorder, roles: Roles) -> _Captured:
     seeds = [given for _, given, _ in recording.roots if given is not None]
     kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
     built = build_graph(recording, kept)
+    mark_held(built, recording)
     if built.needs_functionalize:
         built = functionalize(built, inputs, externals, kept)
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}

@@ -102,8 +102,9 @@ class Guard:
 @dataclass
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
-    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, and the values
-    that a leaf had (`superseded`) before it became an input."""
+    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values that
+    a leaf had (`superseded`) before it became an input, and those that were still there (`held`) when a backward was over:
+    the program's variables hold them."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -111,6 +112,7 @@ class Recording:
     rng_states: list[torch.Tensor] = field(default_factory=list)
     roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
     superseded: set[Value] = field(default_factory=set)
+    held: set[Value] = field(default_factory=set)
 
 
 class Recorder(TorchDispatchMode):
@@ -235,7 +237,7 @@ class Recorder(TorchDispatchMode):
         recorded = {k: v for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
         return _replace_rng(origin, len(self.recording.rng_states) - 1), recorded
 
-    # --- backward roots ---
+    # --- around a backward ---
 
     def note_roots(self, outputs: Any, gradients: Any) -> None:
         """A backward is about to start from `outputs` with `gradients`."""
@@ -246,6 +248,11 @@ class Recorder(TorchDispatchMode):
             if root is not None:
                 given = None if gradient is None else self._read(gradient)
                 self.recording.roots.append((root, given, gradient))
+
+    def note_held(self) -> None:
+        """A backward is over: what is alive now, its graph being gone, a variable of the program holds."""
+        if not is_in_engine():
+            self.recording.held.update(self._ids.values())
 
 
 def _memory(tensor: torch.Tensor | None) -> int | None:
