@@ -14,7 +14,7 @@ from torch import fx
 from tracefuse.draws import is_in_engine, merge_repeated
 from tracefuse.export import RESERVED_NAMES
 from tracefuse.functional import Built
-from tracefuse.optimizers.eager_memory import HELD
+from tracefuse.optimizers.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, op_name, producer
 from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code
 from tracefuse.record import Recording, Value
@@ -204,7 +204,9 @@ def _copy_ops(built: Built, graph: fx.Graph, new: dict, preferred: dict[fx.Node,
             plain = f"{args[0].name}_{args[1]}" if is_getitem(node) else re.sub(r"_\d+$", "", node.name)
             name = names.fresh(preferred.get(node, plain.removeprefix("scaled_dot_product_")))
             new[node] = graph.create_node("call_function", node.target, args, kwargs, name)
-            custom = {k: v for k, v in (node.meta.get("custom") or {}).items() if k in ("tracefuse", HELD)}
+            custom = {
+                k: v for k, v in (node.meta.get("custom") or {}).items() if k in ("tracefuse", HELD, IN_PLACE) and v
+            }
             new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": custom}
 
 

@@ -12,7 +12,7 @@ do the measured ones: what a replay adds, by `tracefuse.allocator`, and the inpu
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +22,7 @@ from tracefuse.allocator import added_peak, workspaces
 from tracefuse.clocks import device_label
 from tracefuse.optimizers.eager_memory import eager_peak_bytes
 from tracefuse.optimizers.facts import devices
-from tracefuse.optimizers.liveness import Kind, Lifetime, lifetimes, live_by_kind, live_bytes
+from tracefuse.optimizers.liveness import Kind, Lifetime, lifetimes, live_by_kind, live_bytes, peak_bytes
 from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.passes import Step
 from tracefuse.optimizers.saved import REASONS, SavedFor, explain_saved
@@ -283,9 +283,13 @@ def replay_peak(variant: Variant) -> int:
 def workspace_bytes(variant: Variant) -> int:
     """What the static peak rises by with the workspaces that its ops were seen to take in one replay, op by op."""
     taken = workspaces(stepwise_replay(variant), variant.capture.device)
-    live = live_bytes(variant.trace)
-    with_them = (now + taken.get(node.name, 0) for node, now in zip(variant.trace.ops, live, strict=True))
-    return max(with_them, default=0) - max(live, default=0)
+    return peak_with(taken, variant.trace, lifetimes(variant.trace)) - peak_bytes(variant.trace)
+
+
+def peak_with(taken: Mapping[str, int], trace: Trace, known: Iterable[Lifetime]) -> int:
+    """The most bytes alive at any op with what it takes for itself; `taken` by the op's value, `known` are the lifetimes."""
+    live = live_bytes(trace, known)
+    return max((now + taken.get(node.name, 0) for node, now in zip(trace.ops, live, strict=True)), default=0)
 
 
 def input_bytes(trace: Trace, device: str) -> int:

@@ -104,3 +104,34 @@ def free(capture: tracefuse.Capture) -> None:
 
 def run(program: programs.Program) -> object:
     return program.run()
+
+
+def test_what_is_written_in_place_has_no_memory_of_its_own() -> None:
+    x = torch.ones(16, 16)
+
+    def program(x: Tensor) -> Tensor:
+        a = x.sin()
+        a.add_(1).mul_(2)
+        return a
+
+    capture = tracefuse.capture(program, x)
+    assert peak_bytes(capture.trace) == 3 * KIB, "the trace is functional"
+    assert eager_peak_bytes(capture.trace) == 2 * KIB
+
+
+def test_an_optimizer_updates_in_place() -> None:
+    model = nn.Linear(64, 64, bias=False)
+    update = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    def step() -> None:
+        model(torch.ones(4, 64)).sum().backward()
+        update.step()
+
+    step()
+    model.zero_grad()
+    counted = added_peak(step, "cpu")
+    model.zero_grad()
+    capture = tracefuse.capture(step)
+    inputs = sum(life.nbytes for life in lifetimes(capture.trace) if life.is_input)
+    assert eager_peak_bytes(capture.trace) - inputs == pytest.approx(counted, rel=0.05)
+    assert peak_bytes(capture.trace) > eager_peak_bytes(capture.trace), "as a functional program it needs more"
