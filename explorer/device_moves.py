@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from tracefuse.findings import Case, Finding, device, grouped, line, names, time_text
-from tracefuse.layers import work
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, val
 from tracefuse.record import Guard
+from tracefuse.work import work
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
 PAGEABLE_BYTES_PER_S = 1.3e9

@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from tracefuse.findings import Case, Finding, dtype, grouped, line, names
-from tracefuse.layers import work
 from tracefuse.optimizers.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work, is_getitem, is_view, producer
 from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase, val
+from tracefuse.work import work
 
 # cuBLAS takes its fast kernels where rows are multiples of 16 bytes.
 ALIGNED_BYTES = 16

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, roofline_seconds
+from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.trace import Trace
 from tracefuse.timeline import Timeline
 
@@ -29,4 +30,9 @@ class OpTimes:
 def modelled(trace: Trace, peaks: Peaks = H100_SXM_DATASHEET) -> OpTimes:
     """What a roofline gives for each op as a kernel of its own: the least time that its bytes and FLOPs can take."""
     us = {node.name: 1e6 * seconds for node in trace.ops if (seconds := roofline_seconds(node, peaks)) > 0}
-    return OpTimes(us, f"modelled: roofline of the {peaks.source}")
+    elsewhere = "" if _is_on_gpu(trace) else ", not of the CPU that it ran on"
+    return OpTimes(us, f"modelled: roofline of the {peaks.source}{elsewhere}")
+
+
+def _is_on_gpu(trace: Trace) -> bool:
+    return any(device.type == "cuda" for node in trace.graph.nodes for device in devices(node))
