@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tracefuse.assemble import Roles, assemble
+from tracefuse.assemble import Roles, assemble, mark_held
 from tracefuse.config import Config, Machine
 from tracefuse.dropped import Dropped, dropped
 from tracefuse.environment import environment
@@ -306,6 +306,7 @@ def _build(
     seeds = [given for _, given, _ in recording.roots if given is not None]
     kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
     built = build_graph(recording, kept)
+    mark_held(built, recording)
     # Rewritten, a program tells only those values from their copies that are outputs.
     is_rewritten = built.needs_functionalize
     if is_rewritten:

@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from tracefuse.findings import Bar, Case, Finding, Fix, device, grouped, line, names, time_text
-from tracefuse.layers import work
 from tracefuse.optimizers.retype import behind_views
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, tensors, val
 from tracefuse.transfers import Transfer
+from tracefuse.work import work
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
 PAGEABLE_BYTES_PER_S = 1.3e9

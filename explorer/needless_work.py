@@ -8,12 +8,12 @@ import torch
 from torch import fx
 
 from tracefuse.findings import Case, Finding, Fix, dtype, grouped, line, names
-from tracefuse.layers import work
 from tracefuse.optimizers.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.padding import ALIGNED_BYTES, can_pad, rounded
 from tracefuse.optimizers.retype import behind_views, only_dtype
 from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase, val
+from tracefuse.work import work
 
 
 def casts_of_weights(case: Case) -> Iterator[Finding]:

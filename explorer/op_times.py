@@ -61,4 +61,9 @@ def roofline_of(trace: Trace) -> Peaks:
 
 def _rooflines(trace: Trace, peaks: Peaks) -> OpTimes:
     us = {node.name: 1e6 * seconds for node in trace.ops if (seconds := roofline_seconds(node, peaks)) > 0}
-    return OpTimes(us, f"modelled: roofline of the {peaks.source}")
+    elsewhere = "" if _is_on_gpu(trace) else ", not of the CPU that it ran on"
+    return OpTimes(us, f"modelled: roofline of the {peaks.source}{elsewhere}")
+
+
+def _is_on_gpu(trace: Trace) -> bool:
+    return any(device.type == "cuda" for node in trace.graph.nodes for device in devices(node))

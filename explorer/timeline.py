@@ -125,19 +125,25 @@ def measured_on(programs: Iterable[ProgramTimeline]) -> str:
 @uncollected()
 def profiled(label: str, variant: Variant) -> ProgramTimeline:
     """The middle one of `RUNS` profiled replays of `variant`, and each op's middle time. Raises as `timeline` does."""
+    run = stepwise_replay(variant)
+    runs = [attributed(label, variant.config, variant.trace, recorded(run)) for _ in range(RUNS)]
+    middle = sorted(runs, key=lambda one: one.span_us)[RUNS // 2]
+    return replace(middle, op_us={name: median(one.op_us[name] for one in runs) for name in middle.op_us})
+
+
+def stepwise_replay(variant: Variant) -> Callable[[], tuple[Any, ...]]:
+    """A replay of `variant` on the captured inputs, each op in a range called after its value. Raises as `timeline` does."""
     program, capture = variant.compile(), variant.capture
     step = stepwise(variant.trace, vars(program.module))
     restart = program.restarts(capture.rng_states)
     inputs = [tensor.detach() for tensor in capture.example_inputs]
 
     @torch.no_grad()
-    def run() -> None:
+    def run() -> tuple[Any, ...]:
         restart()
-        step(*inputs)
+        return step(*inputs)
 
-    runs = [attributed(label, variant.config, variant.trace, recorded(run)) for _ in range(RUNS)]
-    middle = sorted(runs, key=lambda one: one.span_us)[RUNS // 2]
-    return replace(middle, op_us={name: median(one.op_us[name] for one in runs) for name in middle.op_us})
+    return run
 
 
 def stepwise(trace: Trace, names: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tracefuse.graphs import GraphedProgram
     from tracefuse.kernel_times import KernelTimes
     from tracefuse.layers import Layers
+    from tracefuse.memory import Memory
     from tracefuse.op_times import OpTimes
     from tracefuse.optimizers.kernel import Kernel
     from tracefuse.optimizers.layout import Tuning
@@ -143,6 +144,17 @@ class Variant:
         from tracefuse.layers import layers
 
         return layers(self.capture.trace, self.trace, (self.baseline.op_times, self.op_times))
+
+    def memory(self, measure: bool = False) -> Memory:
+        """The memory that the step needs, as captured and with the passes: bytes alive while each op runs, by kind; what is
+        alive at the peak; what is saved for the backward, by module and by reason. Print it.
+
+        Static, from the traces; with `measure` one replay of each program is counted by the allocator beside it, which
+        raises what `compile` raises.
+        """
+        from tracefuse.memory import measured_memory, memory
+
+        return measured_memory(self) if measure else memory(self.capture.trace, self.trace, self.steps)
 
     def findings(self, times: OpTimes | None = None) -> Findings:
         """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.

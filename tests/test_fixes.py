@@ -16,10 +16,10 @@ from tracefuse.diagnose import diagnose
 from tracefuse.errors import Cancelled, FixError
 from tracefuse.findings import Case, Finding, Fix
 from tracefuse.fixes import NO_GPU, fixed_trace, why_not
-from tracefuse.layers import work
 from tracefuse.op_times import modelled
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.optimizers.verify import verify
+from tracefuse.work import work
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")
 
