@@ -12,6 +12,7 @@ __all__ = [
     "OptionError",
     "RegistrationError",
     "ReplayError",
+    "TraceFileError",
     "TracefuseError",
     "UnknownValue",
 ]
@@ -47,3 +48,7 @@ class Cancelled(TracefuseError):
 
 class BuildError(TracefuseError):
     """A kernel's text that the compiler refused, or a cache that cannot be written."""
+
+
+class TraceFileError(TracefuseError):
+    """A trace file that cannot be read, or a window that is not in it."""
