@@ -7,9 +7,22 @@ from tracefuse.config import Config
 from tracefuse.errors import TracefuseError
 from tracefuse.registry import register, unregister
 from tracefuse.replay import replay
+from tracefuse.run_recorder import profile_run
+from tracefuse.run_timeline import load_timeline
 from tracefuse.variant import Variant
 
-__all__ = ["Capture", "Config", "TracefuseError", "Variant", "capture", "register", "replay", "unregister"]
+__all__ = [
+    "Capture",
+    "Config",
+    "TracefuseError",
+    "Variant",
+    "capture",
+    "load_timeline",
+    "profile_run",
+    "register",
+    "replay",
+    "unregister",
+]
 
 
 def load_ipython_extension(shell: Any) -> None:
