@@ -324,7 +324,7 @@ def scrubbed(value: Any) -> Any:
     if isinstance(value, list):
         return [scrubbed(one) for one in value]
     if isinstance(value, str):
-        return _FOLDERS.sub("", value).replace(socket.gethostname(), "host")
+        return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "host", _FOLDERS.sub("", value))
     return value
 
 
