@@ -3,6 +3,7 @@
 from typing import Any
 
 from tracefuse.capture import Capture, capture
+from tracefuse.compiled import CompiledGraph, compiled, explore
 from tracefuse.config import Config
 from tracefuse.errors import TracefuseError
 from tracefuse.registry import register, unregister
@@ -13,10 +14,13 @@ from tracefuse.variant import Variant
 
 __all__ = [
     "Capture",
+    "CompiledGraph",
     "Config",
     "TracefuseError",
     "Variant",
     "capture",
+    "compiled",
+    "explore",
     "load_timeline",
     "profile_run",
     "register",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tracefuse.widgets.view import Explorer
 
 
-class _Captured(NamedTuple):
+class Captured(NamedTuple):
     trace: Trace
     example_inputs: tuple[torch.Tensor, ...]
     live_inputs: tuple[torch.Tensor, ...]
@@ -116,7 +116,7 @@ class Capture:
             self._thawed = frozenset(v for p in self._thaw.parameters if (v := self._recorder.value_of(p)) is not None)
 
     @functools.cached_property
-    def _built(self) -> _Captured:
+    def _built(self) -> Captured:
         if self._roles is None:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
@@ -277,7 +277,7 @@ def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[t
     return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.is_leaf and t.requires_grad]
 
 
-def _build(recorder: Recorder, roles: Roles) -> _Captured:
+def _build(recorder: Recorder, roles: Roles) -> Captured:
     recording = recorder.recording
     if not recording.calls:
         raise CaptureError(
@@ -298,4 +298,4 @@ def _build(recorder: Recorder, roles: Roles) -> _Captured:
     verify(trace)
     examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
     live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)
-    return _Captured(trace, examples, live, tuple(built.guards))
+    return Captured(trace, examples, live, tuple(built.guards))

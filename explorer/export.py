@@ -79,19 +79,9 @@ def module_source(variant: Variant) -> str:
     forward, backward = variant.forward, variant.backward
     captured_forward, captured_backward = variant.baseline.forward, variant.baseline.backward
     check_one_step(variant)
-    kernels = [
-        kernel_source(kernel, variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name))
-        for kernel in variant.kernels
-    ]
-    optimised = [render(forward), render_boxed(backward, "backward")]
     sections = [
         _header(variant),
-        *([_rule("kernels"), LAUNCH] if kernels else []),
-        support("\n".join([*kernels, *optimised])),
-        packing_support("\n".join(optimised)),
-        *kernels,
-        _rule("the optimised program"),
-        *optimised,
+        *_functions(variant),
         _rule("the program as it was captured"),
         render(captured_forward).replace("def forward(", "def captured_forward(", 1),
         render_boxed(captured_backward, "captured_backward"),
@@ -101,6 +91,31 @@ def module_source(variant: Variant) -> str:
         _RUNTIME,
     ]
     return "\n\n".join(s.strip("\n") for s in sections if s) + "\n"
+
+
+def functions_source(variant: Variant) -> str:
+    """A module of the optimised `forward` and `backward` (boxed) alone, with what they call."""
+    imports = "import math\n\nimport torch" + (
+        "\nimport triton\nimport triton.language as tl" if variant.kernels else ""
+    )
+    return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n"
+
+
+def _functions(variant: Variant) -> list[str]:
+    """The kernels and the optimised halves."""
+    kernels = [
+        kernel_source(kernel, variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name))
+        for kernel in variant.kernels
+    ]
+    optimised = [render(variant.forward), render_boxed(variant.backward, "backward")]
+    return [
+        *([_rule("kernels"), LAUNCH] if kernels else []),
+        support("\n".join([*kernels, *optimised])),
+        packing_support("\n".join(optimised)),
+        *kernels,
+        _rule("the optimised program"),
+        *optimised,
+    ]
 
 
 def render_boxed(trace: Trace, name: str) -> str:
