@@ -15,6 +15,7 @@ __all__ = [
     "ReplayError",
     "SessionError",
     "SyncError",
+    "TraceFileError",
     "TracefuseError",
     "UnknownValue",
 ]
@@ -58,3 +59,7 @@ class BuildError(TracefuseError):
 
 class SyncError(TracefuseError):
     """An operation that makes the host wait for the GPU, where `assert_no_sync` allows none."""
+
+
+class TraceFileError(TracefuseError):
+    """A trace file that cannot be read, or a window that is not in it."""

@@ -151,7 +151,14 @@ def measured_from(data: Any, special: Special) -> tuple[Measured, list[str]]:
 
 def check_columns(program: ProgramTimeline, where: str) -> None:
     """Raise `SessionError` unless a timeline's columns are equally long and point at what there is."""
-    columns = program.start_us, program.duration_us, program.name, program.value, program.lane
+    columns = (
+        program.start_us,
+        program.duration_us,
+        program.name,
+        program.value,
+        program.lane,
+        program.delay_us,
+    )
     if len({len(column) for column in columns}) != 1 or [c.dtype.str for c in columns] != COLUMNS:
         raise damaged(f"{where}: the columns of {program.label} do not belong together")
     bounds = (
@@ -165,8 +172,8 @@ def check_columns(program: ProgramTimeline, where: str) -> None:
         raise damaged(f"{where}: an event of {program.label} has no time")
 
 
-COLUMNS = ["<f8", "<f4", "<u4", "<u4", "<u2"]
-"""Start, duration, name, value and lane, as `ProgramTimeline` has them."""
+COLUMNS = ["<f8", "<f4", "<u4", "<u4", "<u2", "<f4"]
+"""Start, duration, name, value, lane and delay, as `ProgramTimeline` has them."""
 
 
 # --- configurations and arrays ----------------------------------------------------------------------------------------
