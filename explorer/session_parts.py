@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 import numpy as np
+import torch
 
 from tracefuse.config import Config
 from tracefuse.errors import OptionError, SessionError
@@ -22,6 +23,7 @@ from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.plain_data import Special, damaged, items, place, prepare, read, record, whole, written
+from tracefuse.optimizers.serial_arguments import dtype
 from tracefuse.optimizers.trace import Source
 from tracefuse.profile import Profile
 from tracefuse.readers import READERS
@@ -168,6 +170,7 @@ def special_types(put: Callable[[bytes], int] | None, held: list[bytes]) -> Spec
     """How `plain_data` writes and reads what has a form of its own: arrays go to `put`, or are in `held`."""
     return {
         Config: (config_record, config_from),
+        torch.dtype: (lambda kind: str(kind).removeprefix("torch."), dtype),
         np.ndarray: (lambda array: _array_record(array, put), lambda data, where: _array(data, where, held)),
     }
 
@@ -182,13 +185,13 @@ _ARRAY_TYPES = ("<f8", "<f4", "<i8", "<i4", "<u8", "<u4", "<u2", "|u1", "|b1")
 
 
 def _array(data: Any, where: str, held: list[bytes]) -> np.ndarray:
-    dtype, count, at = record(data, ("dtype", "count", "at"), where)
-    if dtype not in _ARRAY_TYPES:
+    kind, count, at = record(data, ("dtype", "count", "at"), where)
+    if kind not in _ARRAY_TYPES:
         raise damaged(f"{where} is no array of numbers")
     raw = place(at, held, where)
-    if len(raw) != whole(count, where) * np.dtype(dtype).itemsize:
+    if len(raw) != whole(count, where) * np.dtype(kind).itemsize:
         raise damaged(f"{where} has {len(raw)} bytes, not {count} numbers")
-    return np.frombuffer(raw, dtype=dtype)
+    return np.frombuffer(raw, dtype=kind)
 
 
 def config_record(config: Config) -> dict[str, Any]:
