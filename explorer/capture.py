@@ -51,6 +51,9 @@ class CapturedProgram(NamedTuple):
     dropped: tuple[Dropped, ...] = ()
     optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
 
+on_start: Callable[[Capture], None] | None = None
+"""Called with each capture before it records: how `tracefuse script.py` knows those that the script makes."""
+
 
 class Capture:
     """What one block or call did. Enter it as a context manager, or use `capture(fn, *args)`.
@@ -71,6 +74,7 @@ class Capture:
         self._thawed: frozenset[Value] = frozenset()
         self.returned: Any = None
         self._recorder = Recorder()
+        self.is_recording = False
         self._roles: Roles | None = None
         self._alive: frozenset[Value] = frozenset()
         self._optimized: Mapping[str, frozenset[Value]] = {}
@@ -99,16 +103,25 @@ class Capture:
     def _seen_from(self, frame: FrameType) -> Mapping[str, Any]:
         return visible_from(frame) if self._namespace is None else self._namespace
 
+    @property
+    def has_run(self) -> bool:
+        """Whether its block or call has ended, and without an error."""
+        return self._roles is not None
+
     def _start(self, namespace: Mapping[str, Any]) -> None:
-        if self._roles is not None:
+        if self.has_run:
             raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
+        if on_start is not None:
+            on_start(self)
         if self._train_all:
             self._thaw = Thaw(namespace).__enter__()
         self._recorder.__enter__()
+        self.is_recording = True
 
     def _stop(self, namespace: Mapping[str, Any], returned: Any, completed: bool) -> None:
         """Note who is who while the program's tensors are still there; keep nothing of the user's alive."""
         self._recorder.__exit__(None, None, None)
+        self.is_recording = False
         try:
             if completed:
                 self._finish(namespace, returned)

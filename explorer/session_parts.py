@@ -199,13 +199,13 @@ _ARRAY_TYPES = ("<f8", "<f4", "<i8", "<i4", "<u8", "<u4", "<u2", "|u1", "|b1")
 
 
 def _array(data: Any, where: str, held: list[bytes]) -> np.ndarray:
-    dtype, count, at = record(data, ("dtype", "count", "at"), where)
-    if dtype not in _ARRAY_TYPES:
+    kind, count, at = record(data, ("dtype", "count", "at"), where)
+    if kind not in _ARRAY_TYPES:
         raise damaged(f"{where} is no array of numbers")
     raw = place(at, held, where)
-    if len(raw) != whole(count, where) * np.dtype(dtype).itemsize:
+    if len(raw) != whole(count, where) * np.dtype(kind).itemsize:
         raise damaged(f"{where} has {len(raw)} bytes, not {count} numbers")
-    return np.frombuffer(raw, dtype=dtype)
+    return np.frombuffer(raw, dtype=kind)
 
 
 def config_record(config: Config) -> dict[str, Any]:

@@ -12,6 +12,7 @@ Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they 
 
 from __future__ import annotations
 
+import json
 import threading
 import traceback
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.measured import Measured
 from tracefuse.widgets.payload_passes import config_record, step_record
+from tracefuse.widgets.report import report
 from tracefuse.widgets.still import StillForm
 from tracefuse.widgets.takeaway import TAKEAWAYS
 from tracefuse.widgets.tasks import Task, cells
@@ -176,6 +178,12 @@ class Explorer(anywidget.AnyWidget):
     def save_html(self, path: str | Path) -> Path:
         """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
         return write_html(self.variant, path, self.name, self.held, self.measured.timeline)
+
+    def save_report(self, path: str | Path) -> Path:
+        """Write what is shown as JSON: see `tracefuse.widgets.report`. Returns the path."""
+        path = Path(path)
+        path.write_text(json.dumps(report(self), allow_nan=False, indent=1), encoding="utf-8")
+        return path
 
     def export(self, path: str | Path) -> Path:
         """Write the shown variant as a Python file: see `Variant.export`."""
