@@ -3,13 +3,28 @@
 from typing import Any
 
 from tracefuse.capture import Capture, capture
+from tracefuse.compiled import CompiledGraph, compiled, explore
 from tracefuse.config import Config
 from tracefuse.errors import TracefuseError
 from tracefuse.registry import register, unregister
 from tracefuse.replay import replay
+from tracefuse.session import load
 from tracefuse.variant import Variant
 
-__all__ = ["Capture", "Config", "TracefuseError", "Variant", "capture", "register", "replay", "unregister"]
+__all__ = [
+    "Capture",
+    "CompiledGraph",
+    "Config",
+    "TracefuseError",
+    "Variant",
+    "capture",
+    "compiled",
+    "explore",
+    "load",
+    "register",
+    "replay",
+    "unregister",
+]
 
 
 def load_ipython_extension(shell: Any) -> None:

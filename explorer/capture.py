@@ -14,6 +14,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,10 +23,11 @@ from torch import nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.assemble import Roles, assemble
-from tracefuse.config import Config
+from tracefuse.config import Config, Machine
 from tracefuse.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.functional import build_graph, functionalize, propagate
+from tracefuse.measurements import Measurements
 from tracefuse.namespace import name_of, namespace_of, visible_from
 from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from tracefuse.widgets.view import Explorer
 
 
-class _Captured(NamedTuple):
+class CapturedProgram(NamedTuple):
     trace: Trace
     example_inputs: tuple[torch.Tensor, ...]
     live_inputs: tuple[torch.Tensor, ...]
@@ -74,6 +76,9 @@ class Capture:
         self._variants: dict[Config, Variant] = {}
         self.known_steps: dict[tuple[Pass, ...], Step] = {}
         self.environment = environment()
+        self.measurements = Measurements()
+        self.restored = Measurements()
+        """What was measured where a session file was saved; nothing of a capture of this process."""
 
     def __repr__(self) -> str:
         if self._roles is None:
@@ -118,7 +123,7 @@ class Capture:
             self._thawed = frozenset(v for p in self._thaw.parameters if (v := self._recorder.value_of(p)) is not None)
 
     @functools.cached_property
-    def _built(self) -> _Captured:
+    def _built(self) -> CapturedProgram:
         if self._roles is None:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
@@ -149,8 +154,8 @@ class Capture:
         return next((device for device in found if device.type == "cuda"), torch.device("cpu"))
 
     @property
-    def pinned(self) -> frozenset[str]:
-        """Names of the inputs that lie in pinned memory of the host."""
+    def pinned(self) -> frozenset[str] | None:
+        """Names of the inputs that lie in pinned memory of the host; None where that is not known."""
         pairs = zip(self.trace.inputs, self.example_inputs, strict=True)
         return frozenset(i.name for i, tensor in pairs if tensor.device.type == "cpu" and tensor.is_pinned())
 
@@ -190,8 +195,9 @@ class Capture:
         """The capture of another program with the signature of this one, on inputs of its own."""
         made = copy.copy(self)
         made.__dict__.pop("device", None)
-        made._built = _Captured(trace, example_inputs, live_inputs, self.guards)
+        made._built = CapturedProgram(trace, example_inputs, live_inputs, self.guards)
         made._variants, made.known_steps = {}, {}
+        made.measurements, made.restored = Measurements(), Measurements()
         return made
 
     def with_fix(self, fix: Fix | Finding) -> Capture:
@@ -206,8 +212,16 @@ class Capture:
     def variant(self, config: Config) -> Variant:
         """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
         if config not in self._variants:
-            self._variants[config] = Variant(self, config)
+            self._variants[config] = self._variant(config)
         return self._variants[config]
+
+    def _variant(self, config: Config) -> Variant:
+        return Variant(self, config)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that passes make programs for."""
+        return Machine.here()
 
     def optimize(self, **options: Any) -> Variant:
         """The variant with every pass on, changed by `options` (see `tracefuse.config.Config`).
@@ -223,6 +237,16 @@ class Capture:
         """
         name = name_of(self, visible_from(sys._getframe(1)))
         return self.variant(Config.of(**options)).explore(name)
+
+    def save(self, path: str | Path, inputs: bool = False) -> Path:
+        """Write this capture as a session file, with all that was measured of it; `tracefuse.load` opens it anywhere.
+
+        With `inputs`, the captured tensors too (parameters among them), so that it can be replayed and measured where it is
+        opened. Returns the path. Raises `SessionError` for what cannot be saved: see `tracefuse.session`.
+        """
+        from tracefuse.session import save
+
+        return save(self, path, inputs)
 
 
 def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool = False, **kwargs: Any) -> Capture:
@@ -304,7 +328,7 @@ def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[t
     return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.is_leaf and t.requires_grad]
 
 
-def _build(recorder: Recorder, roles: Roles) -> _Captured:
+def _build(recorder: Recorder, roles: Roles) -> CapturedProgram:
     recording = recorder.recording
     if not recording.calls:
         raise CaptureError(
@@ -325,4 +349,4 @@ def _build(recorder: Recorder, roles: Roles) -> _Captured:
     verify(trace)
     examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
     live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)
-    return _Captured(trace, examples, live, tuple(built.guards))
+    return CapturedProgram(trace, examples, live, tuple(built.guards))

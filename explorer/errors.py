@@ -1,6 +1,6 @@
 """What a user can get wrong when running things, one class each; every message ends with the remedy."""
 
-from tracefuse.optimizers.errors import NotSupported, TracefuseError, UnknownValue
+from tracefuse.optimizers.errors import NotSupported, SessionError, TracefuseError, UnknownValue
 
 __all__ = [
     "BuildError",
@@ -13,6 +13,7 @@ __all__ = [
     "OptionError",
     "RegistrationError",
     "ReplayError",
+    "SessionError",
     "TracefuseError",
     "UnknownValue",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2s
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx
@@ -65,6 +66,11 @@ class Finding:
     fixes: tuple[Fix, ...] = ()
 
     @property
+    def id(self) -> str:
+        """The same for what is found at the same place again, whatever its times are by then."""
+        return blake2s("\n".join((self.name, self.title, self.source)).encode(), digest_size=6).hexdigest()
+
+    @property
     def trials(self) -> tuple[Fix, ...]:
         """What `Variant.try_fix` can measure: `fixes`, or the passes of `changes`."""
         if self.fixes or not self.changes:
@@ -86,8 +92,8 @@ class Case:
     times: OpTimes
     guards: tuple[Guard, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
-    pinned: frozenset[str] = frozenset()
-    """Names of the inputs that lie in pinned memory."""
+    pinned: frozenset[str] | None = None
+    """Names of the inputs that lie in pinned memory; None where that is not known."""
 
     @classmethod
     def of(cls, capture: Capture, trace: Trace, times: OpTimes) -> Case:

@@ -296,15 +296,19 @@ def _user_source() -> Source | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, *_OURS, "<frozen", "<string>")):
+        if not is_torchs_or_ours(file):
             text = linecache.getline(file, frame.f_lineno).strip()
-            return Source(file, frame.f_lineno, frame.f_code.co_name, text, _label(file))
+            return Source(file, frame.f_lineno, frame.f_code.co_name, text, label_of(file))
         frame = frame.f_back
     return None
 
 
+def is_torchs_or_ours(file: str) -> bool:
+    return file.startswith((_TORCH, *_OURS, "<frozen", "<string>"))
+
+
 @functools.lru_cache(maxsize=1024)
-def _label(file: str) -> str:
+def label_of(file: str) -> str:
     """What a person calls the file: "In[3]" for a notebook cell, else its last part."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

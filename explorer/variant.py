@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracefuse.config import Config
 from tracefuse.errors import TracefuseError
+from tracefuse.measurements import Build
 from tracefuse.namespace import name_of, visible_from
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.passes import Step, final, run_pipeline
@@ -65,7 +66,7 @@ class Variant:
         steps: list[Step] = []
         trace = self.capture.trace
         known = self.capture.known_steps
-        passes = tuple(self.config.passes())
+        passes = tuple(self.config.passes(self.capture.machine))
         for count, one in enumerate(passes, 1):
             key = passes[:count]
             if key not in known:
@@ -191,7 +192,9 @@ class Variant:
         """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline`."""
         from tracefuse.timeline import timeline
 
-        return timeline(self)
+        found = timeline(self)
+        self.capture.measurements.note_timeline((self.config, None), found)
+        return found
 
     def with_config(self, **changes: Any) -> Variant:
         """The variant of the same capture with `changes` to the configuration; equal configurations share one."""
@@ -214,6 +217,8 @@ class Variant:
         from tracefuse.build import build
 
         self.fallbacks = build(self.kernels, progress, tunings=self.tunings)
+        if self.tunings or self.fallbacks:
+            self.capture.measurements.builds[self.config] = Build(self.tunings, self.fallbacks)
 
     def tune(self, progress: Callable[[float, str], None] | None = None) -> None:
         """Try a few block sizes of each kernel on this machine's GPU and keep the fastest: here and in later sessions.
@@ -299,6 +304,7 @@ class Variant:
         from tracefuse.side_by_side import time_variant
 
         self.timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled)
+        self.capture.measurements.note_timing((self.config, against and against.config), self.timing)
         return self.timing
 
     def ablate(
@@ -313,7 +319,9 @@ class Variant:
         """
         from tracefuse.side_by_side import ablate
 
-        return ablate(self, progress, budget_s, is_cancelled)
+        found = ablate(self, progress, budget_s, is_cancelled)
+        self.capture.measurements.note_ablation(self.config, found)
+        return found
 
     def explore(self, name: str | None = None) -> Explorer:
         """The view of this variant as a widget, for any notebook that shows anywidgets (Jupyter, marimo, VS Code).

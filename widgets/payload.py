@@ -64,8 +64,9 @@ from typing import Any
 from tracefuse.bandwidth import Bandwidth
 from tracefuse.config import Config
 from tracefuse.diagnose import DETECTORS
-from tracefuse.errors import ExportError
+from tracefuse.errors import ExportError, SessionError
 from tracefuse.layers import layers
+from tracefuse.measurements import Said, TrialKey
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.trace import Trace, origin
@@ -74,7 +75,7 @@ from tracefuse.side_by_side import Ablation
 from tracefuse.summary import remarks
 from tracefuse.timing import Timing
 from tracefuse.variant import PassError, Variant
-from tracefuse.widgets.payload_findings import Tried, finding_records
+from tracefuse.widgets.payload_findings import finding_records
 from tracefuse.widgets.payload_kernels import Resources, kernel_calls, kernel_records
 from tracefuse.widgets.payload_passes import config_record, pass_record
 from tracefuse.widgets.payload_timing import (
@@ -103,7 +104,7 @@ def payload(
     inspected: Mapping[str, Resources] | None = None,
     baseline: Variant | None = None,
     shares: tuple[Ablation, Config] | None = None,
-    tried: Tried | None = None,
+    tried: Mapping[TrialKey, Said] | None = None,
 ) -> dict[str, Any]:
     """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 
@@ -170,7 +171,7 @@ def blocked(variant: Variant) -> str | None:
     """Why `variant` can be neither measured nor exported, with the remedy; None if it can."""
     try:
         variant.check().check_exportable()
-    except PassError as error:
+    except (PassError, SessionError) as error:
         return str(error)
     except ExportError as error:
         late = _after_backward(variant.backward)

@@ -50,12 +50,27 @@ class OpByOp:
     bandwidth: Bandwidth | None = None
     _times: dict[Config, OpTimes] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, variant: Variant) -> OpByOp:
+        """With the timelines of the capture's session file; that of `variant` beside the captured program comes last."""
+        known = variant.capture.restored
+        own = known.timelines.get((variant.config, None))
+        found = cls(own or next(reversed(known.timelines.values()), None), known.bandwidth)
+        for timeline_ in (*known.timelines.values(), *([own] if own else [])):
+            found._note(timeline_)
+        return found
+
+    def _note(self, found: Timeline) -> None:
+        self._times |= {program.config: OpTimes.of(found, at) for at, program in enumerate(found.programs)}
+
     def measure(self, variant: Variant, baseline: Variant | None = None) -> Timeline:
         """Profile `variant` beside `baseline` (default: the program as captured). Raises as `tracefuse.timeline.timeline`."""
         self.last = found = timeline(variant, baseline)
-        self._times |= {program.config: OpTimes.of(found, at) for at, program in enumerate(found.programs)}
+        known = variant.capture.measurements
+        known.note_timeline((variant.config, baseline and baseline.config), found)
+        self._note(found)
         if variant.runs_triton:
-            self.bandwidth = known_bandwidth()
+            self.bandwidth = known.bandwidth = known_bandwidth()
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:

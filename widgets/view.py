@@ -78,13 +78,19 @@ class Explorer(anywidget.AnyWidget):
         self.name = name
         self.budget_s = BUDGET_S if budget_s is None else budget_s
         self.cuda_graph, self.tune = cuda_graph, tune
-        self.measured = Measured()
+        self.measured = Measured.of(variant)
         self.measured.adopt(variant)
         self._task = Task(is_timed=False)
         cells.watch(is_in_cell=True)  # where there is IPython, views are made by cells
         self._lock = threading.RLock()  # Traits are set by the view, by cells and by a task's thread.
         self.still = StillForm()
-        super().__init__(payload=self.held(variant), config=config_record(variant.config), key=self.still.key)
+        last = self.measured.op_by_op.last
+        super().__init__(
+            payload=self.held(variant),
+            config=config_record(variant.config),
+            key=self.still.key,
+            timeline=None if last is None else timeline_record(last),
+        )
         self.on_msg(self._on_message)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -212,7 +218,7 @@ class Explorer(anywidget.AnyWidget):
         fix = self.measured.fix(variant, self.baseline, finding, choice)
         with task.turn(variant.capture.example_inputs, self._progress):
             found = variant.try_fix(fix, self._progress, self.budget_s, task.is_cancelled)
-        self.measured.tried[variant.config, finding, choice] = found
+        self.measured.note_trial((variant.config, finding, choice), found, variant)
         self.show()
 
     def _inspect(self, kernel: str) -> None:
