@@ -1,5 +1,5 @@
 """The command line: `tracefuse demo` drives one GPT training step through the whole path and says where the files are;
-`tracefuse cache` shows and clears what is kept on disk.
+`tracefuse cache` shows and clears what is kept on disk; `tracefuse peaks` prints what this device does at best.
 
 This and `load_ipython_extension` are the two front doors: the only places outside `widgets` that open that room, and only
 when somebody knocks (`write_report` below).
@@ -27,11 +27,13 @@ from tracefuse.options import (
     CACHE_OPTIONS,
     DEMO_OPTIONS,
     PASS_OPTIONS,
+    PEAKS_OPTIONS,
     add_arguments,
     configuration,
     explain_errors,
     values,
 )
+from tracefuse.peaks import peaks_of
 from tracefuse.summary import modules_table, remarks, steps_table
 from tracefuse.timing import aligned
 
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        {"demo": demo, "cache": show_cache}[arguments.command](arguments)
+        {"demo": demo, "cache": show_cache, "peaks": show_peaks}[arguments.command](arguments)
     except TracefuseError as error:
         print(f"tracefuse: {error}", file=sys.stderr)
         return 1
@@ -68,9 +70,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     text = "show what generated kernels keep on disk, and clear it"
     cache = commands.add_parser("cache", help=text, description=text)
     add_arguments(cache, CACHE_OPTIONS)
-    for one, options in ((parser, ()), (demo, (*DEMO_OPTIONS, *PASS_OPTIONS)), (cache, CACHE_OPTIONS)):
-        explain_errors(one, options, f"{one.prog} --help")
-    return parser, {"demo": demo, "cache": cache}
+    text = "print the measured peaks of the GPU or CPU: copying, and matmuls by precision"
+    peaks = commands.add_parser("peaks", help=text, description=text)
+    add_arguments(peaks, PEAKS_OPTIONS)
+    made = {"demo": (*DEMO_OPTIONS, *PASS_OPTIONS), "cache": CACHE_OPTIONS, "peaks": PEAKS_OPTIONS}
+    explain_errors(parser, (), f"{parser.prog} --help")
+    for name, options in made.items():
+        explain_errors(commands.choices[name], options, f"{commands.choices[name].prog} --help")
+    return parser, dict(commands.choices)
 
 
 def show_cache(arguments: argparse.Namespace) -> None:
@@ -86,6 +93,13 @@ def show_cache(arguments: argparse.Namespace) -> None:
         raise OptionError(problem)
     if not clears:
         print(_kept(chosen))
+
+
+def show_peaks(arguments: argparse.Namespace) -> None:
+    """Print the measured peaks of a device, which are measured first where they are not known, or with `--again`."""
+    chosen = values(arguments, PEAKS_OPTIONS)
+    device = chosen["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
+    print(peaks_of(_device(device, False), again=chosen["again"], progress=Steps(total=1).progress))
 
 
 def _kept(chosen: Path) -> str:

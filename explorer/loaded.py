@@ -19,7 +19,7 @@ from tracefuse.errors import SessionError
 from tracefuse.measurements import Measurements
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.record import Guard
-from tracefuse.session_parts import Captured, Measured, SavedInputs
+from tracefuse.session_parts import Captured, Measured
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
@@ -107,28 +107,6 @@ class LoadedCapture(Capture):
         made = [_tensor(val(node), data) for node, data in pairs]
         return tuple(t.requires_grad_(i.trainable) for i, t in zip(self.trace.inputs, made, strict=True))
 
-    @property
-    def rng_states(self) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.from_numpy(state.copy()) for state in self._saved.rng_states)
-
-    @property
-    def _saved(self) -> SavedInputs:
-        self.check_inputs()
-        assert self._data is not None
-        return self._data
-
-    @property
-    def pinned(self) -> None:
-        """A file does not say it."""
-        return None
-
-    def derived(
-        self, trace: Trace, example_inputs: tuple[torch.Tensor, ...], live_inputs: tuple[torch.Tensor, ...]
-    ) -> Capture:
-        made = super().derived(trace, example_inputs, live_inputs)
-        vars(made)["_inputs"] = live_inputs
-        return made
-
     def _variant(self, config: Config) -> Variant:
         made = LoadedVariant(self, config)
         made.timing = self.measurements.timings.get((config, None))
@@ -144,8 +122,8 @@ def _measurements(saved: Measured) -> Measurements:
         ablations={one.config: one.ablation for one in saved.ablations},
         profiles={one.config: one.profile for one in saved.profiles},
         builds={one.config: one.build for one in saved.builds},
-        bandwidth=saved.bandwidth,
         trials={(one.config, one.finding, one.choice): one.said for one in saved.trials},
+        peaks=saved.peaks,
     )
 
 

@@ -11,7 +11,7 @@ from tracefuse.config import Config
 from tracefuse.optimizers.layout import Tuning
 
 if TYPE_CHECKING:
-    from tracefuse.bandwidth import Bandwidth
+    from tracefuse.optimizers.cost import Peaks
     from tracefuse.profile import Profile
     from tracefuse.side_by_side import Ablation
     from tracefuse.timeline import Timeline
@@ -44,15 +44,15 @@ class Build:
 @dataclass
 class Measurements:
     """Times and timelines by what was compared with what; by configuration what each pass is worth, the kernels of a profile
-    and how they were built; what the GPU copies. The last of a dictionary is what was measured last."""
+    and how they were built; what the device does at best. The last of a dictionary is what was measured last."""
 
     timings: dict[Pair, Timing] = field(default_factory=dict)
     timelines: dict[Pair, Timeline] = field(default_factory=dict)
     ablations: dict[Config, Ablation] = field(default_factory=dict)
     profiles: dict[Config, Profile] = field(default_factory=dict)
     builds: dict[Config, Build] = field(default_factory=dict)
-    bandwidth: Bandwidth | None = None
     trials: dict[TrialKey, Said] = field(default_factory=dict)
+    peaks: Peaks | None = None
 
     def note_timing(self, pair: Pair, timing: Timing) -> None:
         self.timings.pop(pair, None)  # so that it is the last one

@@ -240,6 +240,12 @@ DEMO_OPTIONS: tuple[Option, ...] = (
 CACHE_OPTIONS: tuple[Option, ...] = (Option("clear", ("--clear",), "switch", False, "remove all of it"),)
 """What `tracefuse cache` takes."""
 
+PEAKS_OPTIONS: tuple[Option, ...] = (
+    Option("again", ("--again",), "switch", False, "measure anew what is known already"),
+    Option("device", ("--device",), "value", None, "cpu or cuda (default: the GPU, if there is one)", metavar="DEVICE"),
+)
+"""What `tracefuse peaks` takes."""
+
 
 def values(arguments: argparse.Namespace, options: Iterable[Option]) -> dict[str, Any]:
     """What was given for `options`, by name, with the defaults where nothing was."""

@@ -153,8 +153,8 @@ def _measured(capture: Capture) -> Measured:
         ablations=tuple(SavedAblation(config, one) for config, one in found.ablations.items()),
         profiles=tuple(SavedProfile(config, one) for config, one in found.profiles.items()),
         builds=tuple(SavedBuild(config, one) for config, one in found.builds.items()),
-        bandwidth=found.bandwidth,
         trials=tuple(SavedTrial(*key, Said(one.verdict, one.said)) for key, one in found.trials.items()),
+        peaks=found.peaks,
     )
 
 

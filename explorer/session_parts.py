@@ -15,11 +15,11 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from tracefuse.bandwidth import Bandwidth
 from tracefuse.config import Config
 from tracefuse.errors import OptionError, SessionError
 from tracefuse.measurements import Build, Said
 from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.plain_data import Special, damaged, items, place, prepare, read, record, whole, written
 from tracefuse.optimizers.trace import Source
@@ -114,8 +114,8 @@ class Measured:
     ablations: tuple[SavedAblation, ...] = ()
     profiles: tuple[SavedProfile, ...] = ()
     builds: tuple[SavedBuild, ...] = ()
-    bandwidth: Bandwidth | None = None
     trials: tuple[SavedTrial, ...] = ()
+    peaks: Peaks | None = None
 
 
 _ENTRIES = {
@@ -136,7 +136,7 @@ def measured_from(data: Any, special: Special) -> tuple[Measured, list[str]]:
     for name, row in zip([f.name for f in fields(Measured)], rows, strict=True):
         kind = _ENTRIES.get(name)
         if kind is None:
-            found[name] = read(Bandwidth | None, row, name, special)
+            found[name] = read(Peaks | None, row, name, special)
             continue
         found[name] = entries = []
         for at, one in enumerate(items(row, name)):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tracefuse.findings import Finding, Fix
     from tracefuse.fixes import Trial
     from tracefuse.graphs import GraphedProgram
+    from tracefuse.kernel_times import KernelTimes
     from tracefuse.layers import Layers
     from tracefuse.op_times import OpTimes
     from tracefuse.optimizers.kernel import Kernel
@@ -130,9 +131,9 @@ class Variant:
         """The same capture without any pass: the trace as it ran."""
         return self.capture.variant(Config.off())
 
-    @functools.cached_property
+    @property
     def op_times(self) -> OpTimes:
-        """Time of each op of the trace: modelled."""
+        """Time of each op of the trace: modelled, by this GPU's measured peaks where they are known."""
         from tracefuse.op_times import modelled
 
         return modelled(self.trace)
@@ -195,6 +196,16 @@ class Variant:
         found = timeline(self)
         self.capture.measurements.note_timeline((self.config, None), found)
         return found
+
+    def kernel_times(self, progress: Callable[[float, str], None] | None = None) -> KernelTimes:
+        """Every kernel, Triton's and ATen's: its measured time, bytes, speed, bound, and what it reaches of that. Print it.
+
+        Times are of profiled replays, op by op. This device's peaks are measured when a machine first needs them, in a few
+        seconds, which `progress` hears of. Raises `ExportError` for what is more than one differentiable step.
+        """
+        from tracefuse.kernel_times import kernel_times
+
+        return kernel_times(self, progress)
 
     def with_config(self, **changes: Any) -> Variant:
         """The variant of the same capture with `changes` to the configuration; equal configurations share one."""

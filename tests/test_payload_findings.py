@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.config import Config
 from tracefuse.errors import FixError
-from tracefuse.fixes import NO_GPU
+from tracefuse.fixes import NO_GPU, FixedCapture
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.measured import Measured
 from tracefuse.widgets.pack import decode
@@ -49,7 +49,7 @@ def cpu_leaf() -> tracefuse.Capture:
     with tracefuse.capture() as c:
         out = programs.apply_rope(input_ts.double(), freqs).sum()
         out.backward()
-    return c.derived(with_leaf_on_the_cpu(c.trace, "input_ts"), c.example_inputs, c.live_inputs)
+    return FixedCapture(c, with_leaf_on_the_cpu(c.trace, "input_ts"), c.example_inputs, c.live_inputs)
 
 
 def record(shown: dict[str, Any], name: str) -> dict[str, Any]:

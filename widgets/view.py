@@ -199,7 +199,7 @@ class Explorer(anywidget.AnyWidget):
                 self.measured.profile(variant)
             if not task.is_cancelled():
                 self._progress(1.0, "profiling op by op")
-                found = timeline_record(self.measured.op_by_op.measure(variant, baseline))
+                found = timeline_record(self.measured.op_by_op.measure(variant, baseline, self._progress))
                 with self._lock:
                     self.timeline = found
         self.show()

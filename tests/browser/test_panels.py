@@ -489,6 +489,15 @@ def test_times_are_called_after_what_they_were_measured_against_whatever_is_pinn
     expect(names.first).to_have_text("as captured")
 
 
+@pytest.mark.parametrize("runs_triton", [False, True])
+def test_a_ratio_has_a_colour_only_where_the_kernels_ran(live: Page, runs_triton: bool) -> None:
+    live.evaluate(MEASURED)
+    live.evaluate("(runs) => set('payload', { ...state.payload, runs_triton: runs })", runs_triton)
+    pill = live.get_by_test_id("tf-tile-time").locator(".tf-pill")
+    expect(pill).to_contain_text("0.56× the time")
+    expect(pill).to_have_class(f"tf-pill tf-{'better' if runs_triton else 'same'}")
+
+
 def test_while_it_measures_it_can_be_cancelled_and_the_keyboard_is_not_lost(live: Page) -> None:
     live.get_by_test_id("tf-measure").focus()
     live.evaluate("set('status', { busy: 'timing', progress: 0.4, text: 'round 12', error: null })")

@@ -154,13 +154,19 @@ interface KernelRecord {
   source: string;
   /** Of the time of one launch; null without a measured time. */
   gb_per_s: number | null;
-  /** Share of the measured or published bandwidth, and whose that is. */
+  tflop_per_s: number | null;
+  /** What the roof that is its bound allows. */
+  least_us: number | null;
+  /** What is reached of that, and whose roof it is. */
   peak_share: number | null;
   peak_source: string;
   bound: "memory" | "compute" | "launch" | "";
   /** What one program takes; null until asked for. */
   resources: { registers: number; shared_bytes: number; spills: number; target: string } | null;
 }
+
+/** An ATen operator with all its calls on operands of one type, measured op by op. */
+type AtenRecord = Pick<KernelRecord, "name" | "calls" | "provenance" | "gb_per_s" | "tflop_per_s" | "least_us" | "peak_share" | "peak_source" | "bound"> & { time_us: number; nbytes: number };
 
 /** Own ops of one nn.Module, children not counted; "before, after" the passes. In the forward's order. */
 interface LayerRow {
@@ -255,6 +261,7 @@ interface Payload {
   times: { before: string; after: string };
   memory: { before: Memory; after: Memory };
   kernels: KernelRecord[];
+  aten: AtenRecord[];
   layers: LayerRow[];
   findings: Finding[];
   /** By the detectors. */
