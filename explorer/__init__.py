@@ -5,7 +5,8 @@ from typing import Any
 from tracefuse.capture import Capture, capture
 from tracefuse.compiled import CompiledGraph, compiled, explore
 from tracefuse.config import Config
-from tracefuse.errors import TracefuseError
+from tracefuse.errors import SyncError, TracefuseError
+from tracefuse.no_sync import assert_no_sync
 from tracefuse.registry import register, unregister
 from tracefuse.replay import replay
 from tracefuse.session import load
@@ -15,8 +16,10 @@ __all__ = [
     "Capture",
     "CompiledGraph",
     "Config",
+    "SyncError",
     "TracefuseError",
     "Variant",
+    "assert_no_sync",
     "capture",
     "compiled",
     "explore",

@@ -1,9 +1,8 @@
-"""Findings about what moves between devices: gradients copied to the host, inputs moved each step, values read back."""
+"""Findings about what moves between devices: gradients copied to the host, inputs moved each step."""
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -13,7 +12,6 @@ from tracefuse.findings import Bar, Case, Finding, Fix, device, grouped, line, n
 from tracefuse.layers import work
 from tracefuse.optimizers.retype import behind_views
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, tensors, val
-from tracefuse.record import Guard
 from tracefuse.transfers import Transfer
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
@@ -98,9 +96,7 @@ def _computes_on(node: fx.Node, where: torch.device) -> bool:
 
 
 def _moves_from(case: Case, inputs: Sequence[str]) -> list[tuple[str, str]]:
-    """Whether the inputs, which the forward moves, lie in pinned memory: as evidence where it is known."""
-    if case.pinned is None:
-        return []
+    """Whether the inputs, which the forward moves, lie in pinned memory: as evidence."""
     return [
         ("forward", f"moves `{name}` from {'pinned' if name in case.pinned else 'pageable'} memory") for name in inputs
     ]
@@ -136,7 +132,7 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
 def _move_fixes(case: Case, inputs: tuple[str, ...], target: str) -> tuple[Fix, ...]:
     listed = ", ".join(f"`{name}`" for name in inputs)
     there = Fix("on device", f"{listed} on {target} already", inputs)
-    if case.pinned is not None and case.pinned.issuperset(inputs):
+    if case.pinned.issuperset(inputs):
         return (there,)
     return there, Fix("pinned input", f"{listed} in pinned memory, moved with non_blocking=True", inputs)
 
@@ -148,30 +144,8 @@ def _inputs_behind(moves: Sequence[fx.Node]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.name for n in found if n.op == "placeholder"))
 
 
-def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
-    """Python values that were read from tensors: each stops the host until the GPU has caught up."""
-    groups: dict[str, list[Guard]] = defaultdict(list)
-    for guard in case.guards:
-        groups[f"{guard.source.label}:{guard.source.line}  {guard.source.text}" if guard.source else guard.op].append(
-            guard
-        )
-    on_gpu = _is_on_gpu(case.trace)
-    for at, guards in groups.items():
-        yield Finding(
-            "waits for the GPU",
-            "medium" if on_gpu else "low",
-            f"the program reads {len(guards)} value{'s' * (len(guards) > 1)} back to Python ({guards[0].op})",
-            (("values", ", ".join(repr(guard.value) for guard in guards[:4])),),
-            (),
-            at,
-            "keep it a tensor (torch.where instead of if), or read it once every many steps",
-            "the host's idle time until the GPU has caught up: see the timeline"
-            if on_gpu
-            else "nothing on a CPU; on a GPU, a stop",
-        )
-
-
-def _is_on_gpu(trace: Trace) -> bool:
+def is_on_gpu(trace: Trace) -> bool:
+    """Whether the program computes anything on a GPU."""
     return any(isinstance(v := val(node), torch.Tensor) and v.device.type == "cuda" for node in trace.ops)
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "RegistrationError",
     "ReplayError",
     "SessionError",
+    "SyncError",
     "TracefuseError",
     "UnknownValue",
 ]
@@ -53,3 +54,7 @@ class Cancelled(TracefuseError):
 
 class BuildError(TracefuseError):
     """A kernel's text that the compiler refused, or a cache that cannot be written."""
+
+
+class SyncError(TracefuseError):
+    """An operation that makes the host wait for the GPU, where `assert_no_sync` allows none."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2s
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx
 
+from tracefuse.dropped import Dropped
+from tracefuse.host_reads import Stop
 from tracefuse.op_times import OpTimes
-from tracefuse.optimizers.trace import Trace, origin, val
+from tracefuse.optimizers.trace import Source, Trace, origin, val
 from tracefuse.record import Guard
 
 if TYPE_CHECKING:
@@ -86,19 +88,33 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What a detector may look at: the trace as captured, its times, what the program read back, flags and versions."""
+    """What a detector may look at: a trace of the capture, its times, what the program read back, flags and versions,
+    where the host reads what a GPU computes (`stops`), what autograd computed for nothing, and what optimizers hold."""
 
     trace: Trace
     times: OpTimes
     guards: tuple[Guard, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
-    pinned: frozenset[str] | None = None
-    """Names of the inputs that lie in pinned memory; None where that is not known."""
+    pinned: frozenset[str] = frozenset()
+    """Names of the inputs that lie in pinned memory."""
+    stops: tuple[Stop, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, capture: Capture, trace: Trace, times: OpTimes) -> Case:
         """The case of `trace`, which is that of `capture` or what passes made of it."""
-        return cls(trace, times, capture.guards, tuple(capture.environment.items()), capture.pinned)
+        environment = tuple(capture.environment.items())
+        return cls(
+            trace,
+            times,
+            capture.guards,
+            environment,
+            capture.pinned,
+            capture.stops,
+            capture.dropped,
+            capture.optimizers,
+        )
 
     @property
     def step_us(self) -> float:
@@ -107,13 +123,15 @@ class Case:
     def us(self, nodes: Sequence[fx.Node]) -> float:
         return sum(self.times.us.get(node.name, 0.0) for node in nodes)
 
-    def severity(self, us: float) -> Severity | None:
-        share = us / self.step_us if self.step_us else 0.0
+    def severity(self, us: float, of_us: float | None = None) -> Severity | None:
+        """By the share of the step, or of `of_us`; None for less than deserves a word."""
+        whole = self.step_us if of_us is None else of_us
+        share = us / whole if whole else 0.0
         return next((s for s, least in zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True) if share >= least), None)
 
     def worth(self, us: float) -> str:
         """`us` of the step, with its share and how the times are known."""
-        share = f"{us / self.step_us:.0%}".replace("%", " %")
+        share = share_text(us, self.step_us)
         return f"{time_text(us)} of {time_text(self.step_us)} a step, {share} ({self.times.provenance})"
 
 
@@ -133,8 +151,19 @@ def bars_text(bars: Sequence[Bar]) -> str:
     return f"{parts} = {time_text(sum(bar.us for bar in bars))} ({bars[0].provenance})"
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def share_text(us: float, whole: float) -> str:
+    return f"{us / whole:.0%}".replace("%", " %")
+
+
 def line(node: fx.Node) -> str:
-    source = origin(node).source
+    return place(origin(node).source)
+
+
+def place(source: Source | None) -> str:
     return f"{source.label or source.file}:{source.line}  {source.text.strip()}" if source else ""
 
 

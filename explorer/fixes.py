@@ -31,6 +31,7 @@ from tracefuse.timing import Difference, Estimate, Timing, verdict
 
 if TYPE_CHECKING:
     from tracefuse.config import Machine
+    from tracefuse.host_reads import Stop
     from tracefuse.variant import Variant
 
 BEFORE, AFTER = "as it is", "fixed"
@@ -123,7 +124,12 @@ class FixedCapture(Capture):
         self.original = original
         self.environment = original.environment
         self._roles = Roles({}, {}, {})
-        self._built = CapturedProgram(trace, example_inputs, live_inputs, original.guards)
+        known = original.guards, original.dropped, original.optimizers
+        self._built = CapturedProgram(trace, example_inputs, live_inputs, *known)
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        return self.original.stops
 
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:

@@ -16,10 +16,11 @@ from tracefuse.assemble import Roles
 from tracefuse.capture import Capture, CapturedProgram
 from tracefuse.config import Config, Machine
 from tracefuse.errors import SessionError
+from tracefuse.host_reads import Stop
 from tracefuse.measurements import Measurements
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.record import Guard
-from tracefuse.session_parts import Captured, Measured
+from tracefuse.session_parts import Captured, Measured, SavedInputs
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class LoadedCapture(Capture):
         self.environment = dict(captured.environment)
         guards = tuple(Guard(one.op, one.value, one.source) for one in captured.guards)
         self._roles = Roles({}, {}, {})
-        self._built = CapturedProgram(trace, (), (), guards)
-        self._names_thawed = captured.thawed
+        self._built = CapturedProgram(trace, (), (), guards, captured.dropped, captured.optimizers)
+        self._names_thawed, self._pinned, self._stops = captured.thawed, captured.pinned, captured.stops
         self._data = captured.data
         self._machine = Machine(captured.cat, captured.fuse)
         self.measurements, self.restored = _measurements(measured), _measurements(measured)
@@ -78,6 +79,14 @@ class LoadedCapture(Capture):
     @property
     def thawed(self) -> tuple[str, ...]:
         return self._names_thawed
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        return self._pinned
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        return self._stops
 
     def check_inputs(self) -> None:
         """Raise `SessionError` unless the captured tensors are in the file and their devices are here."""
@@ -106,6 +115,16 @@ class LoadedCapture(Capture):
         pairs = zip(self.trace.placeholders, self._saved.inputs, strict=True)
         made = [_tensor(val(node), data) for node, data in pairs]
         return tuple(t.requires_grad_(i.trainable) for i, t in zip(self.trace.inputs, made, strict=True))
+
+    @property
+    def rng_states(self) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.from_numpy(state.copy()) for state in self._saved.rng_states)
+
+    @property
+    def _saved(self) -> SavedInputs:
+        self.check_inputs()
+        assert self._data is not None
+        return self._data
 
     def _variant(self, config: Config) -> Variant:
         made = LoadedVariant(self, config)

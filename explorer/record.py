@@ -5,19 +5,14 @@ without: real kernels, real autograd, any Python. Tensors are recognised by weak
 eager would have freed, except what the program reads from outside (its inputs) and, where it overwrites an input, a copy
 of the input's first contents.
 
-Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15:
-`torch._C._current_autograd_node`, `torch.autograd._get_sequence_nr`, `torch.utils.weak.WeakIdKeyDictionary`.
+Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._current_autograd_node`,
+`torch.autograd._get_sequence_nr`, `torch.utils.weak.WeakIdKeyDictionary`.
 """
 
 from __future__ import annotations
 
-import functools
-import linecache
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -27,13 +22,11 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
+from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
 from tracefuse.optimizers.trace import Origin, Source
+from tracefuse.user_source import user_source
 
 aten = torch.ops.aten
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = tuple(
-    os.path.join(os.path.dirname(__file__), name) for name in ("record.py", "hooks.py", "capture.py", "thaw.py")
-)
 
 # These write their running statistics although their schema does not say so.
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
@@ -102,8 +95,8 @@ class Guard:
 @dataclass
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
-    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, and the values
-    that a leaf had (`superseded`) before it became an input."""
+    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values
+    that a leaf had (`superseded`) before it became an input, and where the host reads what a GPU computes (`stops`)."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -111,9 +104,10 @@ class Recording:
     rng_states: list[torch.Tensor] = field(default_factory=list)
     roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
     superseded: set[Value] = field(default_factory=set)
+    stops: list[Stop] = field(default_factory=list)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode, Listener):
     """Context manager that fills `recording`. `names` maps parameters and buffers to ("parameter", dotted path)."""
 
     def __init__(self) -> None:
@@ -132,16 +126,22 @@ class Recorder(TorchDispatchMode):
         self._first_seq = torch.autograd._get_sequence_nr()
         self.modules.attach()
         BackwardHook.enter(self)
+        Methods.enter()
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
+        Methods.leave()
         BackwardHook.leave(self)
         self.modules.detach()
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         """The value that this very tensor is, if the program met it."""
         return self._ids.get(tensor)
+
+    def alive(self) -> frozenset[Value]:
+        """The values whose tensors somebody still holds."""
+        return frozenset(self._ids.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -153,11 +153,17 @@ class Recorder(TorchDispatchMode):
         call = Call(func, *tree_map_only(torch.Tensor, self._read, (args, kwargs_recorded)), None, origin, in_engine)
         for value in call.writes():
             self._snapshot(value)
+        if (read := read_by(func, args, kwargs)) is not None:
+            self.recording.stops.append(Stop(read, origin.source, in_engine))
         out = func(*args, **kwargs)
         call.outs = tree_map_only(torch.Tensor, self._made, out)
         _link_views(call)
         self.recording.calls.append(call)
         return out
+
+    def heard(self, read: HostRead) -> None:
+        """Note a read that no operator shows."""
+        self.recording.stops.append(Stop(read, user_source(), is_in_engine()))
 
     # --- values ---
 
@@ -214,12 +220,12 @@ class Recorder(TorchDispatchMode):
             twin = self._twins.get(seq)
             if twin is not None:
                 return Origin(twin.module, twin.module_type, twin.source, name, seq), True
-            return Origin(*self.modules.current(), _user_source(), name, seq), True
+            return Origin(*self.modules.current(), user_source(), name, seq), True
         if in_engine:  # the engine adds up gradients between nodes
             return Origin(autograd="accumulate"), True
         seq = torch.autograd._get_sequence_nr() - 1
         known = seq < self._first_seq or (seq in self._twins and torch.is_grad_enabled())
-        origin = Origin(*self.modules.current(), _user_source(), "", None if known else seq)
+        origin = Origin(*self.modules.current(), user_source(), "", None if known else seq)
         if not known:
             self._twins.setdefault(seq, origin)
         return origin, False
@@ -289,28 +295,3 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 def _replace_rng(origin: Origin, index: int) -> Origin:
     return Origin(origin.module, origin.module_type, origin.source, origin.autograd, origin.seq, index)
-
-
-def _user_source() -> Source | None:
-    """The innermost frame that belongs to neither torch nor tracefuse."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not is_torchs_or_ours(file):
-            text = linecache.getline(file, frame.f_lineno).strip()
-            return Source(file, frame.f_lineno, frame.f_code.co_name, text, label_of(file))
-        frame = frame.f_back
-    return None
-
-
-def is_torchs_or_ours(file: str) -> bool:
-    return file.startswith((_TORCH, *_OURS, "<frozen", "<string>"))
-
-
-@functools.lru_cache(maxsize=1024)
-def label_of(file: str) -> str:
-    """What a person calls the file: "In[3]" for a notebook cell, else its last part."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    cell = shell.compile.format_code_name(file) if shell is not None else None
-    return cell[1] if cell else os.path.basename(file)

@@ -114,9 +114,18 @@ def _captured(capture: Capture, inputs: bool) -> Captured:
         SavedGuard(one.op, one.value if isinstance(one.value, numbers) else repr(one.value), one.source)
         for one in capture.guards
     )
-    machine = capture.machine
-    data = _inputs(capture) if inputs else None
-    return Captured(guards, capture.environment, capture.thawed, machine.cat, machine.fuse, data)
+    return Captured(
+        guards=guards,
+        stops=capture.stops,
+        dropped=capture.dropped,
+        optimizers=capture.optimizers,
+        pinned=capture.pinned,
+        environment=capture.environment,
+        thawed=capture.thawed,
+        cat=capture.machine.cat,
+        fuse=capture.machine.fuse,
+        data=_inputs(capture) if inputs else None,
+    )
 
 
 def _inputs(capture: Capture) -> SavedInputs:

@@ -14,14 +14,18 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 import numpy as np
+import torch
 
 from tracefuse.config import Config
+from tracefuse.dropped import Dropped
 from tracefuse.errors import OptionError, SessionError
+from tracefuse.host_reads import Stop
 from tracefuse.measurements import Build, Said
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.plain_data import Special, damaged, items, place, prepare, read, record, whole, written
+from tracefuse.optimizers.serial_arguments import device, dtype
 from tracefuse.optimizers.trace import Source
 from tracefuse.profile import Profile
 from tracefuse.readers import READERS
@@ -57,6 +61,10 @@ class SavedInputs:
 @dataclass(frozen=True)
 class Captured:
     guards: tuple[SavedGuard, ...]
+    stops: tuple[Stop, ...]
+    dropped: tuple[Dropped, ...]
+    optimizers: Mapping[str, frozenset[str]]
+    pinned: frozenset[str]
     environment: Mapping[str, str]
     thawed: tuple[str, ...]
     cat: Cat
@@ -177,6 +185,8 @@ def special_types(put: Callable[[bytes], int] | None, held: list[bytes]) -> Spec
     """How `plain_data` writes and reads what has a form of its own: arrays go to `put`, or are in `held`."""
     return {
         Config: (config_record, config_from),
+        torch.dtype: (lambda one: str(one).removeprefix("torch."), dtype),
+        torch.device: (str, device),
         np.ndarray: (lambda array: _array_record(array, put), lambda data, where: _array(data, where, held)),
     }
 

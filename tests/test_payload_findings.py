@@ -127,7 +127,7 @@ def test_the_finding_of_a_session_file_without_inputs_is_that_of_the_trace(tmp_p
     one = record(payload(loaded.variant(Config.off())), COPIED)
     assert "`input_ts`" in one["title"]
     assert len(one["bars"]) == 2
-    assert "forward" not in dict(one["evidence"]), "whether the input was pinned is not in the file"
+    assert dict(one["evidence"])["forward"] == "moves `input_ts` from pageable memory"
 
 
 def test_what_python_tries_is_shown_too(explorer: Explorer) -> None:
