@@ -10,7 +10,6 @@ the gradients of frozen parameters are captured too (`tracefuse.thaw`), so that 
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -219,17 +218,6 @@ class Capture:
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
         return replay(self.trace, self.example_inputs, self.rng_states)
-
-    def derived(
-        self, trace: Trace, example_inputs: tuple[torch.Tensor, ...], live_inputs: tuple[torch.Tensor, ...]
-    ) -> Capture:
-        """The capture of another program with the signature of this one, on inputs of its own."""
-        made = copy.copy(self)
-        made.__dict__.pop("device", None)
-        made._built = self._built._replace(trace=trace, example_inputs=example_inputs, live_inputs=live_inputs)
-        made._variants, made.known_steps = {}, {}
-        made.measurements, made.restored = Measurements(), Measurements()
-        return made
 
     def with_fix(self, fix: Fix | Finding) -> Capture:
         """The capture of the program with `fix`, or with the first that a finding offers: see `tracefuse.fixes`.

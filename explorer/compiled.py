@@ -58,13 +58,6 @@ class CompiledGraph(Capture):
     def trace(self) -> Trace:
         return self._trace
 
-    def derived(
-        self, trace: Trace, example_inputs: tuple[torch.Tensor, ...], live_inputs: tuple[torch.Tensor, ...]
-    ) -> CompiledGraph:
-        made = super().derived(trace, example_inputs, live_inputs)
-        made._trace = trace  # type: ignore[attr-defined]
-        return made  # type: ignore[return-value]
-
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
         """None: a graph is compiled before it draws."""

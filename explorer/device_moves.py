@@ -52,7 +52,7 @@ def _facts(case: Case, node: fx.Node, leaf: str, copy: Transfer | None) -> tuple
         ("from", where),
     ]
     facts += [("event", f"{time_text(copy.event_us)} on the host")] if copy else []
-    facts += [("forward", _moved_from(case, leaf))] if leaf else []
+    facts += _moves_from(case, [leaf] if leaf else [])
     return tuple(facts)
 
 
@@ -95,8 +95,11 @@ def _computes_on(node: fx.Node, where: torch.device) -> bool:
     return any(tensor.device == where for tensor in tensors(node))
 
 
-def _moved_from(case: Case, name: str) -> str:
-    return f"moves `{name}` from {'pinned' if name in case.pinned else 'pageable'} memory"
+def _moves_from(case: Case, inputs: Sequence[str]) -> list[tuple[str, str]]:
+    """Whether the inputs, which the forward moves, lie in pinned memory: as evidence."""
+    return [
+        ("forward", f"moves `{name}` from {'pinned' if name in case.pinned else 'pageable'} memory") for name in inputs
+    ]
 
 
 def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
@@ -116,7 +119,7 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
                 (
                     ("bytes", human_bytes(moved)),
                     ("copies", str(len(nodes))),
-                    *(("forward", _moved_from(case, name)) for name in inputs),
+                    *_moves_from(case, inputs),
                 ),
                 names(nodes),
                 at,
@@ -129,10 +132,9 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
 def _move_fixes(case: Case, inputs: tuple[str, ...], target: str) -> tuple[Fix, ...]:
     listed = ", ".join(f"`{name}`" for name in inputs)
     there = Fix("on device", f"{listed} on {target} already", inputs)
-    pageable = tuple(name for name in inputs if name not in case.pinned)
-    return (there, Fix("pinned input", f"{listed} in pinned memory, moved with non_blocking=True", inputs))[
-        : 2 if pageable else 1
-    ]
+    if case.pinned.issuperset(inputs):
+        return (there,)
+    return there, Fix("pinned input", f"{listed} in pinned memory, moved with non_blocking=True", inputs)
 
 
 def _inputs_behind(moves: Sequence[fx.Node]) -> tuple[str, ...]:

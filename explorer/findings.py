@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2s
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx
@@ -65,6 +66,11 @@ class Finding:
     changes: dict[str, Any] | None = None
     bars: tuple[Bar, ...] = ()
     fixes: tuple[Fix, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The same for what is found at the same place again, whatever its times are by then."""
+        return blake2s("\n".join((self.name, self.title, self.source)).encode(), digest_size=6).hexdigest()
 
     @property
     def trials(self) -> tuple[Fix, ...]:

@@ -17,6 +17,8 @@ import torch
 from torch import fx
 
 from tracefuse import measure
+from tracefuse.assemble import Roles
+from tracefuse.capture import Capture, CapturedProgram
 from tracefuse.draws import undisturbed
 from tracefuse.errors import FixError
 from tracefuse.findings import Finding, Fix, FixKind
@@ -28,7 +30,8 @@ from tracefuse.side_by_side import replays, same_program
 from tracefuse.timing import Difference, Estimate, Timing, verdict
 
 if TYPE_CHECKING:
-    from tracefuse.capture import Capture
+    from tracefuse.config import Machine
+    from tracefuse.host_reads import Stop
     from tracefuse.variant import Variant
 
 BEFORE, AFTER = "as it is", "fixed"
@@ -107,6 +110,40 @@ def fixed_trace(trace: Trace, fix: Fix) -> Trace:
         raise FixError(f"{fix.does}: {error}") from error
 
 
+class FixedCapture(Capture):
+    """The capture of another program with the signature of `original`, on inputs of its own; else it is what that is."""
+
+    def __init__(
+        self,
+        original: Capture,
+        trace: Trace,
+        example_inputs: tuple[torch.Tensor, ...],
+        live_inputs: tuple[torch.Tensor, ...],
+    ) -> None:
+        super().__init__()
+        self.original = original
+        self.environment = original.environment
+        self._roles = Roles({}, {}, {})
+        known = original.guards, original.dropped, original.optimizers
+        self._built = CapturedProgram(trace, example_inputs, live_inputs, *known)
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        return self.original.stops
+
+    @property
+    def rng_states(self) -> tuple[torch.Tensor, ...]:
+        return self.original.rng_states
+
+    @property
+    def thawed(self) -> tuple[str, ...]:
+        return self.original.thawed
+
+    @property
+    def machine(self) -> Machine:
+        return self.original.machine
+
+
 def with_fix(capture: Capture, fix: Fix) -> Capture:
     """A capture of the program with `fix`; see `Capture.with_fix`."""
     trace = fixed_trace(capture.trace, fix)
@@ -122,7 +159,7 @@ def with_fix(capture: Capture, fix: Fix) -> Capture:
         mine if example is old else example.detach().requires_grad_(mine.requires_grad)
         for example, old, mine in zip(examples, capture.example_inputs, capture.live_inputs, strict=True)
     )
-    return capture.derived(trace, examples, live)
+    return FixedCapture(capture, trace, examples, live)
 
 
 def _as_typed(tensor: torch.Tensor, like: torch.Tensor, is_pinned: bool) -> torch.Tensor:

@@ -116,13 +116,6 @@ class LoadedCapture(Capture):
         made = [_tensor(val(node), data) for node, data in pairs]
         return tuple(t.requires_grad_(i.trainable) for i, t in zip(self.trace.inputs, made, strict=True))
 
-    def derived(
-        self, trace: Trace, example_inputs: tuple[torch.Tensor, ...], live_inputs: tuple[torch.Tensor, ...]
-    ) -> LoadedCapture:
-        made = super().derived(trace, example_inputs, live_inputs)
-        made.__dict__["_inputs"] = live_inputs
-        return made  # type: ignore[return-value]
-
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
         return tuple(torch.from_numpy(state.copy()) for state in self._saved.rng_states)
@@ -148,6 +141,7 @@ def _measurements(saved: Measured) -> Measurements:
         ablations={one.config: one.ablation for one in saved.ablations},
         profiles={one.config: one.profile for one in saved.profiles},
         builds={one.config: one.build for one in saved.builds},
+        trials={(one.config, one.finding, one.choice): one.said for one in saved.trials},
         peaks=saved.peaks,
     )
 

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from tracefuse.errors import SessionError
+from tracefuse.measurements import Said
 from tracefuse.optimizers.plain_data import damaged, read, record, text, whole, written
 from tracefuse.optimizers.serial import trace_from, trace_record
 from tracefuse.optimizers.trace import Trace, origin
@@ -43,6 +44,7 @@ from tracefuse.session_parts import (
     SavedProfile,
     SavedTimeline,
     SavedTiming,
+    SavedTrial,
     measured_from,
     special_types,
 )
@@ -160,6 +162,7 @@ def _measured(capture: Capture) -> Measured:
         ablations=tuple(SavedAblation(config, one) for config, one in found.ablations.items()),
         profiles=tuple(SavedProfile(config, one) for config, one in found.profiles.items()),
         builds=tuple(SavedBuild(config, one) for config, one in found.builds.items()),
+        trials=tuple(SavedTrial(*key, Said(one.verdict, one.said)) for key, one in found.trials.items()),
         peaks=found.peaks,
     )
 

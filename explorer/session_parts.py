@@ -20,7 +20,7 @@ from tracefuse.config import Config
 from tracefuse.dropped import Dropped
 from tracefuse.errors import OptionError, SessionError
 from tracefuse.host_reads import Stop
-from tracefuse.measurements import Build
+from tracefuse.measurements import Build, Said
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.fuse import Fuse
@@ -108,18 +108,27 @@ class SavedBuild:
 
 
 @dataclass(frozen=True)
+class SavedTrial:
+    config: Config
+    finding: str
+    choice: int
+    said: Said
+
+
+@dataclass(frozen=True)
 class Measured:
     timings: tuple[SavedTiming, ...] = ()
     timelines: tuple[SavedTimeline, ...] = ()
     ablations: tuple[SavedAblation, ...] = ()
     profiles: tuple[SavedProfile, ...] = ()
     builds: tuple[SavedBuild, ...] = ()
+    trials: tuple[SavedTrial, ...] = ()
     peaks: Peaks | None = None
 
 
 _ENTRIES = {
     "timings": SavedTiming, "timelines": SavedTimeline, "ablations": SavedAblation, "profiles": SavedProfile,
-    "builds": SavedBuild,
+    "builds": SavedBuild, "trials": SavedTrial,
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from tracefuse.config import Config
 from tracefuse.diagnose import diagnose
 from tracefuse.errors import Cancelled, FixError
 from tracefuse.findings import Case, Finding, Fix
-from tracefuse.fixes import NO_GPU, fixed_trace, why_not
+from tracefuse.fixes import NO_GPU, FixedCapture, fixed_trace, why_not
 from tracefuse.op_times import modelled
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.optimizers.verify import verify
@@ -104,7 +104,7 @@ def test_what_needs_a_gpu_says_so_where_there_is_none() -> None:
     trace, found = rope_of_a_cpu_leaf()
     x = torch.randn(4, requires_grad=True)
     capture = tracefuse.capture(lambda: x.double().sum().backward())
-    of_a_gpu = capture.derived(trace, capture.example_inputs, capture.live_inputs)
+    of_a_gpu = FixedCapture(capture, trace, capture.example_inputs, capture.live_inputs)
     variant = of_a_gpu.variant(Config.off())
     assert why_not(of_a_gpu) == NO_GPU
     assert why_not(capture) == ""

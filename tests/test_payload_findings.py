@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import programs
@@ -16,12 +17,11 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.config import Config
 from tracefuse.errors import FixError
-from tracefuse.fixes import NO_GPU
+from tracefuse.fixes import NO_GPU, FixedCapture
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.measured import Measured
 from tracefuse.widgets.pack import decode
 from tracefuse.widgets.payload import payload
-from tracefuse.widgets.payload_findings import finding_id
 from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view import IDLE, Explorer
 
@@ -49,7 +49,7 @@ def cpu_leaf() -> tracefuse.Capture:
     with tracefuse.capture() as c:
         out = programs.apply_rope(input_ts.double(), freqs).sum()
         out.backward()
-    return c.derived(with_leaf_on_the_cpu(c.trace, "input_ts"), c.example_inputs, c.live_inputs)
+    return FixedCapture(c, with_leaf_on_the_cpu(c.trace, "input_ts"), c.example_inputs, c.live_inputs)
 
 
 def record(shown: dict[str, Any], name: str) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def test_without_the_gpu_trials_say_what_they_need() -> None:
 
 def test_an_id_stays_while_times_change() -> None:
     findings = autocast().variant(Config.off()).findings()
-    assert len({finding_id(one) for one in findings}) == len(findings)
-    assert finding_id(findings[0]) == finding_id(replace(findings[0], worth="now measured", severity="low"))
+    assert len({one.id for one in findings}) == len(findings)
+    assert findings[0].id == replace(findings[0], worth="now measured", severity="low").id
 
 
 def test_the_view_tries_a_fix_and_keeps_what_it_said(explorer: Explorer) -> None:
@@ -108,6 +108,26 @@ def test_the_view_tries_a_fix_and_keeps_what_it_said(explorer: Explorer) -> None
     assert record(explorer.payload, CASTS)["trials"][0]["said"] == "", "of another configuration"
     explorer.configure({"simplify": False})
     assert record(explorer.payload, CASTS)["trials"] == [trial]
+
+
+def test_a_session_file_keeps_what_was_tried(explorer: Explorer, tmp_path: Path) -> None:
+    explorer.try_fix(record(explorer.payload, CASTS)["id"])
+    (said,) = record(explorer.payload, CASTS)["trials"]
+    for inputs in (False, True):
+        loaded = tracefuse.load(explorer.variant.capture.save(tmp_path / f"{inputs}.tfz", inputs=inputs))
+        shown = Explorer(loaded.variant(Config.off())).payload
+        assert record(shown, CASTS)["trials"] == [said]
+        assert (shown["blocked"] is None) == inputs
+    trial = loaded.variant(Config.off()).try_fix(loaded.variant(Config.off()).findings()[0], budget_s=0.1)
+    assert trial.difference.gradients == 0
+
+
+def test_the_finding_of_a_session_file_without_inputs_is_that_of_the_trace(tmp_path: Path) -> None:
+    loaded = tracefuse.load(cpu_leaf().save(tmp_path / "a.tfz"))
+    one = record(payload(loaded.variant(Config.off())), COPIED)
+    assert "`input_ts`" in one["title"]
+    assert len(one["bars"]) == 2
+    assert dict(one["evidence"])["forward"] == "moves `input_ts` from pageable memory"
 
 
 def test_what_python_tries_is_shown_too(explorer: Explorer) -> None:

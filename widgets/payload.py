@@ -67,6 +67,7 @@ from tracefuse.config import Config
 from tracefuse.diagnose import DETECTORS
 from tracefuse.errors import ExportError, SessionError
 from tracefuse.layers import layers
+from tracefuse.measurements import Said, TrialKey
 from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.cost import Peaks
@@ -76,7 +77,7 @@ from tracefuse.side_by_side import Ablation
 from tracefuse.summary import remarks
 from tracefuse.timing import Timing
 from tracefuse.variant import PassError, Variant
-from tracefuse.widgets.payload_findings import Tried, finding_records
+from tracefuse.widgets.payload_findings import finding_records
 from tracefuse.widgets.payload_kernels import Resources, aten_records, kernel_calls, kernel_records
 from tracefuse.widgets.payload_passes import config_record, pass_record
 from tracefuse.widgets.payload_timing import (
@@ -105,7 +106,7 @@ def payload(
     inspected: Mapping[str, Resources] | None = None,
     baseline: Variant | None = None,
     shares: tuple[Ablation, Config] | None = None,
-    tried: Tried | None = None,
+    tried: Mapping[TrialKey, Said] | None = None,
 ) -> dict[str, Any]:
     """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 

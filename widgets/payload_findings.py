@@ -9,24 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from hashlib import blake2s
 from typing import Any
 
 from tracefuse.config import Config
 from tracefuse.diagnose import Findings, diagnose
 from tracefuse.findings import Case, Finding, Fix
-from tracefuse.fixes import Trial, why_not
+from tracefuse.fixes import why_not
+from tracefuse.measurements import Said, TrialKey
 from tracefuse.op_times import OpTimes
 from tracefuse.variant import Variant
-
-Tried = Mapping[tuple[Config, str, int], Trial]
-"""Trials by the configuration that they ran under, the finding's id and the place among what it offers."""
-
-
-def finding_id(finding: Finding) -> str:
-    """The same for what is found at the same place again, whatever its times are by then."""
-    text = "\n".join((finding.name, finding.title, finding.source))
-    return blake2s(text.encode(), digest_size=6).hexdigest()
 
 
 def found(variant: Variant, times: OpTimes) -> Findings:
@@ -35,7 +26,7 @@ def found(variant: Variant, times: OpTimes) -> Findings:
 
 
 def finding_records(
-    before: Variant, after: Variant, times: tuple[OpTimes, OpTimes], tried: Tried
+    before: Variant, after: Variant, times: tuple[OpTimes, OpTimes], tried: Mapping[TrialKey, Said]
 ) -> list[dict[str, Any]]:
     """Those of the trace after the passes, then as `fixed` those that they have done away with."""
     left = found(after, times[1])
@@ -46,14 +37,14 @@ def finding_records(
 
 
 def _record(finding: Finding) -> dict[str, Any]:
-    record = asdict(finding) | {"id": finding_id(finding)}
+    record = asdict(finding) | {"id": finding.id}
     del record["fixes"]
     return record
 
 
-def _trials(finding: Finding, variant: Variant, tried: Tried) -> Sequence[dict[str, str]]:
+def _trials(finding: Finding, variant: Variant, tried: Mapping[TrialKey, Said]) -> Sequence[dict[str, str]]:
     offered = [(at, fix) for at, fix in enumerate(finding.trials) if _changes_something(fix, variant.config)]
-    key = variant.config, finding_id(finding)
+    key = variant.config, finding.id
     return [_trial(fix, variant, tried.get((*key, at))) for at, fix in offered]
 
 
@@ -61,6 +52,6 @@ def _changes_something(fix: Fix, config: Config) -> bool:
     return not fix.changes or config.changed(**fix.changes) != config
 
 
-def _trial(fix: Fix, variant: Variant, trial: Trial | None) -> dict[str, str]:
+def _trial(fix: Fix, variant: Variant, trial: Said | None) -> dict[str, str]:
     said = {"verdict": trial.verdict, "said": trial.said} if trial else {"verdict": "", "said": ""}
     return {"does": fix.does, "blocked": why_not(variant.capture), **said}

@@ -226,7 +226,7 @@ class Explorer(anywidget.AnyWidget):
         fix = self.measured.fix(variant, self.baseline, finding, choice)
         with task.turn(variant.capture.example_inputs, self._progress):
             found = variant.try_fix(fix, self._progress, self.budget_s, task.is_cancelled)
-        self.measured.tried[variant.config, finding, choice] = found
+        self.measured.note_trial((variant.config, finding, choice), found, variant)
         self.show()
 
     def _inspect(self, kernel: str) -> None:
