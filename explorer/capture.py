@@ -293,7 +293,7 @@ def _build(recorder: Recorder, roles: Roles) -> _Captured:
     if built.needs_functionalize:
         built = functionalize(built, inputs, externals, kept)
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
-    propagate(built.graph, inputs)
+    propagate(built, inputs)
     trace, chosen = assemble(built, recording, roles)
     verify(trace)
     examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)

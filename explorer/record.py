@@ -53,6 +53,18 @@ class Value:
         self.requires_grad = tensor.requires_grad
         self.base = self
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The first byte of the memory that it lies in, and the first one after it."""
+        size = self.dtype.itemsize
+        last = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if self.stride else 0
+        return self.offset * size, (self.offset + last + 1) * size if 0 not in self.shape else self.offset * size
+
+    def overlaps(self, other: Value) -> bool:
+        """Whether the two, of one memory, may have bytes in common."""
+        (start, end), (other_start, other_end) = self.extent, other.extent
+        return start < other_end and other_start < end
+
     def same_layout(self, other: Value) -> bool:
         return (self.shape, self.stride, self.offset, self.dtype) == (
             other.shape,
@@ -79,15 +91,20 @@ class Call:
     def out_values(self) -> list[Value]:
         return [v for v in tree_flatten(self.outs)[0] if isinstance(v, Value)]
 
-    def writes(self) -> list[Value]:
-        """The values that the op overwrites."""
+    def overwritten(self) -> list[Any]:
+        """The arguments that the op overwrites: each a value or a list of values."""
         if self.func in BATCH_NORMS:
             return [v for v in self.args[3:5] if isinstance(v, Value)] if self.args[5] else []
-        found = []
-        for argument, given in _bound(self.func, self.args, self.kwargs):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                found += [v for v in tree_flatten(given)[0] if isinstance(v, Value)]
-        return found
+        given = [
+            value
+            for argument, value in bound(self.func, self.args, self.kwargs)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        return [value for value in given if value is not None]
+
+    def writes(self) -> list[Value]:
+        """The values that the op overwrites."""
+        return [v for v in tree_flatten(self.overwritten())[0] if isinstance(v, Value)]
 
 
 @dataclass(slots=True)
@@ -147,7 +164,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         origin, in_engine = self._origin()
         if torch.Tag.nondeterministic_seeded in func.tags:
-            origin, kwargs_recorded = self._with_rng(origin, args, kwargs)
+            origin, kwargs_recorded = self._with_rng(origin, func, args, kwargs)
         else:
             kwargs_recorded = kwargs
         call = Call(func, *tree_map_only(torch.Tensor, self._read, (args, kwargs_recorded)), None, origin, in_engine)
@@ -224,15 +241,21 @@ class Recorder(TorchDispatchMode):
             self._twins.setdefault(seq, origin)
         return origin, False
 
-    def _with_rng(self, origin: Origin, args: Any, kwargs: dict[str, Any]) -> tuple[Origin, dict[str, Any]]:
+    def _with_rng(
+        self, origin: Origin, func: OpOverload, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Origin, dict[str, Any]]:
         """Note the state of the generator that the op will draw from. A generator of the user's own is not part of the
-        trace: replaying sets the state on the default one, which draws the same numbers."""
+        trace: replaying sets the state on the default one, which draws the same numbers. Overloads that must be given one
+        (`randn.generator`) are given None."""
         generator = kwargs.get("generator")
-        if generator is None:
-            generator = default_generator(device_of(args, kwargs))
-        state = generator.get_state()
+        state = (generator or default_generator(device_of(args, kwargs))).get_state()
         self.recording.rng_states.append(state)
-        recorded = {k: v for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
+        recorded = kwargs
+        if generator is not None:
+            (must_be_given,) = (not a.has_default_value() for a in func._schema.arguments if a.name == "generator")
+            recorded = {k: v for k, v in kwargs.items() if k != "generator"} | (
+                {"generator": None} if must_be_given else {}
+            )
         return _replace_rng(origin, len(self.recording.rng_states) - 1), recorded
 
     # --- backward roots ---
@@ -253,7 +276,7 @@ def _memory(tensor: torch.Tensor | None) -> int | None:
     return tensor.untyped_storage()._cdata if tensor is not None and tensor.layout == torch.strided else None
 
 
-def _bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+def bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """(schema argument, what was given for it), given ones only."""
     for position, argument in enumerate(func._schema.arguments):
         if position < len(args):
@@ -264,7 +287,7 @@ def _bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> I
 
 def _link_views(call: Call) -> None:
     """Make the op's outputs views of the argument whose memory they share, by the op's schema."""
-    for argument, given in _bound(call.func, call.args, call.kwargs):
+    for argument, given in bound(call.func, call.args, call.kwargs):
         aliased = argument.alias_info is not None or call.func is aten._unsafe_view.default
         if aliased and isinstance(given, Value):
             for out in call.out_values():

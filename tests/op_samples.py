@@ -24,6 +24,7 @@ from torch.testing._internal.common_device_type import toleranceOverride
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten, tree_map_only
+from replayed import is_same, plain
 from traces import assert_types_are_true
 
 import tracefuse
@@ -43,6 +44,7 @@ CRASHED = "crashed"
 VERDICTS = (EXACT, CLOSE, UNDEFINED, NO_PROGRAM, LAYOUT, REFUSED, WRONG, CRASHED)
 
 SEED = 7
+UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Outcome:
     """What became of a sample: the capture with its replay, the trace after all passes, and why where it is not exact.
 
     "other layout" has the right numbers, but some value's shape, strides, dtype or memory is not what the trace says.
-    "undefined in eager" is an operator whose second eager run gives other numbers, or that raises without a recorder;
-    "no program" one that runs no ATen operator.
+    "undefined in eager" is an operator whose second eager run gives other numbers, whose numbers are whatever was in memory,
+    or that raises without a recorder; "no program" one that runs no ATen operator, or that returns a Python number.
     """
 
     replay: str
@@ -181,10 +183,11 @@ def check(operator: Operator, sample: SampleInput) -> Outcome:
         except Exception as error:
             return Outcome(UNDEFINED, UNDEFINED, f"eager raises {_text(error)}")
         try:
-            return _check(operator, program, first, is_defined=_difference(first, second) is None)
+            is_defined = operator.info.name not in UNINITIALISED and _difference(first, second) is None
+            return _check(operator, program, first, is_defined)
         except TracefuseError as error:
-            empty = "ran no PyTorch operator" in str(error)
-            return Outcome(*(NO_PROGRAM,) * 2) if empty else Outcome(REFUSED, REFUSED, _text(error))
+            empty = "ran no PyTorch operator" in str(error) or "the program has no result" in str(error)
+            return Outcome(NO_PROGRAM, NO_PROGRAM) if empty else Outcome(REFUSED, REFUSED, _text(error))
         except Exception as error:
             return Outcome(CRASHED, CRASHED, _text(error))
 
@@ -194,14 +197,19 @@ def _check(operator: Operator, program: Program, eager: Run, is_defined: bool) -
     ran: list[Tensor] = []
     capture = tracefuse.capture(lambda: ran.extend(program.run()) or ran)
     recorded = program.observed(ran)
-    changed = _difference(eager, recorded)
-    if changed and is_defined:
-        return Outcome(WRONG, WRONG, f"recording changes the numbers: {changed}")
+    verdict, reason = _compare(recorded, eager, operator.tolerance)
+    if verdict != EXACT and is_defined:
+        reason = f"recording changes the numbers: {reason}"
+        if verdict == WRONG:
+            return Outcome(WRONG, WRONG, reason)
     replayed = _outputs(capture, capture.trace, program)
-    verdict, reason = _compare(replayed, recorded, operator.tolerance)
-    if not is_defined and verdict != EXACT:
-        verdict, reason = UNDEFINED, "two eager runs from one seed differ"
-    if verdict in (EXACT, CLOSE) and (untrue := _untrue(capture.trace, capture)):
+    same, why = _compare(replayed, recorded, operator.tolerance)
+    if not is_defined:
+        _outputs(capture, final(capture.trace, run_pipeline(capture.trace, Config.of().passes())), program)
+        return Outcome(UNDEFINED, UNDEFINED, "two eager runs from one seed differ")
+    if same != EXACT:
+        verdict, reason = same, why
+    elif untrue := _untrue(capture.trace, capture):
         verdict, reason = LAYOUT, untrue
     passes, why = _passes(operator, program, capture, replayed)
     return Outcome(verdict, passes, "; ".join(r for r in (reason, why) if r))
@@ -269,30 +277,16 @@ def _difference(expected: Run, found: Run, same: Callable[[Tensor, Tensor], bool
     return None
 
 
-def is_same(a: Tensor, b: Tensor) -> bool:
-    """Bit by bit, all NaNs being one."""
-    if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
-        return False
-    a, b = _plain(a), _plain(b)
-    return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
 def _is_close(a: Tensor, b: Tensor, tolerance: dict[str, float]) -> bool:
     if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
         return False
-    return torch.allclose(_plain(a), _plain(b), equal_nan=True, **tolerance)
-
-
-def _plain(t: Tensor) -> Tensor:
-    t = t.detach()
-    t = t.dequantize() if t.is_quantized else t
-    return t.to_dense() if t.layout is not torch.strided else t.resolve_conj().resolve_neg()
+    return torch.allclose(plain(a), plain(b), equal_nan=True, **tolerance)
 
 
 def _gap(a: Tensor, b: Tensor) -> str:
     if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
         return f"{b.dtype} {tuple(b.shape)} {b.layout} instead of {a.dtype} {tuple(a.shape)} {a.layout}"
-    gap = (_plain(a).to(torch.complex128) - _plain(b).to(torch.complex128)).abs()
+    gap = (plain(a).to(torch.complex128) - plain(b).to(torch.complex128)).abs()
     return f"off by {gap.nan_to_num(torch.inf).max().item():.3g}"
 
 
