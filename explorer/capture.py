@@ -31,6 +31,7 @@ from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.record import Guard, Recorder, Recording, Value
+from tracefuse.refusals import check_supported, check_unreplaced
 from tracefuse.replay import replay
 from tracefuse.thaw import Thaw
 from tracefuse.variant import Variant
@@ -111,6 +112,7 @@ class Capture:
 
     def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
         gradient_of = _gradient if self._thaw is None else self._thaw.gradient_of
+        self._recorder.note_replaced()
         self._roles = _roles(self._recorder, namespace, returned, gradient_of)
         if self._thaw is not None:
             self._thawed = frozenset(v for p in self._thaw.parameters if (v := self._recorder.value_of(p)) is not None)
@@ -285,6 +287,7 @@ def _build(recorder: Recorder, roles: Roles) -> _Captured:
         )
     if not roles.results and not roles.gradients:
         raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
+    check_supported(recording)
     externals = list(recording.externals)
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
@@ -295,6 +298,7 @@ def _build(recorder: Recorder, roles: Roles) -> _Captured:
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
     propagate(built, inputs)
     trace, chosen = assemble(built, recording, roles)
+    check_unreplaced(recording, [externals[x] for x in chosen if isinstance(x, int)])
     verify(trace)
     examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
     live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)

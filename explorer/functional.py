@@ -118,7 +118,7 @@ def _add_in_place(
     is_read_later: Callable[[Value], bool],
 ) -> None:
     twin, written = functional_twin(call.func), call.writes()
-    others = [v for w in written for v in families[w.base] if not v.same_layout(w) and v.overlaps(w)]
+    others = [v for w in written for v in families[w.base] if v in built.nodes and v.is_otherwise(w)]
     if twin is None or len({w.base for w in written}) < len(written) or any(map(is_read_later, others)):
         if call.func in BATCH_NORMS:
             raise CaptureError(
@@ -128,12 +128,29 @@ def _add_in_place(
         built.needs_functionalize = True
         _bind(built, call.outs, _emit(built, call, call.func, hint))
         return
-    node = _emit(built, call, twin, hint)
+    node = _emit_bernoulli(built, call) if twin is aten.bernoulli.p else _emit(built, call, twin, hint)
     if fresh := _made_beside(call, written):
         node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=twin, values=(*fresh, *written))
         _bind(built, fresh, node)
     for value, new in zip(written, _new_contents(built, call, node, len(fresh)), strict=True):
         _overwrite(built, families, value, new)
+
+
+def _emit_bernoulli(built: Built, call: Call) -> fx.Node:
+    """`bernoulli_` draws in the order of its tensor's memory, its twin in that of a contiguous one: hand it the dimensions in
+    the order of the memory."""
+    value = call.args[0]
+    order = sorted(range(len(value.shape)), key=lambda dim: -value.stride[dim])
+    if order == sorted(order):
+        return _emit(built, call, aten.bernoulli.p)
+    ordered = replace(call, func=aten.permute.default, args=(value, order), kwargs={}, outs=None)
+    before, built.nodes[value] = built.nodes[value], _emit(built, ordered, aten.permute.default)
+    drawn = _emit(built, call, aten.bernoulli.p)
+    built.nodes[value] = drawn
+    back = [order.index(dim) for dim in range(len(order))]
+    found = _emit(built, replace(ordered, args=(value, back)), aten.permute.default)
+    built.nodes[value] = before
+    return found
 
 
 def _made_beside(call: Call, written: list[Value]) -> list[Value]:
@@ -165,7 +182,8 @@ def functionalize(
     built: Built, inputs: Sequence[torch.Tensor], externals: Sequence[Value], kept: Sequence[Value]
 ) -> Built:
     """`built` without in-place ops, by tracing it again through `torch.func.functionalize`; only `kept` values have nodes."""
-    built.graph.output(tuple(built.nodes[v] for v in kept))
+    values = [*kept, *built.mutated]
+    built.graph.output((*(built.nodes[v] for v in kept), *built.mutated.values()))
     module = fx.GraphModule(torch.nn.Module(), built.graph)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs]
@@ -185,13 +203,13 @@ def functionalize(
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     by_placeholder = dict(zip(placeholders, externals, strict=True))
     start = dict(zip(externals, placeholders, strict=True))
-    nodes = start | dict(zip(kept, graph.output_node().args[0], strict=True))
+    found = list(zip(values, graph.output_node().args[0], strict=True))
     copies = [n for n in graph.nodes if n.target is aten.copy_.default and n.args[0] in by_placeholder]
-    mutated = {by_placeholder[n.args[0]]: n.args[1] for n in copies}
+    mutated = {by_placeholder[n.args[0]]: n.args[1] for n in copies} | dict(found[len(kept) :])
     graph.erase_node(graph.output_node())
     for node in copies:
         graph.erase_node(node)
-    return Built(graph, start, nodes, mutated, built.guards)
+    return Built(graph, start, start | dict(found[: len(kept)]), mutated, built.guards)
 
 
 # --- fake values ------------------------------------------------------------------------------------------------------

@@ -36,14 +36,16 @@ def functional_twin(func: OpOverload) -> OpOverload | None:
     plain = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     for wanted in (plain, f"{plain}_functional"):
         packet = getattr(getattr(torch.ops, namespace), wanted, None)
-        twin = getattr(packet, func._overloadname, None) if packet is not None else None
-        if twin is not None and not twin._schema.is_mutable and _parameters(twin) == _parameters(func):
-            return twin
+        for overload in packet.overloads() if packet is not None else ():
+            twin = getattr(packet, overload)
+            if not twin._schema.is_mutable and _parameters(twin) == _parameters(func):
+                return twin
     return None
 
 
 def _parameters(func: OpOverload) -> list[tuple[str, str]]:
-    return [(a.name, str(a.type)) for a in func._schema.arguments]
+    """Names and types of the arguments, without those that only say where the results go (`out`)."""
+    return [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
 
 
 def arguments_of(call: Call, func: OpOverload) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from replayed import is_same, plain
 from torch import Tensor
 from torch.testing._internal.common_device_type import toleranceOverride
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten, tree_map_only
-from replayed import is_same, plain
 from traces import assert_types_are_true
 
 import tracefuse

@@ -27,7 +27,9 @@ def plain(t: Tensor) -> Tensor:
     return t.to_dense() if t.layout is not torch.strided else t.resolve_conj().resolve_neg()
 
 
-def replayed(run: Callable[[], Any], written: Iterable[Tensor] = (), trained: Iterable[Tensor] = ()) -> tracefuse.Capture:
+def replayed(
+    run: Callable[[], Any], written: Iterable[Tensor] = (), trained: Iterable[Tensor] = ()
+) -> tracefuse.Capture:
     """The capture of `run()`, whose replay gives bit by bit what it returned, the gradients of the leaves `trained` and
     the new contents of the tensors `written`, none of which was left out."""
     seen: list[Any] = []
