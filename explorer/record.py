@@ -325,9 +325,11 @@ def view_in_place(func: OpOverload) -> OpOverload | None:
 
 def _link_views(call: Call) -> None:
     """Make the op's outputs views of the argument whose memory they share, by the op's schema."""
+    is_undeclared = call.func is aten._unsafe_view.default
+    if not is_undeclared and all(r.alias_info is None for r in call.func._schema.returns):
+        return
     for argument, given in bound(call.func, call.args, call.kwargs):
-        aliased = argument.alias_info is not None or call.func is aten._unsafe_view.default
-        if aliased and isinstance(given, Value):
+        if (argument.alias_info is not None or is_undeclared) and isinstance(given, Value):
             for out in call.out_values():
                 if out is not given and out.base is out:
                     out.base = given.base
