@@ -47,13 +47,15 @@ class Finding:
 @dataclass(frozen=True)
 class Case:
     """What a detector may look at: a trace of the capture, its times, what the program read back, flags and versions,
-    where the host reads what a GPU computes (`stops`), what autograd computed for nothing, and what optimizers hold."""
+    where the host reads what a GPU computes (`stops`), the trace as `captured` where `trace` is what passes made of it, what
+    autograd computed for nothing (`dropped`), and what optimizers hold."""
 
     trace: Trace
     times: OpTimes
     guards: tuple[Guard, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     stops: tuple[Stop, ...] = ()
+    captured: Trace | None = None
     dropped: tuple[Dropped, ...] = ()
     optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -62,8 +64,15 @@ class Case:
         """`trace`, as captured or after passes, with what its capture knows besides."""
         environment = tuple(capture.environment.items())
         return cls(
-            trace, times, capture.guards, environment, capture.stops, capture.dropped, capture.optimizers
-        )  # fmt: skip
+            trace,
+            times,
+            capture.guards,
+            environment,
+            stops=capture.stops,
+            captured=capture.trace,
+            dropped=capture.dropped,
+            optimizers=capture.optimizers,
+        )
 
     @property
     def step_us(self) -> float:
