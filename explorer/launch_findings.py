@@ -8,6 +8,7 @@ from torch import fx
 
 from tracefuse.device_moves import is_on_gpu
 from tracefuse.findings import Case, Finding, grouped, line, names, share_text, time_text
+from tracefuse.layers import work
 from tracefuse.optimizers.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import human_bytes, origin, phase
@@ -51,4 +52,4 @@ def loops_of_small_kernels(case: Case) -> Iterator[Finding]:
 
 
 def _is_small(node: fx.Node) -> bool:
-    return does_work(node) and op_class(node) == "pointwise"
+    return does_work(node) and (op_class(node) == "pointwise" or work(node) == "fused")
