@@ -23,6 +23,7 @@ from tracefuse.launch_findings import loops_of_small_kernels
 from tracefuse.mode_findings import matmuls_without_tf32, modes_that_slow
 from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
 from tracefuse.sync_findings import waits_for_the_gpu
+from tracefuse.to_copy_findings import casts_beside_moves
 
 
 class Findings(tuple[Finding, ...]):
@@ -45,6 +46,7 @@ def diagnose(case: Case) -> Findings:
 DETECTORS: dict[str, Detector] = {
     "gradients that every backward copies to the CPU": gradients_copied_to_the_host,
     "inputs that every forward moves between devices": inputs_moved_each_step,
+    "casts and device moves that a profile calls by one name": casts_beside_moves,
     "values, shapes and copies that Python reads and the host waits for": waits_for_the_gpu,
     "weights cast in every step": casts_of_weights,
     "concatenations: of nothing, and of what one buffer could hold": concatenations,

@@ -89,7 +89,8 @@ class Finding:
 @dataclass(frozen=True)
 class Case:
     """What a detector may look at: a trace of the capture, its times, what the program read back, flags and versions,
-    where the host reads what a GPU computes (`stops`), what autograd computed for nothing, and what optimizers hold."""
+    where the host reads what a GPU computes (`stops`), the trace as `captured` where `trace` is what passes made of it, what
+    autograd computed for nothing (`dropped`), and what optimizers hold."""
 
     trace: Trace
     times: OpTimes
@@ -98,6 +99,7 @@ class Case:
     pinned: frozenset[str] = frozenset()
     """Names of the inputs that lie in pinned memory."""
     stops: tuple[Stop, ...] = ()
+    captured: Trace | None = None
     dropped: tuple[Dropped, ...] = ()
     optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -110,10 +112,11 @@ class Case:
             times,
             capture.guards,
             environment,
-            capture.pinned,
-            capture.stops,
-            capture.dropped,
-            capture.optimizers,
+            pinned=capture.pinned,
+            stops=capture.stops,
+            captured=capture.trace,
+            dropped=capture.dropped,
+            optimizers=capture.optimizers,
         )
 
     @property

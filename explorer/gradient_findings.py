@@ -11,7 +11,7 @@ from tracefuse.findings import Case, Finding, counted, line, names, place, share
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.frozen_costs import frozen_costs, unread_seconds
 from tracefuse.optimizers.narrowing import output_nbytes, switchable_outputs, unread_outputs
-from tracefuse.optimizers.trace import Trace, human_bytes, phase, val
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, val
 
 
 def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
@@ -66,7 +66,9 @@ def _undemanded(
     severity = case.severity(us)
     if severity is None:
         return
-    largest = max(nodes, key=lambda n: case.us([n]))
+    of = {entry.name for entry in case.trace.inputs if entry.source in sources}
+    pairs = zip(case.trace.outputs, case.trace.returned, strict=True)
+    gradients = [node for out, node in pairs if out.kind == "gradient" and out.of in of]
     yield Finding(
         name,
         "medium" if severity == "high" and name == "gradient of data" else severity,
@@ -77,7 +79,7 @@ def _undemanded(
             ("gradients", human_bytes(cost.gradient_nbytes)),
         ),
         names(nodes),
-        line(case.trace.twins.get(largest, largest)),
+        line(max(gradients, key=nbytes)),
         fix,
         case.worth(us),
         {"freeze": sorted(sources)},
@@ -120,13 +122,13 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
     if severity is None:
         return
     frozen = sorted({source for n in wasteful for source in _frozen_parameters(case.trace, n)})
-    nbytes = sum(output_nbytes(val(n)[i]) for n, unread in wasteful.items() for i in unread)
+    computed = sum(output_nbytes(val(n)[i]) for n, unread in wasteful.items() for i in unread)
     whose = ("of", f"{counted(len(frozen), 'frozen parameter')}: {', '.join(frozen[:3])}") if frozen else None
     ops = list(wasteful)
     yield Finding(
         "frozen parameters still paid for" if frozen else "gradient computed and not read",
         severity,
-        f"the backward computes {human_bytes(nbytes)} that nothing reads, in {counted(len(ops), 'op')}",
+        f"the backward computes {human_bytes(computed)} that nothing reads, in {counted(len(ops), 'op')}",
         tuple(filter(None, (("operators", ", ".join(sorted({str(n.target) for n in ops}))), whose))),
         names(ops),
         line(case.trace.twins.get(ops[0], ops[0])),

@@ -58,6 +58,7 @@ _SHAPES = {
     "unique_consecutive": "`unique_consecutive`", "unique_dim_consecutive": "`unique_consecutive`",
     "bincount": "`bincount`",
 }  # fmt: skip
+COPY = "a copy to the CPU"
 _OPTIMIZER = os.path.join(os.path.dirname(torch.__file__), "optim", "optimizer.py")
 
 
@@ -179,4 +180,4 @@ def _copy_to_the_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
     else:
         return None
     to_cpu = target is not None and torch.device(target).type == "cpu" and source.device.type == "cuda"
-    return HostRead("copy", "a copy to the CPU", source.device, source.nbytes) if to_cpu and waits else None
+    return HostRead("copy", COPY, source.device, source.nbytes) if to_cpu and waits else None

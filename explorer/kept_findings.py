@@ -13,6 +13,7 @@ from tracefuse.optimizers.cost import H100_SXM_DATASHEET, packet_name
 from tracefuse.optimizers.crossing import Forward
 from tracefuse.optimizers.liveness import Saved, peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.memory import storages
+from tracefuse.optimizers.ops import producer
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.schedule import recomputes
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
@@ -36,34 +37,47 @@ _known: WeakKeyDictionary[Trace, Needless | None] = WeakKeyDictionary()
 
 
 def kept_for_nothing(case: Case) -> Iterator[Finding]:
-    """Values whose store and load take longer than computing them again, by the cut that `remat` makes."""
-    if case.trace not in _known:
-        _known[case.trace] = _needless(case.trace)
-    found = _known[case.trace]
+    """Values whose store and load take longer than computing them again, by the cut that `remat` makes.
+
+    A trace with kernels is not cut: there it is what the captured one would not save, as far as it still does.
+    """
+    has_kernels = any(not packet_name(producer(n)) for n in case.trace.ops)
+    cut = case.captured if has_kernels and case.captured is not None else case.trace
+    if cut not in _known:
+        _known[cut] = _needless(cut)
+    found = _known[cut]
     if found is None or found.again_s >= found.kept_s:
         return
-    freed, lower = found.saved[0] - found.saved[1], max(0, found.peak[0] - found.peak[1])
-    spared_us = 1e6 * (found.kept_s - found.again_s)
+    saved = saved_bytes(case.trace)
+    part = (saved - found.saved[1]) / (found.saved[0] - found.saved[1])
+    if part > 0:
+        yield from _finding(case, found, saved, min(part, 1.0))
+
+
+def _finding(case: Case, found: Needless, saved: int, part: float) -> Iterator[Finding]:
+    """The finding, of which `part` is left."""
+    freed, lower = saved - found.saved[1], part * max(0, found.peak[0] - found.peak[1])
+    spared_us = part * 1e6 * (found.kept_s - found.again_s)
     severities = [s for s in (case.severity(spared_us), case.severity(lower, found.peak[0])) if s is not None]
     if not severities:
         return
     severity = min(severities, key=SEVERITIES.index)
     of: Counter[str] = Counter()
     nodes = {n.name: n for n in case.trace.ops}
-    for value in found.values:
+    left = sorted((value for value in found.values if value.name in nodes), key=lambda value: -value.nbytes)
+    for value in left:
         of[folded(origin(nodes[value.name]).module) or "(no module)"] += value.nbytes
-    largest = max(found.values, key=lambda value: value.nbytes)
     yield Finding(
         "saved although cheaper to recompute",
         "medium" if severity == "high" else severity,  # memory that may be there to spare
         f"the forward saves {human_bytes(freed)} that the backward could compute again in less time than it takes to keep",
         (
-            ("saved", f"{human_bytes(found.saved[0])}, {human_bytes(found.saved[1])} without"),
-            ("most of it in", ", ".join(f"{module} {human_bytes(n)}" for module, n in of.most_common(2))),
+            ("saved", f"{human_bytes(saved)}, {human_bytes(found.saved[1])} without"),
+            *((("most of it in", ", ".join(f"{m} {human_bytes(n)}" for m, n in of.most_common(2))),) if left else ()),
             ("to keep", f"{time_text(1e6 * found.kept_s)}; to recompute {time_text(1e6 * found.again_s)}, in kernels"),
         ),
-        tuple(value.name for value in sorted(found.values, key=lambda value: -value.nbytes)),
-        line(nodes[largest.name]),
+        tuple(value.name for value in left),
+        line(nodes[left[0].name]) if left else "",
         f"compute {counted(len(found.values), 'value')} again: `remat`, with `fuse`",
         f"{human_bytes(lower)} of a static peak of {human_bytes(found.peak[0])}, {share_text(lower, found.peak[0])}; "
         f"{time_text(spared_us)} a step (modelled: roofline of the {H100_SXM_DATASHEET.source})",
@@ -73,7 +87,7 @@ def kept_for_nothing(case: Case) -> Iterator[Finding]:
 
 def _needless(trace: Trace) -> Needless | None:
     """None for a trace without a backward, and for one that recomputes or has kernels already."""
-    is_done = any(recomputes(n) or not packet_name(n) for n in trace.ops)
+    is_done = any(recomputes(n) or not packet_name(producer(n)) for n in trace.ops)
     if is_done or all(phase(n) == "forward" for n in trace.ops):
         return None
     forward = Forward(trace)

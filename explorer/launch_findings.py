@@ -11,6 +11,7 @@ from tracefuse.findings import Case, Finding, grouped, line, names, share_text, 
 from tracefuse.optimizers.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import human_bytes, origin, phase
+from tracefuse.work import work
 
 # What the host pays for one eager op: `x * 2 + y` takes 14.3 µs (tests/bench/results/launch_h100.json).
 HOST_US = 7.2
@@ -51,4 +52,4 @@ def loops_of_small_kernels(case: Case) -> Iterator[Finding]:
 
 
 def _is_small(node: fx.Node) -> bool:
-    return does_work(node) and op_class(node) == "pointwise"
+    return does_work(node) and (op_class(node) == "pointwise" or work(node) == "fused")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tracefuse.device_moves import is_on_gpu
 from tracefuse.findings import Case, Finding, place
-from tracefuse.host_reads import Kind, Stop
+from tracefuse.host_reads import COPY, Kind, Stop
 from tracefuse.optimizers.trace import human_bytes
 
 _FIX: dict[Kind, str] = {
@@ -19,11 +19,13 @@ _FIX: dict[Kind, str] = {
 
 
 def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
-    """One for each line that reads. What lies on the CPU in a program on a GPU makes nobody wait."""
+    """One for each line that reads. What lies on the CPU in a program on a GPU makes nobody wait, and gradients that autograd
+    copies to the CPU are a finding of their own."""
     on_gpu = is_on_gpu(case.trace)
     lines: dict[str, list[Stop]] = {}
     for stop in case.stops:
-        if not on_gpu or stop.read.device.type != "cpu":
+        is_autograds = stop.in_backward and stop.read.how == COPY
+        if not is_autograds and (not on_gpu or stop.read.device.type != "cpu"):
             lines.setdefault(place(stop.source), []).append(stop)
     for at, stops in lines.items():
         yield _finding(at, stops, on_gpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import cuda_traces
@@ -185,6 +186,8 @@ def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
         assert set(one.values) <= names
         assert all((one.title, one.fix, one.worth))
         assert str(one).count("\n") >= 3
+        assert 1 <= len(one.evidence) <= 4
+        assert all(int(share) <= 100 for share in re.findall(r"(\d+) %", one.worth))
 
 
 def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -> None:

@@ -49,3 +49,10 @@ def test_what_only_matmuls_read_is_not_cheaper_to_recompute() -> None:
 
 def test_a_forward_alone_saves_nothing() -> None:
     assert not found(NAME, case(tracefuse.capture(lambda x: x.sin().exp().cos(), torch.randn(64, 64))))
+
+
+def test_kernels_alone_do_not_make_it_go_away() -> None:
+    capture = chain()
+    (finding,) = found(NAME, case(capture, capture.optimize(remat=None).trace))
+    assert finding.changes == {"remat": 1.0, "fuse": True}
+    assert not found(NAME, case(capture, capture.optimize().trace))

@@ -13,7 +13,8 @@ from test_no_sync import READS
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.host_reads import Stop
+from tracefuse.host_reads import COPY, HostRead, Stop
+from tracefuse.optimizers.trace import fake_mode
 
 
 @pytest.mark.parametrize("how", READS)
@@ -79,3 +80,26 @@ def test_a_step_of_an_optimizer_reads_nothing() -> None:
         optimizer.step()
     assert c.guards
     assert c.stops == ()
+
+
+def test_a_gradient_that_autograd_copies_to_the_cpu_is_no_read_of_the_program() -> None:
+    capture = tracefuse.capture(lambda: torch.ones(3, requires_grad=True).sum().backward())
+    of = replace(case(capture), trace=cuda_traces.on_cuda(capture.trace))
+    copy = HostRead("copy", COPY, torch.device("cuda:0"), 12)
+    assert not found("waits for the GPU", replace(of, stops=(Stop(copy, None, in_backward=True),)))
+    assert found("waits for the GPU", replace(of, stops=(Stop(copy, None),)))
+
+
+def test_casts_and_device_moves_of_a_backward_are_told_apart() -> None:
+    leaf, weight = torch.randn(256, requires_grad=True), torch.randn(256, requires_grad=True)
+    capture = tracefuse.capture(lambda: (leaf.double() * weight.double()).sum().backward())
+    name = "two things called ToCopyBackward0"
+    trace = cuda_traces.on_cuda(capture.trace)
+    assert not found(name, case(capture, trace))
+    (gradient,) = [n for n, o in zip(trace.returned, trace.outputs, strict=True) if o.of == "leaf"]
+    with fake_mode(trace.graph):
+        gradient.meta["val"] = torch.empty(256, device="cpu")
+    (finding,) = found(name, case(capture, trace))
+    assert finding.title == "1 dtype cast and 1 device move are both called ToCopyBackward0 in a profile"
+    assert finding.evidence == (("casts", "1 KiB"), ("device moves", "1 KiB"), ("largest move", "grad_leaf"))
+    assert finding.severity == "low"
