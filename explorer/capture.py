@@ -14,15 +14,14 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_flatten_with_path
 
-from tracefuse.assemble import Roles, assemble
+from tracefuse.assemble import Roles, assemble, mark_held
 from tracefuse.config import Config, Machine
+from tracefuse.dropped import Dropped, dropped
 from tracefuse.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.functional import build_graph, functionalize, propagate
@@ -32,12 +31,15 @@ from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
-from tracefuse.record import Guard, Recorder, Recording, Value
+from tracefuse.record import Guard, Recorder, Stop, Value
+from tracefuse.refusals import check_supported, check_unreplaced
 from tracefuse.replay import replay
+from tracefuse.roles import optimizers_of, roles_of
 from tracefuse.thaw import Thaw
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
+    from tracefuse.findings import Finding, Fix
     from tracefuse.widgets.view import Explorer
 
 
@@ -46,9 +48,8 @@ class CapturedProgram(NamedTuple):
     example_inputs: tuple[torch.Tensor, ...]
     live_inputs: tuple[torch.Tensor, ...]
     guards: tuple[Guard, ...]
-
-
-GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
+    dropped: tuple[Dropped, ...] = ()
+    optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class Capture:
@@ -75,6 +76,8 @@ class Capture:
         self._recorder = Recorder()
         self.is_recording = False
         self._roles: Roles | None = None
+        self._alive: frozenset[Value] = frozenset()
+        self._optimized: Mapping[str, frozenset[Value]] = {}
         self._variants: dict[Config, Variant] = {}
         self.known_steps: dict[tuple[Pass, ...], Step] = {}
         self.environment = environment()
@@ -129,7 +132,10 @@ class Capture:
 
     def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
         gradient_of = _gradient if self._thaw is None else self._thaw.gradient_of
-        self._roles = _roles(self._recorder, namespace, returned, gradient_of)
+        self._recorder.note_replaced()
+        self._roles = roles_of(self._recorder, namespace, returned, gradient_of)
+        self._alive = self._recorder.alive()
+        self._optimized = optimizers_of(self._recorder, namespace)
         if self._thaw is not None:
             self._thawed = frozenset(v for p in self._thaw.parameters if (v := self._recorder.value_of(p)) is not None)
 
@@ -139,7 +145,7 @@ class Capture:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
             )
-        return _build(self._recorder, self._roles)
+        return _build(self._recorder, self._roles, self._alive, self._optimized)
 
     @property
     def trace(self) -> Trace:
@@ -158,11 +164,32 @@ class Capture:
     def guards(self) -> tuple[Guard, ...]:
         return self._built.guards
 
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        """Where the host reads what a GPU computes, or would if there were one, in the order of the run."""
+        return tuple(self._recorder.recording.stops)
+
+    @property
+    def dropped(self) -> tuple[Dropped, ...]:
+        """What autograd computed and nothing got: no part of the trace."""
+        return self._built.dropped
+
+    @property
+    def optimizers(self) -> Mapping[str, frozenset[str]]:
+        """The names of the inputs that each optimizer holds, by its variable; optimizers that hold none are left out."""
+        return self._built.optimizers
+
     @functools.cached_property
     def device(self) -> torch.device:
         """Where the program computes: the GPU if any of its values lies on one, wherever its inputs lie."""
         found = (tensor.device for node in self.trace.graph.nodes for tensor in tensors(node))
         return next((device for device in found if device.type == "cuda"), torch.device("cpu"))
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """Names of the inputs that lie in pinned memory of the host."""
+        pairs = zip(self.trace.inputs, self.example_inputs, strict=True)
+        return frozenset(i.name for i, tensor in pairs if tensor.device.type == "cpu" and tensor.is_pinned())
 
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
@@ -193,6 +220,15 @@ class Capture:
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
         return replay(self.trace, self.example_inputs, self.rng_states)
+
+    def with_fix(self, fix: Fix | Finding) -> Capture:
+        """The capture of the program with `fix`, or with the first that a finding offers: see `tracefuse.fixes`.
+
+        One of passes leaves the capture as it is. Raises `FixError` for a fix of another program, or without the GPU it needs.
+        """
+        from tracefuse.fixes import chosen, with_fix
+
+        return with_fix(self, chosen(fix))
 
     def variant(self, config: Config) -> Variant:
         """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
@@ -258,62 +294,9 @@ def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
     return leaf.grad
 
 
-def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
-    """Inputs' names, results and gradients, by value."""
-    recording, value_of = recorder.recording, recorder.value_of
-    for thing in namespace.values():
-        if isinstance(thing, nn.Module):
-            recorder.modules.add_root(thing)
-    variables = {n: t for n, t in namespace.items() if isinstance(t, torch.Tensor) and not n.startswith("__")}
-    bound = {value: name.strip("_") for name, t in variables.items() if (value := value_of(t)) is not None}
-
-    sources: dict[Value, tuple[str, str]] = {}
-    for value, tensor in recording.externals.items():
-        default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
-        sources[value] = recorder.names.get(tensor, default)
-
-    results = _returned_values(returned, value_of, bound)
-    results |= {root: results.get(root) or bound.get(root, "") for root, _, _ in recording.roots}
-    if not results:
-        results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
-    gradients, made_here = {}, {}
-    for leaf, name in _leaves(recorder, variables):
-        written, value = gradient_of(leaf), value_of(leaf)
-        gradient = None if written is None else value_of(written)
-        if gradient is None or value is None:
-            continue
-        if value in recording.externals:
-            gradients[value] = gradient
-        else:
-            made_here[gradient] = f"{name}_grad"
-    return Roles(sources, results | made_here, gradients)
-
-
-def _returned_values(
-    returned: Any, value_of: Callable[[Any], Value | None], bound: Mapping[Value, str]
-) -> dict[Value, str]:
-    found = {}
-    for path, leaf in tree_flatten_with_path(returned)[0]:
-        value = value_of(leaf) if isinstance(leaf, torch.Tensor) else None
-        if value is not None:
-            label = "_".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", "")))) for k in path)
-            found[value] = bound.get(value, label if label and not label.isdigit() else "")
-    return found
-
-
-def _unread(recording: Recording) -> dict[Value, str]:
-    """What the program computed and nothing read: its results, if it has no others."""
-    read = {v for call in recording.calls for v in call.reads()}
-    return {v: "" for call in recording.calls for v in call.out_values() if v not in read}
-
-
-def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
-    """Every leaf that may have got a gradient: inputs of the program, and leaves that it made and bound to a name."""
-    inputs = [(t, "") for t in recorder.recording.externals.values()]
-    return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.is_leaf and t.requires_grad]
-
-
-def _build(recorder: Recorder, roles: Roles) -> CapturedProgram:
+def _build(
+    recorder: Recorder, roles: Roles, alive: frozenset[Value], optimized: Mapping[str, frozenset[Value]]
+) -> CapturedProgram:
     recording = recorder.recording
     if not recording.calls:
         raise CaptureError(
@@ -321,17 +304,27 @@ def _build(recorder: Recorder, roles: Roles) -> CapturedProgram:
         )
     if not roles.results and not roles.gradients:
         raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
+    check_supported(recording)
     externals = list(recording.externals)
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
     kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
     built = build_graph(recording, kept)
-    if built.needs_functionalize:
+    mark_held(built, recording)
+    # Rewritten, a program tells only those values from their copies that are outputs.
+    is_rewritten = built.needs_functionalize
+    if is_rewritten:
         built = functionalize(built, inputs, externals, kept)
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
-    propagate(built.graph, inputs)
+    propagate(built, inputs)
+    unread = () if is_rewritten else dropped(built, recording, {*roles.results, *roles.gradients.values(), *alive})
     trace, chosen = assemble(built, recording, roles)
+    check_unreplaced(recording, [externals[x] for x in chosen if isinstance(x, int)])
     verify(trace)
     examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
     live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)
-    return CapturedProgram(trace, examples, live, tuple(built.guards))
+    name_of_value = {externals[x]: i.name for x, i in zip(chosen, trace.inputs, strict=True) if isinstance(x, int)}
+    optimizers = {
+        name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in optimized.items()
+    }
+    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers)

@@ -16,6 +16,7 @@ from tracefuse.assemble import Roles
 from tracefuse.capture import Capture, CapturedProgram
 from tracefuse.config import Config, Machine
 from tracefuse.errors import SessionError
+from tracefuse.host_reads import Stop
 from tracefuse.measurements import Measurements
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.record import Guard
@@ -60,8 +61,8 @@ class LoadedCapture(Capture):
         self.environment = dict(captured.environment)
         guards = tuple(Guard(one.op, one.value, one.source) for one in captured.guards)
         self._roles = Roles({}, {}, {})
-        self._built = CapturedProgram(trace, (), (), guards)
-        self._names_thawed = captured.thawed
+        self._built = CapturedProgram(trace, (), (), guards, captured.dropped, captured.optimizers)
+        self._names_thawed, self._pinned, self._stops = captured.thawed, captured.pinned, captured.stops
         self._data = captured.data
         self._machine = Machine(captured.cat, captured.fuse)
         self.measurements, self.restored = _measurements(measured), _measurements(measured)
@@ -78,6 +79,14 @@ class LoadedCapture(Capture):
     @property
     def thawed(self) -> tuple[str, ...]:
         return self._names_thawed
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        return self._pinned
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        return self._stops
 
     def check_inputs(self) -> None:
         """Raise `SessionError` unless the captured tensors are in the file and their devices are here."""
@@ -132,6 +141,7 @@ def _measurements(saved: Measured) -> Measurements:
         ablations={one.config: one.ablation for one in saved.ablations},
         profiles={one.config: one.profile for one in saved.profiles},
         builds={one.config: one.build for one in saved.builds},
+        trials={(one.config, one.finding, one.choice): one.said for one in saved.trials},
         peaks=saved.peaks,
     )
 

@@ -21,6 +21,18 @@ Pair = tuple[Config, Config | None]
 """The configuration that was measured, and the pinned one beside it: None where that is the captured program."""
 
 
+TrialKey = tuple[Config, str, int]
+"""The configuration that a fix was tried under, the finding's id and the place among what it offers."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a replay said of a fix, as `tracefuse.fixes.Trial` has it."""
+
+    verdict: str
+    said: str
+
+
 @dataclass(frozen=True)
 class Build:
     """By a kernel's name: the block sizes that were found for it, and why it cannot run on the GPU that it was built for."""
@@ -39,6 +51,7 @@ class Measurements:
     ablations: dict[Config, Ablation] = field(default_factory=dict)
     profiles: dict[Config, Profile] = field(default_factory=dict)
     builds: dict[Config, Build] = field(default_factory=dict)
+    trials: dict[TrialKey, Said] = field(default_factory=dict)
     peaks: Peaks | None = None
 
     def note_timing(self, pair: Pair, timing: Timing) -> None:

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from tracefuse.errors import SessionError
+from tracefuse.measurements import Said
 from tracefuse.optimizers.plain_data import damaged, read, record, text, whole, written
 from tracefuse.optimizers.serial import trace_from, trace_record
 from tracefuse.optimizers.trace import Trace, origin
@@ -43,6 +44,7 @@ from tracefuse.session_parts import (
     SavedProfile,
     SavedTimeline,
     SavedTiming,
+    SavedTrial,
     measured_from,
     special_types,
 )
@@ -112,9 +114,18 @@ def _captured(capture: Capture, inputs: bool) -> Captured:
         SavedGuard(one.op, one.value if isinstance(one.value, numbers) else repr(one.value), one.source)
         for one in capture.guards
     )
-    machine = capture.machine
-    data = _inputs(capture) if inputs else None
-    return Captured(guards, capture.environment, capture.thawed, machine.cat, machine.fuse, data)
+    return Captured(
+        guards=guards,
+        stops=capture.stops,
+        dropped=capture.dropped,
+        optimizers=capture.optimizers,
+        pinned=capture.pinned,
+        environment=capture.environment,
+        thawed=capture.thawed,
+        cat=capture.machine.cat,
+        fuse=capture.machine.fuse,
+        data=_inputs(capture) if inputs else None,
+    )
 
 
 def _inputs(capture: Capture) -> SavedInputs:
@@ -151,6 +162,7 @@ def _measured(capture: Capture) -> Measured:
         ablations=tuple(SavedAblation(config, one) for config, one in found.ablations.items()),
         profiles=tuple(SavedProfile(config, one) for config, one in found.profiles.items()),
         builds=tuple(SavedBuild(config, one) for config, one in found.builds.items()),
+        trials=tuple(SavedTrial(*key, Said(one.verdict, one.said)) for key, one in found.trials.items()),
         peaks=found.peaks,
     )
 

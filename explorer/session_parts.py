@@ -17,13 +17,15 @@ import numpy as np
 import torch
 
 from tracefuse.config import Config
+from tracefuse.dropped import Dropped
 from tracefuse.errors import OptionError, SessionError
-from tracefuse.measurements import Build
+from tracefuse.host_reads import Stop
+from tracefuse.measurements import Build, Said
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.plain_data import Special, damaged, items, place, prepare, read, record, whole, written
-from tracefuse.optimizers.serial_arguments import dtype
+from tracefuse.optimizers.serial_arguments import device, dtype
 from tracefuse.optimizers.trace import Source
 from tracefuse.profile import Profile
 from tracefuse.readers import READERS
@@ -59,6 +61,10 @@ class SavedInputs:
 @dataclass(frozen=True)
 class Captured:
     guards: tuple[SavedGuard, ...]
+    stops: tuple[Stop, ...]
+    dropped: tuple[Dropped, ...]
+    optimizers: Mapping[str, frozenset[str]]
+    pinned: frozenset[str]
     environment: Mapping[str, str]
     thawed: tuple[str, ...]
     cat: Cat
@@ -102,18 +108,27 @@ class SavedBuild:
 
 
 @dataclass(frozen=True)
+class SavedTrial:
+    config: Config
+    finding: str
+    choice: int
+    said: Said
+
+
+@dataclass(frozen=True)
 class Measured:
     timings: tuple[SavedTiming, ...] = ()
     timelines: tuple[SavedTimeline, ...] = ()
     ablations: tuple[SavedAblation, ...] = ()
     profiles: tuple[SavedProfile, ...] = ()
     builds: tuple[SavedBuild, ...] = ()
+    trials: tuple[SavedTrial, ...] = ()
     peaks: Peaks | None = None
 
 
 _ENTRIES = {
     "timings": SavedTiming, "timelines": SavedTimeline, "ablations": SavedAblation, "profiles": SavedProfile,
-    "builds": SavedBuild,
+    "builds": SavedBuild, "trials": SavedTrial,
 }  # fmt: skip
 
 
@@ -145,7 +160,14 @@ def measured_from(data: Any, special: Special) -> tuple[Measured, list[str]]:
 
 def check_columns(program: ProgramTimeline, where: str) -> None:
     """Raise `SessionError` unless a timeline's columns are equally long and point at what there is."""
-    columns = program.start_us, program.duration_us, program.name, program.value, program.lane
+    columns = (
+        program.start_us,
+        program.duration_us,
+        program.name,
+        program.value,
+        program.lane,
+        program.delay_us,
+    )
     if len({len(column) for column in columns}) != 1 or [c.dtype.str for c in columns] != COLUMNS:
         raise damaged(f"{where}: the columns of {program.label} do not belong together")
     bounds = (
@@ -159,8 +181,8 @@ def check_columns(program: ProgramTimeline, where: str) -> None:
         raise damaged(f"{where}: an event of {program.label} has no time")
 
 
-COLUMNS = ["<f8", "<f4", "<u4", "<u4", "<u2"]
-"""Start, duration, name, value and lane, as `ProgramTimeline` has them."""
+COLUMNS = ["<f8", "<f4", "<u4", "<u4", "<u2", "<f4"]
+"""Start, duration, name, value, lane and delay, as `ProgramTimeline` has them."""
 
 
 # --- configurations and arrays ----------------------------------------------------------------------------------------
@@ -170,7 +192,8 @@ def special_types(put: Callable[[bytes], int] | None, held: list[bytes]) -> Spec
     """How `plain_data` writes and reads what has a form of its own: arrays go to `put`, or are in `held`."""
     return {
         Config: (config_record, config_from),
-        torch.dtype: (lambda kind: str(kind).removeprefix("torch."), dtype),
+        torch.dtype: (lambda one: str(one).removeprefix("torch."), dtype),
+        torch.device: (str, device),
         np.ndarray: (lambda array: _array_record(array, put), lambda data, where: _array(data, where, held)),
     }
 

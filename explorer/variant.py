@@ -28,9 +28,12 @@ from tracefuse.optimizers.trace import Trace
 if TYPE_CHECKING:
     from tracefuse.capture import Capture
     from tracefuse.diagnose import Findings
+    from tracefuse.findings import Finding, Fix
+    from tracefuse.fixes import Trial
     from tracefuse.graphs import GraphedProgram
     from tracefuse.kernel_times import KernelTimes
     from tracefuse.layers import Layers
+    from tracefuse.memory import Memory
     from tracefuse.op_times import OpTimes
     from tracefuse.optimizers.kernel import Kernel
     from tracefuse.optimizers.layout import Tuning
@@ -142,14 +145,43 @@ class Variant:
 
         return layers(self.capture.trace, self.trace, (self.baseline.op_times, self.op_times))
 
-    def findings(self) -> Findings:
+    def memory(self, measure: bool = False) -> Memory:
+        """The memory that the step needs, as captured and with the passes: bytes alive while each op runs, by kind; what is
+        alive at the peak; what is saved for the backward, by module and by reason. Print it.
+
+        Static, from the traces; with `measure` one replay of each program is counted by the allocator beside it, which
+        raises what `compile` raises.
+        """
+        from tracefuse.memory import measured_memory, memory
+
+        return measured_memory(self) if measure else memory(self.capture.trace, self.trace, self.steps)
+
+    def findings(self, times: OpTimes | None = None) -> Findings:
         """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
-        Print it."""
+        Print it.
+
+        `times` are those of its ops (default: modelled); `OpTimes.of(v.timeline(), 1)` are measured ones.
+        """
         from tracefuse.diagnose import diagnose
         from tracefuse.findings import Case
 
-        environment = tuple(self.capture.environment.items())
-        return diagnose(Case(self.trace, self.op_times, self.capture.guards, environment))
+        return diagnose(Case.of(self.capture, self.trace, times or self.op_times))
+
+    def try_fix(
+        self,
+        fix: Finding | Fix,
+        progress: Callable[[float, str], None] | None = None,
+        budget_s: float = 10.0,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> Trial:
+        """Apply what a finding offers first, or any of its `trials`, to the captured program; time both under these passes.
+
+        The replays are interleaved, as those of `measure`, whose arguments the others are; results and gradients are compared.
+        Print it. Raises `FixError` where the fix cannot be tried here or would change nothing, else what `measure` raises.
+        """
+        from tracefuse.fixes import chosen, try_fix
+
+        return try_fix(self, chosen(fix), progress, budget_s, is_cancelled)
 
     def to_dot(self, depth: int | None = 2) -> str:
         """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""

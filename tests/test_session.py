@@ -97,7 +97,7 @@ def test_a_timeline_comes_back_number_for_number(capture: tracefuse.Capture, loa
     assert mine.provenance == theirs.provenance
     for one, other in zip(mine.programs, theirs.programs, strict=True):
         columns = [name for name in vars(other) if hasattr(getattr(other, name), "dtype")]
-        assert len(columns) == 5
+        assert len(columns) == 6
         for name in columns:
             assert (getattr(one, name) == getattr(other, name)).all()
             assert getattr(one, name).dtype == getattr(other, name).dtype

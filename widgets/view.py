@@ -4,7 +4,8 @@ Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they 
 `status.error`:
 
     {type: "configure", changes}  {type: "pin"} {type: "unpin"}  {type: "show_pass"}    answered at once
-    {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}   in a thread, one at a time
+    {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}
+    {type: "try", finding, choice}                                                      in a thread, one at a time
     {type: "cancel"}                                                                    stops that one
     {type: "hello"}                                                                     asks for nothing: is there a kernel?
 """
@@ -162,6 +163,10 @@ class Explorer(anywidget.AnyWidget):
         """Time each pass that is on by leaving it out, with progress in the view; an error is shown there too."""
         self._run("timing", self._ablate)
 
+    def try_fix(self, finding: str, choice: int = 0) -> None:
+        """Time what the finding of this id offers, with progress in the view; an error is shown there too."""
+        self._run("findings", lambda task: self._try_fix(task, finding, choice))
+
     def cancel(self) -> None:
         """Stop what is being measured at the next round; what was measured so far is kept if it is enough."""
         self._task.cancel()
@@ -216,6 +221,14 @@ class Explorer(anywidget.AnyWidget):
         self.measured.shares = (found, variant.config)
         self.show()
 
+    def _try_fix(self, task: Task, finding: str, choice: int) -> None:
+        variant = self.variant.check()
+        fix = self.measured.fix(variant, self.baseline, finding, choice)
+        with task.turn(variant.capture.example_inputs, self._progress):
+            found = variant.try_fix(fix, self._progress, self.budget_s, task.is_cancelled)
+        self.measured.note_trial((variant.config, finding, choice), found, variant)
+        self.show()
+
     def _inspect(self, kernel: str) -> None:
         self.measured.inspect(self.variant, kernel)
         self.show()
@@ -249,6 +262,10 @@ class Explorer(anywidget.AnyWidget):
             self._start("timing", self._measure, is_timed=True)
         elif kind == "ablate":
             self._start("timing", self._ablate, is_timed=True)
+        elif kind == "try":
+            finding, choice = message["finding"], message["choice"]
+            at = f"{finding} {choice}"
+            self._start("findings", lambda task: self._try_fix(task, finding, choice), is_timed=True, at=at)
         elif kind == "inspect":
             self._start("kernels", lambda _: self._inspect(message["kernel"]), at=message["kernel"])
         elif kind == "take":
