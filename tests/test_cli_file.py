@@ -112,14 +112,15 @@ def test_the_whole_script_is_shown_and_measured(tmp_path: Path, capsys: pytest.C
 
 def test_a_script_is_captured_from_the_first_use_of_its_model(tmp_path: Path) -> None:
     """How it makes its model and its data is no part of the step, and they keep their names."""
-    shown, _ = run_script(Path(written(tmp_path, STEP.replace("torch.randn(5, 8)", "(x := torch.randn(5, 8))"))), [])
+    text = STEP.replace("loss =", "x = torch.randn(5, 8)\nloss =").replace("model(torch.randn(5, 8))", "model(x)")
+    shown, _ = run_script(Path(written(tmp_path, text)), [])
     assert [i.source for i in shown.trace.inputs] == ["x", "0.weight", "0.bias", "2.weight", "2.bias", "loss"]
     assert "uniform" not in shown.trace.code
     assert "randn" not in shown.trace.code
     plain = (
         "import torch\nw = torch.ones(3, requires_grad=True)\nx = torch.arange(3.0).exp()\n(w * x).sum().backward()\n"
     )
-    assert [i.source for i in run_script(Path(written(tmp_path, plain)), [])[0].trace.inputs][:2] == ["x", "w"]
+    assert {i.source for i in run_script(Path(written(tmp_path, plain)), [])[0].trace.inputs} >= {"x", "w"}
     nothing = "import torch\ny = torch.arange(3.0).exp()\n"
     assert run_script(Path(written(tmp_path, nothing)), [])[0].trace.op_count == 2
 
