@@ -9,6 +9,9 @@ from tracefuse.errors import SyncError, TracefuseError
 from tracefuse.no_sync import assert_no_sync
 from tracefuse.registry import register, unregister
 from tracefuse.replay import replay
+from tracefuse.run_recorder import profile_run
+from tracefuse.run_timeline import load_timeline
+from tracefuse.session import load
 from tracefuse.variant import Variant
 
 __all__ = [
@@ -22,6 +25,9 @@ __all__ = [
     "capture",
     "compiled",
     "explore",
+    "load",
+    "load_timeline",
+    "profile_run",
     "register",
     "replay",
     "unregister",

@@ -13,17 +13,19 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tracefuse.assemble import Roles, assemble
-from tracefuse.config import Config
+from tracefuse.assemble import Roles, assemble, mark_held
+from tracefuse.config import Config, Machine
 from tracefuse.dropped import Dropped, dropped
 from tracefuse.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.functional import build_graph, functionalize, propagate
+from tracefuse.measurements import Measurements
 from tracefuse.namespace import name_of, namespace_of, visible_from
 from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
@@ -36,16 +38,20 @@ from tracefuse.thaw import Thaw
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
+    from tracefuse.findings import Finding, Fix
     from tracefuse.widgets.view import Explorer
 
 
-class Captured(NamedTuple):
+class CapturedProgram(NamedTuple):
     trace: Trace
     example_inputs: tuple[torch.Tensor, ...]
     live_inputs: tuple[torch.Tensor, ...]
     guards: tuple[Guard, ...]
     dropped: tuple[Dropped, ...] = ()
     optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
+
+on_start: Callable[[Capture], None] | None = None
+"""Called with each capture before it records: how `tracefuse script.py` knows those that the script makes."""
 
 
 class Capture:
@@ -67,12 +73,16 @@ class Capture:
         self._thawed: frozenset[Value] = frozenset()
         self.returned: Any = None
         self._recorder = Recorder()
+        self.is_recording = False
         self._roles: Roles | None = None
         self._alive: frozenset[Value] = frozenset()
         self._optimized: Mapping[str, frozenset[Value]] = {}
         self._variants: dict[Config, Variant] = {}
         self.known_steps: dict[tuple[Pass, ...], Step] = {}
         self.environment = environment()
+        self.measurements = Measurements()
+        self.restored = Measurements()
+        """What was measured where a session file was saved; nothing of a capture of this process."""
 
     def __repr__(self) -> str:
         if self._roles is None:
@@ -92,16 +102,25 @@ class Capture:
     def _seen_from(self, frame: FrameType) -> Mapping[str, Any]:
         return visible_from(frame) if self._namespace is None else self._namespace
 
+    @property
+    def has_run(self) -> bool:
+        """Whether its block or call has ended, and without an error."""
+        return self._roles is not None
+
     def _start(self, namespace: Mapping[str, Any]) -> None:
-        if self._roles is not None:
+        if self.has_run:
             raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
+        if on_start is not None:
+            on_start(self)
         if self._train_all:
             self._thaw = Thaw(namespace).__enter__()
         self._recorder.__enter__()
+        self.is_recording = True
 
     def _stop(self, namespace: Mapping[str, Any], returned: Any, completed: bool) -> None:
         """Note who is who while the program's tensors are still there; keep nothing of the user's alive."""
         self._recorder.__exit__(None, None, None)
+        self.is_recording = False
         try:
             if completed:
                 self._finish(namespace, returned)
@@ -119,7 +138,7 @@ class Capture:
             self._thawed = frozenset(v for p in self._thaw.parameters if (v := self._recorder.value_of(p)) is not None)
 
     @functools.cached_property
-    def _built(self) -> Captured:
+    def _built(self) -> CapturedProgram:
         if self._roles is None:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
@@ -165,6 +184,12 @@ class Capture:
         return next((device for device in found if device.type == "cuda"), torch.device("cpu"))
 
     @property
+    def pinned(self) -> frozenset[str]:
+        """Names of the inputs that lie in pinned memory of the host."""
+        pairs = zip(self.trace.inputs, self.example_inputs, strict=True)
+        return frozenset(i.name for i, tensor in pairs if tensor.device.type == "cpu" and tensor.is_pinned())
+
+    @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
         return tuple(self._recorder.recording.rng_states)
 
@@ -194,11 +219,28 @@ class Capture:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
         return replay(self.trace, self.example_inputs, self.rng_states)
 
+    def with_fix(self, fix: Fix | Finding) -> Capture:
+        """The capture of the program with `fix`, or with the first that a finding offers: see `tracefuse.fixes`.
+
+        One of passes leaves the capture as it is. Raises `FixError` for a fix of another program, or without the GPU it needs.
+        """
+        from tracefuse.fixes import chosen, with_fix
+
+        return with_fix(self, chosen(fix))
+
     def variant(self, config: Config) -> Variant:
         """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
         if config not in self._variants:
-            self._variants[config] = Variant(self, config)
+            self._variants[config] = self._variant(config)
         return self._variants[config]
+
+    def _variant(self, config: Config) -> Variant:
+        return Variant(self, config)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that passes make programs for."""
+        return Machine.here()
 
     def optimize(self, **options: Any) -> Variant:
         """The variant with every pass on, changed by `options` (see `tracefuse.config.Config`).
@@ -214,6 +256,16 @@ class Capture:
         """
         name = name_of(self, visible_from(sys._getframe(1)))
         return self.variant(Config.of(**options)).explore(name)
+
+    def save(self, path: str | Path, inputs: bool = False) -> Path:
+        """Write this capture as a session file, with all that was measured of it; `tracefuse.load` opens it anywhere.
+
+        With `inputs`, the captured tensors too (parameters among them), so that it can be replayed and measured where it is
+        opened. Returns the path. Raises `SessionError` for what cannot be saved: see `tracefuse.session`.
+        """
+        from tracefuse.session import save
+
+        return save(self, path, inputs)
 
 
 def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool = False, **kwargs: Any) -> Capture:
@@ -242,7 +294,7 @@ def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
 
 def _build(
     recorder: Recorder, roles: Roles, alive: frozenset[Value], optimized: Mapping[str, frozenset[Value]]
-) -> Captured:
+) -> CapturedProgram:
     recording = recorder.recording
     if not recording.calls:
         raise CaptureError(
@@ -255,6 +307,7 @@ def _build(
     seeds = [given for _, given, _ in recording.roots if given is not None]
     kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
     built = build_graph(recording, kept)
+    mark_held(built, recording)
     # Rewritten, a program tells only those values from their copies that are outputs.
     is_rewritten = built.needs_functionalize
     if is_rewritten:
@@ -270,4 +323,4 @@ def _build(
     optimizers = {
         name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in optimized.items()
     }
-    return Captured(trace, examples, live, tuple(built.guards), unread, optimizers)
+    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers)

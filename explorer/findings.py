@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2s
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx
@@ -24,9 +25,35 @@ HIGH, MEDIUM, LOW = 0.2, 0.05, 0.01
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A part of the time that a finding is about; `provenance` begins with "measured on" or "modelled"."""
+
+    label: str
+    us: float
+    provenance: str
+
+
+FixKind = Literal["on device", "pinned input", "pinned gradient", "as cast", "padded", "passes"]
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What a replay can test: `kind` names the change (`tracefuse.fixes`), `does` says it, `of` are the names of the inputs or
+    ops that it changes, `changes` the options of "passes"."""
+
+    kind: FixKind
+    does: str
+    of: tuple[str, ...] = ()
+    changes: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class Finding:
     """One diagnosis. `evidence` are pairs of label and figure, `values` the names of the ops it is about, `source` the line of
-    the user's program, `worth` what the fix gains and how that is known, `changes` the options that try it, if a pass can."""
+    the user's program, `worth` what the fix gains and how that is known, `changes` the options that try it, if a pass can.
+
+    `bars` are parts of the time of what it is about, one after another: they add up to that. `fixes` are what
+    `Variant.try_fix` can measure, the best first."""
 
     name: str
     severity: Severity
@@ -37,11 +64,26 @@ class Finding:
     fix: str
     worth: str
     changes: dict[str, Any] | None = None
+    bars: tuple[Bar, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The same for what is found at the same place again, whatever its times are by then."""
+        return blake2s("\n".join((self.name, self.title, self.source)).encode(), digest_size=6).hexdigest()
+
+    @property
+    def trials(self) -> tuple[Fix, ...]:
+        """What `Variant.try_fix` can measure: `fixes`, or the passes of `changes`."""
+        if self.fixes or not self.changes:
+            return self.fixes
+        return (Fix("passes", f"with {', '.join(self.changes)}", changes=self.changes),)
 
     def __str__(self) -> str:
         facts = "; ".join(f"{label}: {figure}" for label, figure in self.evidence)
         lines = [f"{self.severity}: {self.title}", f"  {facts}", f"  at {self.source}" if self.source else ""]
-        return "\n".join(filter(None, [*lines, f"  fix: {self.fix}", f"  worth: {self.worth}"]))
+        lines += [f"  time: {bars_text(self.bars)}" if self.bars else "", f"  fix: {self.fix}"]
+        return "\n".join(filter(None, [*lines, f"  worth: {self.worth}"]))
 
 
 @dataclass(frozen=True)
@@ -54,6 +96,8 @@ class Case:
     times: OpTimes
     guards: tuple[Guard, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    pinned: frozenset[str] = frozenset()
+    """Names of the inputs that lie in pinned memory."""
     stops: tuple[Stop, ...] = ()
     captured: Trace | None = None
     dropped: tuple[Dropped, ...] = ()
@@ -61,17 +105,18 @@ class Case:
 
     @classmethod
     def of(cls, capture: Capture, trace: Trace, times: OpTimes) -> Case:
-        """`trace`, as captured or after passes, with what its capture knows besides."""
+        """The case of `trace`, which is that of `capture` or what passes made of it."""
         environment = tuple(capture.environment.items())
         return cls(
             trace,
             times,
             capture.guards,
             environment,
-            stops=capture.stops,
-            captured=capture.trace,
-            dropped=capture.dropped,
-            optimizers=capture.optimizers,
+            capture.pinned,
+            capture.stops,
+            capture.trace,
+            capture.dropped,
+            capture.optimizers,
         )
 
     @property
@@ -101,6 +146,12 @@ Detector = Callable[[Case], Iterator[Finding]]
 
 def time_text(us: float) -> str:
     return f"{us / 1000:.3g} ms" if us >= 1000 else f"{us:.3g} µs"
+
+
+def bars_text(bars: Sequence[Bar]) -> str:
+    """`wait 3.4 ms | copy @ 1.3 GB/s 506 ms | host 20 ms = 529 ms (measured on …)`"""
+    parts = " | ".join(f"{bar.label} {time_text(bar.us)}" for bar in bars)
+    return f"{parts} = {time_text(sum(bar.us for bar in bars))} ({bars[0].provenance})"
 
 
 def counted(count: int, noun: str) -> str:

@@ -24,6 +24,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_map
 
 from tracefuse.errors import CaptureError
+from tracefuse.optimizers.eager_memory import IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, is_view, producer
 from tracefuse.optimizers.trace import Source, set_origin
 from tracefuse.record import BATCH_NORMS, Call, Guard, Recording, Value
@@ -93,6 +94,7 @@ def _emit(built: Built, call: Call, func: OpOverload, hint: str | None = None) -
     outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
     values = tuple(v if isinstance(v, Value) else None for v in outs)
     node.meta["custom"]["recorded"] = Recorded(func, values if func is call.func else (None,), call.in_engine, hint)
+    node.meta["custom"][IN_PLACE] = call.func._schema.is_mutable
     return node
 
 

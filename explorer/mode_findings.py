@@ -9,10 +9,10 @@ from torch import fx
 
 from tracefuse.device_moves import is_on_gpu
 from tracefuse.findings import Case, Finding, Severity, counted, line, names, share_text, time_text
-from tracefuse.layers import work
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, bytes_moved, flops
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import val
+from tracefuse.work import work
 
 _FLAGS = {
     "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel: unset CUDA_LAUNCH_BLOCKING and restart the kernel",

@@ -95,8 +95,9 @@ class Guard:
 @dataclass
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
-    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values
-    that a leaf had (`superseded`) before it became an input, and where the host reads what a GPU computes (`stops`)."""
+    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values that a
+    leaf had (`superseded`) before it became an input, where the host reads what a GPU computes (`stops`), and the values that
+    were still there (`held`) when a backward was over: the program's variables hold them."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -105,6 +106,7 @@ class Recording:
     roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
     superseded: set[Value] = field(default_factory=set)
     stops: list[Stop] = field(default_factory=list)
+    held: set[Value] = field(default_factory=set)
 
 
 class Recorder(TorchDispatchMode, Listener):
@@ -241,7 +243,7 @@ class Recorder(TorchDispatchMode, Listener):
         recorded = {k: v for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
         return _replace_rng(origin, len(self.recording.rng_states) - 1), recorded
 
-    # --- backward roots ---
+    # --- around a backward ---
 
     def note_roots(self, outputs: Any, gradients: Any) -> None:
         """A backward is about to start from `outputs` with `gradients`."""
@@ -252,6 +254,11 @@ class Recorder(TorchDispatchMode, Listener):
             if root is not None:
                 given = None if gradient is None else self._read(gradient)
                 self.recording.roots.append((root, given, gradient))
+
+    def note_held(self) -> None:
+        """A backward is over: what is alive now, its graph being gone, a variable of the program holds."""
+        if not is_in_engine():
+            self.recording.held.update(self._ids.values())
 
 
 def _memory(tensor: torch.Tensor | None) -> int | None:
