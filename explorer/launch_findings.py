@@ -8,10 +8,10 @@ from torch import fx
 
 from tracefuse.device_moves import is_on_gpu
 from tracefuse.findings import Case, Finding, grouped, line, names, share_text, time_text
-from tracefuse.layers import work
 from tracefuse.optimizers.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import human_bytes, origin, phase
+from tracefuse.work import work
 
 # What the host pays for one eager op: `x * 2 + y` takes 14.3 µs (tests/bench/results/launch_h100.json).
 HOST_US = 7.2

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from tracefuse.findings import Case, Finding, counted, line, names, time_text
-from tracefuse.layers import work
 from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase
+from tracefuse.work import work
 
 _NODE = "ToCopyBackward0"
 
