@@ -64,8 +64,7 @@ def _drop_detaches(built: Built) -> None:
             continue
         same = node.args[0]
         node.replace_all_uses_with(same)
-        for table in (built.nodes, built.mutated):
-            table.update({value: same for value, known in table.items() if known is node})
+        built.rename(node, same)
         built.graph.erase_node(node)
 
 

@@ -32,6 +32,7 @@ from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.record import Guard, Recorder, Stop, Value
+from tracefuse.refusals import check_supported, check_unreplaced
 from tracefuse.replay import replay
 from tracefuse.roles import optimizers_of, roles_of
 from tracefuse.thaw import Thaw
@@ -49,6 +50,7 @@ class CapturedProgram(NamedTuple):
     guards: tuple[Guard, ...]
     dropped: tuple[Dropped, ...] = ()
     optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
+
 
 on_start: Callable[[Capture], None] | None = None
 """Called with each capture before it records: how `tracefuse script.py` knows those that the script makes."""
@@ -131,6 +133,7 @@ class Capture:
 
     def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
         gradient_of = _gradient if self._thaw is None else self._thaw.gradient_of
+        self._recorder.note_replaced()
         self._roles = roles_of(self._recorder, namespace, returned, gradient_of)
         self._alive = self._recorder.alive()
         self._optimized = optimizers_of(self._recorder, namespace)
@@ -302,6 +305,7 @@ def _build(
         )
     if not roles.results and not roles.gradients:
         raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
+    check_supported(recording)
     externals = list(recording.externals)
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
@@ -313,9 +317,10 @@ def _build(
     if is_rewritten:
         built = functionalize(built, inputs, externals, kept)
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
-    propagate(built.graph, inputs)
+    propagate(built, inputs)
     unread = () if is_rewritten else dropped(built, recording, {*roles.results, *roles.gradients.values(), *alive})
     trace, chosen = assemble(built, recording, roles)
+    check_unreplaced(recording, [externals[x] for x in chosen if isinstance(x, int)])
     verify(trace)
     examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
     live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)

@@ -109,11 +109,11 @@ class Case:
             trace,
             times,
             environment,
-            capture.pinned,
-            capture.stops,
-            capture.trace,
-            capture.dropped,
-            capture.optimizers,
+            pinned=capture.pinned,
+            stops=capture.stops,
+            captured=capture.trace,
+            dropped=capture.dropped,
+            optimizers=capture.optimizers,
         )
 
     @property
