@@ -14,10 +14,13 @@
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved_bytes,
                 removed, storage, kernel, of, time_us}}
       times:    {before, after}                               the provenance of each value's `time_us`
-      memory:   {before, after}                               each {ops, live, peak, at, alive}: bytes alive while each op runs
+      memory:   {before, after, reasons, modules, why}        before and after: {ops, live, peak, at, alive, inputs, storages},
+                bytes alive while each op runs; reasons, modules: [[name, bytes before, bytes after, sentence]] of what is
+                saved for the backward; why: {value: reason} with the passes
       kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source, gb_per_s, peak_share,
                 peak_source, bound, resources}]
-      layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
+      layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause, backward_kinds,
+                flops}]   own ops only; `backward_kinds` are {kind: us} before and after, `flops` those of forward and backward
       findings: [{name, severity, title, evidence, values, source, fix, worth, changes, fixed}]   the gravest first
       looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
@@ -67,11 +70,13 @@ from tracefuse.config import Config
 from tracefuse.diagnose import DETECTORS, diagnose
 from tracefuse.errors import ExportError
 from tracefuse.findings import Case
-from tracefuse.layers import layers
+from tracefuse.layers import Layer, layers
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.collection import uncollected
+from tracefuse.optimizers.saved import REASONS
 from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.profile import Profile
+from tracefuse.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.side_by_side import Ablation
 from tracefuse.summary import remarks
 from tracefuse.timing import Timing
@@ -131,9 +136,13 @@ def payload(
         "backward": half(before.split()[1], variant.backward),
         "values": values(before, after, op_times),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
-        "memory": {"before": memory(before), "after": memory(after)},
+        "memory": {
+            "before": memory(before),
+            "after": memory(after),
+            **saved_record(baseline or variant.baseline, variant),
+        },
         "kernels": kernel_records(variant, profile, bandwidth, inspected),
-        "layers": [asdict(layer) for layer in layers(before, after, op_times)],
+        "layers": [layer_record(layer) for layer in layers(before, after, op_times)],
         "findings": findings(before, after, op_times, variant.capture),
         "looked_for": list(DETECTORS),
         "baseline": baseline_record(baseline, name),
@@ -148,6 +157,23 @@ def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any
     if baseline is None:
         return {"is_pinned": False, "call": "the trace as captured"}
     return {"is_pinned": True, "call": baseline.config.as_code(name or "c")}
+
+
+def saved_record(before: Variant, after: Variant) -> dict[str, Any]:
+    """What is saved for the backward, by reason and by module, and for each value why."""
+    rows = saved_rows(before.trace, after.trace, after.steps, before.steps)
+    return {
+        "reasons": [[group.name, *group.nbytes, REASONS[group.name]] for group in by_reason(rows)],
+        "modules": [[group.name, *group.nbytes] for group in by_module(rows)],
+        "why": {row.name: row.reason for row in rows if row.nbytes.after},
+    }
+
+
+def layer_record(layer: Layer) -> dict[str, Any]:
+    """One row of the layers table; of its many times four digits."""
+    kinds = [{kind: float(f"{us:.4g}") for kind, us in side.items()} for side in layer.backward_kinds]
+    record = asdict(layer) | {"backward_kinds": kinds}
+    return {name: value for name, value in record.items() if name != "count"}
 
 
 def summary(before: Trace, after: Trace, timing: Timing | None = None) -> dict[str, Any]:
