@@ -31,7 +31,15 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
             if value["phase"] != values[read]["phase"]:
                 values[read]["saved_bytes"] = values[read]["nbytes"]
     ops = list(values)
-    memory = {"ops": ops, "live": [1024] * len(ops), "peak": 1024, "at": ops[0], "alive": [], "inputs": 1024, "storages": []}
+    memory = {
+        "ops": ops,
+        "live": [1024] * len(ops),
+        "peak": 1024,
+        "at": ops[0],
+        "alive": [],
+        "inputs": 1024,
+        "storages": [],
+    }
     kernels = sorted({value["kernel"] for value in values.values() if value["kernel"]})
     return {
         "version": 2, "config": _config(fused), "call": "c.optimize()", "blocked": None, "runs_triton": False,
