@@ -64,8 +64,7 @@ def _drop_detaches(built: Built) -> None:
             continue
         same = node.args[0]
         node.replace_all_uses_with(same)
-        for table in (built.nodes, built.mutated):
-            table.update({value: same for value, known in table.items() if known is node})
+        built.rename(node, same)
         built.graph.erase_node(node)
 
 
@@ -142,7 +141,7 @@ def _rebuild(built: Built, roles: Roles, cotangents: Cotangents) -> tuple[Trace,
     wanted = _outputs(built, roles)
     built.graph.output(tuple(node for _, _, node in wanted))
     eliminate_dead_code(built.graph)
-    graph, new, names = fx.Graph(), {}, _Names()
+    graph, new, names = fx.Graph(), {}, Names()
     inputs, chosen, name_of = [], [], {}
     externals = list(built.placeholders)
     for value, node in sorted(built.placeholders.items(), key=lambda pair: _KINDS.index(roles.sources[pair[0]][0])):
@@ -195,7 +194,7 @@ def _preferred_names(built: Built, roles: Roles, name_of: dict[Value, str]) -> d
     return hints | results | gradients
 
 
-def _copy_ops(built: Built, graph: fx.Graph, new: dict, preferred: dict[fx.Node, str], names: _Names) -> None:
+def _copy_ops(built: Built, graph: fx.Graph, new: dict, preferred: dict[fx.Node, str], names: Names) -> None:
     for phase in ("forward", "backward"):
         for node in built.graph.nodes:
             if node.op != "call_function" or node.meta["phase"] != phase:
@@ -219,7 +218,7 @@ def _hint(node: fx.Node) -> str | None:
     return recorded.hint if is_first else None
 
 
-class _Names:
+class Names:
     """Python identifiers, each given out once: `x`, `x_1`, `x_2`."""
 
     def __init__(self) -> None:

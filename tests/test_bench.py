@@ -159,6 +159,14 @@ def test_view(tmp_path: Path) -> None:
     assert "profiled ops add up to" in printed
 
 
+def test_cpu_leaf(tmp_path: Path) -> None:
+    found, printed = run("cpu_leaf.py", tmp_path, "--check")
+    assert found["failed"] == []
+    assert [label for label, _, _ in found["static"]["bars"]] == ["wait", "copy @ 1.3 GB/s"]
+    assert "moved = input_ts.cuda()" in found["static"]["source"]
+    assert "64 KiB" in printed
+
+
 def test_memory(tmp_path: Path) -> None:
     found, printed = run("memory.py", tmp_path, "--check", "--only", "gpt fp32", "gpt fp32 AdamW", "resnet50")
     rows = {(row["case"], row["program"]): row["ratio"] for row in found["rows"]}

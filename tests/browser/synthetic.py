@@ -50,7 +50,7 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
         },
         "forward": _half(values, "forward"), "backward": _half(values, "backward"),
         "times": {"before": "modelled: synthetic", "after": "modelled: synthetic"},
-        "kernels": [_kernel(name) for name in kernels],
+        "kernels": [_kernel(name) for name in kernels], "aten": [],
         "memory": {"before": memory, "after": memory, "reasons": [], "modules": [], "why": {}},
         "baseline": {"is_pinned": False, "call": "the trace as captured"}, "environment": {},
     }  # fmt: skip

@@ -1,0 +1,104 @@
+"""What `torch.compile(model, backend="tracefuse")` compiled, as captures: to look at, to switch passes, to measure.
+
+    tracefuse.compiled(model)       a `CompiledGraph` for each graph of a compiled model, in the order of compiling
+    tracefuse.explore(model)        the view of the largest of them
+
+A graph is found by its parameters: those of `model`. It is known as long as the code that runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tracefuse.capture import Capture, CapturedProgram
+from tracefuse.config import Config
+from tracefuse.errors import CaptureError
+from tracefuse.namespace import name_of, visible_from
+from tracefuse.optimizers.trace import Trace, val
+
+_known: list[weakref.ref[CompiledGraph]] = []
+
+
+class CompiledGraph(Capture):
+    """One graph that the backend compiled under `config`, as a capture.
+
+    Measured on the model's own parameters and buffers and on the integers of the first call, on random floating-point inputs
+    and on ones as cotangents: a graph keeps no activation alive.
+    """
+
+    def __init__(self, trace: Trace, inputs: Sequence[torch.Tensor], config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self._trace = trace
+        kinds = [entry.kind for entry in trace.inputs]
+        self._inputs = [_kept(*known) for known in zip(inputs, map(val, trace.placeholders), kinds, strict=False)]
+        _known[:] = [*(ref for ref in _known if ref() is not None), weakref.ref(self)]
+
+    def __repr__(self) -> str:
+        forward, backward = self.trace.split()
+        return f"<tracefuse.CompiledGraph: {forward.op_count} forward and {backward.op_count} backward ops>"
+
+    @functools.cached_property
+    def _built(self) -> CapturedProgram:
+        given = tuple(tensor for made in self._inputs if (tensor := made()) is not None)
+        if len(given) < len(self._inputs):
+            raise CaptureError("the compiled model's parameters are gone: keep the model, or compile and run it again.")
+        cotangents = (_memory_like(val(p)).fill_(1) for p in self._trace.placeholders[len(given) :])
+        tensors = (*given, *cotangents)
+        return CapturedProgram(self._trace, tensors, tensors, ())
+
+    @property
+    def trace(self) -> Trace:
+        return self._trace
+
+    @property
+    def rng_states(self) -> tuple[torch.Tensor, ...]:
+        """None: a graph is compiled before it draws."""
+        return ()
+
+    def has_parameter_of(self, model: nn.Module) -> bool:
+        own = {id(parameter) for parameter in model.parameters()}
+        return any(isinstance(kept, weakref.ref) and id(kept()) in own for kept in self._inputs)
+
+    def explore(self, **options: Any) -> Any:
+        """The view, with the passes that the graph was compiled with, changed by `options`."""
+        name = name_of(self, visible_from(sys._getframe(1)))
+        return self.variant(self.config.changed(**options)).explore(name)
+
+
+def _kept(tensor: torch.Tensor, layout: torch.Tensor, kind: str) -> Callable[[], torch.Tensor | None]:
+    """What gives the tensor to measure on: itself while it lives, or one like it."""
+    if kind in ("parameter", "buffer"):
+        return weakref.ref(tensor)
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return lambda: tensor
+    return lambda: _memory_like(layout).normal_()
+
+
+def _memory_like(layout: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=layout.device)
+
+
+def compiled(model: nn.Module) -> list[CompiledGraph]:
+    """The graphs with parameters of `model` that `torch.compile(…, backend="tracefuse")` made, in the order of compiling."""
+    return [graph for ref in _known if (graph := ref()) is not None and graph.has_parameter_of(model)]
+
+
+def explore(model: nn.Module, **options: Any) -> Any:
+    """The view of the largest graph that was compiled of `model` with `backend="tracefuse"`; `options` change its passes.
+
+    Raises `CaptureError` where there is none: a model is compiled when it first runs.
+    """
+    graphs = compiled(model)
+    if not graphs:
+        raise CaptureError(
+            'nothing of this model was compiled: call it once after torch.compile(model, backend="tracefuse").'
+        )
+    return max(graphs, key=lambda graph: graph.trace.op_count).explore(**options)

@@ -1,0 +1,266 @@
+"""`torch.compile(model, backend="tracefuse")`: trains like eager, says what it does not take, and can be looked at."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+import tracefuse
+from tracefuse.backend import tracefuse as backend
+from tracefuse.demo import GPT, batch
+from tracefuse.errors import CaptureError, OptionError
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# --- models, each with a reason -----------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Layer norms, a batch norm with running statistics, a second result without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()) for _ in range(2))
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for block in self.blocks:
+            x = x + block(x)
+        x = self.norm(x)
+        return x.square().mean(), x.detach().abs().mean()
+
+
+class Tied(nn.Module):
+    """One weight read as a table and as a matrix; a buffer that the forward overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.seen.add_(tokens.double().mean())
+        logits = self.head(torch.tanh(self.embed(tokens)))
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+class Views(nn.Module):
+    """Results that are views of the input and of each other, an unused parameter, a parametrized weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = parametrizations.weight_norm(nn.Linear(8, 8))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.linear(x)
+        return x.t(), y, y[:, :4]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda t: self.second(F.gelu(self.first(t))), x, use_reentrant=False)
+
+
+class Broken(nn.Module):
+    """Python that dynamo cannot trace in the middle: two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        return torch.sigmoid(self.second(x))
+
+
+def numbers() -> tuple[Tensor, ...]:
+    return (torch.randn(6, 8, dtype=torch.float64),)
+
+
+def tokens() -> tuple[Tensor, ...]:
+    return (torch.randint(11, (2, 5)),)
+
+
+def text() -> tuple[Tensor, ...]:
+    return batch(13, 2, 6)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]] = {
+    "residual": (Residual, numbers),
+    "tied": (Tied, tokens),
+    "views": (Views, numbers),
+    "checkpointed": (Checkpointed, numbers),
+    "graph break": (Broken, numbers),
+    "GPT": (lambda: GPT(layers=2, width=16, heads=2, vocab=13, length=6, dropout=0.0), text),
+}
+
+
+def loss_of(out: Tensor | tuple[Tensor, ...]) -> Tensor:
+    outs = out if isinstance(out, tuple) else (out,)
+    return sum((one.square().mean() * (at + 1) for at, one in enumerate(outs)), torch.zeros(()))
+
+
+def train(
+    model: Callable, parameters: list[Tensor], make: Callable[[], tuple[Tensor, ...]], steps: int = 3
+) -> list[float]:
+    torch.manual_seed(1)
+    optimizer, losses = torch.optim.SGD(parameters, 0.1), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model(*make()))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_as_eager_does(name: str) -> None:
+    build, make = CASES[name]
+    torch.manual_seed(0)
+    eager = build().double()
+    model = copy.deepcopy(eager)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs op by op")
+        ours = train(torch.compile(model, backend=backend), list(model.parameters()), make)
+    assert ours == pytest.approx(train(eager, list(eager.parameters()), make), rel=1e-12)
+    for (key, mine), theirs in zip(model.state_dict().items(), eager.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12, msg=key)
+    mine = {key: p.grad is not None for key, p in model.named_parameters()}
+    assert mine == {key: p.grad is not None for key, p in eager.named_parameters()}
+    assert tracefuse.compiled(model)
+
+
+def test_without_gradients_only_the_forward_is_compiled() -> None:
+    model = Residual().double()
+    x = torch.randn(6, 8, dtype=torch.float64)
+    with torch.no_grad():
+        mine, theirs = torch.compile(copy.deepcopy(model), backend=backend)(x), copy.deepcopy(model)(x)
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_dropout_draws_what_autograds_own_backend_draws() -> None:
+    eager = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Linear(64, 8)).double()
+    model, other = copy.deepcopy(eager), copy.deepcopy(eager)
+    ours = train(torch.compile(model, backend=backend), list(model.parameters()), numbers)
+    assert ours == pytest.approx(train(torch.compile(other, backend="aot_eager"), list(other.parameters()), numbers))
+
+
+@pytest.mark.gpu
+def test_kernels_train_as_autograds_own_backend_does_with_the_same_dropout() -> None:
+    torch.manual_seed(0)
+    eager = GPT(layers=2, width=64, heads=4, vocab=61, length=32, dropout=0.2).cuda()
+    model = copy.deepcopy(eager)
+
+    def make() -> tuple[Tensor, ...]:
+        return batch(61, 4, 32, "cuda")
+
+    ours = train(torch.compile(model, backend=backend), list(model.parameters()), make, steps=8)
+    theirs = train(torch.compile(eager, backend="aot_eager"), list(eager.parameters()), make, steps=8)
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    (graph,) = tracefuse.compiled(model)
+    assert graph.optimize().kernels
+
+
+# --- options ------------------------------------------------------------------------------------------------------------
+
+
+def test_frozen_parameters_get_no_gradient() -> None:
+    model = Residual().double()
+    torch.compile(model, backend=backend, options={"freeze": "blocks.0.*"})(*numbers())[0].backward()
+    frozen = {name: parameter.grad is None for name, parameter in model.named_parameters()}
+    assert frozen == {name: name.startswith("blocks.0.") for name in frozen}
+
+
+@pytest.mark.parametrize("given", [{"options": {"remta": 0}}, {"mode": "max-autotune"}])
+def test_what_it_does_not_take(given: dict) -> None:
+    with pytest.raises(Exception, match=r"did you mean remat|has no mode") as caught:
+        torch.compile(nn.Linear(8, 8), backend=backend, **given)(torch.randn(2, 8))
+    assert isinstance(caught.value.__cause__ or getattr(caught.value, "inner_exception", None), OptionError)
+
+
+# --- falling back -------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_that_are_symbols_run_op_by_op_and_a_warning_says_so() -> None:
+    eager = Residual().double()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, backend=backend)
+    for rows, expected in ((6, 0), (5, 1), (4, 0)):
+        x = torch.randn(rows, 8, dtype=torch.float64)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            mine, theirs = run(x)[0], eager(x)[0]
+        assert sum("compile with dynamic=False" in str(one.message) for one in caught) == expected
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_each_size_is_compiled_where_none_may_be_a_symbol() -> None:
+    model = Residual().double()
+    run = torch.compile(model, backend=backend, dynamic=False)
+    for rows in (6, 5):
+        run(torch.randn(rows, 8, dtype=torch.float64))[0].backward()
+    assert len(tracefuse.compiled(model)) == 2
+
+
+# --- looking at it ------------------------------------------------------------------------------------------------------
+
+
+def test_a_compiled_graph_is_a_capture_with_the_users_names() -> None:
+    model = Tied().double()
+    torch.compile(model, backend=backend)(*tokens()).backward()
+    (graph,) = tracefuse.compiled(model)
+    assert {entry.source for entry in graph.trace.inputs if entry.kind != "cotangent"} == {
+        "embed.weight",
+        "seen",
+        "tokens",
+    }
+    assert any("self.seen.add_" in line for line in graph.trace.code.splitlines())
+    assert {row.path for row in graph.optimize().layers()} >= {"embed", "head"}
+    timing = graph.optimize().measure(budget_s=0.2)
+    assert timing.programs[1].difference.gradients < 1e-9
+    assert "def forward" in graph.optimize(fuse=False).source
+
+
+def test_a_graph_goes_with_its_model() -> None:
+    model = Tied().double()
+    torch.compile(model, backend=backend)(*tokens()).backward()
+    graph = tracefuse.compiled(model)[0]
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    with pytest.raises(CaptureError, match="keep the model"):
+        graph.optimize().measure(budget_s=0.1)
+
+
+def test_a_model_that_nobody_compiled() -> None:
+    with pytest.raises(CaptureError, match="call it once after"):
+        tracefuse.explore(nn.Linear(2, 2))
+
+
+def test_torch_finds_it_by_name() -> None:
+    (found,) = entry_points(group="torch_dynamo_backends", name="tracefuse")
+    assert found.load() is backend
