@@ -8,7 +8,7 @@ import { gestures } from "./gestures.js";
 import { colours, onTheme } from "./graphtheme.js";
 import { paint } from "./lanes.js";
 import { isOf, profile } from "./memory.js";
-import { alive, legend, rangeSentence, rangeTable, sentence, times } from "./readout.js";
+import { alive, legend, purposes, rangeSentence, rangeTable, savedTables, sentence, times } from "./readout.js";
 import { controls, origin, staleness } from "./timeline_bar.js";
 
 /** @typedef {import("./axis.js").Window} Window */
@@ -102,6 +102,7 @@ export class TimelinePanel {
     this.overviews = [];
     this.matches = undefined;
     this.dom.alive.replaceChildren(...alive(this.shown, this.act));
+    this.dom.saved.replaceChildren(...savedTables(payload));
   }
 
   programs() {
@@ -123,7 +124,7 @@ export class TimelinePanel {
     this.dom.bar.replaceChildren(
       ...origin(view, isMeasured, (wantsModelled) => this.changeSource(wantsModelled)),
       controls(buttons, this.measuring),
-      h("span", { class: "tf-kinds" }, legend(this.shown)),
+      h("span", { class: "tf-kinds" }, legend(this.shown), purposes(this.shown)),
       ...(isMeasured && this.isStale ? [staleness(view)] : []),
     );
   }
@@ -285,9 +286,10 @@ function parts() {
   const strip = h("div", { class: "tf-timeline-strip", "data-testid": "tf-timeline-strip" });
   const spoken = h("div", { class: "tf-spoken", role: "status", "data-testid": "tf-timeline-spoken" });
   const alive = h("div", { class: "tf-alive-lists" });
-  const details = h("details", { class: "tf-timeline-more", "data-testid": "tf-alive" }, h("summary", null, "What is alive at the peak"), alive);
+  const saved = h("div", { "data-testid": "tf-saved" });
+  const details = h("details", { class: "tf-timeline-more", "data-testid": "tf-alive" }, h("summary", null, "What is alive at the peak, and what is saved for the backward"), alive, saved);
   const element = h("div", { class: "tf-timeline-panel" }, bar, stage, strip, details, spoken);
-  return { canvas, context, tip, stage, bar, strip, spoken, alive, element };
+  return { canvas, context, tip, stage, bar, strip, spoken, alive, saved, element };
 }
 
 /** @param {import("./events.js").Program} program @param {Set<string>} matches */
