@@ -23,14 +23,15 @@ MARK = "tracefuse::"
 _BEGIN = "# begin"
 
 # "cudaLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync": what the host asks of CUDA, as CUPTI names it.
-_CUDA_CALL = re.compile(r"cu(da)?[A-Z]")
+_CUDA_CALL = re.compile(r"(cu(da)?|hip)[A-Z]")
 
 
 class Event(NamedTuple):
     """One record. `resource` is the thread of the host or the stream of the GPU called `device`.
 
     `correlation` is an operator's own number; of a CUDA call, and of what the GPU did for it, the one that they share.
-    `operator` is the number of the operator that made the call, or 0.
+    `operator` is the number of the operator that made the call, or 0. Of a file (see `tracefuse.kineto`) it also has: its
+    `category` there, the `sequence` number of an operator and the thread that its forward ran on, the `nbytes` of a copy.
     """
 
     name: str
@@ -41,6 +42,10 @@ class Event(NamedTuple):
     duration_ns: int
     correlation: int
     operator: int
+    category: str = ""
+    sequence: int = -1
+    forward_thread: int = 0
+    nbytes: int = 0
 
     @property
     def end_ns(self) -> int:
@@ -50,6 +55,11 @@ class Event(NamedTuple):
     def mark(self) -> str:
         """The name that `marked` was given; "" of what is no range of ours."""
         return self.name.removeprefix(MARK) if self.name.startswith(MARK) and not self.on_gpu else ""
+
+    @property
+    def is_range(self) -> bool:
+        """A stretch that somebody named, on the host or as it appears on the GPU: nothing ran by it."""
+        return "annotation" in self.category or bool(self.mark)
 
     @property
     def is_cuda_call(self) -> bool:

@@ -184,7 +184,7 @@ class Timing:
 
     def to_json(self) -> dict[str, Any]:
         """The same as dictionaries, lists, strings and numbers; NaN and infinity, which JSON lacks, become strings."""
-        return _plain(asdict(self))
+        return plain(asdict(self))
 
     def __str__(self) -> str:
         """Two tables with aligned columns: times in ms and ratios; cold run, memory and differences."""
@@ -228,9 +228,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """`value` as dictionaries, lists, strings and numbers; NaN and infinity, which JSON lacks, become strings."""
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -175,13 +175,13 @@ def _matmul_at(index: int) -> Callable[[fx.Node], int]:
 
 def _convolution(node: fx.Node) -> int:
     source, weight, transposed = val(node.args[0]), val(node.args[1]), node.args[6]  # type: ignore[arg-type]
-    return 2 * (source if transposed else val(node)).numel() * weight[0].numel()
+    return 2 * (source if transposed else val(node)).numel() * math.prod(weight.shape[1:])
 
 
 def _convolution_backward(node: fx.Node) -> int:
     grad, source, weight = (val(a) for a in node.args[:3])  # type: ignore[arg-type]
     transposed, mask = node.args[7], node.args[10]
-    one = 2 * (source if transposed else grad).numel() * weight[0].numel()
+    one = 2 * (source if transposed else grad).numel() * math.prod(weight.shape[1:])
     return one * (bool(mask[0]) + bool(mask[1]))  # type: ignore[index]
 
 

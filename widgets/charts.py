@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from torch import fx
 
-from tracefuse.layers import work
 from tracefuse.op_times import OpTimes, roofline_of
 from tracefuse.optimizers.cost import Peaks, bytes_moved, flops
 from tracefuse.optimizers.kernel import Kernel
@@ -25,6 +24,7 @@ from tracefuse.optimizers.pareto import Point
 from tracefuse.optimizers.trace import Trace, phase, tensors
 from tracefuse.timing import Estimate
 from tracefuse.variant import Variant
+from tracefuse.work import work
 
 MiB = 2**20
 # Okabe and Ito's colours; kinds beyond them share grey.

@@ -20,7 +20,7 @@
       aten:     [{name, calls, time_us, nbytes, provenance, gb_per_s, tflop_per_s, least_us, peak_share, peak_source, bound}]
                 ATen's operators by the types of their operands, with times that were measured op by op; else none
       layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
-      findings: [{name, severity, title, evidence, values, source, fix, worth, changes, fixed}]   the gravest first
+      findings: [...]                                         the gravest first: see `tracefuse.widgets.payload_findings`
       looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
       timing:   null, or {provenance, stale, is_pinned, config, notes,
@@ -63,12 +63,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tracefuse.capture import Capture
 from tracefuse.config import Config
-from tracefuse.diagnose import DETECTORS, diagnose
-from tracefuse.errors import ExportError
-from tracefuse.findings import Case
+from tracefuse.diagnose import DETECTORS
+from tracefuse.errors import ExportError, SessionError
 from tracefuse.layers import layers
+from tracefuse.measurements import Said, TrialKey
 from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.cost import Peaks
@@ -78,6 +77,7 @@ from tracefuse.side_by_side import Ablation
 from tracefuse.summary import remarks
 from tracefuse.timing import Timing
 from tracefuse.variant import PassError, Variant
+from tracefuse.widgets.payload_findings import finding_records
 from tracefuse.widgets.payload_kernels import Resources, aten_records, kernel_calls, kernel_records
 from tracefuse.widgets.payload_passes import config_record, pass_record
 from tracefuse.widgets.payload_timing import (
@@ -106,13 +106,14 @@ def payload(
     inspected: Mapping[str, Resources] | None = None,
     baseline: Variant | None = None,
     shares: tuple[Ablation, Config] | None = None,
+    tried: Mapping[TrialKey, Said] | None = None,
 ) -> dict[str, Any]:
     """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 
     `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
     `profile` has this variant's kernels; `name` is the variable that holds the capture, if there is one. `times` are those of
-    the ops before and after, as far as they were measured; `peaks` are those measured of the device, and `inspected` by kernel
-    what it takes of one.
+    the ops before and after, as far as they were measured; `peaks` are those measured of the device, `inspected` by kernel
+    what it takes of one, and `tried` what replays said of fixes.
     """
     before, after = (baseline or variant.baseline).trace, variant.trace
     known = Timed(*timed) if timed else None
@@ -137,7 +138,7 @@ def payload(
         "kernels": kernel_records(variant, profile, peaks, inspected),
         "aten": aten_records(variant, times[1], peaks),
         "layers": [asdict(layer) for layer in layers(before, after, op_times)],
-        "findings": findings(before, after, op_times, variant.capture),
+        "findings": finding_records(baseline or variant.baseline, variant, op_times, tried or {}),
         "looked_for": list(DETECTORS),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, is_stale(known, variant, baseline)) if known else None,
@@ -173,7 +174,7 @@ def blocked(variant: Variant) -> str | None:
     """Why `variant` can be neither measured nor exported, with the remedy; None if it can."""
     try:
         variant.check().check_exportable()
-    except PassError as error:
+    except (PassError, SessionError) as error:
         return str(error)
     except ExportError as error:
         late = _after_backward(variant.backward)
@@ -193,14 +194,6 @@ def _after_backward(backward: Trace) -> str:
     sources = [(out, origin(node).source) for out, node in late]
     found = list(dict.fromkeys(source.text.strip() if source else out.of for out, source in sources))
     return " and ".join(found[:2])
-
-
-def findings(before: Trace, after: Trace, op_times: tuple[OpTimes, OpTimes], capture: Capture) -> list[dict[str, Any]]:
-    """Those of the trace after the passes, then as `fixed` those that they have done away with."""
-    surroundings = capture.guards, tuple(capture.environment.items())
-    found, left = (diagnose(Case(t, times, *surroundings)) for t, times in zip((before, after), op_times, strict=True))
-    gone = [one for one in found if one.name not in {other.name for other in left}]
-    return [asdict(one) | {"fixed": one in gone} for one in (*left, *gone)]
 
 
 def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]]:

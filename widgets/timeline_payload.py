@@ -2,11 +2,13 @@
 
     timeline = {
       provenance: "measured on <device>, op by op, the middle of 3 profiled replays", and what is missing
+      causes: {cause of idle time: a sentence}
       programs: [{label, config, span_us, lanes: [{name, kind}], names, values, count, events}]
     }
 
 `events` are the columns of `tracefuse.timeline.ProgramTimeline`, one after another and little endian, each of `count` numbers:
-f8 start_us, f4 duration_us, u4 name, u4 value (0: none, else one more than the index into `values`), u2 lane.
+f8 start_us, f4 duration_us, u4 name, u4 value (0: none, else one more than the index into `values`), f4 delay_us (NaN: none),
+u2 lane. On a lane of the kind "idle" the events are gaps, called after their cause, the value is the one that waits.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tracefuse.config import Config
+from tracefuse.gaps import CAUSES
+from tracefuse.idle_lanes import with_idle_lanes
 from tracefuse.kernel_times import allows_tf32
 from tracefuse.measure import Progress
 from tracefuse.op_times import OpTimes
@@ -27,15 +31,18 @@ from tracefuse.variant import Variant
 
 def timeline_record(found: Timeline, as_base64: bool = False) -> dict[str, Any]:
     """`found` for the view: each program's events as bytes, or for a page as base64 text."""
-    return {"provenance": found.provenance, "programs": [_program(one, as_base64) for one in found.programs]}
+    programs = [program_record(one, as_base64) for one in found.programs]
+    return {"provenance": found.provenance, "causes": CAUSES, "programs": programs}
 
 
-def _program(program: ProgramTimeline, as_base64: bool) -> dict[str, Any]:
-    columns = (program.start_us, program.duration_us, program.name, program.value, program.lane)
+def program_record(program: ProgramTimeline, as_base64: bool) -> dict[str, Any]:
+    """One program with its idle time, as `timeline_record` has it."""
+    program = with_idle_lanes(program)
+    columns = (program.start_us, program.duration_us, program.name, program.value, program.delay_us, program.lane)
     events = b"".join(column.tobytes() for column in columns)
     return {
         "label": program.label,
-        "config": program.config.as_code(),
+        "config": program.config.as_code() if program.config else "",
         "span_us": program.span_us,
         "lanes": [asdict(lane) for lane in program.lanes],
         "names": list(program.names),
@@ -53,13 +60,28 @@ class OpByOp:
     peaks: Peaks | None = None
     _times: dict[Config, OpTimes] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, variant: Variant) -> OpByOp:
+        """With the timelines of the capture's session file; that of `variant` beside the captured program comes last."""
+        known = variant.capture.restored
+        own = known.timelines.get((variant.config, None))
+        found = cls(own or next(reversed(known.timelines.values()), None), known.peaks)
+        for timeline_ in (*known.timelines.values(), *([own] if own else [])):
+            found._note(timeline_)
+        return found
+
+    def _note(self, found: Timeline) -> None:
+        self._times |= {program.config: OpTimes.of(found, at) for at, program in enumerate(found.programs)}
+
     def measure(self, variant: Variant, baseline: Variant | None = None, progress: Progress | None = None) -> Timeline:
         """Profile `variant` beside `baseline` (default: the program as captured), and measure the device's peaks where nobody
         has, which `progress` hears of. Raises as `tracefuse.timeline.timeline`."""
         self.last = found = timeline(variant, baseline)
-        self._times |= {program.config: OpTimes.of(found, at) for at, program in enumerate(found.programs)}
+        noted = variant.capture.measurements
+        noted.note_timeline((variant.config, baseline and baseline.config), found)
+        self._note(found)
         known = peaks_if_there_is_room(variant.capture.device, progress)
-        self.peaks = known and known.roofline(allows_tf32(variant))
+        self.peaks = noted.peaks = known and known.roofline(allows_tf32(variant))
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:

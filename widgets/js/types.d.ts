@@ -185,6 +185,8 @@ interface LayerRow {
 }
 
 interface Finding {
+  /** The same for what is found at the same place again. */
+  id: string;
   name: string;
   severity: "high" | "medium" | "low";
   title: string;
@@ -198,6 +200,26 @@ interface Finding {
   changes: Partial<Config> | null;
   /** Whether the passes that are on have done away with it. */
   fixed: boolean;
+  /** Parts of the time of what it is about, one after another. */
+  bars: Bar[];
+  trials: Trial[];
+}
+
+interface Bar {
+  label: string;
+  us: number;
+  /** "measured on …" or "modelled: …". */
+  provenance: string;
+}
+
+/** What a replay can test, and what it said. */
+interface Trial {
+  does: string;
+  /** Why it cannot run here, or "". */
+  blocked: string;
+  /** "faster", "slower", or why neither; "" where it did not run yet, as `said`. */
+  verdict: string;
+  said: string;
 }
 
 /** One profiled replay of each program, both from 0 µs. */
@@ -255,11 +277,11 @@ interface Payload {
 }
 
 interface Status {
-  busy: "" | "passes" | "timing" | "kernels" | "take";
+  busy: "" | "passes" | "timing" | "kernels" | "take" | "findings";
   progress: number | null;
   text: string;
-  /** `at` is the pass whose control was used, the kernel that was to be inspected, or "". */
-  error: { panel: "passes" | "timing" | "kernels" | "take"; at: string; message: string } | null;
+  /** `at` is the pass whose control was used, the kernel that was to be inspected, "ID CHOICE" of what was tried, or "". */
+  error: { panel: Exclude<Status["busy"], "">; at: string; message: string } | null;
 }
 
 interface State {
@@ -292,6 +314,8 @@ type Message =
   | { type: "measure" }
   /** Each pass's own share of the time. */
   | { type: "ablate" }
+  /** Time what a finding offers: the place among its trials. */
+  | { type: "try"; finding: string; choice: number }
   | { type: "cancel" }
   /** Answered by the trait `step`. */
   | { type: "show_pass"; pass: string }
