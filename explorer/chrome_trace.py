@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tracefuse.idle_lanes import with_idle_lanes
 from tracefuse.timeline import ProgramTimeline, Timeline
 
 
 def to_chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """The events of all programs, times in microseconds; `json.dump` it to a file."""
-    events = [event for process, program in enumerate(timeline.programs, 1) for event in _events(process, program)]
+    programs = enumerate(map(with_idle_lanes, timeline.programs), 1)
+    events = [event for process, program in programs for event in _events(process, program)]
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"measured": timeline.provenance}}
 
 
 def _events(process: int, program: ProgramTimeline) -> Iterator[dict[str, Any]]:
-    yield _name("process_name", process, 0, f"{program.label}: {program.config.as_code()}")
+    passes = f": {program.config.as_code()}" if program.config else ""
+    yield _name("process_name", process, 0, f"{program.label}{passes}")
     for thread, lane in enumerate(program.lanes, 1):
         yield _name("thread_name", process, thread, lane.name)
     columns = (program.start_us, program.duration_us, program.name, program.value, program.lane)

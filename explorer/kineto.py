@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tracefuse.optimizers.collection import uncollected
 from tracefuse.profiled import Event
 from tracefuse.timing import aligned
 from tracefuse.trace_file import nanoseconds, read
@@ -77,6 +78,7 @@ class Recording:
     account: Account
 
 
+@uncollected()
 def recorded_in(path: str | Path) -> Recording:
     """Read a trace file. Raises `TraceFileError` for what is none, or is cut off, `OSError` as `open` does."""
     header, records = read(path)

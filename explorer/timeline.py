@@ -13,6 +13,7 @@ The driver may drop records, so launches are counted on the host and compared wi
 from __future__ import annotations
 
 import bisect
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from torch import fx
 
 from tracefuse.clocks import device_label
 from tracefuse.config import Config
+from tracefuse.gaps import Idle, idle_of_devices
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.render import INDENT, last_uses, render_op
@@ -42,10 +44,10 @@ RUNS = 3
 
 @dataclass(frozen=True)
 class Lane:
-    """Where events follow one another: a stream's kernels, its copies, or the thread of the host that runs the ops."""
+    """Where events follow one another: a stream's kernels, its copies, idle time, named ranges, or a thread of the host."""
 
     name: str
-    kind: Literal["gpu", "copy", "cpu"]
+    kind: Literal["gpu", "copy", "idle", "range", "cpu"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +55,16 @@ class ProgramTimeline:
     """The events of one program, sorted by start, the first at 0 µs.
 
     Columns of equal length: `start_us` (f8), `duration_us` (f4), and as indices `name` (u4, into `names`), `value` (u4: 0 for
-    none, else one more than the index into `values`) and `lane` (u2, into `lanes`). `op_us` is the time of each value's op:
-    that of its kernels and copies, or of its range where it computes on the CPU; ops without work are absent. `launches` were
-    counted on the host, `records` are the kernels that the GPU reported.
+    none, else one more than the index into `values`) and `lane` (u2, into `lanes`); `delay_us` (f4) is the time from a launch
+    to the start on the GPU, NaN where no launch is known. `idle` has each GPU's gaps, in ns of the profiler's clock, by which
+    the first event starts at `origin_ns`, and `waiting` says whose work the `after` of a gap is. `op_us` is the time of each
+    value's op: that of its kernels and copies, or of its range where it computes on the CPU; ops without work are absent.
+    `launches` were counted on the host, `records` are the kernels that the GPU reported. `config` is None of a run of the
+    user's own, which no passes have changed.
     """
 
     label: str
-    config: Config
+    config: Config | None
     lanes: tuple[Lane, ...]
     names: tuple[str, ...]
     values: tuple[str, ...]
@@ -68,6 +73,10 @@ class ProgramTimeline:
     name: np.ndarray
     value: np.ndarray
     lane: np.ndarray
+    delay_us: np.ndarray
+    idle: tuple[Idle, ...]
+    waiting: Mapping[Event, str]
+    origin_ns: int
     op_us: Mapping[str, float]
     launches: int
     records: int
@@ -166,7 +175,7 @@ def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]
     find = _Attribution(ranges, events)
     owners = [event.mark or find(event) for event in shown]
     ops = {node.name: node for node in trace.ops}
-    lanes = sorted({_lane(event) for event in shown})
+    lanes = sorted({lane_of(event) for event in shown})
     gpus = len({lane.device for lane in lanes if not lane.is_host})
     values = {name: at for at, name in enumerate(ops, 1)} | {"": 0}
     called = [op_name(ops[event.mark]).removeprefix("aten.") if event.mark else event.name for event in shown]
@@ -182,7 +191,11 @@ def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]
         duration_us=np.array([event.duration_ns / 1e3 for event in shown], "<f4"),
         name=np.array([names[name] for name in called], "<u4"),
         value=np.array([values[owner] for owner in owners], "<u4"),
-        lane=np.array([lanes.index(_lane(event)) for event in shown], "<u2"),
+        lane=np.array([lanes.index(lane_of(event)) for event in shown], "<u2"),
+        delay_us=np.array([find.delay_us(event) for event in shown], "<f4"),
+        idle=idle_of_devices(events, (origin_ns, max((event.end_ns for event in shown), default=0))),
+        waiting={event: owner for event, owner in zip(shown, owners, strict=True) if event.on_gpu},
+        origin_ns=origin_ns,
         op_us=_op_us(ops, shown, owners),
         launches=sum(event.is_cuda_call and event.name.startswith(LAUNCHES) for event in events),
         records=sum(event.on_gpu and not event.name.startswith(NOT_KERNELS) for event in events),
@@ -197,11 +210,17 @@ class _Attribution:
         self.starts = [one.start_ns for one in ranges]
         host = [event for event in events if not event.on_gpu]
         self.operators = {e.correlation: self.around(e) for e in host if not e.is_cuda_call}
-        # By time, since not every call is linked to an operator.
-        self.calls = {e.correlation: self.around(e) for e in host if e.is_cuda_call}
+        self.calls = {e.correlation: e for e in host if e.is_cuda_call}
 
     def __call__(self, event: Event) -> str:
-        return self.operators.get(event.operator) or self.calls.get(event.correlation, "")
+        call = self.calls.get(event.correlation)
+        # By time, since not every call is linked to an operator.
+        return self.operators.get(event.operator) or (self.around(call) if call else "")
+
+    def delay_us(self, event: Event) -> float:
+        """From the launch of what the GPU did to its start; NaN of anything else."""
+        call = self.calls.get(event.correlation) if event.on_gpu else None
+        return (event.start_ns - call.start_ns) / 1e3 if call else math.nan
 
     def around(self, event: Event) -> str:
         """The range that `event` begins in; ranges follow one another, each op's on the thread that runs them all."""
@@ -210,7 +229,7 @@ class _Attribution:
 
 
 @dataclass(frozen=True, order=True)
-class _LaneKey:
+class LaneKey:
     """Sorted as lanes are shown: each GPU's streams, their copies, then the host."""
 
     is_host: bool
@@ -225,10 +244,10 @@ class _LaneKey:
         return Lane(f"{name} copies", "copy") if self.is_copy else Lane(name, "gpu")
 
 
-def _lane(event: Event) -> _LaneKey:
+def lane_of(event: Event) -> LaneKey:
     if not event.on_gpu:
-        return _LaneKey(True, 0, False, 0)
-    return _LaneKey(False, event.device, event.name.startswith(COPY), event.resource)
+        return LaneKey(True, 0, False, 0)
+    return LaneKey(False, event.device, event.name.startswith(COPY), event.resource)
 
 
 def _op_us(ops: Mapping[str, fx.Node], shown: Sequence[Event], owners: Sequence[str]) -> dict[str, float]:

@@ -20,8 +20,8 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.timeline_payload import OpByOp, timeline_record
 from tracefuse.widgets.view import Explorer
 
-COLUMNS = {"start_us": "<f8", "duration_us": "<f4", "name": "<u4", "value": "<u4", "lane": "<u2"}
-EVENT_NBYTES = 22
+COLUMNS = {"start_us": "<f8", "duration_us": "<f4", "name": "<u4", "value": "<u4", "delay_us": "<f4", "lane": "<u2"}
+EVENT_NBYTES = 26
 
 
 @cache
@@ -50,7 +50,7 @@ def test_the_columns_can_be_read_back(as_base64: bool) -> None:
         events = base64.b64decode(record["events"]) if as_base64 else record["events"]
         assert len(events) == record["count"] * EVENT_NBYTES
         for name, column in decoded(record, events).items():
-            assert np.array_equal(column, getattr(program, name))
+            assert np.array_equal(column, getattr(program, name), equal_nan=True)
 
 
 def test_a_record_for_a_page_is_json() -> None:

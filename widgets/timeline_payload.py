@@ -2,11 +2,13 @@
 
     timeline = {
       provenance: "measured on <device>, op by op, the middle of 3 profiled replays", and what is missing
+      causes: {cause of idle time: a sentence}
       programs: [{label, config, span_us, lanes: [{name, kind}], names, values, count, events}]
     }
 
 `events` are the columns of `tracefuse.timeline.ProgramTimeline`, one after another and little endian, each of `count` numbers:
-f8 start_us, f4 duration_us, u4 name, u4 value (0: none, else one more than the index into `values`), u2 lane.
+f8 start_us, f4 duration_us, u4 name, u4 value (0: none, else one more than the index into `values`), f4 delay_us (NaN: none),
+u2 lane. On a lane of the kind "idle" the events are gaps, called after their cause, the value is the one that waits.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any
 
 from tracefuse.bandwidth import Bandwidth, known_bandwidth
 from tracefuse.config import Config
+from tracefuse.gaps import CAUSES
+from tracefuse.idle_lanes import with_idle_lanes
 from tracefuse.op_times import OpTimes
 from tracefuse.timeline import ProgramTimeline, Timeline, timeline
 from tracefuse.variant import Variant
@@ -24,15 +28,18 @@ from tracefuse.variant import Variant
 
 def timeline_record(found: Timeline, as_base64: bool = False) -> dict[str, Any]:
     """`found` for the view: each program's events as bytes, or for a page as base64 text."""
-    return {"provenance": found.provenance, "programs": [_program(one, as_base64) for one in found.programs]}
+    programs = [program_record(one, as_base64) for one in found.programs]
+    return {"provenance": found.provenance, "causes": CAUSES, "programs": programs}
 
 
-def _program(program: ProgramTimeline, as_base64: bool) -> dict[str, Any]:
-    columns = (program.start_us, program.duration_us, program.name, program.value, program.lane)
+def program_record(program: ProgramTimeline, as_base64: bool) -> dict[str, Any]:
+    """One program with its idle time, as `timeline_record` has it."""
+    program = with_idle_lanes(program)
+    columns = (program.start_us, program.duration_us, program.name, program.value, program.delay_us, program.lane)
     events = b"".join(column.tobytes() for column in columns)
     return {
         "label": program.label,
-        "config": program.config.as_code(),
+        "config": program.config.as_code() if program.config else "",
         "span_us": program.span_us,
         "lanes": [asdict(lane) for lane in program.lanes],
         "names": list(program.names),
