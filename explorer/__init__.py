@@ -5,22 +5,27 @@ from typing import Any
 from tracefuse.capture import Capture, capture
 from tracefuse.compiled import CompiledGraph, compiled, explore
 from tracefuse.config import Config
-from tracefuse.errors import TracefuseError
+from tracefuse.errors import SyncError, TracefuseError
+from tracefuse.no_sync import assert_no_sync
 from tracefuse.registry import register, unregister
 from tracefuse.replay import replay
 from tracefuse.run_recorder import profile_run
 from tracefuse.run_timeline import load_timeline
+from tracefuse.session import load
 from tracefuse.variant import Variant
 
 __all__ = [
     "Capture",
     "CompiledGraph",
     "Config",
+    "SyncError",
     "TracefuseError",
     "Variant",
+    "assert_no_sync",
     "capture",
     "compiled",
     "explore",
+    "load",
     "load_timeline",
     "profile_run",
     "register",

@@ -14,6 +14,7 @@ from torch import fx
 from tracefuse.draws import is_in_engine, merge_repeated
 from tracefuse.export import RESERVED_NAMES
 from tracefuse.functional import Built
+from tracefuse.optimizers.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, op_name, producer
 from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code
 from tracefuse.record import Recording, Value
@@ -48,6 +49,14 @@ def assemble(built: Built, recording: Recording, roles: Roles) -> tuple[Trace, l
     return _rebuild(built, roles, cotangents)
 
 
+def mark_held(built: Built, recording: Recording) -> None:
+    """Mark what the program's variables still held after its backward: see `tracefuse.optimizers.eager_memory`."""
+    for value in recording.held - recording.externals.keys():
+        node = built.nodes.get(value)
+        if node is not None and node.op == "call_function":
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), HELD: True}
+
+
 def _drop_detaches(built: Built) -> None:
     """Autograd's bookkeeping: a detached tensor is the same value, and the trace has no autograd left to hide it from."""
     for node in list(built.graph.nodes):
@@ -55,8 +64,7 @@ def _drop_detaches(built: Built) -> None:
             continue
         same = node.args[0]
         node.replace_all_uses_with(same)
-        for table in (built.nodes, built.mutated):
-            table.update({value: same for value, known in table.items() if known is node})
+        built.rename(node, same)
         built.graph.erase_node(node)
 
 
@@ -195,7 +203,9 @@ def _copy_ops(built: Built, graph: fx.Graph, new: dict, preferred: dict[fx.Node,
             plain = f"{args[0].name}_{args[1]}" if is_getitem(node) else re.sub(r"_\d+$", "", node.name)
             name = names.fresh(preferred.get(node, plain.removeprefix("scaled_dot_product_")))
             new[node] = graph.create_node("call_function", node.target, args, kwargs, name)
-            custom = {k: v for k, v in (node.meta.get("custom") or {}).items() if k == "tracefuse"}
+            custom = {
+                k: v for k, v in (node.meta.get("custom") or {}).items() if k in ("tracefuse", HELD, IN_PLACE) and v
+            }
             new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": custom}
 
 

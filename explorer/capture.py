@@ -13,40 +13,47 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
+from pathlib import Path
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_flatten_with_path
 
-from tracefuse.assemble import Roles, assemble
-from tracefuse.config import Config
+from tracefuse.assemble import Roles, assemble, mark_held
+from tracefuse.config import Config, Machine
+from tracefuse.dropped import Dropped, dropped
 from tracefuse.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.functional import build_graph, functionalize, propagate
+from tracefuse.measurements import Measurements
 from tracefuse.namespace import name_of, namespace_of, visible_from
 from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
-from tracefuse.record import Guard, Recorder, Recording, Value
+from tracefuse.record import Guard, Recorder, Stop, Value
+from tracefuse.refusals import check_supported, check_unreplaced
 from tracefuse.replay import replay
+from tracefuse.roles import optimizers_of, roles_of
 from tracefuse.thaw import Thaw
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
+    from tracefuse.findings import Finding, Fix
     from tracefuse.widgets.view import Explorer
 
 
-class Captured(NamedTuple):
+class CapturedProgram(NamedTuple):
     trace: Trace
     example_inputs: tuple[torch.Tensor, ...]
     live_inputs: tuple[torch.Tensor, ...]
     guards: tuple[Guard, ...]
+    dropped: tuple[Dropped, ...] = ()
+    optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
-GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
+on_start: Callable[[Capture], None] | None = None
+"""Called with each capture before it records: how `tracefuse script.py` knows those that the script makes."""
 
 
 class Capture:
@@ -68,10 +75,16 @@ class Capture:
         self._thawed: frozenset[Value] = frozenset()
         self.returned: Any = None
         self._recorder = Recorder()
+        self.is_recording = False
         self._roles: Roles | None = None
+        self._alive: frozenset[Value] = frozenset()
+        self._optimized: Mapping[str, frozenset[Value]] = {}
         self._variants: dict[Config, Variant] = {}
         self.known_steps: dict[tuple[Pass, ...], Step] = {}
         self.environment = environment()
+        self.measurements = Measurements()
+        self.restored = Measurements()
+        """What was measured where a session file was saved; nothing of a capture of this process."""
 
     def __repr__(self) -> str:
         if self._roles is None:
@@ -91,16 +104,25 @@ class Capture:
     def _seen_from(self, frame: FrameType) -> Mapping[str, Any]:
         return visible_from(frame) if self._namespace is None else self._namespace
 
+    @property
+    def has_run(self) -> bool:
+        """Whether its block or call has ended, and without an error."""
+        return self._roles is not None
+
     def _start(self, namespace: Mapping[str, Any]) -> None:
-        if self._roles is not None:
+        if self.has_run:
             raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
+        if on_start is not None:
+            on_start(self)
         if self._train_all:
             self._thaw = Thaw(namespace).__enter__()
         self._recorder.__enter__()
+        self.is_recording = True
 
     def _stop(self, namespace: Mapping[str, Any], returned: Any, completed: bool) -> None:
         """Note who is who while the program's tensors are still there; keep nothing of the user's alive."""
         self._recorder.__exit__(None, None, None)
+        self.is_recording = False
         try:
             if completed:
                 self._finish(namespace, returned)
@@ -111,17 +133,20 @@ class Capture:
 
     def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
         gradient_of = _gradient if self._thaw is None else self._thaw.gradient_of
-        self._roles = _roles(self._recorder, namespace, returned, gradient_of)
+        self._recorder.note_replaced()
+        self._roles = roles_of(self._recorder, namespace, returned, gradient_of)
+        self._alive = self._recorder.alive()
+        self._optimized = optimizers_of(self._recorder, namespace)
         if self._thaw is not None:
             self._thawed = frozenset(v for p in self._thaw.parameters if (v := self._recorder.value_of(p)) is not None)
 
     @functools.cached_property
-    def _built(self) -> Captured:
+    def _built(self) -> CapturedProgram:
         if self._roles is None:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
             )
-        return _build(self._recorder, self._roles)
+        return _build(self._recorder, self._roles, self._alive, self._optimized)
 
     @property
     def trace(self) -> Trace:
@@ -140,11 +165,32 @@ class Capture:
     def guards(self) -> tuple[Guard, ...]:
         return self._built.guards
 
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        """Where the host reads what a GPU computes, or would if there were one, in the order of the run."""
+        return tuple(self._recorder.recording.stops)
+
+    @property
+    def dropped(self) -> tuple[Dropped, ...]:
+        """What autograd computed and nothing got: no part of the trace."""
+        return self._built.dropped
+
+    @property
+    def optimizers(self) -> Mapping[str, frozenset[str]]:
+        """The names of the inputs that each optimizer holds, by its variable; optimizers that hold none are left out."""
+        return self._built.optimizers
+
     @functools.cached_property
     def device(self) -> torch.device:
         """Where the program computes: the GPU if any of its values lies on one, wherever its inputs lie."""
         found = (tensor.device for node in self.trace.graph.nodes for tensor in tensors(node))
         return next((device for device in found if device.type == "cuda"), torch.device("cpu"))
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """Names of the inputs that lie in pinned memory of the host."""
+        pairs = zip(self.trace.inputs, self.example_inputs, strict=True)
+        return frozenset(i.name for i, tensor in pairs if tensor.device.type == "cpu" and tensor.is_pinned())
 
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
@@ -176,11 +222,28 @@ class Capture:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
         return replay(self.trace, self.example_inputs, self.rng_states)
 
+    def with_fix(self, fix: Fix | Finding) -> Capture:
+        """The capture of the program with `fix`, or with the first that a finding offers: see `tracefuse.fixes`.
+
+        One of passes leaves the capture as it is. Raises `FixError` for a fix of another program, or without the GPU it needs.
+        """
+        from tracefuse.fixes import chosen, with_fix
+
+        return with_fix(self, chosen(fix))
+
     def variant(self, config: Config) -> Variant:
         """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
         if config not in self._variants:
-            self._variants[config] = Variant(self, config)
+            self._variants[config] = self._variant(config)
         return self._variants[config]
+
+    def _variant(self, config: Config) -> Variant:
+        return Variant(self, config)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that passes make programs for."""
+        return Machine.here()
 
     def optimize(self, **options: Any) -> Variant:
         """The variant with every pass on, changed by `options` (see `tracefuse.config.Config`).
@@ -196,6 +259,16 @@ class Capture:
         """
         name = name_of(self, visible_from(sys._getframe(1)))
         return self.variant(Config.of(**options)).explore(name)
+
+    def save(self, path: str | Path, inputs: bool = False) -> Path:
+        """Write this capture as a session file, with all that was measured of it; `tracefuse.load` opens it anywhere.
+
+        With `inputs`, the captured tensors too (parameters among them), so that it can be replayed and measured where it is
+        opened. Returns the path. Raises `SessionError` for what cannot be saved: see `tracefuse.session`.
+        """
+        from tracefuse.session import save
+
+        return save(self, path, inputs)
 
 
 def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool = False, **kwargs: Any) -> Capture:
@@ -222,62 +295,9 @@ def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
     return leaf.grad
 
 
-def _roles(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
-    """Inputs' names, results and gradients, by value."""
-    recording, value_of = recorder.recording, recorder.value_of
-    for thing in namespace.values():
-        if isinstance(thing, nn.Module):
-            recorder.modules.add_root(thing)
-    variables = {n: t for n, t in namespace.items() if isinstance(t, torch.Tensor) and not n.startswith("__")}
-    bound = {value: name.strip("_") for name, t in variables.items() if (value := value_of(t)) is not None}
-
-    sources: dict[Value, tuple[str, str]] = {}
-    for value, tensor in recording.externals.items():
-        default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
-        sources[value] = recorder.names.get(tensor, default)
-
-    results = _returned_values(returned, value_of, bound)
-    results |= {root: results.get(root) or bound.get(root, "") for root, _, _ in recording.roots}
-    if not results:
-        results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
-    gradients, made_here = {}, {}
-    for leaf, name in _leaves(recorder, variables):
-        written, value = gradient_of(leaf), value_of(leaf)
-        gradient = None if written is None else value_of(written)
-        if gradient is None or value is None:
-            continue
-        if value in recording.externals:
-            gradients[value] = gradient
-        else:
-            made_here[gradient] = f"{name}_grad"
-    return Roles(sources, results | made_here, gradients)
-
-
-def _returned_values(
-    returned: Any, value_of: Callable[[Any], Value | None], bound: Mapping[Value, str]
-) -> dict[Value, str]:
-    found = {}
-    for path, leaf in tree_flatten_with_path(returned)[0]:
-        value = value_of(leaf) if isinstance(leaf, torch.Tensor) else None
-        if value is not None:
-            label = "_".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", "")))) for k in path)
-            found[value] = bound.get(value, label if label and not label.isdigit() else "")
-    return found
-
-
-def _unread(recording: Recording) -> dict[Value, str]:
-    """What the program computed and nothing read: its results, if it has no others."""
-    read = {v for call in recording.calls for v in call.reads()}
-    return {v: "" for call in recording.calls for v in call.out_values() if v not in read}
-
-
-def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
-    """Every leaf that may have got a gradient: inputs of the program, and leaves that it made and bound to a name."""
-    inputs = [(t, "") for t in recorder.recording.externals.values()]
-    return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.is_leaf and t.requires_grad]
-
-
-def _build(recorder: Recorder, roles: Roles) -> Captured:
+def _build(
+    recorder: Recorder, roles: Roles, alive: frozenset[Value], optimized: Mapping[str, frozenset[Value]]
+) -> CapturedProgram:
     recording = recorder.recording
     if not recording.calls:
         raise CaptureError(
@@ -285,17 +305,27 @@ def _build(recorder: Recorder, roles: Roles) -> Captured:
         )
     if not roles.results and not roles.gradients:
         raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
+    check_supported(recording)
     externals = list(recording.externals)
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
     kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
     built = build_graph(recording, kept)
-    if built.needs_functionalize:
+    mark_held(built, recording)
+    # Rewritten, a program tells only those values from their copies that are outputs.
+    is_rewritten = built.needs_functionalize
+    if is_rewritten:
         built = functionalize(built, inputs, externals, kept)
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
-    propagate(built.graph, inputs)
+    propagate(built, inputs)
+    unread = () if is_rewritten else dropped(built, recording, {*roles.results, *roles.gradients.values(), *alive})
     trace, chosen = assemble(built, recording, roles)
+    check_unreplaced(recording, [externals[x] for x in chosen if isinstance(x, int)])
     verify(trace)
     examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
     live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)
-    return Captured(trace, examples, live, tuple(built.guards))
+    name_of_value = {externals[x]: i.name for x, i in zip(chosen, trace.inputs, strict=True) if isinstance(x, int)}
+    optimizers = {
+        name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in optimized.items()
+    }
+    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers)

@@ -1,8 +1,9 @@
-"""The command line: `tracefuse demo` drives one GPT training step through the whole path and says where the files are;
-`tracefuse cache` shows and clears what is kept on disk.
+"""The command line: `tracefuse FILE` runs a script and shows what it computed, or shows a session file (`cli_file`);
+`tracefuse demo` drives one GPT training step through the whole path and says where the files are; `tracefuse cache` shows and
+clears what is kept on disk; `tracefuse peaks` prints what this device does at best.
 
-This and `load_ipython_extension` are the two front doors: the only places outside `widgets` that open that room, and only
-when somebody knocks (`write_report` below).
+This and `load_ipython_extension` are front doors: the only places outside `widgets` that open that room, and only when
+somebody knocks (`write_report` below, `open_view` in `cli_file`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from tracefuse import cache
 from tracefuse.cache_folders import KINDS, chosen_directory, trouble, version_name
 from tracefuse.capture import Capture, capture
+from tracefuse.cli_file import HELP, show_file
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.optimizers.errors import TracefuseError
@@ -27,11 +29,14 @@ from tracefuse.options import (
     CACHE_OPTIONS,
     DEMO_OPTIONS,
     PASS_OPTIONS,
+    PEAKS_OPTIONS,
+    SCRIPT_OPTIONS,
     add_arguments,
     configuration,
     explain_errors,
     values,
 )
+from tracefuse.peaks import peaks_of
 from tracefuse.summary import modules_table, remarks, steps_table
 from tracefuse.timing import aligned
 
@@ -39,38 +44,76 @@ HEADS, VOCABULARY, BATCH, LENGTH = 4, 256, 4, 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 1 for an error that tracefuse explains, 2 for bad usage."""
-    parser, commands = _parsers()
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        # argparse itself would show the usage of the whole, not of the command.
-        commands.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
-    if arguments.command is None:
+    """Run the command line; returns the exit status: 1 for an error that tracefuse explains, 2 for bad usage.
+
+    A script that ends with another status than 0 raises `SystemExit` with it.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands = _parsers()
+    command = words[0] if words and words[0] in commands else ""
+    parser = commands[command]
+    if not words:
         parser.print_help()
         return 2
+    mine, of_script = _split(words) if command == "" else (words[1:], [])
+    arguments, unknown = parser.parse_known_args(mine)
+    if command == "":
+        _check_file(parser, arguments.file, unknown)
+    elif unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        {"demo": demo, "cache": show_cache}[arguments.command](arguments)
+        if command == "":
+            show_file(arguments, of_script, Steps(total=1 if arguments.no_measure else 2).next)
+        else:
+            {"demo": demo, "cache": show_cache, "peaks": show_peaks}[command](arguments)
     except TracefuseError as error:
         print(f"tracefuse: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """The parser of the whole command line, and that of each command by its name."""
-    parser = argparse.ArgumentParser(prog="tracefuse", description="See, optimise, time and export training traces.")
-    parser.add_argument("--version", action="version", version=f"tracefuse {version('tracefuse')}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    text = "capture a GPT's training step, optimise, time and export it"
-    demo = commands.add_parser("demo", help=text, description=text)
-    add_arguments(demo, DEMO_OPTIONS)
-    add_arguments(demo.add_argument_group("passes"), PASS_OPTIONS)
-    text = "show what generated kernels keep on disk, and clear it"
-    cache = commands.add_parser("cache", help=text, description=text)
-    add_arguments(cache, CACHE_OPTIONS)
-    for one, options in ((parser, ()), (demo, (*DEMO_OPTIONS, *PASS_OPTIONS)), (cache, CACHE_OPTIONS)):
-        explain_errors(one, options, f"{one.prog} --help")
-    return parser, {"demo": demo, "cache": cache}
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Ours, and those after the first `--`, which are the script's."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _check_file(parser: argparse.ArgumentParser, file: str | None, unknown: list[str]) -> None:
+    """End with bad usage unless there is such a file and all arguments are known."""
+    if file is not None and not Path(file).is_file():
+        parser.error(f"there is no file {file}, and no command of that name")
+    if unknown:
+        whose = "" if file is None else f"arguments of {file} itself go after --; "
+        parser.error(f"{whose}unrecognized arguments: {' '.join(unknown)}")
+    if file is None:
+        parser.error("no file is given")
+
+
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command by its name; "" is the one of `tracefuse FILE`."""
+    file = argparse.ArgumentParser(
+        prog="tracefuse",
+        usage="tracefuse FILE [options] [-- ARGUMENTS]",
+        description="See the forward and backward that a script ran, optimise and time them.",
+        epilog=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    file.add_argument("--version", action="version", version=f"tracefuse {version('tracefuse')}")
+    file.add_argument("file", nargs="?", metavar="FILE", help="a Python script, or a session file (.tfz)")
+    found = {"": (file, SCRIPT_OPTIONS, PASS_OPTIONS)}
+    texts = {
+        "demo": ("capture a GPT's training step, optimise, time and export it", DEMO_OPTIONS, PASS_OPTIONS),
+        "cache": ("show what generated kernels keep on disk, and clear it", CACHE_OPTIONS, ()),
+        "peaks": ("print the measured peaks of the GPU or CPU: copying, and matmuls by precision", PEAKS_OPTIONS, ()),
+    }
+    for name, (text, options, passes) in texts.items():
+        found[name] = argparse.ArgumentParser(prog=f"tracefuse {name}", description=text), options, passes
+    for parser, options, passes in found.values():
+        add_arguments(parser, options)
+        if passes:
+            add_arguments(parser.add_argument_group("passes"), passes)
+        explain_errors(parser, (*options, *passes), f"{parser.prog} --help")
+    return {name: parser for name, (parser, _, _) in found.items()}
 
 
 def show_cache(arguments: argparse.Namespace) -> None:
@@ -86,6 +129,13 @@ def show_cache(arguments: argparse.Namespace) -> None:
         raise OptionError(problem)
     if not clears:
         print(_kept(chosen))
+
+
+def show_peaks(arguments: argparse.Namespace) -> None:
+    """Print the measured peaks of a device, which are measured first where they are not known, or with `--again`."""
+    chosen = values(arguments, PEAKS_OPTIONS)
+    device = chosen["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
+    print(peaks_of(_device(device, False), again=chosen["again"], progress=Steps(total=1).progress))
 
 
 def _kept(chosen: Path) -> str:

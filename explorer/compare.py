@@ -38,6 +38,8 @@ def _outputs(program: Program) -> _Outputs:
     # Before the backward runs: it may take the state apart.
     results = {f"result {i}": r.detach() if isinstance(r, torch.Tensor) else r for i, r in enumerate(state[0])}
     gradients = [] if program.backward is None else list(program.backward(state))
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # a copy into pinned memory may be under way
     names = program.gradients or tuple(f"gradient {i}" for i in range(len(gradients)))
     return _Outputs(results, dict(zip(names, gradients, strict=True)))
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tracefuse.capture import Capture, Captured
+from tracefuse.capture import Capture, CapturedProgram
 from tracefuse.config import Config
 from tracefuse.errors import CaptureError
 from tracefuse.namespace import name_of, visible_from
@@ -46,13 +46,13 @@ class CompiledGraph(Capture):
         return f"<tracefuse.CompiledGraph: {forward.op_count} forward and {backward.op_count} backward ops>"
 
     @functools.cached_property
-    def _built(self) -> Captured:
+    def _built(self) -> CapturedProgram:
         given = tuple(tensor for made in self._inputs if (tensor := made()) is not None)
         if len(given) < len(self._inputs):
             raise CaptureError("the compiled model's parameters are gone: keep the model, or compile and run it again.")
         cotangents = (_memory_like(val(p)).fill_(1) for p in self._trace.placeholders[len(given) :])
         tensors = (*given, *cotangents)
-        return Captured(self._trace, tensors, tensors, ())
+        return CapturedProgram(self._trace, tensors, tensors, ())
 
     @property
     def trace(self) -> Trace:

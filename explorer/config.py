@@ -41,6 +41,19 @@ PASS_OF = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"),
 
 
 @dataclass(frozen=True)
+class Machine:
+    """The passes that depend on the machine, as it lets them work: what its GPU packs of attention, how it draws dropout."""
+
+    cat: Cat
+    fuse: Fuse
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This one, as far as its GPU is in use yet."""
+        return cls(Cat(**cat_options()), Fuse(**fuse_options()))
+
+
+@dataclass(frozen=True)
 class Config:
     """Which passes run, in pipeline order, with which options.
 
@@ -104,15 +117,16 @@ class Config:
         rest = budget | dict(self.remat_options)
         return Remat(producer_input_weight=weight, save=self.save, recompute=self.recompute, **rest)
 
-    def passes(self) -> list[Pass]:
-        """The passes that are on, in pipeline order."""
+    def passes(self, machine: Machine | None = None) -> list[Pass]:
+        """The passes that are on, in pipeline order, for `machine` (default: this one)."""
+        machine = machine or Machine.here()
         chosen: dict[str, Pass | None] = {
             "simplify": Simplify() if self.simplify else None,
             "freeze": None if self.freeze is None else Freeze(self.freeze),
-            "cat": Cat(**cat_options()) if self.cat else None,
+            "cat": machine.cat if self.cat else None,
             "decompose": Decompose() if self.decompose and self.fuse else None,
             "remat": None if self.remat is None else self._remat(self.remat),
-            "fuse": Fuse(**fuse_options()) if self.fuse else None,
+            "fuse": machine.fuse if self.fuse else None,
         }
         chosen |= {one.name: one.guarded() for one in self.own}
         return [one for name in self.names if (one := chosen[name]) is not None]

@@ -10,11 +10,20 @@ worth: "high" from a fifth, "medium" from a twentieth, and below a hundredth it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step, waits_for_the_gpu
+from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.findings import SEVERITIES, Case, Detector, Finding
+from tracefuse.gradient_findings import (
+    dropped_gradients,
+    gradients_no_optimizer_takes,
+    gradients_of_data,
+    unread_gradients,
+)
+from tracefuse.kept_findings import kept_for_nothing
+from tracefuse.launch_findings import loops_of_small_kernels
+from tracefuse.mode_findings import matmuls_without_tf32, modes_that_slow
 from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
+from tracefuse.sync_findings import waits_for_the_gpu
+from tracefuse.to_copy_findings import casts_beside_moves
 
 
 class Findings(tuple[Finding, ...]):
@@ -33,30 +42,22 @@ def diagnose(case: Case) -> Findings:
     return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
 
 
-_FLAGS = {
-    "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel: unset CUDA_LAUNCH_BLOCKING and restart the kernel",
-    "anomaly mode": "autograd checks every gradient and keeps tracebacks: torch.autograd.set_detect_anomaly(False)",
-    "deterministic algorithms": "some ops take slower kernels: torch.use_deterministic_algorithms(False) if you can",
-}
-
-
-def flags_that_slow(case: Case) -> Iterator[Finding]:
-    for name, remedy in _FLAGS.items():
-        if dict(case.environment).get(name) == "on":
-            yield Finding(
-                "slow mode", "medium", f"{name} was on when the cell ran", ((name, "on"),), (), "", remedy,
-                "not known from one run: measure without it",
-            )  # fmt: skip
-
-
 # What is looked for, in the words of a list.
 DETECTORS: dict[str, Detector] = {
     "gradients that every backward copies to the CPU": gradients_copied_to_the_host,
     "inputs that every forward moves between devices": inputs_moved_each_step,
-    "values read back to Python, which wait for the GPU": waits_for_the_gpu,
+    "casts and device moves that a profile calls by one name": casts_beside_moves,
+    "values, shapes and copies that Python reads and the host waits for": waits_for_the_gpu,
     "weights cast in every step": casts_of_weights,
     "concatenations: of nothing, and of what one buffer could hold": concatenations,
     "pointwise ops and reductions that run one by one": unfused_pointwise,
     "matmuls over rows that are not aligned": unaligned_matmuls,
-    "modes that slow everything down": flags_that_slow,
+    "gradients that no optimizer takes": gradients_no_optimizer_takes,
+    "gradients of data": gradients_of_data,
+    "gradients computed and dropped": dropped_gradients,
+    "gradients that one op computes beside those that are read, of frozen parameters too": unread_gradients,
+    "saved tensors that cost more to keep than to recompute": kept_for_nothing,
+    "lines that launch many small kernels": loops_of_small_kernels,
+    "matmuls of float32 without tensor cores": matmuls_without_tf32,
+    "modes that slow everything down": modes_that_slow,
 }

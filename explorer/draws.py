@@ -77,8 +77,7 @@ def _is_late(first: fx.Node, node: fx.Node) -> bool:
 
 def _replace(built: Built, node: fx.Node, by: fx.Node) -> None:
     node.replace_all_uses_with(by)
-    for table in (built.nodes, built.mutated):
-        table.update({value: by for value, known in table.items() if known is node})
+    built.rename(node, by)
     built.graph.erase_node(node)
 
 

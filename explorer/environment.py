@@ -15,9 +15,13 @@ def environment() -> dict[str, str]:
         found["device"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)
         found["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)
+        found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability())
+        found["cudnn"] = "on" if torch.backends.cudnn.enabled else "off"
+        found["cudnn benchmark"] = "on" if torch.backends.cudnn.benchmark else "off"
     slowing = {
         "CUDA_LAUNCH_BLOCKING": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         "anomaly mode": torch.is_anomaly_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "profiler": torch.autograd._profiler_enabled(),
     }
     return found | {name: "on" for name, is_on in slowing.items() if is_on}

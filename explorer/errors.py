@@ -1,17 +1,20 @@
 """What a user can get wrong when running things, one class each; every message ends with the remedy."""
 
-from tracefuse.optimizers.errors import NotSupported, TracefuseError, UnknownValue
+from tracefuse.optimizers.errors import NotSupported, SessionError, TracefuseError, UnknownValue
 
 __all__ = [
     "BuildError",
     "Cancelled",
     "CaptureError",
     "ExportError",
+    "FixError",
     "MeasureError",
     "NotSupported",
     "OptionError",
     "RegistrationError",
     "ReplayError",
+    "SessionError",
+    "SyncError",
     "TraceFileError",
     "TracefuseError",
     "UnknownValue",
@@ -38,6 +41,10 @@ class ExportError(TracefuseError):
     """A trace that cannot be written as a Python file."""
 
 
+class FixError(TracefuseError):
+    """A fix that cannot be tried: on this machine, or on this program."""
+
+
 class MeasureError(TracefuseError):
     """Programs that cannot be timed or compared with each other, or a measurement that cannot be made."""
 
@@ -48,6 +55,10 @@ class Cancelled(TracefuseError):
 
 class BuildError(TracefuseError):
     """A kernel's text that the compiler refused, or a cache that cannot be written."""
+
+
+class SyncError(TracefuseError):
+    """An operation that makes the host wait for the GPU, where `assert_no_sync` allows none."""
 
 
 class TraceFileError(TracefuseError):

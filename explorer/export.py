@@ -13,6 +13,7 @@ Random ops draw fresh numbers at each run, also where the program seeded its gen
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,8 @@ from tracefuse.dropout import SUPPORT, support
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.launch import LAUNCH
 from tracefuse.optimizers.layout import GUESS
-from tracefuse.optimizers.render import INDENT, body_lines, literal, render
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, val
+from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.packed_attention import RUNTIME as PACKING_RUNTIME
 from tracefuse.packed_attention import support as packing_support
@@ -37,6 +38,7 @@ _RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
 _RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
 _BOXED = "boxed"
 MAX_SORTED = 2**20
+MAX_GUARDS = 20  # Lines of a file's head that say which path was taken.
 MAX_INTEGERS = 64  # Captured integers of one input that a file holds: a line that people still read.
 
 
@@ -83,7 +85,7 @@ def module_source(variant: Variant) -> str:
         _header(variant),
         *_functions(variant),
         _rule("the program as it was captured"),
-        render(captured_forward).replace("def forward(", "def captured_forward(", 1),
+        _rendered(captured_forward).replace("def forward(", "def captured_forward(", 1),
         render_boxed(captured_backward, "captured_backward"),
         _rule("its signature"),
         _tables(variant, forward, backward, captured_backward),
@@ -107,7 +109,7 @@ def _functions(variant: Variant) -> list[str]:
         kernel_source(kernel, variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name))
         for kernel in variant.kernels
     ]
-    optimised = [render(variant.forward), render_boxed(variant.backward, "backward")]
+    optimised = [_rendered(variant.forward), render_boxed(variant.backward, "backward")]
     return [
         *([_rule("kernels"), LAUNCH] if kernels else []),
         support("\n".join([*kernels, *optimised])),
@@ -126,18 +128,43 @@ def render_boxed(trace: Trace, name: str) -> str:
         lines.append(f"{INDENT}{_BOXED}.clear()")
         kinds = zip(trace.inputs, trace.placeholders, strict=True)
         lines += [f"{INDENT}# {i.name}: {tensor_type(val(p))}  {human_bytes(nbytes(p))}  {i.kind}" for i, p in kinds]
-    return "\n".join([*lines, *(text for text, _ in body_lines(trace))]) + "\n"
+    return "\n".join([*lines, *_checked_lines(trace)]) + "\n"
+
+
+def _rendered(trace: Trace) -> str:
+    return "\n".join([*head_lines(trace), *_checked_lines(trace)]) + "\n"
+
+
+def _checked_lines(trace: Trace) -> Iterator[str]:
+    """The body of `trace`; behind each value whose size depends on the data, a check that it is the captured one."""
+    sized = {node.name: tensors(node) for node in trace.ops if _has_size_of_data(node)}
+    for text, name in body_lines(trace):
+        yield text
+        shapes = tuple(tuple(tensor.shape) for tensor in sized.get(name or "", ()))
+        if shapes:
+            yield f"{INDENT}expect_sizes({name}, {shapes!r}, {name!r})"
+
+
+def _has_size_of_data(node: torch.fx.Node) -> bool:
+    """`nonzero`, `unique`, `x[mask]`; not `x[numbers]`, whose operator is the same."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.dynamic_output_shape not in node.target.tags:
+        return False
+    masks = (torch.bool, torch.uint8)
+    return node.target is not torch.ops.aten.index.Tensor or any(
+        val(n).dtype in masks for n in node.all_input_nodes[1:]
+    )
 
 
 def _header(variant: Variant) -> str:
-    environment = ", ".join(f"{k} {v}" for k, v in variant.capture.environment.items())
+    environment = _in_docstring(", ".join(f"{k} {v}" for k, v in variant.capture.environment.items()))
     needs = "torch and triton" if variant.kernels else "torch"
     lines = [
         f'"""Forward and backward of a captured program, written by tracefuse {version("tracefuse")}. Needs only {needs}.',
         "",
         f"Captured with {environment}.",
-        f"Passes: {variant.config.as_code()}",
+        f"Passes: {_in_docstring(variant.config.as_code())}",
         "",
+        *_path_taken(variant),
         "`python` this file to check it against the program as it was captured and to time both. Import it for `run`, a",
         'differentiable function of the inputs listed in INPUTS, or for the bare `forward` and `backward`.\n"""',
         "",
@@ -151,6 +178,23 @@ def _header(variant: Variant) -> str:
     if variant.kernels:
         lines += ["import triton", "import triton.language as tl"]
     return "\n".join(lines)
+
+
+def _path_taken(variant: Variant) -> list[str]:
+    """What inputs must give for the file to hold: the Python values that the captured program read from its tensors."""
+    guards = variant.capture.guards
+    if not guards:
+        return []
+    places = [f"  {g.source.label}:{g.source.line}  {g.source.text}" if g.source else "" for g in guards]
+    lines = [f"  {g.value!r}{place}" for g, place in zip(guards, places, strict=True)]
+    more = [f"  and {len(lines) - MAX_GUARDS} more"] if len(lines) > MAX_GUARDS else []
+    text = "It takes the path that the captured run took, which read these values from its tensors; others may want another:"
+    return [text, *map(_in_docstring, lines[:MAX_GUARDS]), *more, ""]
+
+
+def _in_docstring(text: str) -> str:
+    """`text` as it may stand in a docstring, which it cannot end: globs and a loaded session's environment are anybody's."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _rule(title: str) -> str:
@@ -212,10 +256,17 @@ def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward
             f"CAPTURED_READ_AGAIN = {[names.index(i.name) for i in captured_backward.inputs if i.name in names]!r}",
             f"GRADIENTS = {[names.index(out.of) for out in backward.outputs]!r}  # the inputs whose gradients are returned",
             f"CAPTURED_GRADIENTS = {[names.index(out.of) for out in captured_backward.outputs]!r}",
+            f"COARSEST = {_coarsest(variant.baseline.trace)}  # the floating dtype that rounds most",
+            f"SIZED_BY_DATA = {[n.name for n in variant.baseline.trace.ops if _has_size_of_data(n)]!r}",
             f"HAS_KERNELS = {bool(variant.kernels)}",
             f'DEVICE = "{_device(variant)}"',
         ]
     )
+
+
+def _coarsest(trace: Trace) -> torch.dtype:
+    dtypes = {tensor.dtype for node in trace.graph.nodes for tensor in tensors(node) if tensor.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
 
 
 def _input_row(name: str, source: str, placeholder: torch.fx.Node) -> str:

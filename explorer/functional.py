@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -21,20 +21,16 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_any, tree_map
 
 from tracefuse.errors import CaptureError
+from tracefuse.optimizers.eager_memory import IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, is_view, producer
 from tracefuse.optimizers.trace import Source, set_origin
 from tracefuse.record import BATCH_NORMS, Call, Guard, Recording, Value
+from tracefuse.twins import arguments_of, functional_twin
 
 aten = torch.ops.aten
-
-# In-place ops whose functional twin is not called like them without the underscore.
-_FUNCTIONAL_TWINS = {
-    aten.bernoulli_.float: aten.bernoulli.p,
-    aten.normal_.default: aten.normal_functional.default,
-}
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,11 @@ class Built:
     guards: list[Guard] = field(default_factory=list)
     needs_functionalize: bool = False
 
+    def rename(self, old: fx.Node, new: fx.Node) -> None:
+        """Let the values that `old` holds be held by `new`."""
+        for table in (self.nodes, self.mutated):
+            table.update({value: new for value, node in table.items() if node is old})
+
 
 def build_graph(recording: Recording, kept: Sequence[Value]) -> Built:
     """The recorded calls as a graph with one placeholder per external. `kept` are the values that will be outputs."""
@@ -72,44 +73,37 @@ def build_graph(recording: Recording, kept: Sequence[Value]) -> Built:
     families = _families(recording)
     hints = _assigned_names(recording.calls)
     for position, call in enumerate(recording.calls):
+        hint = hints.get(position)
         if not call.out_values() and not call.writes():
             built.guards.append(Guard(str(call.func), call.outs, call.origin.source))
-        elif call.func in BATCH_NORMS and call.writes():
-            _add_batch_norm(built, call)
         elif call.writes():
-            _add_in_place(built, call, hints.get(position), families, lambda v, at=position: last_read.get(v, -1) > at)
+            _add_in_place(built, call, hint, families, lambda v, at=position: last_read.get(v, -1) > at)
         else:
-            _bind(built, call, _emit(built, call, call.func, hints.get(position)))
+            _bind(built, call.outs, _emit(built, call, call.func, hint))
     return built
 
 
 def _emit(built: Built, call: Call, func: OpOverload, hint: str | None = None) -> fx.Node:
     args, kwargs = tree_map(
-        lambda leaf: built.nodes[leaf] if isinstance(leaf, Value) else leaf, (call.args, call.kwargs)
+        lambda leaf: built.nodes[leaf] if isinstance(leaf, Value) else leaf, arguments_of(call, func)
     )
-    kwargs = {**_defaults_lost(call, func), **kwargs}
     node = built.graph.create_node("call_function", func, args, kwargs, func.overloadpacket.__name__.strip("_"))
     set_origin(node, call.origin)
     outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
     values = tuple(v if isinstance(v, Value) else None for v in outs)
     node.meta["custom"]["recorded"] = Recorded(func, values if func is call.func else (None,), call.in_engine, hint)
+    node.meta["custom"][IN_PLACE] = call.func._schema.is_mutable
     return node
 
 
-def _defaults_lost(call: Call, twin: OpOverload) -> dict[str, Any]:
-    """Arguments that were left at the op's defaults where its functional twin has none (`bernoulli_`'s p)."""
-    left_out = list(zip(call.func._schema.arguments, twin._schema.arguments, strict=False))[len(call.args) :]
-    return {a.name: a.default_value for a, b in left_out if a.has_default_value() and not b.has_default_value()}
-
-
-def _bind(built: Built, call: Call, node: fx.Node) -> None:
-    """Bind the call's output values to `node`, or to its items."""
-    if isinstance(call.outs, Value):
-        built.nodes.setdefault(call.outs, node)
-    elif isinstance(call.outs, (tuple, list)):
-        for index, value in enumerate(call.outs):
-            if isinstance(value, Value):
-                built.nodes.setdefault(value, _item(built, node, index))
+def _bind(built: Built, outs: Any, node: fx.Node) -> None:
+    """Bind the output values `outs` to `node`, or to its items."""
+    if isinstance(outs, Value):
+        built.nodes.setdefault(outs, node)
+    elif isinstance(outs, (tuple, list)):
+        for index, out in enumerate(outs):
+            if tree_any(lambda leaf: isinstance(leaf, Value), out):
+                _bind(built, out, _item(built, node, index))
 
 
 def _item(built: Built, node: fx.Node, index: int) -> fx.Node:
@@ -125,56 +119,73 @@ def _add_in_place(
     families: dict[Value, list[Value]],
     is_read_later: Callable[[Value], bool],
 ) -> None:
-    written = call.writes()
-    others = [v for w in written for v in families[w.base] if not v.same_layout(w)]
-    twin = functional_twin(call.func)
-    if twin is None or len(written) != 1 or any(map(is_read_later, others)):
+    twin, written = functional_twin(call.func), call.writes()
+    others = [v for w in written for v in families[w.base] if v in built.nodes and v.is_otherwise(w)]
+    if twin is None or len({w.base for w in written}) < len(written) or any(map(is_read_later, others)):
+        if call.func in BATCH_NORMS:
+            raise CaptureError(
+                f"{call.func} overwrites running statistics that the program also reads through a view. "
+                "Give the module buffers of their own (`buffer.clone()`)."
+            )
         built.needs_functionalize = True
-        _bind(built, call, _emit(built, call, call.func, hint))
+        _bind(built, call.outs, _emit(built, call, call.func, hint))
         return
-    node = _emit(built, call, twin, hint)
-    node.meta["dtype"] = written[0].dtype
-    for value in families[written[0].base]:
-        if value in built.nodes and value.same_layout(written[0]):
-            if built.nodes[value].op == "placeholder" or value in built.mutated:
+    node = _emit_bernoulli(built, call) if twin is aten.bernoulli.p else _emit(built, call, twin, hint)
+    if fresh := _made_beside(call, written):
+        node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=twin, values=(*fresh, *written))
+        _bind(built, fresh, node)
+    for value, new in zip(written, _new_contents(built, call, node, len(fresh)), strict=True):
+        _overwrite(built, families, value, new)
+
+
+def _emit_bernoulli(built: Built, call: Call) -> fx.Node:
+    """`bernoulli_` draws in the order of its tensor's memory, its twin in that of a contiguous one: hand it the dimensions in
+    the order of the memory."""
+    value = call.args[0]
+    order = sorted(range(len(value.shape)), key=lambda dim: -value.stride[dim])
+    if order == sorted(order):
+        return _emit(built, call, aten.bernoulli.p)
+    ordered = replace(call, func=aten.permute.default, args=(value, order), kwargs={}, outs=None)
+    before, built.nodes[value] = built.nodes[value], _emit(built, ordered, aten.permute.default)
+    drawn = _emit(built, call, aten.bernoulli.p)
+    built.nodes[value] = drawn
+    back = [order.index(dim) for dim in range(len(order))]
+    found = _emit(built, replace(ordered, args=(value, back)), aten.permute.default)
+    built.nodes[value] = before
+    return found
+
+
+def _made_beside(call: Call, written: list[Value]) -> list[Value]:
+    """What the call returns besides the arguments that it overwrites."""
+    return [value for value in call.out_values() if value not in written]
+
+
+def _new_contents(built: Built, call: Call, node: fx.Node, first: int) -> Iterator[fx.Node]:
+    """What the twin at `node` yields for each value that the call overwrites: its only result or, from `first`, an item of it
+    for each overwritten argument, and of that one for each tensor of a list."""
+    given = call.overwritten()
+    for index, value in enumerate(given, first):
+        only = len(given) == 1 and first == 0
+        mine = node if only else _item(built, node, index)
+        yield from [mine] if isinstance(value, Value) else [_item(built, mine, at) for at in range(len(value))]
+
+
+def _overwrite(built: Built, families: dict[Value, list[Value]], written: Value, node: fx.Node) -> None:
+    """From now on `node` is what `written`, and every value of the very same layout in its memory, holds."""
+    node.meta["dtype"] = written.dtype
+    for value in families[written.base]:
+        if value in built.nodes and value.same_layout(written):
+            if value in built.placeholders:
                 built.mutated[value] = node
             built.nodes[value] = node
-
-
-def _add_batch_norm(built: Built, call: Call) -> None:
-    """Batch norm that updates its running statistics: torch's functional form returns the new ones."""
-    if call.func is not aten.native_batch_norm.default:
-        raise CaptureError(
-            f"{call.func} overwrites its running statistics and has no functional form here. "
-            "Capture inside `torch.backends.cudnn.flags(enabled=False)`."
-        )
-    node = _emit(built, call, aten._native_batch_norm_legit_functional.default)
-    statistics = (*call.outs, *call.args[3:5])
-    node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=node.target, values=statistics)
-    _bind(built, call, node)
-    for index, value in zip((3, 4), call.args[3:5], strict=True):
-        built.nodes[value] = built.mutated[value] = _item(built, node, index)
-
-
-def functional_twin(func: OpOverload) -> OpOverload | None:
-    """The op that computes what the in-place `func` writes, or None if torch has none with the same arguments."""
-    if func in _FUNCTIONAL_TWINS:
-        return _FUNCTIONAL_TWINS[func]
-    namespace, name = func._schema.name.split("::")
-    if not name.endswith("_") or name.endswith("__"):
-        return None
-    packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    twin = getattr(packet, func._overloadname, None) if packet is not None else None
-    if twin is None or [a.name for a in twin._schema.arguments] != [a.name for a in func._schema.arguments]:
-        return None
-    return twin
 
 
 def functionalize(
     built: Built, inputs: Sequence[torch.Tensor], externals: Sequence[Value], kept: Sequence[Value]
 ) -> Built:
     """`built` without in-place ops, by tracing it again through `torch.func.functionalize`; only `kept` values have nodes."""
-    built.graph.output(tuple(built.nodes[v] for v in kept))
+    values = [*kept, *built.mutated]
+    built.graph.output((*(built.nodes[v] for v in kept), *built.mutated.values()))
     module = fx.GraphModule(torch.nn.Module(), built.graph)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs]
@@ -194,24 +205,24 @@ def functionalize(
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     by_placeholder = dict(zip(placeholders, externals, strict=True))
     start = dict(zip(externals, placeholders, strict=True))
-    nodes = start | dict(zip(kept, graph.output_node().args[0], strict=True))
+    found = list(zip(values, graph.output_node().args[0], strict=True))
     copies = [n for n in graph.nodes if n.target is aten.copy_.default and n.args[0] in by_placeholder]
-    mutated = {by_placeholder[n.args[0]]: n.args[1] for n in copies}
+    mutated = {by_placeholder[n.args[0]]: n.args[1] for n in copies} | dict(found[len(kept) :])
     graph.erase_node(graph.output_node())
     for node in copies:
         graph.erase_node(node)
-    return Built(graph, start, nodes, mutated, built.guards)
+    return Built(graph, start, start | dict(found[: len(kept)]), mutated, built.guards)
 
 
 # --- fake values ------------------------------------------------------------------------------------------------------
 
 
-def propagate(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
+def propagate(built: Built, inputs: Sequence[torch.Tensor]) -> None:
     """Give every node its `FakeTensor`. Where torch's shape function disagrees with the recorded strides, or there is none,
     the recorded layout wins: kernels are generated from it."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     given = iter(inputs)
-    for node in graph.nodes:
+    for node in built.graph.nodes:
         if node.op == "placeholder":
             node.meta["val"] = mode.from_tensor(next(given).detach(), static_shapes=True)
         elif node.op == "call_function":
@@ -219,7 +230,7 @@ def propagate(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
                 node.meta["val"] = _fake_value(node)
             wanted = node.meta.pop("dtype", None)
             if wanted is not None and node.meta["val"].dtype != wanted:
-                _cast_after(node, wanted)
+                _cast_after(built, node, wanted)
 
 
 def _fake_value(node: fx.Node) -> Any:
@@ -258,12 +269,13 @@ def _empty(layout: Value) -> torch.Tensor:
     return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=layout.device)
 
 
-def _cast_after(node: fx.Node, wanted: torch.dtype) -> None:
+def _cast_after(built: Built, node: fx.Node, wanted: torch.dtype) -> None:
     """In-place ops keep their tensor's dtype, their twins promote: cast back. The cast's own value is propagated next."""
     with node.graph.inserting_after(node):
         cast = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": wanted})
     cast.meta["custom"] = dict(node.meta["custom"])
     node.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
+    built.rename(node, cast)
 
 
 # --- lifetimes, families, names ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def is_in_engine() -> bool:
 
 
 class BackwardHook:
-    """Tells the recorders of the calling thread where a backward starts; in place while any thread records."""
+    """Tells the recorders of the calling thread where a backward starts and ends; in place while any thread records."""
 
     _lock = threading.Lock()
     _recorders: ClassVar[list[tuple[int, Recorder]]] = []
@@ -47,10 +47,13 @@ class BackwardHook:
 
     @classmethod
     def _run(cls, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        for thread, recorder in cls._recorders:
-            if thread == threading.get_ident():
-                recorder.note_roots(outputs, args[0] if args else kwargs["grad_tensors"])
-        return cls._engine(outputs, *args, **kwargs)
+        ours = [recorder for thread, recorder in cls._recorders if thread == threading.get_ident()]
+        for recorder in ours:
+            recorder.note_roots(outputs, args[0] if args else kwargs["grad_tensors"])
+        found = cls._engine(outputs, *args, **kwargs)
+        for recorder in ours:
+            recorder.note_held()
+        return found
 
 
 class ModuleStack:

@@ -28,7 +28,7 @@ from tracefuse.assemble import Names
 from tracefuse.errors import NotSupported
 from tracefuse.optimizers.trace import Input, InputKind, Origin, Output, Phase, Source, Trace, eliminate_dead_code
 from tracefuse.optimizers.verify import verify
-from tracefuse.record import is_torchs_or_ours, label_of
+from tracefuse.user_source import is_torchs_or_ours, label_of
 
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<text>.*)')
 

@@ -2,43 +2,50 @@
 
     print(variant.layers())
 
-    module       type       forward µs  backward µs  ratio  share  saved     backward is mostly
-    h.*.attn ×2  Attention  2.1 → 1.9   5.2 → 4.4    2.3    38 %   1.5 MiB   matmul 71 %
+    module       type       forward µs  backward µs  ratio  FLOPs  share  saved    backward by kind, captured → optimised
+    h.*.attn ×2  Attention  2.1 → 1.9   5.2 → 4.4    2.3    2      38 %   1.5 MiB  pointwise 55 %, matmul 45 % → matmul 71 %
     …
     in all                  …
+    h.*.mlp ×2 takes most of the backward, 52 %: …
 
 A row counts the ops that ran while the module was the innermost one, and those of the backward that autograd ran for them;
 children have rows of their own. Modules at paths that differ in their indices only are one line of the table, with what
-they take together. Times are those of `OpTimes`, and it says whether they are measured or modelled.
+they take together. Times are those of `OpTimes`, and it says whether they are measured or modelled. Ratios are backward
+over forward: of the times, and of the FLOPs, which is what to expect where matmuls take the time (2 where both operands have a
+gradient).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
 from tracefuse.op_times import OpTimes
-from tracefuse.optimizers.cost import flops, op_class, packet_name
-from tracefuse.optimizers.kernel import Kernel
+from tracefuse.optimizers.cost import flops
 from tracefuse.optimizers.liveness import saved_values
-from tracefuse.optimizers.ops import does_work, producer
-from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase, val
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
 from tracefuse.summary import folded
 from tracefuse.timing import aligned
+from tracefuse.work import kind
 
 Pair = tuple[float, float]
 OUTSIDE, IN_ALL = "(no module)", "in all"
+SHOWN = 0.05  # The least share of a module's backward that is named.
+OUT_OF_LINE = 1.5  # Times the ratio of its FLOPs, from where on a module's ratio is not what its matmuls take.
 
 
 @dataclass(frozen=True)
 class Layer:
     """One module's own part of the step, or what is in none, whose path and type are empty.
 
-    Pairs are `(as captured, with the passes)`, times in microseconds. `cause` is what most of the backward's time goes to as
-    it is with the passes: "matmul 71 %", or "" without a backward.
+    Pairs are `(as captured, with the passes)`, times in microseconds. `backward_kinds` part the backward's time by
+    `tracefuse.work.KINDS`, `cause` is the largest part with the passes: "matmul 71 %", or "" without a backward. `flops` are
+    those of the matmuls in its forward and in its backward, with the passes. `count` is how many modules the row stands for.
     """
 
     path: str
@@ -49,6 +56,9 @@ class Layer:
     backward_us: Pair
     saved_bytes: tuple[int, int]
     cause: str
+    backward_kinds: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    flops: tuple[int, int] = (0, 0)
+    count: int = 1
 
     @property
     def name(self) -> str:
@@ -60,6 +70,17 @@ class Layer:
         """Backward over forward with the passes; None where the forward takes no time."""
         return self.backward_us[1] / self.forward_us[1] if self.forward_us[1] else None
 
+    @property
+    def expected_ratio(self) -> float | None:
+        """FLOPs of the backward over those of the forward; None where the forward has no matmul."""
+        return self.flops[1] / self.flops[0] if self.flops[0] else None
+
+    @property
+    def excess_us(self) -> float:
+        """What the backward takes beyond the forward's time times the ratio of the FLOPs; 0 where that is not known."""
+        expected = self.expected_ratio
+        return 0.0 if expected is None else max(0.0, self.backward_us[1] - expected * self.forward_us[1])
+
 
 class Layers(list[Layer]):
     """One row per module, in the order of the forward. Prints as a table that folds identical layers."""
@@ -68,14 +89,53 @@ class Layers(list[Layer]):
         super().__init__(rows)
         self.provenance = provenance
 
-    def __str__(self) -> str:
+    @property
+    def folded(self) -> list[Layer]:
+        """Modules at paths that differ in their indices only as one row with their sums, its `path` with `*`."""
         groups: dict[str, list[Layer]] = defaultdict(list)
         for row in self:
             groups[folded(row.name)].append(row)
-        all_us = sum(row.forward_us[1] + row.backward_us[1] for row in self)
-        rows = [_line(name, group, all_us) for name, group in groups.items()]
-        title = ("module", "type", "forward µs", "backward µs", "ratio", "share", "saved", "backward is mostly")
-        return "\n".join([self.provenance, aligned([title, *rows, _line(IN_ALL, self, all_us)])])
+        return [_together(name, group) for name, group in groups.items()]
+
+    def worst(self) -> Layer | None:
+        """The folded row that takes most of the backward; None where nothing takes time there."""
+        most = max(self.folded, key=lambda row: row.backward_us[1], default=None)
+        return most if most and most.backward_us[1] else None
+
+    def out_of_line(self) -> Layer | None:
+        """The folded row with the most `excess_us`, whose ratio is 1.5 times that of its FLOPs or more; None where there is
+        none, or the excess is less than a twentieth of the backward."""
+        total = sum(row.backward_us[1] for row in self)
+        odd = [row for row in self.folded if _is_out_of_line(row)]
+        most = max(odd, key=lambda row: row.excess_us, default=None)
+        return most if most and most.excess_us > total / 20 else None
+
+    def __str__(self) -> str:
+        everything = _together(IN_ALL, self)
+        title = ("module", "type", "forward µs", "backward µs", "ratio", "FLOPs", "share", "saved")
+        rows = [_line(row, everything) for row in (*self.folded, everything)]
+        table = aligned([(*title, "backward by kind, captured → optimised"), *rows])
+        return "\n".join([self.provenance, table, *self._sentences(everything)])
+
+    def _sentences(self, everything: Layer) -> list[str]:
+        if not any(everything.backward_ops):
+            return ["no backward in this program"]
+        worst, odd = self.worst(), self.out_of_line()
+        found = []
+        if worst:
+            share = _percent(worst.backward_us[1], everything.backward_us[1])
+            found.append(f"{_label(worst)} takes most of the backward, {share}: {_parts_text(worst.backward_kinds[1])}")
+        if odd:
+            ratios = f"{odd.ratio:.2g} times its forward, its matmuls {odd.expected_ratio:.2g} times"
+            found.append(
+                f"{_label(odd)} is out of line: its backward takes {ratios}: {_parts_text(odd.backward_kinds[1])}"
+            )
+        return found
+
+
+def _is_out_of_line(row: Layer) -> bool:
+    ratio, expected = row.ratio, row.expected_ratio
+    return ratio is not None and expected is not None and expected > 0 and ratio >= OUT_OF_LINE * expected
 
 
 def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layers:
@@ -94,6 +154,7 @@ class _Part:
     ops: Counter[str] = field(default_factory=Counter)
     us: Counter[str] = field(default_factory=Counter)
     backward_kinds: Counter[str] = field(default_factory=Counter)
+    flops: Counter[str] = field(default_factory=Counter)
     saved: int = 0
 
 
@@ -115,8 +176,9 @@ def _parts(trace: Trace, times: OpTimes) -> dict[_Place, _Part]:
         part.ops[half] += 1
         us = times.us.get(node.name, 0.0)
         part.us[half] += us
-        if half == "backward":
-            part.backward_kinds[work(node)] += us
+        part.flops[half] += flops(node)
+        if half == "backward" and us:
+            part.backward_kinds[kind(node)] += us
     nodes = {node.name: node for node in trace.graph.nodes}
     for saved in saved_values(trace):
         parts[_place(nodes[saved.name])].saved += saved.nbytes
@@ -132,74 +194,58 @@ def _layer(path: str, old: _Part, new: _Part) -> Layer:
         (old.us["forward"], new.us["forward"]),
         (old.us["backward"], new.us["backward"]),
         (old.saved, new.saved),
-        _mostly(new.backward_kinds),
+        _parts_text(new.backward_kinds, most=1),
+        (dict(old.backward_kinds), dict(new.backward_kinds)),
+        (new.flops["forward"], new.flops["backward"]),
     )
 
 
-def _mostly(kinds: Counter[str]) -> str:
-    total = sum(kinds.values())
-    if not total:
-        return ""
-    ((kind, us),) = kinds.most_common(1)
-    return f"{kind} {us / total:.0%}".replace("%", " %")
-
-
-def work(node: fx.Node) -> str:
-    """What an op does, in a word: "matmul", "attention", "concatenation", "device copy", "cast", "pointwise", "fused", …"""
-    if isinstance(producer(node).target, Kernel):
-        return "fused"
-    name = packet_name(node)
-    if "attention" in name:
-        return "attention"
-    if "convolution" in name:
-        return "convolution"
-    if flops(node):
-        return "matmul"
-    if name in ("cat", "stack"):
-        return "concatenation"
-    if name == "_to_copy":
-        return _conversion(node)
-    if name in ("clone", "copy"):
-        return "copy"
-    found = op_class(node)
-    return name if found == "heavy" else found
-
-
-def _conversion(node: fx.Node) -> str:
-    """`_to_copy` is two things that autograd calls by one name."""
-    source, target = val(node.args[0]), val(node)  # type: ignore[arg-type]
-    if source.device != target.device:
-        return "device copy"
-    return "cast" if source.dtype != target.dtype else "copy"
+def _together(name: str, rows: Sequence[Layer]) -> Layer:
+    """One row with the sums of several."""
+    if len(rows) == 1 and name != IN_ALL:
+        return rows[0]
+    kinds = Counter[str](), Counter[str]()
+    for row in rows:
+        for total, parts in zip(kinds, row.backward_kinds, strict=True):
+            total.update(parts)
+    types = ", ".join(dict.fromkeys(row.module_type for row in rows)) if name != IN_ALL else ""
+    pairs = ("forward_ops", "backward_ops", "forward_us", "backward_us", "saved_bytes", "flops")
+    sums: dict[str, Any] = {of: tuple(sum(getattr(row, of)[at] for row in rows) for at in (0, 1)) for of in pairs}
+    parts = (dict(kinds[0]), dict(kinds[1]))
+    return Layer(name, types, **sums, cause=_parts_text(kinds[1], most=1), backward_kinds=parts, count=len(rows))
 
 
 # --- as a table -------------------------------------------------------------------------------------------------------
 
 
-def _line(name: str, group: Sequence[Layer], all_us: float) -> tuple[str, ...]:
-    forward, backward = (_sums(group, of) for of in ("forward_us", "backward_us"))
-    saved = _sums(group, "saved_bytes")
-    types = dict.fromkeys(row.module_type for row in group) if name != IN_ALL else ()
+def _line(row: Layer, everything: Layer) -> tuple[str, ...]:
+    all_us = everything.forward_us[1] + everything.backward_us[1]
     return (
-        _label(name, group),
-        ", ".join(types),
-        _pair(forward),
-        _pair(backward),
-        f"{backward[1] / forward[1]:.2g}" if forward[1] else "",
-        f"{(forward[1] + backward[1]) / all_us:.0%}".replace("%", " %") if all_us else "",
-        human_bytes(saved[1]),
-        max(group, key=lambda row: row.backward_us[1]).cause if name != IN_ALL else "",
+        _label(row),
+        row.module_type,
+        _pair(row.forward_us),
+        _pair(row.backward_us) if any(row.backward_ops) else "–",
+        f"{row.ratio:.2g}" if row.ratio else "",
+        f"{row.expected_ratio:.2g}" if row.expected_ratio else "",
+        _percent(row.forward_us[1] + row.backward_us[1], all_us),
+        human_bytes(row.saved_bytes[1]) if any(row.saved_bytes) else "",
+        " → ".join(dict.fromkeys(filter(None, map(_parts_text, row.backward_kinds)))),
     )
 
 
-def _label(name: str, group: Sequence[Layer]) -> str:
-    if name == IN_ALL:
-        return name
-    return f"{name} ×{len(group)}" if len(group) > 1 else group[0].name
+def _label(row: Layer) -> str:
+    return f"{row.name} ×{row.count}" if row.count > 1 and row.path != IN_ALL else row.name
 
 
-def _sums(group: Sequence[Layer], name: str) -> Pair:
-    return sum(getattr(row, name)[0] for row in group), sum(getattr(row, name)[1] for row in group)
+def _parts_text(kinds: Mapping[str, float], most: int = 3) -> str:
+    """`pointwise 55 %, matmul 40 %`: the largest parts, those below a twentieth left out."""
+    total = sum(kinds.values())
+    parts = sorted(kinds.items(), key=lambda pair: -pair[1])[:most]
+    return ", ".join(f"{name} {_percent(us, total)}" for name, us in parts if us >= SHOWN * total)
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}".replace("%", " %") if whole else ""
 
 
 def _pair(us: Pair) -> str:

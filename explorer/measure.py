@@ -27,7 +27,7 @@ from tracefuse.clocks import Clock, clock_of, device_label
 from tracefuse.compare import compare
 from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.optimizers.collection import uncollected
-from tracefuse.timing import MIN_ROUNDS, Estimate, ProgramTiming, Timing, estimate, ratio_of_medians
+from tracefuse.timing import MIN_ROUNDS, Estimate, ProgramTiming, Timing, estimate, paired_ratio
 
 SAMPLE_MS = 5.0  # Long against what the first launch after a wait costs the host.
 MAX_INNER = 100
@@ -248,7 +248,7 @@ def _ratios(samples: Samples) -> dict[str, dict[str, Estimate]]:
     baseline = next(iter(samples.values()))
     return {
         name: {
-            phase: ratio_of_medians(times_ms, baseline[phase])
+            phase: paired_ratio(times_ms, baseline[phase])
             for phase, times_ms in phases.items()
             if phase in baseline and all(baseline[phase])
         }

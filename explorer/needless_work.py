@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
-from tracefuse.findings import Case, Finding, dtype, grouped, line, names
-from tracefuse.layers import work
+from tracefuse.findings import Case, Finding, Fix, dtype, grouped, line, names
 from tracefuse.optimizers.cost import bytes_moved, op_class
-from tracefuse.optimizers.ops import does_work, is_getitem, is_view, producer
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.padding import ALIGNED_BYTES, can_pad, rounded
+from tracefuse.optimizers.retype import behind_views, only_dtype
 from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase, val
-
-# cuBLAS takes its fast kernels where rows are multiples of 16 bytes.
-ALIGNED_BYTES = 16
+from tracefuse.work import work
 
 
 def casts_of_weights(case: Case) -> Iterator[Finding]:
@@ -25,7 +23,7 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
         for node, entry in zip(case.trace.placeholders, case.trace.inputs, strict=True)
         if entry.kind == "parameter"
     }
-    forward = [n for n in case.trace.ops if work(n) == "cast" and _behind_views(n.args[0]) in parameters]
+    forward = [n for n in case.trace.ops if work(n) == "cast" and behind_views(n.args[0]) in parameters]
     gradients = {
         node for node, out in zip(case.trace.returned, case.trace.outputs, strict=True) if out.kind == "gradient"
     }
@@ -37,10 +35,12 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
     us = case.us([*forward, *backward])
     severity = case.severity(us)
     if severity is not None:
+        cast = dict.fromkeys(behind_views(n.args[0]) for n in forward)  # type: ignore[arg-type]
+        held = tuple(node.name for node in cast if only_dtype(node) != val(node).dtype)
         yield Finding(
             "weights cast every step",
             severity,
-            f"every forward casts {len(forward)} parameters from {dtype(forward[0].args[0])} to {dtype(forward[0])}",
+            f"every forward casts {_parameters(len(cast))} from {dtype(forward[0].args[0])} to {dtype(forward[0])}",
             (
                 ("moved", human_bytes(sum(map(bytes_moved, [*forward, *backward])))),
                 ("casts", f"{len(forward)} in the forward, {len(backward)} of gradients"),
@@ -49,7 +49,12 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
             line(forward[0]),
             f"keep the model in {dtype(forward[0])} with a master copy in the optimizer, or cast once for several forwards",
             case.worth(us),
+            fixes=(Fix("as cast", f"{_parameters(len(held))} held as {dtype(forward[0])}", held),) if held else (),
         )
+
+
+def _parameters(count: int) -> str:
+    return f"{count} parameter{'s' * (count > 1)}"
 
 
 def concatenations(case: Case) -> Iterator[Finding]:
@@ -129,7 +134,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
         severity = case.severity(us)
         if severity is not None and width is not None:
             size = val(group[0]).element_size()
-            padded = -(-width // (ALIGNED_BYTES // size * 8)) * (ALIGNED_BYTES // size * 8)
+            padded = rounded(width, size)
             yield Finding(
                 "unaligned matmul",
                 severity,
@@ -139,17 +144,14 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
                 line(group[0]),
                 f"pad it to {padded:,} (a vocabulary: set vocab_size={padded}; the added classes are never targets)",
                 f"part of {case.worth(us)}",
+                fixes=(Fix("padded", f"padded with zeros to {padded:,}, the results cut", names(group)),)
+                if all(map(can_pad, group))
+                else (),
             )
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:
     return [part for part in node.args[0] if isinstance(part, fx.Node)]  # type: ignore[union-attr]
-
-
-def _behind_views(node: Any) -> Any:
-    while isinstance(node, fx.Node) and node.op == "call_function" and (is_view(node) or is_getitem(node)):
-        node = producer(node).args[0]
-    return node
 
 
 def _odd_width(node: fx.Node) -> int | None:

@@ -3,30 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
 
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, roofline_seconds
+from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.trace import Trace
+from tracefuse.peaks import known_peaks
 from tracefuse.timeline import Timeline
+from tracefuse.transfers import Transfer
 
 
 @dataclass(frozen=True)
 class OpTimes:
     """`us` are microseconds by the name of the value that an op computes; ops without work (views) are absent.
 
-    `provenance` begins with "measured on" or "modelled".
+    `provenance` begins with "measured on" or "modelled". `transfers` are those copies between host and GPU that were measured;
+    the time of one to the host is what the host spends on it, without the work that it waits for.
     """
 
     us: Mapping[str, float]
     provenance: str
+    transfers: Mapping[str, Transfer] = field(default_factory=dict)
 
     @classmethod
     def of(cls, timeline: Timeline, program: int) -> OpTimes:
         """Those of one program of a timeline: "measured on X, op by op, the middle of 3 profiled replays"."""
-        return cls(timeline.programs[program].op_us, timeline.provenance)
+        one = timeline.programs[program]
+        waited = {name: found.own_us for name, found in one.transfers.items() if found.blocks}
+        return cls({**one.op_us, **waited}, timeline.provenance, one.transfers)
 
 
-def modelled(trace: Trace, peaks: Peaks = H100_SXM_DATASHEET) -> OpTimes:
-    """What a roofline gives for each op as a kernel of its own: the least time that its bytes and FLOPs can take."""
+_modelled: WeakKeyDictionary[Trace, dict[Peaks, OpTimes]] = WeakKeyDictionary()
+
+
+def modelled(trace: Trace, peaks: Peaks | None = None) -> OpTimes:
+    """What a roofline gives for each op as a kernel of its own: the least time that its bytes and FLOPs can take.
+
+    `peaks` default to `roofline_of(trace)`. Computed once for each trace and each peaks.
+    """
+    peaks = peaks or roofline_of(trace)
+    known = _modelled.setdefault(trace, {})
+    if peaks not in known:
+        known[peaks] = _rooflines(trace, peaks)
+    return known[peaks]
+
+
+def roofline_of(trace: Trace) -> Peaks:
+    """The measured peaks of the GPU that the trace runs on, where they are known; else an H100's datasheet, as an example."""
+    if not any(device.type == "cuda" for node in (*trace.placeholders, *trace.ops) for device in devices(node)):
+        return H100_SXM_DATASHEET
+    found = known_peaks("cuda")
+    return found.roofline(torch.backends.cuda.matmul.allow_tf32) if found else H100_SXM_DATASHEET
+
+
+def _rooflines(trace: Trace, peaks: Peaks) -> OpTimes:
     us = {node.name: 1e6 * seconds for node in trace.ops if (seconds := roofline_seconds(node, peaks)) > 0}
-    return OpTimes(us, f"modelled: roofline of the {peaks.source}")
+    elsewhere = "" if _is_on_gpu(trace) else ", not of the CPU that it ran on"
+    return OpTimes(us, f"modelled: roofline of the {peaks.source}{elsewhere}")
+
+
+def _is_on_gpu(trace: Trace) -> bool:
+    return any(device.type == "cuda" for node in trace.graph.nodes for device in devices(node))

@@ -134,7 +134,9 @@ def configuration(arguments: argparse.Namespace) -> Config:
     _check_are_passes({"--no-pass": without, "--pass": own})
     off |= dict.fromkeys(without, False)
     if both := sorted((given.keys() | own.keys()) & off.keys()):
-        raise OptionError(f"--{both[0]} and --no-{both[0]} contradict each other: give one of them")
+        on_flag = f"--pass {both[0]}" if both[0] in own else _flag(both[0])
+        off_flag = f"--no-pass {both[0]}" if both[0] in without else f"--no-{both[0]}"
+        raise OptionError(f"{on_flag} and {off_flag} contradict each other: give one of them")
     if "remat" in given:
         given["remat"] = weight_of_flag(given["remat"])
     if "remat_options" in given:
@@ -239,6 +241,29 @@ DEMO_OPTIONS: tuple[Option, ...] = (
 
 CACHE_OPTIONS: tuple[Option, ...] = (Option("clear", ("--clear",), "switch", False, "remove all of it"),)
 """What `tracefuse cache` takes."""
+
+SCRIPT_OPTIONS: tuple[Option, ...] = (
+    *(option for option in MAGIC_OPTIONS if option.name != "output"),
+    Option("json", ("--json",), "value", None, "also write it as JSON: see tracefuse.widgets.report", metavar="PATH"),
+    Option(
+        "session",
+        ("--session",),
+        "value",
+        None,
+        "also write a session file, which `tracefuse FILE.tfz` and `tracefuse.load` open",
+        metavar="FILE.tfz",
+    ),
+    Option(
+        "inputs", ("--inputs",), "switch", False, "let the session file hold the tensors, to run it where it is opened"
+    ),
+)
+"""What `tracefuse FILE` takes besides the passes."""
+
+PEAKS_OPTIONS: tuple[Option, ...] = (
+    Option("again", ("--again",), "switch", False, "measure anew what is known already"),
+    Option("device", ("--device",), "value", None, "cpu or cuda (default: the GPU, if there is one)", metavar="DEVICE"),
+)
+"""What `tracefuse peaks` takes."""
 
 
 def values(arguments: argparse.Namespace, options: Iterable[Option]) -> dict[str, Any]:

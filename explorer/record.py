@@ -5,35 +5,30 @@ without: real kernels, real autograd, any Python. Tensors are recognised by weak
 eager would have freed, except what the program reads from outside (its inputs) and, where it overwrites an input, a copy
 of the input's first contents.
 
-Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15:
-`torch._C._current_autograd_node`, `torch.autograd._get_sequence_nr`, `torch.utils.weak.WeakIdKeyDictionary`.
+Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._current_autograd_node`,
+`torch.autograd._get_sequence_nr`, `torch.utils.weak.WeakIdKeyDictionary`.
 """
 
 from __future__ import annotations
 
 import functools
-import linecache
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
+from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
+from tracefuse.memories import Memories, memory_of
 from tracefuse.optimizers.trace import Origin, Source
+from tracefuse.user_source import user_source
 
 aten = torch.ops.aten
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = tuple(
-    os.path.join(os.path.dirname(__file__), name) for name in ("record.py", "hooks.py", "capture.py", "thaw.py")
-)
 
 # These write their running statistics although their schema does not say so.
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
@@ -42,24 +37,47 @@ BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, at
 class Value:
     """One tensor that the program met: its layout when first seen, and the value whose memory it views (`base`)."""
 
-    __slots__ = ("base", "device", "dtype", "index", "offset", "requires_grad", "shape", "stride")
+    __slots__ = ("base", "device", "dtype", "index", "kind", "memory", "offset", "requires_grad", "shape", "stride")
 
     def __init__(self, index: int, tensor: torch.Tensor) -> None:
-        strided = tensor.layout == torch.strided
         self.index = index
-        self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
-        self.stride = tuple(tensor.stride()) if strided else ()
-        self.offset = tensor.storage_offset() if strided else 0
-        self.requires_grad = tensor.requires_grad
+        self.kind = kind_of(tensor)
+        self.memory = memory_of(tensor)
+        self.shape = tuple(tensor.shape) if self.kind is None else ()
+        self.stride = tuple(tensor.stride()) if self.kind is None else ()
+        self.offset = tensor.storage_offset() if self.kind is None else 0
+        self.dtype, self.device, self.requires_grad = tensor.dtype, tensor.device, tensor.requires_grad
         self.base = self
 
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        return self.shape, self.stride, self.offset, self.dtype
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The first byte of the memory that it lies in, and the first one after it."""
+        size = self.dtype.itemsize
+        last = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if self.stride else 0
+        return self.offset * size, (self.offset + last + 1) * size if 0 not in self.shape else self.offset * size
+
+    def is_otherwise(self, other: Value) -> bool:
+        """Whether the two, of one memory, may have bytes in common and are not of the same layout."""
+        (start, end), (other_start, other_end) = self.extent, other.extent
+        return self.layout != other.layout and start < other_end and other_start < end
+
     def same_layout(self, other: Value) -> bool:
-        return (self.shape, self.stride, self.offset, self.dtype) == (
-            other.shape,
-            other.stride,
-            other.offset,
-            other.dtype,
-        )
+        return self.layout == other.layout
+
+
+def kind_of(tensor: torch.Tensor) -> str | None:
+    """None for a plain dense tensor, else what it is instead."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.layout is not torch.strided:
+        return "sparse" if "sparse" in str(tensor.layout) else "opaque"
+    return type(tensor).__name__ if is_traceable_wrapper_subclass(tensor) else None
 
 
 @dataclass(slots=True)
@@ -79,15 +97,20 @@ class Call:
     def out_values(self) -> list[Value]:
         return [v for v in tree_flatten(self.outs)[0] if isinstance(v, Value)]
 
-    def writes(self) -> list[Value]:
-        """The values that the op overwrites."""
+    def overwritten(self) -> list[Any]:
+        """The arguments that the op overwrites: each a value or a list of values."""
         if self.func in BATCH_NORMS:
             return [v for v in self.args[3:5] if isinstance(v, Value)] if self.args[5] else []
-        found = []
-        for argument, given in _bound(self.func, self.args, self.kwargs):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                found += [v for v in tree_flatten(given)[0] if isinstance(v, Value)]
-        return found
+        given = [
+            value
+            for argument, value in bound(self.func, self.args, self.kwargs)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        return [value for value in given if value is not None]
+
+    def writes(self) -> list[Value]:
+        """The values that the op overwrites."""
+        return [v for v in tree_flatten(self.overwritten())[0] if isinstance(v, Value)]
 
 
 @dataclass(slots=True)
@@ -102,8 +125,10 @@ class Guard:
 @dataclass
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
-    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, and the values
-    that a leaf had (`superseded`) before it became an input."""
+    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values that a
+    leaf had (`superseded`) before it became an input, where the host reads what a GPU computes (`stops`), the values that were
+    still there (`held`) when a backward was over, since the program's variables hold them, and where externals were given
+    other memory (`replaced`)."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -111,9 +136,12 @@ class Recording:
     rng_states: list[torch.Tensor] = field(default_factory=list)
     roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
     superseded: set[Value] = field(default_factory=set)
+    stops: list[Stop] = field(default_factory=list)
+    held: set[Value] = field(default_factory=set)
+    replaced: dict[Value, Source | None] = field(default_factory=dict)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode, Listener):
     """Context manager that fills `recording`. `names` maps parameters and buffers to ("parameter", dotted path)."""
 
     def __init__(self) -> None:
@@ -127,37 +155,61 @@ class Recorder(TorchDispatchMode):
         self._started: set[Value] = set()
         self._made_memory: set[int | None] = set()
         self._external_storage: dict[int, Value] = {}
+        self._memories = Memories()
 
     def __enter__(self) -> Recorder:
         self._first_seq = torch.autograd._get_sequence_nr()
         self.modules.attach()
         BackwardHook.enter(self)
+        Methods.enter()
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
+        Methods.leave()
         BackwardHook.leave(self)
         self.modules.detach()
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
-        """The value that this very tensor is, if the program met it."""
-        return self._ids.get(tensor)
+        """The value that this tensor is, if the program met it."""
+        value = self._ids.get(tensor)
+        return self._memories.find(tensor) if value is None else value
+
+    def note_replaced(self) -> None:
+        """The program is over: note the inputs that have other memory now than when it read them."""
+        for value, tensor in self.recording.externals.items():
+            if self._ids.get(tensor) is value and value.memory != memory_of(tensor):
+                self.recording.replaced.setdefault(value, None)
+
+    def alive(self) -> frozenset[Value]:
+        """The values whose tensors somebody still holds."""
+        return frozenset(self._ids.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         origin, in_engine = self._origin()
         if torch.Tag.nondeterministic_seeded in func.tags:
-            origin, kwargs_recorded = self._with_rng(origin, args, kwargs)
+            origin, kwargs_recorded = self._with_rng(origin, func, args, kwargs)
         else:
             kwargs_recorded = kwargs
         call = Call(func, *tree_map_only(torch.Tensor, self._read, (args, kwargs_recorded)), None, origin, in_engine)
         for value in call.writes():
             self._snapshot(value)
+        if (read := read_by(func, args, kwargs)) is not None:
+            self.recording.stops.append(Stop(read, origin.source, in_engine))
+        view = view_in_place(func)
         out = func(*args, **kwargs)
-        call.outs = tree_map_only(torch.Tensor, self._made, out)
+        if view is None:
+            call.outs = tree_map_only(torch.Tensor, self._made, out)
+        else:  # the same tensor is another value from now on
+            call.func, call.outs = view, self._new(out)
         _link_views(call)
         self.recording.calls.append(call)
         return out
+
+    def heard(self, read: HostRead) -> None:
+        """Note a read that no operator shows."""
+        self.recording.stops.append(Stop(read, user_source(), is_in_engine()))
 
     # --- values ---
 
@@ -170,15 +222,20 @@ class Recorder(TorchDispatchMode):
         value = self._ids.get(tensor)
         in_engine = is_in_engine()  # a checkpoint detaches what it recomputes from
         starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled() and not in_engine
-        if value is not None and not (starts and self._made_here(value)):
-            self._started |= {value} if starts else set()
-            return value
+        is_replaced = value is not None and value.memory != memory_of(tensor)
+        if is_replaced and value in self.recording.externals:
+            self.recording.replaced.setdefault(value, user_source())
+        same = self._memories.find(tensor) if (is_replaced or value is None) and not starts else value
+        if same is not None and not is_replaced | (starts and self._made_here(same)):
+            self._ids[tensor] = same
+            self._started |= {same} if starts else set()
+            return same
         fresh = self._new(tensor)
         self._started |= {fresh} if starts else set()
         self.recording.externals[fresh] = tensor
         if value is not None:
             self.recording.superseded.add(value)
-        elif (memory := _memory(tensor)) is not None:
+        elif (memory := memory_of(tensor)) is not None:
             fresh.base = self._external_storage.setdefault(memory, fresh)
         return fresh
 
@@ -186,17 +243,19 @@ class Recorder(TorchDispatchMode):
         """Whether a leaf was made or initialised by the program and autograd is about to start at it: from there on it is
         an input, as if it had been made before."""
         tensor = self.recording.externals.get(value)
-        initialised_here = value in self.recording.snapshots and _memory(tensor) in self._made_memory
+        initialised_here = value in self.recording.snapshots and memory_of(tensor) in self._made_memory
         return (tensor is None or initialised_here) and value not in self._started
 
     def _made(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
         if value is not None:
             return value
-        memory = _memory(tensor)
+        memory = memory_of(tensor)
+        new = self._new(tensor)
         if memory not in self._external_storage:
             self._made_memory.add(memory)
-        return self._new(tensor)
+            self._memories.add(tensor, new)
+        return new
 
     def _snapshot(self, value: Value) -> None:
         """Keep what the inputs behind `value`'s memory held before the program overwrites them."""
@@ -214,28 +273,34 @@ class Recorder(TorchDispatchMode):
             twin = self._twins.get(seq)
             if twin is not None:
                 return Origin(twin.module, twin.module_type, twin.source, name, seq), True
-            return Origin(*self.modules.current(), _user_source(), name, seq), True
+            return Origin(*self.modules.current(), user_source(), name, seq), True
         if in_engine:  # the engine adds up gradients between nodes
             return Origin(autograd="accumulate"), True
         seq = torch.autograd._get_sequence_nr() - 1
         known = seq < self._first_seq or (seq in self._twins and torch.is_grad_enabled())
-        origin = Origin(*self.modules.current(), _user_source(), "", None if known else seq)
+        origin = Origin(*self.modules.current(), user_source(), "", None if known else seq)
         if not known:
             self._twins.setdefault(seq, origin)
         return origin, False
 
-    def _with_rng(self, origin: Origin, args: Any, kwargs: dict[str, Any]) -> tuple[Origin, dict[str, Any]]:
+    def _with_rng(
+        self, origin: Origin, func: OpOverload, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Origin, dict[str, Any]]:
         """Note the state of the generator that the op will draw from. A generator of the user's own is not part of the
-        trace: replaying sets the state on the default one, which draws the same numbers."""
+        trace: replaying sets the state on the default one, which draws the same numbers. Overloads that must be given one
+        (`randn.generator`) are given None."""
         generator = kwargs.get("generator")
-        if generator is None:
-            generator = default_generator(device_of(args, kwargs))
-        state = generator.get_state()
+        state = (generator or default_generator(device_of(args, kwargs))).get_state()
         self.recording.rng_states.append(state)
-        recorded = {k: v for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
+        recorded = kwargs
+        if generator is not None:
+            (must_be_given,) = (not a.has_default_value() for a in func._schema.arguments if a.name == "generator")
+            recorded = {k: v for k, v in kwargs.items() if k != "generator"} | (
+                {"generator": None} if must_be_given else {}
+            )
         return _replace_rng(origin, len(self.recording.rng_states) - 1), recorded
 
-    # --- backward roots ---
+    # --- around a backward ---
 
     def note_roots(self, outputs: Any, gradients: Any) -> None:
         """A backward is about to start from `outputs` with `gradients`."""
@@ -247,13 +312,13 @@ class Recorder(TorchDispatchMode):
                 given = None if gradient is None else self._read(gradient)
                 self.recording.roots.append((root, given, gradient))
 
+    def note_held(self) -> None:
+        """A backward is over: what is alive now, its graph being gone, a variable of the program holds."""
+        if not is_in_engine():
+            self.recording.held.update(self._ids.values())
 
-def _memory(tensor: torch.Tensor | None) -> int | None:
-    """Equal for tensors that share memory while both are alive."""
-    return tensor.untyped_storage()._cdata if tensor is not None and tensor.layout == torch.strided else None
 
-
-def _bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+def bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """(schema argument, what was given for it), given ones only."""
     for position, argument in enumerate(func._schema.arguments):
         if position < len(args):
@@ -262,11 +327,24 @@ def _bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> I
             yield argument, kwargs[argument.name]
 
 
+@functools.cache
+def view_in_place(func: OpOverload) -> OpOverload | None:
+    """The view whose layout an op such as `unsqueeze_` gives to its tensor; None for all other ops."""
+    if torch.Tag.inplace_view not in func.tags:
+        return None
+    packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
+    twin = getattr(packet, func._overloadname, None)
+    aliases = [a.alias_info for a in twin._schema.arguments if a.alias_info is not None] if twin is not None else []
+    return twin if aliases and not any(a.is_write for a in aliases) else None
+
+
 def _link_views(call: Call) -> None:
     """Make the op's outputs views of the argument whose memory they share, by the op's schema."""
-    for argument, given in _bound(call.func, call.args, call.kwargs):
-        aliased = argument.alias_info is not None or call.func is aten._unsafe_view.default
-        if aliased and isinstance(given, Value):
+    is_undeclared = call.func is aten._unsafe_view.default
+    if not is_undeclared and all(r.alias_info is None for r in call.func._schema.returns):
+        return
+    for argument, given in bound(call.func, call.args, call.kwargs):
+        if (argument.alias_info is not None or is_undeclared) and isinstance(given, Value):
             for out in call.out_values():
                 if out is not given and out.base is out:
                     out.base = given.base
@@ -289,28 +367,3 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 def _replace_rng(origin: Origin, index: int) -> Origin:
     return Origin(origin.module, origin.module_type, origin.source, origin.autograd, origin.seq, index)
-
-
-def _user_source() -> Source | None:
-    """The innermost frame that belongs to neither torch nor tracefuse."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not is_torchs_or_ours(file):
-            text = linecache.getline(file, frame.f_lineno).strip()
-            return Source(file, frame.f_lineno, frame.f_code.co_name, text, label_of(file))
-        frame = frame.f_back
-    return None
-
-
-def is_torchs_or_ours(file: str) -> bool:
-    return file.startswith((_TORCH, *_OURS, "<frozen", "<string>"))
-
-
-@functools.lru_cache(maxsize=1024)
-def label_of(file: str) -> str:
-    """What a person calls the file: "In[3]" for a notebook cell, else its last part."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    cell = shell.compile.format_code_name(file) if shell is not None else None
-    return cell[1] if cell else os.path.basename(file)

@@ -55,9 +55,9 @@ def time_variant(
         programs = {"pinned": against.compile(progress=report), **programs}
     if cuda_graph:
         programs["CUDA graph"] = variant.compile(cuda_graph=True)
-    replays = {name: _replays(program, variant) for name, program in programs.items()}
-    reference = None if against is None else replays["captured"]
-    return _timed(variant, replays, reference, progress, budget_s, is_cancelled)
+    replayed = {name: replays(program, variant) for name, program in programs.items()}
+    reference = None if against is None else replayed["captured"]
+    return _timed(variant, replayed, reference, progress, budget_s, is_cancelled)
 
 
 def ablate(
@@ -74,16 +74,16 @@ def ablate(
     measure.check_arguments(budget_s, progress)
     without = {step.name: _without(variant, step.name) for step in variant.check().steps}
     _build([variant, *without.values()], progress, is_cancelled)
-    same = frozenset(name for name, other in without.items() if _program(other) == _program(variant))
+    same = frozenset(name for name, other in without.items() if same_program(other, variant))
     asked = {FULL: variant} | {name: other for name, other in without.items() if name not in same}
-    programs = {name: _replays(one.compile(), one) for name, one in asked.items()}
-    reference = _replays(variant.baseline.compile(), variant)
+    programs = {name: replays(one.compile(), one) for name, one in asked.items()}
+    reference = replays(variant.baseline.compile(), variant)
     timing = _timed(variant, programs, reference, progress, budget_s, is_cancelled)
     delta_ms = {name: SAME if name in same else _negated(timing.program(name).excess_ms["step"]) for name in without}
     return Ablation(timing.device, delta_ms, same, timing.rounds, timing.stopped)
 
 
-def _replays(program: Program | GraphedProgram, variant: Variant) -> measure.Program:
+def replays(program: Program | GraphedProgram, variant: Variant) -> measure.Program:
     return program.replays(variant.capture.example_inputs, variant.capture.rng_states)
 
 
@@ -120,9 +120,10 @@ def _build(
         one.compile(progress=report)
 
 
-def _program(variant: Variant) -> tuple[object, ...]:
-    """What two variants have in common that run the same program: the exported text names the configuration as well."""
-    return variant.forward.code, variant.backward.code, variant.kernels
+def same_program(one: Variant, other: Variant) -> bool:
+    """Whether two variants of a capture run the same program: the exported text names the configuration as well."""
+    first, second = ((v.forward.code, v.backward.code, v.kernels) for v in (one, other))
+    return first == second
 
 
 def _negated(excess: Estimate) -> Estimate:

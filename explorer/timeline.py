@@ -16,7 +16,7 @@ import bisect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +33,7 @@ from tracefuse.optimizers.render import INDENT, last_uses, render_op
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.profile import LAUNCHES, NOT_KERNELS
 from tracefuse.profiled import Event, marked, recorded
+from tracefuse.transfers import Transfer, transfers
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
@@ -60,7 +61,7 @@ class ProgramTimeline:
     the first event starts at `origin_ns`, and `waiting` says whose work the `after` of a gap is. `op_us` is the time of each
     value's op: that of its kernels and copies, or of its range where it computes on the CPU; ops without work are absent.
     `launches` were counted on the host, `records` are the kernels that the GPU reported. `config` is None of a run of the
-    user's own, which no passes have changed.
+    user's own, which no passes have changed. `transfers` takes copies to and from the host apart.
     """
 
     label: str
@@ -80,6 +81,7 @@ class ProgramTimeline:
     op_us: Mapping[str, float]
     launches: int
     records: int
+    transfers: Mapping[str, Transfer] = field(default_factory=dict)
 
     @property
     def span_us(self) -> float:
@@ -132,19 +134,25 @@ def measured_on(programs: Iterable[ProgramTimeline]) -> str:
 @uncollected()
 def profiled(label: str, variant: Variant) -> ProgramTimeline:
     """The middle one of `RUNS` profiled replays of `variant`, and each op's middle time. Raises as `timeline` does."""
+    run = stepwise_replay(variant)
+    runs = [attributed(label, variant.config, variant.trace, recorded(run)) for _ in range(RUNS)]
+    middle = sorted(runs, key=lambda one: one.span_us)[RUNS // 2]
+    return replace(middle, op_us={name: median(one.op_us[name] for one in runs) for name in middle.op_us})
+
+
+def stepwise_replay(variant: Variant) -> Callable[[], tuple[Any, ...]]:
+    """A replay of `variant` on the captured inputs, each op in a range called after its value. Raises as `timeline` does."""
     program, capture = variant.compile(), variant.capture
     step = stepwise(variant.trace, vars(program.module))
     restart = program.restarts(capture.rng_states)
     inputs = [tensor.detach() for tensor in capture.example_inputs]
 
     @torch.no_grad()
-    def run() -> None:
+    def run() -> tuple[Any, ...]:
         restart()
-        step(*inputs)
+        return step(*inputs)
 
-    runs = [attributed(label, variant.config, variant.trace, recorded(run)) for _ in range(RUNS)]
-    middle = sorted(runs, key=lambda one: one.span_us)[RUNS // 2]
-    return replace(middle, op_us={name: median(one.op_us[name] for one in runs) for name in middle.op_us})
+    return run
 
 
 def stepwise(trace: Trace, names: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
@@ -199,6 +207,7 @@ def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]
         op_us=_op_us(ops, shown, owners),
         launches=sum(event.is_cuda_call and event.name.startswith(LAUNCHES) for event in events),
         records=sum(event.on_gpu and not event.name.startswith(NOT_KERNELS) for event in events),
+        transfers=transfers(ranges, events, zip(shown, owners, strict=True)),
     )
 
 

@@ -2,25 +2,31 @@
 
 timing = device, programs (the first is the baseline), how many rounds, why it stopped
 program timing = per phase an estimate in ms and its ratio to the baseline; cold run; peak memory; difference
-ratio = the program's median time over the baseline's, everywhere: below 1 the program is faster
+ratio = the program's time over the baseline's, everywhere: below 1 the program is faster; the median over rounds of the
+        ratio in a round, so that what slows a whole round, and drift, cancel
+
+A ratio has a 99 % interval, since a comparison asks about three phases at once, and `verdict` calls a difference only what
+lies beyond `SMALLEST` of 1: two copies of one program differ by as much as where their memory lies, however long one looks.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
 from tracefuse.optimizers.trace import human_bytes
 
 CONFIDENCE = 0.95
-MIN_ROUNDS = 6  # Minimum to maximum of six samples cover the median with 96.9 %: the first count that reaches 95 %.
-RESAMPLES = 2000
-MIN_RESAMPLED = 10  # Of fewer rounds the bootstrap's interval covers 93 % (simulated), less than it says.
-RATIO_TITLE = "ratio (below 1 is faster)"
+RATIO_CONFIDENCE = 0.99
+MIN_ROUNDS = 8  # Minimum to maximum of eight samples cover the median with 99.2 %: the first count that reaches 99 %.
+SMALLEST = 0.01
+"""The smallest difference, as a share, that is called one."""
+VISIBLE = 0.05
+"""A difference that should be seen: where the interval of a ratio is wider, the verdict says so."""
+RATIO_TITLE = "ratio [99 % interval], below 1 is faster"
 CPU_NOTE = (
     "On a CPU the Triton kernels do not run, their ATen references do: these times say nothing about what fusion gains."
 )
@@ -30,7 +36,7 @@ CPU_NOTE = (
 class Estimate:
     """A median with an interval that covers the true median with probability `coverage`.
 
-    `coverage` is at least 0.95 from six samples on; of fewer it is what their minimum and maximum cover.
+    `coverage` is at least 0.95, of a ratio 0.99, from eight samples on; of fewer it is what their extremes cover.
     """
 
     median: float
@@ -51,66 +57,47 @@ class Estimate:
         return text if self.samples >= MIN_ROUNDS else f"{text} ({self.coverage:.0%}, {self.samples} samples)"
 
 
-def estimate(samples: Sequence[float]) -> Estimate:
+def estimate(samples: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Median and its distribution-free interval, that of the sign test. Raises `ValueError` for no samples.
 
     The number of samples below the true median is Binomial(n, 1/2); the interval runs from the k-th smallest to the
-    k-th largest sample for the largest k that still covers 95 %.
+    k-th largest sample for the largest k that still covers `confidence`.
     """
     if not samples:
         raise ValueError("no samples: measure at least one round")
     ordered, n = sorted(samples), len(samples)
     tails = _tails(n)
-    k = max((i for i, tail in enumerate(tails) if 1 - 2 * tail >= CONFIDENCE), default=0)
+    k = max((i for i, tail in enumerate(tails) if 1 - 2 * tail >= confidence), default=0)
     middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
     return Estimate(middle, ordered[k], ordered[n - 1 - k], 1 - 2 * tails[k], n)
 
 
-def ratio_of_medians(mine: Sequence[float], baseline: Sequence[float]) -> Estimate:
-    """`median(mine) / median(baseline)` of times paired by round, with a 95 % interval; the same for the same times.
-
-    The interval is the percentile bootstrap over whole rounds, so that what slows a round cancels. Of fewer than ten
-    rounds it is the smallest to the largest ratio of a round, between which the ratio of the medians always lies. Raises
-    `ValueError` for no rounds. Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
-    """
-    rounds = len(mine)
-    if not rounds:
-        raise ValueError("no samples: measure at least one round")
-    times = torch.tensor([list(mine), list(baseline)], dtype=torch.float64)
-    ratio = _median(times[0]).item() / _median(times[1]).item()
-    if rounds < MIN_RESAMPLED:
-        extremes = sorted(time / base for time, base in zip(mine, baseline, strict=True))
-        # Rounding may leave the ratio of equal rounds a digit outside.
-        low, high = min(extremes[0], ratio), max(extremes[-1], ratio)
-        return Estimate(ratio, low, high, 1 - 2 * _tails(rounds)[0], rounds)
-    chosen = torch.randint(rounds, (RESAMPLES, rounds), generator=torch.Generator().manual_seed(0))
-    resampled = (_median(times[0][chosen]) / _median(times[1][chosen])).sort().values
-    tail = int(RESAMPLES * (1 - CONFIDENCE) / 2)
-    return Estimate(ratio, resampled[tail].item(), resampled[-1 - tail].item(), CONFIDENCE, rounds)
-
-
-def _median(values: torch.Tensor) -> torch.Tensor:
-    """Along the last dimension; the mean of the middle two of an even number, where `Tensor.median` takes the lower."""
-    ordered, n = values.sort(dim=-1).values, values.shape[-1]
-    return (ordered[..., (n - 1) // 2] + ordered[..., n // 2]) / 2
+def paired_ratio(mine: Sequence[float], baseline: Sequence[float]) -> Estimate:
+    """The median over rounds of `mine / baseline`, with a 99 % interval. Raises `ValueError` for no rounds."""
+    return estimate([time / base for time, base in zip(mine, baseline, strict=True)], RATIO_CONFIDENCE)
 
 
 def verdict(ratio: Estimate) -> str:
-    """What a ratio of program to baseline lets one say: "faster", "slower", or that it lets one say neither."""
+    """What a ratio of program to baseline lets one say: "faster", "slower", or that it lets one say neither, and whether the
+    noise would have hidden a difference of `VISIBLE`."""
     if ratio.samples < MIN_ROUNDS:
         return f"too few rounds to say ({ratio.samples} of {MIN_ROUNDS})"
-    if ratio.low <= 1 <= ratio.high:
-        return "no difference seen"
-    return "faster" if ratio.high < 1 else "slower"
+    if ratio.high < 1 - SMALLEST:
+        return "faster"
+    if ratio.low > 1 + SMALLEST:
+        return "slower"
+    hidden = max(1 - ratio.low, ratio.high - 1)
+    return "no difference seen" if hidden <= VISIBLE else f"no difference seen: the noise hides up to {hidden:.0%}"
 
 
-def _tails(n: int) -> list[float]:
+@functools.cache
+def _tails(n: int) -> tuple[float, ...]:
     """`P(Binomial(n, 1/2) <= i)` for each i that leaves an interval."""
-    total, tails = 0.0, []
+    total, tails = 0, []
     for i in range((n + 1) // 2):
-        total += math.comb(n, i) / 2**n
-        tails.append(total)
-    return tails
+        total += math.comb(n, i)
+        tails.append(total / 2**n)
+    return tuple(tails)
 
 
 @dataclass(frozen=True)
@@ -125,8 +112,8 @@ class Difference:
 class ProgramTiming:
     """One program's times by phase ("forward", "backward", "step").
 
-    `times_ms` are medians over rounds, `ratios` those of the program over those of the baseline. `cold_ms` is the first
-    run with all its compiling. `peak_nbytes` is what a replay adds to the allocated GPU memory at its peak; None on the
+    `times_ms` are medians over rounds, `ratios` those of its time over the baseline's. `cold_ms` is the first run
+    with all its compiling. `peak_nbytes` is what a replay adds to the allocated GPU memory at its peak; None on the
     CPU. `difference` is None for what was compared with nothing: the reference itself, a yardstick. `excess_ms` is what the
     program takes more than the baseline, by phase: the median over rounds of the difference in a round.
     """
@@ -194,7 +181,7 @@ class Timing:
 
     def to_json(self) -> dict[str, Any]:
         """The same as dictionaries, lists, strings and numbers; NaN and infinity, which JSON lacks, become strings."""
-        return _plain(asdict(self))
+        return plain(asdict(self))
 
     def __str__(self) -> str:
         """Two tables with aligned columns: times in ms and ratios; cold run, memory and differences."""
@@ -236,9 +223,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """`value` as dictionaries, lists, strings and numbers; NaN and infinity, which JSON lacks, become strings."""
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

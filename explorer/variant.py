@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracefuse.config import Config
 from tracefuse.errors import TracefuseError
+from tracefuse.measurements import Build
 from tracefuse.namespace import name_of, visible_from
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.passes import Step, final, run_pipeline
@@ -27,8 +28,12 @@ from tracefuse.optimizers.trace import Trace
 if TYPE_CHECKING:
     from tracefuse.capture import Capture
     from tracefuse.diagnose import Findings
+    from tracefuse.findings import Finding, Fix
+    from tracefuse.fixes import Trial
     from tracefuse.graphs import GraphedProgram
+    from tracefuse.kernel_times import KernelTimes
     from tracefuse.layers import Layers
+    from tracefuse.memory import Memory
     from tracefuse.op_times import OpTimes
     from tracefuse.optimizers.kernel import Kernel
     from tracefuse.optimizers.layout import Tuning
@@ -63,7 +68,7 @@ class Variant:
         steps: list[Step] = []
         trace = self.capture.trace
         known = self.capture.known_steps
-        passes = tuple(self.config.passes())
+        passes = tuple(self.config.passes(self.capture.machine))
         for count, one in enumerate(passes, 1):
             key = passes[:count]
             if key not in known:
@@ -127,9 +132,9 @@ class Variant:
         """The same capture without any pass: the trace as it ran."""
         return self.capture.variant(Config.off())
 
-    @functools.cached_property
+    @property
     def op_times(self) -> OpTimes:
-        """Time of each op of the trace: modelled."""
+        """Time of each op of the trace: modelled, by this GPU's measured peaks where they are known."""
         from tracefuse.op_times import modelled
 
         return modelled(self.trace)
@@ -140,14 +145,43 @@ class Variant:
 
         return layers(self.capture.trace, self.trace, (self.baseline.op_times, self.op_times))
 
-    def findings(self) -> Findings:
+    def memory(self, measure: bool = False) -> Memory:
+        """The memory that the step needs, as captured and with the passes: bytes alive while each op runs, by kind; what is
+        alive at the peak; what is saved for the backward, by module and by reason. Print it.
+
+        Static, from the traces; with `measure` one replay of each program is counted by the allocator beside it, which
+        raises what `compile` raises.
+        """
+        from tracefuse.memory import measured_memory, memory
+
+        return measured_memory(self) if measure else memory(self.capture.trace, self.trace, self.steps)
+
+    def findings(self, times: OpTimes | None = None) -> Findings:
         """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
-        Print it."""
+        Print it.
+
+        `times` are those of its ops (default: modelled); `OpTimes.of(v.timeline(), 1)` are measured ones.
+        """
         from tracefuse.diagnose import diagnose
         from tracefuse.findings import Case
 
-        environment = tuple(self.capture.environment.items())
-        return diagnose(Case(self.trace, self.op_times, self.capture.guards, environment))
+        return diagnose(Case.of(self.capture, self.trace, times or self.op_times))
+
+    def try_fix(
+        self,
+        fix: Finding | Fix,
+        progress: Callable[[float, str], None] | None = None,
+        budget_s: float = 10.0,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> Trial:
+        """Apply what a finding offers first, or any of its `trials`, to the captured program; time both under these passes.
+
+        The replays are interleaved, as those of `measure`, whose arguments the others are; results and gradients are compared.
+        Print it. Raises `FixError` where the fix cannot be tried here or would change nothing, else what `measure` raises.
+        """
+        from tracefuse.fixes import chosen, try_fix
+
+        return try_fix(self, chosen(fix), progress, budget_s, is_cancelled)
 
     def to_dot(self, depth: int | None = 2) -> str:
         """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""
@@ -171,7 +205,19 @@ class Variant:
         """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline`."""
         from tracefuse.timeline import timeline
 
-        return timeline(self)
+        found = timeline(self)
+        self.capture.measurements.note_timeline((self.config, None), found)
+        return found
+
+    def kernel_times(self, progress: Callable[[float, str], None] | None = None) -> KernelTimes:
+        """Every kernel, Triton's and ATen's: its measured time, bytes, speed, bound, and what it reaches of that. Print it.
+
+        Times are of profiled replays, op by op. This device's peaks are measured when a machine first needs them, in a few
+        seconds, which `progress` hears of. Raises `ExportError` for what is more than one differentiable step.
+        """
+        from tracefuse.kernel_times import kernel_times
+
+        return kernel_times(self, progress)
 
     def with_config(self, **changes: Any) -> Variant:
         """The variant of the same capture with `changes` to the configuration; equal configurations share one."""
@@ -194,6 +240,8 @@ class Variant:
         from tracefuse.build import build
 
         self.fallbacks = build(self.kernels, progress, tunings=self.tunings)
+        if self.tunings or self.fallbacks:
+            self.capture.measurements.builds[self.config] = Build(self.tunings, self.fallbacks)
 
     def tune(self, progress: Callable[[float, str], None] | None = None) -> None:
         """Try a few block sizes of each kernel on this machine's GPU and keep the fastest: here and in later sessions.
@@ -279,6 +327,7 @@ class Variant:
         from tracefuse.side_by_side import time_variant
 
         self.timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled)
+        self.capture.measurements.note_timing((self.config, against and against.config), self.timing)
         return self.timing
 
     def ablate(
@@ -293,7 +342,9 @@ class Variant:
         """
         from tracefuse.side_by_side import ablate
 
-        return ablate(self, progress, budget_s, is_cancelled)
+        found = ablate(self, progress, budget_s, is_cancelled)
+        self.capture.measurements.note_ablation(self.config, found)
+        return found
 
     def explore(self, name: str | None = None) -> Explorer:
         """The view of this variant as a widget, for any notebook that shows anywidgets (Jupyter, marimo, VS Code).

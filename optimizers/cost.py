@@ -29,11 +29,19 @@ OpClass = Literal["view", "pointwise", "reduction", "random", "heavy"]
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a device can do at best: memory `bytes_per_s` and arithmetic `flops_per_s`; `source` says who claims it."""
+    """What a device can do at best: memory `bytes_per_s` and arithmetic `flops_per_s`; `source` says who claims it.
+
+    `by_dtype` has the arithmetic of those dtypes whose rate is known apart, as pairs.
+    """
 
     bytes_per_s: float
     flops_per_s: float
     source: str
+    by_dtype: tuple[tuple[torch.dtype, float], ...] = ()
+
+    def flops_rate(self, dtype: torch.dtype | None) -> float:
+        """FLOP/s of matmuls of `dtype`."""
+        return next((rate for known, rate in self.by_dtype if known == dtype), self.flops_per_s)
 
 
 # NVIDIA's datasheet for the H100 SXM5 80 GB: HBM3 bandwidth and dense bf16 tensor-core rate, without sparsity. An
@@ -167,13 +175,13 @@ def _matmul_at(index: int) -> Callable[[fx.Node], int]:
 
 def _convolution(node: fx.Node) -> int:
     source, weight, transposed = val(node.args[0]), val(node.args[1]), node.args[6]  # type: ignore[arg-type]
-    return 2 * (source if transposed else val(node)).numel() * weight[0].numel()
+    return 2 * (source if transposed else val(node)).numel() * math.prod(weight.shape[1:])
 
 
 def _convolution_backward(node: fx.Node) -> int:
     grad, source, weight = (val(a) for a in node.args[:3])  # type: ignore[arg-type]
     transposed, mask = node.args[7], node.args[10]
-    one = 2 * (source if transposed else grad).numel() * weight[0].numel()
+    one = 2 * (source if transposed else grad).numel() * math.prod(weight.shape[1:])
     return one * (bool(mask[0]) + bool(mask[1]))  # type: ignore[index]
 
 
@@ -208,9 +216,17 @@ _FLOPS: dict[str, Callable[[fx.Node], int]] = {
 }
 
 
+def operand_dtype(node: fx.Node) -> torch.dtype | None:
+    """The dtype that the op's first floating-point operand has, which that of its arithmetic is; None without one."""
+    operands = (tensor for argument in node.all_input_nodes for tensor in tensors(argument))
+    return next((tensor.dtype for tensor in operands if tensor.is_floating_point()), None)
+
+
 def roofline_seconds(node: fx.Node, peaks: Peaks) -> float:
     """The least seconds that the op can take on `peaks` as a kernel of its own: bandwidth or arithmetic, the slower.
 
-    Modelled: no launch, no cache, no dependence on dtype. Source: Williams, Waterman and Patterson, "Roofline", 2009.
+    Modelled: no launch, no cache. Source: Williams, Waterman and Patterson, "Roofline", 2009.
     """
-    return max(bytes_moved(node) / peaks.bytes_per_s, flops(node) / peaks.flops_per_s)
+    work = flops(node)
+    compute_s = work / peaks.flops_rate(operand_dtype(node)) if work else 0.0
+    return max(bytes_moved(node) / peaks.bytes_per_s, compute_s)

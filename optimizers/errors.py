@@ -19,3 +19,7 @@ class PinConflict(TracefuseError):
 
 class PassDefect(TracefuseError):
     """A pass that raised what no pass raises on purpose: a defect of tracefuse, not of the program. The cause is chained."""
+
+
+class SessionError(TracefuseError):
+    """A session file that cannot be written or read, or something that a loaded session does not hold."""

@@ -30,7 +30,13 @@ from torch import fx
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, bytes_read, flops, packet_name, roofline_seconds
 from tracefuse.optimizers.freeze import is_differentiable, match_inputs
 from tracefuse.optimizers.memory import storages
-from tracefuse.optimizers.narrowing import given, output_nbytes, switchable_outputs
+from tracefuse.optimizers.narrowing import (
+    computed_outputs,
+    given,
+    output_nbytes,
+    switchable_outputs,
+    unread_outputs,
+)
 from tracefuse.optimizers.ops import does_work, is_getitem, producer
 from tracefuse.optimizers.trace import Input, Trace, human_bytes, nbytes, phase, val
 
@@ -202,9 +208,19 @@ def _seconds(op: fx.Node, within: set[fx.Node], peaks: Peaks) -> float:
     """`roofline_seconds` of the op with its mask narrowed to what is needed."""
     if not isinstance(val(op), (tuple, list)):
         return roofline_seconds(op, peaks)
-    computed = _computed(op, within)
+    return _seconds_of(op, _computed(op, within), peaks)
+
+
+def _seconds_of(op: fx.Node, computed: set[int], peaks: Peaks) -> float:
     moved = bytes_read(op) + sum(output_nbytes(val(op)[i]) for i in computed)
     return max(moved / peaks.bytes_per_s, flops(op) * _flops_share(op, computed) / peaks.flops_per_s)
+
+
+def unread_seconds(op: fx.Node, peaks: Peaks) -> float:
+    """What a roofline gives for those outputs of an op that nothing reads and that a mask or a flag could switch off."""
+    unread = unread_outputs(op) & switchable_outputs(op)
+    asked = computed_outputs(op)
+    return _seconds_of(op, asked, peaks) - _seconds_of(op, asked - unread, peaks) if unread else 0.0
 
 
 def _flops_share(op: fx.Node, computed: set[int]) -> float:

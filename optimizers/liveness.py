@@ -4,6 +4,8 @@
     lifetime    from the op that allocates a storage to the last op that reads any of its aliases
     pinned      inputs live throughout (the caller holds them), returned values from their op to the end
 
+    kind        what a storage is there for, one of `KINDS`: the first that fits
+
 In a backward half the `saved` inputs are the exception: they are handed over, and die after their last reader.
 All numbers are bytes that the program needs, not what an allocator takes: no rounding, no workspace, no fragmentation.
 """
@@ -13,25 +15,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal, get_args
 
 import torch
 from torch import fx
 
 from tracefuse.optimizers.memory import storage_id, storages
-from tracefuse.optimizers.trace import Trace, phase, tensors
+from tracefuse.optimizers.trace import OutputKind, Trace, phase, tensors
+
+Kind = Literal["input", "saved", "gradient", "result", "temporary"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Inputs, parameters and buffers; what the forward made and the backward reads; gradients and results that are returned;
+everything else."""
 
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A storage of `nbytes`, called like its first value; alive from op `start` to op `end`, both included, counted in
-    `trace.ops`. `aliases` are the names of all its values."""
+    """A storage of `nbytes`, called like its first value that is one tensor; alive from op `start` to op `end`, both included,
+    counted in `trace.ops`. `aliases` are the names of all its values."""
 
     name: str
     nbytes: int
     start: int
     end: int
     aliases: tuple[str, ...]
-    is_input: bool
+    kind: Kind
+
+    @property
+    def is_input(self) -> bool:
+        return self.kind == "input"
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
     """One per storage, in the order of allocation."""
     ops = trace.ops
     position = {node: index for index, node in enumerate(ops)}
-    returned = set(trace.returned)
+    returned = {node: out.kind for out, node in zip(trace.outputs, trace.returned, strict=True)}
     handed_over = {entry.name for entry in trace.inputs if entry.kind == "saved"}
     groups: dict[int, list[tuple[fx.Node, torch.Tensor]]] = {}
     for node, tensor in _values(trace):
@@ -69,6 +81,13 @@ def live_bytes(trace: Trace, known: Iterable[Lifetime] | None = None) -> list[in
         change[life.start] += life.nbytes
         change[life.end + 1] -= life.nbytes
     return list(accumulate(change))[:-1]
+
+
+def live_by_kind(trace: Trace, known: Iterable[Lifetime] | None = None) -> dict[Kind, list[int]]:
+    """`live_bytes`, parted by what the storages are there for; the kinds that the trace has, in the order of `KINDS`."""
+    found = list(lifetimes(trace) if known is None else known)
+    parts = {kind: [life for life in found if life.kind == kind] for kind in KINDS}
+    return {kind: live_bytes(trace, part) for kind, part in parts.items() if part}
 
 
 def peak_bytes(trace: Trace) -> int:
@@ -108,7 +127,7 @@ def _values(trace: Trace) -> Iterator[tuple[fx.Node, torch.Tensor]]:
 def _lifetime(
     group: list[tuple[fx.Node, torch.Tensor]],
     position: dict[fx.Node, int],
-    returned: set[fx.Node],
+    returned: dict[fx.Node, OutputKind],
     handed_over: set[str],
 ) -> Lifetime:
     nodes = list(dict.fromkeys(node for node, _ in group))
@@ -118,4 +137,23 @@ def _lifetime(
     last_read = max((position[u] for n in nodes for u in (n, *n.users) if u in position), default=start)
     end = len(position) - 1 if pinned else last_read
     nbytes = group[0][1].untyped_storage().nbytes()
-    return Lifetime(nodes[0].name, nbytes, start, end, tuple(n.name for n in nodes), is_input)
+    name = next((n for n in nodes if len(tensors(n)) == 1), nodes[0]).name
+    kind = _kind(nodes, returned, handed_over)
+    return Lifetime(name, nbytes, start, end, tuple(n.name for n in nodes), kind)
+
+
+def _kind(nodes: list[fx.Node], returned: dict[fx.Node, OutputKind], handed_over: set[str]) -> Kind:
+    if nodes[0].op == "placeholder":
+        return "saved" if nodes[0].name in handed_over else "input"
+    returned_as = {returned[node] for node in nodes if node in returned}
+    if "saved" in returned_as:
+        return "saved"
+    if phase(nodes[0]) == "forward" and ("gradient" in returned_as or _is_read_by_backward(nodes)):
+        return "saved"
+    if "gradient" in returned_as:
+        return "gradient"
+    return "result" if returned_as else "temporary"
+
+
+def _is_read_by_backward(nodes: list[fx.Node]) -> bool:
+    return any(u.op == "call_function" and phase(u) == "backward" for node in nodes for u in node.users)

@@ -31,7 +31,7 @@ from tracefuse.optimizers.pieces import Piece
 from tracefuse.optimizers.regions import agree
 from tracefuse.optimizers.trace import human_bytes, nbytes
 from tracefuse.optimizers.unit_order import UnitOrder
-from tracefuse.optimizers.units import Traits, Unit, inputs_of, readers, traits_of, unit_order, with_views
+from tracefuse.optimizers.units import Traits, Unit, inputs_of, memory, readers, traits_of, unit_order, with_views
 
 MOST_TENSORS = 24
 WINDOW = 32
@@ -125,6 +125,12 @@ class _Merger:
         if merged is None or (apart - merged.nbytes) * LEAST_SHARE < apart:
             moved = "there is no such kernel" if merged is None else f"it would move {human_bytes(merged.nbytes)}"
             self._tell("apart", first, second, f"{moved}, apart they move {human_bytes(apart)}")
+            return
+        own = set(merged.nodes)
+        if (view := next((v for v in inputs_of(merged) if memory(v) in own), None)) is not None:
+            self._tell(
+                "apart", first, second, f"{view.name} shows memory of the one, and no kernel can compute that view"
+            )
             return
         self._replace(first, second, merged, below)
         moved = f"{merged.name} moves {human_bytes(merged.nbytes)}, apart they move {human_bytes(apart)}"

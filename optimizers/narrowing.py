@@ -68,24 +68,30 @@ def read_outputs(node: fx.Node) -> set[int]:
     return {user.args[1] for user in node.users if is_getitem(user) and user.users}  # type: ignore[misc]
 
 
+def unread_outputs(node: fx.Node) -> set[int]:
+    """The outputs of a multi-output op that it computes although nothing reads them."""
+    several = isinstance(val(node), (tuple, list)) and not is_view(node)
+    return computed_outputs(node) - read_outputs(node) if several else set()
+
+
 def narrow(node: fx.Node, decide: Decide) -> bool:
     """Switch off the unread outputs of one op, in place. Returns whether an argument changed."""
     if not is_switchable(node.target) or not node.users or not all(map(is_getitem, node.users)):
         return False
-    read, computed = read_outputs(node), _computed(node)
+    read, computed = read_outputs(node), computed_outputs(node)
     changes = {**_mask_change(node, read), **_flag_changes(node, read)}
     if not changes:
         return False
     for name, value in changes.items():
         _give(node, name, value)
-    off = computed - _computed(node)
+    off = computed - computed_outputs(node)
     spared = sum(output_nbytes(val(node)[i]) for i in off)
     node.meta["val"] = tuple(None if i in off else v for i, v in enumerate(val(node)))
     decide(Decision(node.name, "narrowed", f"computes outputs {sorted(read)} only: nothing reads the others", spared))
     return True
 
 
-def _computed(node: fx.Node) -> set[int]:
+def computed_outputs(node: fx.Node) -> set[int]:
     """The outputs that the op's mask and flags ask for; what none of them stands for is always computed."""
     everything = set(range(len(val(node))))
     if not is_switchable(node.target):
@@ -141,10 +147,7 @@ def output_nbytes(value: Any) -> int:
 def note_unswitchable(ops: Iterable[fx.Node], decide: Decide) -> None:
     """Say which multi-output backward ops still compute something unread, having no mask and no flag for it."""
     for node in ops:
-        several = isinstance(val(node), (tuple, list)) and not is_view(node)
-        if not several or phase(node) != "backward":
-            continue
-        unread = sorted(_computed(node) - read_outputs(node))
+        unread = sorted(unread_outputs(node)) if phase(node) == "backward" else []
         spare = sum(output_nbytes(val(node)[i]) for i in unread)
         if spare:
             reason = f"the operator has no mask: it computes outputs {unread}, which nothing reads"

@@ -41,6 +41,22 @@ def on_cuda(trace: Trace) -> Trace:
     return moved
 
 
+def with_leaf_on_the_cpu(trace: Trace, source: str) -> Trace:
+    """`trace` as if captured on a GPU but for its input `source`, which it casts there: the cast is a move, and so is the one
+    of its gradient."""
+    moved, cpu = on_cuda(trace), torch.device("cpu")
+    (leaf,) = [n for n, i in zip(moved.placeholders, moved.inputs, strict=True) if i.source == source]
+    (gradient,) = [n for n, o in zip(moved.returned, moved.outputs, strict=True) if o.of == leaf.name]
+    with fake_mode(moved.graph):
+        for node in (leaf, gradient):
+            node.meta["val"] = torch.empty_like(node.meta["val"], device=cpu)
+    (move,) = leaf.users
+    for node, device in ((move, torch.device("cuda:0")), (gradient, cpu)):
+        assert node.target is torch.ops.aten._to_copy.default
+        node.kwargs = {**node.kwargs, "device": device}
+    return moved
+
+
 @dataclass
 class FusedOnCuda:
     """A program captured on the CPU, its trace as of a GPU before and after `fuse`, and what that decided."""

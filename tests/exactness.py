@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from kernels import poisoned_empty
 from torch import Tensor
+from traces import steps
 
 import tracefuse
 from tracefuse.variant import Variant
@@ -94,11 +95,6 @@ def assert_close(mine: Tensor, theirs: Tensor, true: Tensor, relative: float) ->
         allowed = EAGER_ERRORS * (theirs.double() - true).abs().max() + relative * (1 + true.abs().max())
         worst = (mine.double() - true).abs().max()
         assert worst <= allowed, f"off by {worst:.3g} where {allowed:.3g} is allowed:\n{mine}\n{true}"
-
-
-def steps(tensor: Tensor) -> list[int]:
-    """The strides that lead to another element: autograd leaves those of dimensions of one as it happens to find them."""
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and tensor.numel()]
 
 
 def as_list(results: Tensor | Sequence[Tensor]) -> list[Tensor]:

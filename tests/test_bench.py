@@ -157,3 +157,20 @@ def test_view(tmp_path: Path) -> None:
     assert {"simplify", "fuse"} <= found["passes"].keys()
     assert found["page_nbytes"] == (tmp_path / "view.html").stat().st_size
     assert "profiled ops add up to" in printed
+
+
+def test_cpu_leaf(tmp_path: Path) -> None:
+    found, printed = run("cpu_leaf.py", tmp_path, "--check")
+    assert found["failed"] == []
+    assert [label for label, _, _ in found["static"]["bars"]] == ["wait", "copy @ 1.3 GB/s"]
+    assert "moved = input_ts.cuda()" in found["static"]["source"]
+    assert "64 KiB" in printed
+
+
+def test_memory(tmp_path: Path) -> None:
+    found, printed = run("memory.py", tmp_path, "--check", "--only", "gpt fp32", "gpt fp32 AdamW", "resnet50")
+    rows = {(row["case"], row["program"]): row["ratio"] for row in found["rows"]}
+    assert [program for case, program in rows if case == "resnet50"] == ["captured", "optimised", "eager step"]
+    assert ("gpt fp32 AdamW", "captured") not in rows
+    assert all(abs(ratio - 1) < 0.05 for ratio in rows.values())
+    assert "7 of 7" in printed

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import cuda_traces
 import programs
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import tracefuse
 from tracefuse.config import Config
@@ -16,14 +17,15 @@ from tracefuse.diagnose import diagnose
 from tracefuse.findings import Case, Finding
 from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimizers.ops import op_name
-from tracefuse.optimizers.trace import Trace, fake_mode
+from tracefuse.optimizers.trace import Trace
+from tracefuse.transfers import Transfer
 
 MiB = 2**20
 
 
 def case(capture: tracefuse.Capture, trace: Trace | None = None) -> Case:
     trace = trace or capture.trace
-    return Case(trace, modelled(trace), capture.guards, tuple(capture.environment.items()))
+    return Case.of(capture, trace, modelled(trace))
 
 
 def found(name: str, of: Case) -> list[Finding]:
@@ -43,15 +45,7 @@ def leaf_on_the_cpu(count: int = MiB) -> tuple[tracefuse.Capture, Trace]:
         out = (moved * freqs.cos()).sum()
         out.backward()
     assert input_ts.grad is not None
-    trace = cuda_traces.on_cuda(c.trace)
-    (leaf,) = [n for n, i in zip(trace.placeholders, trace.inputs, strict=True) if i.source == "input_ts"]
-    (gradient,) = [
-        n for n, o in zip(trace.returned, trace.outputs, strict=True) if o.of == leaf.name or o.of == "input_ts"
-    ]
-    with fake_mode(trace.graph):
-        for node in (leaf, gradient):
-            node.meta["val"] = torch.empty(count, device="cpu")
-    return c, trace
+    return c, cuda_traces.with_leaf_on_the_cpu(c.trace, "input_ts")
 
 
 def test_a_leaf_on_the_cpu_is_named_with_its_line_and_its_bytes() -> None:
@@ -65,6 +59,11 @@ def test_a_leaf_on_the_cpu_is_named_with_its_line_and_its_bytes() -> None:
     assert "moved = input_ts.double()" in finding.source
     assert "on the GPU" in finding.fix
     assert "3.23 ms" in finding.worth
+    assert [bar.label for bar in finding.bars] == ["wait", "copy @ 1.3 GB/s"]
+    assert all(bar.us > 0 and bar.provenance.startswith("modelled") for bar in finding.bars)
+    assert "time: wait" in str(finding)
+    assert ("forward", "moves `input_ts` from pageable memory") in finding.evidence
+    assert [fix.kind for fix in finding.trials] == ["on device", "pinned gradient"]
 
 
 def test_what_was_measured_of_the_copy_is_its_worth() -> None:
@@ -76,6 +75,27 @@ def test_what_was_measured_of_the_copy_is_its_worth() -> None:
     assert finding.worth == "500 ms of 507 ms a step, 99 % (measured on a test)"
 
 
+def test_the_bars_of_a_profiled_copy_are_its_parts_and_the_wait_is_not_worth_anything() -> None:
+    capture, trace = leaf_on_the_cpu()
+    of = case(capture, trace)
+    (value,) = found("gradient copied to the host", of)[0].values
+    copy = Transfer(530_000, wait_us=4_000, copy_us=500_000, host_us=20_000, memory="pageable", to_host=True)
+    times = OpTimes({value: copy.own_us, "out": 7_000.0}, "measured on a test", {value: copy})
+    (finding,) = found("gradient copied to the host", replace(of, times=times))
+    bars = {bar.label: bar.us for bar in finding.bars}
+    assert bars == {"wait": 4_000, "copy @ 0.00839 GB/s": 500_000, "host": 20_000, "other": 6_000}
+    assert sum(bars.values()) == copy.event_us
+    assert ("event", "530 ms on the host") in finding.evidence
+    assert finding.worth.startswith("526 ms of 533 ms a step")
+
+
+def test_pinned_inputs_are_told() -> None:
+    capture, trace = leaf_on_the_cpu()
+    (finding,) = found("moved between devices each step", replace(case(capture, trace), pinned=frozenset({"input_ts"})))
+    assert ("forward", "moves `input_ts` from pinned memory") in finding.evidence
+    assert [fix.kind for fix in finding.trials] == ["on device"]
+
+
 def test_a_cast_is_no_device_move() -> None:
     assert not found("gradient copied to the host", case(leaf_on_the_cpu()[0]))
 
@@ -84,18 +104,6 @@ def test_an_input_that_is_moved_each_step() -> None:
     capture, trace = leaf_on_the_cpu()
     (finding,) = found("moved between devices each step", case(capture, trace))
     assert "8 MiB from cpu to cuda:0" in finding.title  # what arrives is float64
-
-
-def test_values_read_back_are_grouped_by_line() -> None:
-    def step(x: Tensor) -> Tensor:
-        for _ in range(3):
-            if x.sum().item() > -1e9: x = x * 2  # fmt: skip  # noqa: E701
-        return x
-
-    (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
-    assert "3 values" in finding.title
-    assert "x.sum().item()" in finding.source
-    assert finding.severity == "low"
 
 
 # --- needless work ----------------------------------------------------------------------------------------------------
@@ -163,17 +171,7 @@ def test_an_odd_number_of_rows_leaves_them_aligned(rows: int) -> None:
     assert not found("unaligned matmul", case(capture))
 
 
-# --- surroundings -----------------------------------------------------------------------------------------------------
-
-
-def test_modes_that_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    x = torch.ones(3, requires_grad=True)
-    with torch.autograd.set_detect_anomaly(True):
-        capture = tracefuse.capture(lambda: x.exp().sum().backward())
-    titles = [one.title for one in found("slow mode", case(capture))]
-    assert [t.split(" was")[0] for t in titles] == ["CUDA_LAUNCH_BLOCKING", "anomaly mode"]
-    assert not found("slow mode", replace(case(capture), environment=()))
+# --- all of them -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)
@@ -188,6 +186,8 @@ def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
         assert set(one.values) <= names
         assert all((one.title, one.fix, one.worth))
         assert str(one).count("\n") >= 3
+        assert 1 <= len(one.evidence) <= 4
+        assert all(int(share) <= 100 for share in re.findall(r"(\d+) %", one.worth))
 
 
 def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -> None:

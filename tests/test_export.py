@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -465,3 +466,55 @@ def test_a_gradient_computed_from_the_program_is_refused():
     torch.testing.assert_close(capture.replay()[-1], x.grad)
     with pytest.raises(ExportError, match="Reduce to a loss"):
         _ = capture.optimize().source
+
+
+# --- what depends on the data -----------------------------------------------------------------------------------------
+
+
+def masked(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    loss = (w * x)[x > 0].square().sum()
+    loss.backward()
+    return loss
+
+
+def test_data_that_gives_another_size_is_refused(tmp_path):
+    w, x = torch.ones(4, requires_grad=True), torch.tensor([1.0, -1, 2, 3])
+    c = tracefuse.capture(masked, w, x)
+    run = c.optimize().compile()
+    torch.testing.assert_close(run(x=torch.tensor([5.0, -5, 1, 1])), torch.tensor(27.0))
+    with pytest.raises(ValueError, match=r"depends on the data: it is \[2\], and was \[3\] when"):
+        run(x=torch.tensor([1.0, -1, -1, 1]))
+
+    done = run_file(c.optimize().export(tmp_path / "step.py"))
+    assert done.returncode == 1
+    assert "not checked: the size of index depends on the data" in done.stderr
+
+
+def test_numbers_as_indices_give_one_size(tmp_path):
+    w, rows = torch.ones(4, 3, requires_grad=True), torch.tensor([2, 0])
+    c = tracefuse.capture(lambda: w[rows].sum().backward())
+    assert "SIZED_BY_DATA = []" in c.optimize().source
+
+
+def test_the_file_says_which_path_it_takes():
+    w = torch.tensor(2.0, requires_grad=True)
+
+    def branching() -> None:
+        loss = w.sin() if w > 1 else w.cos()
+        loss.backward()
+
+    source = tracefuse.capture(branching).optimize().source
+    head = ast.get_docstring(ast.parse(source))
+    assert "the path that the captured run took" in head
+    assert re.search(r"^  True  test_export.py:\d+  loss = w.sin\(\) if w > 1 else w.cos\(\)", head, re.MULTILINE)
+
+
+def test_the_check_allows_what_the_coarsest_dtype_rounds(tmp_path):
+    w = torch.randn(64, 8, dtype=torch.float64, requires_grad=True)
+
+    def step() -> None:
+        F.gelu(F.layer_norm(w.float(), (8,))).double().square().sum().backward()
+
+    done = run_file(tracefuse.capture(step).optimize().export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "COARSEST = torch.float32" in (tmp_path / "step.py").read_text()

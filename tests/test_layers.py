@@ -12,11 +12,12 @@ from torch import nn
 import tracefuse
 from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
-from tracefuse.layers import work
+from tracefuse.layers import Layer, Layers
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import phase
 from tracefuse.variant import Variant
+from tracefuse.work import KINDS, kind, work
 
 
 @cache
@@ -60,8 +61,8 @@ def test_identical_layers_are_one_line_and_nothing_is_lost() -> None:
     assert "SelfAttention" in attention
     assert "attention 47 %" in attention
     assert lines[0].startswith("modelled: ")
-    assert lines[-1].startswith("in all ")
-    assert "100 %" in lines[-1]
+    (total,) = [line for line in lines if line.startswith("in all ")]
+    assert "100 %" in total
 
 
 def test_what_is_outside_of_the_model_is_not_the_models_own() -> None:
@@ -73,7 +74,7 @@ def test_what_is_outside_of_the_model_is_not_the_models_own() -> None:
     rows = tracefuse.capture(lambda: model(x).tanh().sum().backward()).variant(Config.off()).layers()
     ops = {row.name: (row.module_type, row.forward_ops[1], row.backward_ops[1]) for row in rows}
     assert ops == {"0": ("Linear", 1, 2), "(model)": ("Model", 1, 1), "(no module)": ("", 2, 1)}
-    names = [line.split("  ")[0] for line in str(rows).splitlines()[2:]]
+    names = [line.split("  ")[0] for line in str(rows).splitlines()[2:6]]
     assert names == ["0", "(model)", "(no module)", "in all"]
 
 
@@ -105,3 +106,74 @@ def test_the_heaviest_backward_is_that_of_the_widest_layer() -> None:
 def test_what_an_op_does_in_a_word(program: object, word: str) -> None:
     ops = tracefuse.capture(program, torch.randn(8, 8)).trace.ops  # type: ignore[call-overload]
     assert word in {work(node) for node in ops if does_work(node)}
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "conv_batchnorm"])
+def test_the_kinds_add_up_to_the_backward(name: str) -> None:
+    for row in captured(name).layers():
+        assert set(row.backward_kinds[1]) <= set(KINDS)
+        assert sum(row.backward_kinds[1].values()) == pytest.approx(row.backward_us[1])
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "expected"),
+    [
+        (lambda a, b: a @ b, ((8, 16), (16, 8)), "matmul"),
+        (lambda a, b: a @ b.t(), ((8, 16), (8, 16)), "matmul"),
+        (lambda a, b: a @ b, ((8, 16), (16, 7)), "matmul layout"),
+        (lambda a, b: a.transpose(0, 1).reshape(8, -1) @ b, ((4, 8, 4), (16, 8)), "matmul layout"),
+        (lambda a, b: torch.addmm(torch.zeros(7), a, b), ((8, 16), (16, 7)), "matmul layout"),
+        (lambda a: nn.functional.layer_norm(a, [8]), ((4, 8),), "normalization"),
+        (lambda a: a.sort().values, ((4, 8),), "other"),
+    ],
+)  # fmt: skip
+def test_what_the_time_of_an_op_counts_as(program: object, args: tuple, expected: str) -> None:
+    ops = tracefuse.capture(program, *(torch.randn(*shape) for shape in args)).trace.ops  # type: ignore[call-overload]
+    assert expected in {kind(node) for node in ops if does_work(node)}
+
+
+def test_a_copy_for_a_matmul_alone_is_its_layout() -> None:
+    def kinds(program: object) -> list[str]:
+        trace = tracefuse.capture(program, torch.randn(4, 8, 4), torch.randn(16, 8)).trace  # type: ignore[call-overload]
+        return [kind(node) for node in trace.ops if does_work(node)]
+
+    assert kinds(lambda a, b: a.transpose(0, 1).reshape(8, 16) @ b) == ["matmul layout", "matmul"]
+    assert kinds(lambda a, b: (c := a.transpose(0, 1).reshape(8, 16)) @ b + c.sum())[:2] == ["copy", "matmul"]
+
+
+def layer(path: str, forward_us: float, backward_us: float, flops: tuple[int, int] = (0, 0)) -> Layer:
+    parts = {"pointwise": backward_us} if backward_us else {}
+    pairs = (forward_us, forward_us), (backward_us, backward_us)
+    return Layer(path, "M", (1, 1), (1, 1), *pairs, (0, 0), "", (parts, parts), flops)
+
+
+def test_the_worst_and_the_one_that_is_out_of_line() -> None:
+    rows = [
+        layer("head", 10, 30, (1, 2)),
+        layer("h.0", 3, 12, (1, 2)),
+        layer("h.1", 3, 12, (1, 2)),
+        layer("norm", 1, 9),
+    ]
+    found = Layers(rows, "modelled: by hand")
+    worst, odd = found.worst(), found.out_of_line()
+    assert worst is not None
+    assert odd is not None
+    assert (worst.name, worst.ratio, worst.expected_ratio, worst.excess_us) == ("head", 3, 2, 10)
+    assert (odd.name, odd.count, odd.ratio, odd.excess_us) == ("h.*", 2, 4, 12)
+    text = str(found)
+    assert "head takes most of the backward, 48 %: pointwise 100 %" in text
+    assert "h.* ×2 is out of line: its backward takes 4 times its forward, its matmuls 2 times" in text
+    in_line = Layers([layer("head", 10, 21, (1, 2))], "modelled: by hand")
+    assert in_line.out_of_line() is None
+
+
+def test_a_forward_alone_has_no_backward() -> None:
+    rows = tracefuse.capture(nn.Linear(4, 4), torch.ones(2, 4)).optimize().layers()
+    assert (rows.worst(), rows.out_of_line()) == (None, None)
+    text = str(rows)
+    assert text.endswith("no backward in this program")
+    assert "0 → 0" not in text
+
+
+def test_modelled_times_of_a_program_on_a_cpu_say_that_they_are_not_its() -> None:
+    assert "not of the CPU that it ran on" in captured("gpt").layers().provenance

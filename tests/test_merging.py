@@ -142,3 +142,14 @@ def test_laws_hold_for_pairs_in_both_phases() -> None:
 
     result = tried(Fuse(), tracefuse.capture(step))
     assert result.reasons("merge")
+
+
+def test_what_reads_the_other_through_a_view_of_another_kind_stays_apart() -> None:
+    """No kernel computes the diagonal, so that a kernel of all would read its own result."""
+
+    def fn(x: Tensor) -> Tensor:
+        scaled = (x @ x) / 3
+        root = scaled.diagonal().sqrt()
+        return scaled / root[:, None] / root[None]
+
+    assert "diagonal" in fused(lambda x: fn(x.abs()), x(3, 3)).ops

@@ -21,6 +21,8 @@ LAZY_IMPORTS_OF_WIDGETS = {
     ("explorer/__init__.py", "load_ipython_extension"),
     ("explorer/__init__.py", "unload_ipython_extension"),
     ("explorer/cli.py", "write_report"),
+    ("explorer/cli_file.py", "open_view"),
+    ("explorer/cli_file.py", "TYPE_CHECKING"),
     ("explorer/variant.py", "explore"),
     ("explorer/variant.py", "TYPE_CHECKING"),
     ("explorer/capture.py", "TYPE_CHECKING"),

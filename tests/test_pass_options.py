@@ -169,7 +169,9 @@ def test_flags_and_the_magic_say_the_same_as_python(flags: list[str], options: d
         (["--pass", "remat:producer_input_weight=0"], "that option of remat is written --remat 0$"),
         (["--pass", "freeze:patterns=h.*"], r"what it freezes is written --freeze h\.\*$"),
         (["--pass", "cat:packing=x"], "the pass cat has no options, write --pass cat$"),
-        (["--pass", "cat", "--no-pass", "cat"], "--cat and --no-cat contradict|contradict each other"),
+        (["--pass", "cat", "--no-pass", "cat"], "--pass cat and --no-pass cat contradict each other"),
+        (["--pass", "cat", "--no-cat"], "--pass cat and --no-cat contradict each other"),
+        (["--remat", "0", "--no-pass", "remat"], "--remat and --no-pass remat contradict each other"),
     ],
 )
 def test_bad_flags_name_the_remedy(flags: list[str], message: str) -> None:

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 import tracefuse
-from tracefuse.bandwidth import Bandwidth, known_bandwidth
 from tracefuse.compile import resources
 from tracefuse.errors import OptionError
+from tracefuse.op_times import OpTimes, modelled
+from tracefuse.optimizers.cost import Peaks
+from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import Tuning
 from tracefuse.optimizers.long_sum_kernel import LongSum
+from tracefuse.optimizers.ops import does_work
 from tracefuse.profile import KernelTime, Profile
-from tracefuse.timing import estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload import payload
 from tracefuse.widgets.payload_kernels import (
-    LAUNCH_US,
+    aten_records,
     inspect_kernel,
     kernel_calls,
     kernel_record,
@@ -30,7 +32,7 @@ from tracefuse.widgets.payload_kernels import (
 )
 
 GPU = "measured on NVIDIA H100 80GB HBM3"
-THREE_TB_S = Bandwidth(estimate([3e12] * 6), GPU)
+THREE_TB_S = Peaks(3e12, 7e14, "measured peaks of a GPU")
 
 
 @cache
@@ -75,24 +77,23 @@ def test_the_calls_of_a_long_sum_read_its_operands_in_the_mean() -> None:
 
 
 def test_without_a_time_nothing_is_said_of_speed() -> None:
-    unknown = {"gb_per_s": None, "peak_share": None, "peak_source": "", "bound": ""}
-    assert speed(10**9, None, profile_of(), THREE_TB_S) == unknown
-    for record in kernel_records(variant(), bandwidth=THREE_TB_S):
-        assert {key: record[key] for key in unknown} == unknown
+    found = speed(10**9, None, profile_of(), THREE_TB_S)
+    assert set(found.values()) == {None, ""}
+    for record in kernel_records(variant(), peaks=THREE_TB_S):
+        assert {key: record[key] for key in found} == found
 
 
 def test_speed_is_set_beside_the_copy_that_was_measured() -> None:
     found = speed(3 * 10**8, 200.0, profile_of(), THREE_TB_S)
     assert (found["gb_per_s"], found["peak_share"]) == (pytest.approx(1500), pytest.approx(0.5))
-    assert found["peak_source"] == f"3 TB/s copied, {GPU}"
-    assert found["bound"] == "memory"
+    assert found["peak_source"] == "3 TB/s, measured peaks of a GPU"
+    assert (found["bound"], found["least_us"]) == ("memory", pytest.approx(100))
 
 
 def test_without_a_measured_copy_it_is_the_datasheet_that_says_so() -> None:
     found = speed(3 * 10**8, 200.0, profile_of())
     assert found["peak_share"] == pytest.approx(1.5 / 3.35)
     assert found["peak_source"] == "3.35 TB/s, H100 SXM datasheet, not measured"
-    assert found["bound"] == ""
 
 
 def test_of_a_gpu_that_nothing_is_known_of_there_is_no_share() -> None:
@@ -100,29 +101,26 @@ def test_of_a_gpu_that_nothing_is_known_of_there_is_no_share() -> None:
     assert (found["gb_per_s"], found["peak_share"], found["peak_source"]) == (pytest.approx(1500), None, "")
 
 
-@pytest.mark.parametrize(("time_us", "bound"), [(LAUNCH_US - 0.1, "launch"), (LAUNCH_US, "memory"), (100.0, "")])
-def test_a_kernel_that_is_over_before_the_next_launch_is_bound_by_launching(time_us: float, bound: str) -> None:
-    assert speed(10**7, time_us, profile_of(), THREE_TB_S)["bound"] == bound
+def test_aten_operators_are_listed_where_their_times_were_measured() -> None:
+    v = variant()
+    us = {node.name: 2.0 for node in v.trace.ops if does_work(node)}
+    assert aten_records(v, modelled(v.trace), THREE_TB_S) == []
+    assert aten_records(v, None, THREE_TB_S) == []
+    found = aten_records(v, OpTimes(us, f"{GPU}, op by op"), THREE_TB_S)
+    assert sum(one["calls"] for one in found) == sum(
+        does_work(node) and not isinstance(node.target, Kernel) for node in v.trace.ops
+    )
+    product = next(one for one in found if one["name"].startswith("mm "))
+    assert product["tflop_per_s"] > 0
+    assert product["provenance"] == f"{GPU}, op by op"
+    shown = payload(v, times=(None, OpTimes(us, f"{GPU}, op by op")), peaks=THREE_TB_S)["aten"]
+    assert shown == found
 
 
 def test_every_call_counts_the_bytes_that_it_moves() -> None:
     (kernel, _), *_ = kernel_calls(variant().trace)
     record = kernel_records(variant(), profile_of(KernelTime(f"{kernel.name}_kernel", 1, 8.0)), THREE_TB_S)[0]
     assert record["gb_per_s"] == pytest.approx((record["nbytes_read"] + record["nbytes_written"]) / 8e3)
-
-
-@pytest.mark.skipif(torch.cuda.is_initialized(), reason="says what there is without a GPU")
-def test_without_a_gpu_there_is_no_bandwidth() -> None:
-    assert known_bandwidth() is None
-
-
-@pytest.mark.gpu
-def test_the_bandwidth_of_a_gpu_is_measured_once() -> None:
-    torch.ones(1, device="cuda")
-    found = known_bandwidth(budget_s=0.2)
-    assert found is not None
-    assert found.bytes_per_s.median > 1e11
-    assert known_bandwidth() is found
 
 
 # --- what it takes ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from tracefuse.widgets.payload_timing import measured_peak_bytes
 from tracefuse.widgets.trace_facts import gpu_input_bytes
 from tracefuse.widgets.view import Explorer
 
-ONE_MS = {"step": estimate([1.0] * 6)}
+ONE_MS = {"step": estimate([1.0] * 8)}
 
 
 @cache

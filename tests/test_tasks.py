@@ -22,7 +22,7 @@ from tracefuse.widgets import tasks
 from tracefuse.widgets.view import IDLE, Explorer
 
 PATIENCE_S = 20
-ONE_MS = {"step": estimate([1.0] * 6)}
+ONE_MS = {"step": estimate([1.0] * 8)}
 PROGRAMS = tuple(ProgramTiming(name, ONE_MS, ONE_MS, cold_ms=1.0) for name in ("captured", "optimised"))
 TIMING = Timing("measured on CPU", PROGRAMS, rounds=6, inner=1, stopped="six rounds")
 

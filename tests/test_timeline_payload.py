@@ -69,7 +69,7 @@ def test_a_widget_sends_the_events_as_binary() -> None:
 
 def test_times_are_kept_by_configuration() -> None:
     kept, v = OpByOp(), variant()
-    assert kept.shown(v) == {"times": (None, None), "bandwidth": None}
+    assert kept.shown(v) == {"times": (None, None), "peaks": None}
     kept.measure(v)
     before, after = kept.shown(v)["times"]
     assert before.us.keys() <= {node.name for node in v.capture.trace.ops}

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from torch import fx
 
-from tracefuse.layers import work
-from tracefuse.op_times import OpTimes
-from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, bytes_moved, flops
+from tracefuse.op_times import OpTimes, roofline_of
+from tracefuse.optimizers.cost import Peaks, bytes_moved, flops
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.liveness import live_bytes
 from tracefuse.optimizers.ops import does_work
@@ -25,6 +24,7 @@ from tracefuse.optimizers.pareto import Point
 from tracefuse.optimizers.trace import Trace, phase, tensors
 from tracefuse.timing import Estimate
 from tracefuse.variant import Variant
+from tracefuse.work import work
 
 MiB = 2**20
 # Okabe and Ito's colours; kinds beyond them share grey.
@@ -33,13 +33,14 @@ SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 GREY = "#7f7f7f"
 
 
-def roofline(variant: Variant, times: OpTimes | None = None, peaks: Peaks = H100_SXM_DATASHEET) -> go.Figure:
+def roofline(variant: Variant, times: OpTimes | None = None, peaks: Peaks | None = None) -> go.Figure:
     """Each op's arithmetic intensity (FLOP per byte) and rate (FLOP/s), under the roof that `peaks` gives.
 
-    `times` default to the variant's. Modelled times stand on the roof by construction; measured ones say how far below it an
-    op stays. Of ops that are no matmul a FLOP is counted per element they yield, and per op inside a kernel.
+    `times` default to the variant's, `peaks` to what those are modelled by. Modelled times stand on the roof by construction;
+    measured ones say how far below it an op stays. Of ops that are no matmul a FLOP is counted per element they yield, and per
+    op inside a kernel.
     """
-    times = times or variant.op_times
+    times, peaks = times or variant.op_times, peaks or roofline_of(variant.trace)
     groups: dict[str, list[fx.Node]] = {}
     for node in filter(does_work, variant.trace.ops):
         if times.us.get(node.name, 0) > 0 and bytes_moved(node) > 0 and arithmetic(node) > 0:

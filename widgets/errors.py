@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from tracefuse.optimizers.errors import TracefuseError
 
 # Whose frames stand between the user's line and an operator while a cell is recorded.
-RECORDER = {"tracefuse.record", "tracefuse.hooks", "tracefuse.capture"}
+RECORDER = {"tracefuse.record", "tracefuse.hooks", "tracefuse.host_reads", "tracefuse.capture"}
 
 
 def is_recorder(module: str) -> bool:

@@ -61,14 +61,14 @@ def to_html(
 
     `name` is the variable that holds the capture, if there is one. `payload_of` says what is shown of a variant (default:
     what `payload` says, with the times that were measured of it beside the captured program), `timeline` is a
-    `timeline_record` with its events as text.
+    `timeline_record` with its events as text (default: that of the session file, if the capture came from one).
     """
     variants = [variant, *map(variant.capture.variant, configurations(variant.config))]
-    measured = Measured()
+    measured = Measured.of(variant)
     for one in reversed(variants):  # those of the shown one last: where there are no others, they are what is stale
         measured.adopt(one)
     payloads = [payload_of(one) if payload_of else measured.payload(one, None, name) for one in variants]
-    return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline)
+    return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline or measured.timeline)
 
 
 def write_html(

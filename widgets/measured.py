@@ -6,23 +6,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracefuse.config import Config
+from tracefuse.errors import FixError
+from tracefuse.findings import Fix
+from tracefuse.fixes import Trial
+from tracefuse.measurements import Pair, Said, TrialKey
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.profile import Profile, profile
 from tracefuse.side_by_side import Ablation
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload_findings import found
 from tracefuse.widgets.payload_kernels import Resources, inspect_kernel
 from tracefuse.widgets.payload_timing import Timed
 from tracefuse.widgets.timeline_payload import OpByOp, timeline_record
 
-Pair = tuple[Config, Config | None]
-"""The configuration that is shown, and the pinned one: None where that is the captured program."""
-
 
 @dataclass
 class Measured:
-    """Times by what was compared with what, kernels' profiles, shares of passes, kernels' resources."""
+    """Times by what was compared with what, kernels' profiles, shares of passes, kernels' resources, what fixes gain."""
 
     timings: dict[Pair, Timing] = field(default_factory=dict)
     last: Pair | None = None
@@ -30,6 +32,16 @@ class Measured:
     shares: tuple[Ablation, Config] | None = None
     inspected: dict[Kernel, Resources] = field(default_factory=dict)
     op_by_op: OpByOp = field(default_factory=OpByOp)
+    tried: dict[TrialKey, Said] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, variant: Variant) -> Measured:
+        """With what was measured where the capture's session file was saved; nothing of a capture of this process."""
+        known = variant.capture.restored
+        last = next(reversed(known.timings), None)
+        shares = next(((found, config) for config, found in reversed(known.ablations.items())), None)
+        kept = dict(known.timings), last, dict(known.profiles), shares
+        return cls(*kept, op_by_op=OpByOp.of(variant), tried=dict(known.trials))
 
     @property
     def timeline(self) -> dict[str, Any] | None:
@@ -61,7 +73,19 @@ class Measured:
             if replay.backward is not None:
                 replay.backward(state)
 
-        self.profiles[variant.config] = profile(run)
+        self.profiles[variant.config] = variant.capture.measurements.profiles[variant.config] = profile(run)
+
+    def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
+        """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""
+        times = self.op_by_op.shown(variant, baseline)["times"][1] or variant.op_times
+        for one in found(variant, times):
+            if one.id == finding and choice < len(one.trials):
+                return one.trials[choice]
+        raise FixError("this finding is gone: look at what is found now")
+
+    def note_trial(self, key: TrialKey, trial: Trial, variant: Variant) -> None:
+        """Keep what a replay said of a fix, here and for a session file."""
+        self.tried[key] = variant.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
 
     def timed(self, variant: Variant, baseline: Variant | None) -> Timed | None:
         """The times of these two, else the last ones, which are then of something else."""
@@ -78,6 +102,7 @@ class Measured:
             name,
             baseline=baseline,
             shares=self.shares,
+            tried=self.tried,
             **self.op_by_op.shown(variant, baseline),
             inspected={k.name: self.inspected[k] for k in variant.kernels if k in self.inspected},
         )

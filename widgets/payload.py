@@ -15,10 +15,12 @@
                 removed, storage, kernel, of, time_us}}
       times:    {before, after}                               the provenance of each value's `time_us`
       memory:   {before, after}                               each {ops, live, peak, at, alive}: bytes alive while each op runs
-      kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source, gb_per_s, peak_share,
-                peak_source, bound, resources}]
+      kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source, gb_per_s, tflop_per_s,
+                least_us, peak_share, peak_source, bound, resources}]
+      aten:     [{name, calls, time_us, nbytes, provenance, gb_per_s, tflop_per_s, least_us, peak_share, peak_source, bound}]
+                ATen's operators by the types of their operands, with times that were measured op by op; else none
       layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
-      findings: [{name, severity, title, evidence, values, source, fix, worth, changes, fixed}]   the gravest first
+      findings: [...]                                         the gravest first: see `tracefuse.widgets.payload_findings`
       looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
       timing:   null, or {provenance, stale, is_pinned, config, notes,
@@ -36,16 +38,16 @@ A value's `time_us` is `[before, after]`, null where its op is not in that trace
 whether it was measured ("measured on <device>, op by op, …") or modelled. `saved_bytes` are those of its
 memory where that is kept for the backward, each counted for one value; else 0. `storage` are other values in the same
 memory, `kernel` the Triton kernel that computes it, `of` the parameter that an input is, or whose gradient an output is. An
-interval is `{median, low, high}`, the bounds those of the median's 95 % confidence interval; `ratio` is the variant's median
-over the baseline's, below 1 where the variant is faster, and `verdict` what it lets one say ("faster", "slower", or why
-neither).
+interval is `{median, low, high}`, the bounds those of the median's 95 % confidence interval; `ratio` is the variant's time
+over the baseline's, below 1 where the variant is faster, with its 99 % interval, and `verdict` what it lets one say ("faster",
+"slower", or why neither).
 
 A kernel's `time_us` is the mean over its calls, all launches of a call together; `blocks` is "tuned" where its block sizes
-are not the "guess". `gb_per_s` counts the bytes that it must move, and `peak_share` is what that is of the bandwidth which
-`peak_source` names: that of a copy on the same GPU, else the datasheet's. Both are null without a time, the share also where
-no bandwidth is known. `bound` is "launch" for a kernel that is over before the next launch, "memory" for one that reaches
-half of the peak, else "". `resources`, null until it was asked for, is `{registers, shared_bytes, spills, target}`. Every time
-stands beside its `provenance`: "measured on <device>" or "not measured".
+are not the "guess". `gb_per_s` counts the bytes that it must move, `tflop_per_s` a matmul's arithmetic. `least_us` is what the
+roof allows that is its `bound`, "memory" or "compute", and `peak_share` what is reached of that; `peak_source` names whose
+roof: measured on the same device, else the datasheet's. All are null without a time, the last also where no peaks are known.
+`bound` is "launch" for a kernel that is over before the next launch. `resources`, null until it was asked for, is `{registers,
+shared_bytes, spills, target}`. Every time stands beside its `provenance`: "measured on <device>" or "not measured".
 
 A pass's `state` is "on", "off", or says what it needs: "off: needs fuse".
 `options` are those without a control of their own, `{name, kind: "switch" | "number" | "text", value, default, help}`, value
@@ -61,22 +63,22 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tracefuse.bandwidth import Bandwidth
-from tracefuse.capture import Capture
 from tracefuse.config import Config
-from tracefuse.diagnose import DETECTORS, diagnose
-from tracefuse.errors import ExportError
-from tracefuse.findings import Case
+from tracefuse.diagnose import DETECTORS
+from tracefuse.errors import ExportError, SessionError
 from tracefuse.layers import layers
-from tracefuse.op_times import OpTimes
+from tracefuse.measurements import Said, TrialKey
+from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimizers.collection import uncollected
+from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.profile import Profile
 from tracefuse.side_by_side import Ablation
 from tracefuse.summary import remarks
 from tracefuse.timing import Timing
 from tracefuse.variant import PassError, Variant
-from tracefuse.widgets.payload_kernels import Resources, kernel_calls, kernel_records
+from tracefuse.widgets.payload_findings import finding_records
+from tracefuse.widgets.payload_kernels import Resources, aten_records, kernel_calls, kernel_records
 from tracefuse.widgets.payload_passes import config_record, pass_record
 from tracefuse.widgets.payload_timing import (
     Timed,
@@ -88,7 +90,7 @@ from tracefuse.widgets.payload_timing import (
     timing_record,
 )
 from tracefuse.widgets.payload_values import half, values
-from tracefuse.widgets.trace_facts import gpu_input_bytes, memory, modelled, size
+from tracefuse.widgets.trace_facts import gpu_input_bytes, memory, size
 
 VERSION = 2
 
@@ -100,17 +102,18 @@ def payload(
     profile: Profile | None = None,
     name: str | None = "c",
     times: tuple[OpTimes | None, OpTimes | None] = (None, None),
-    bandwidth: Bandwidth | None = None,
+    peaks: Peaks | None = None,
     inspected: Mapping[str, Resources] | None = None,
     baseline: Variant | None = None,
     shares: tuple[Ablation, Config] | None = None,
+    tried: Mapping[TrialKey, Said] | None = None,
 ) -> dict[str, Any]:
     """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 
     `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
     `profile` has this variant's kernels; `name` is the variable that holds the capture, if there is one. `times` are those of
-    the ops before and after, as far as they were measured; `bandwidth` is what the profiled GPU copies, and `inspected` by
-    kernel what it takes of one.
+    the ops before and after, as far as they were measured; `peaks` are those measured of the device, `inspected` by kernel
+    what it takes of one, and `tried` what replays said of fixes.
     """
     before, after = (baseline or variant.baseline).trace, variant.trace
     known = Timed(*timed) if timed else None
@@ -132,9 +135,10 @@ def payload(
         "values": values(before, after, op_times),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
         "memory": {"before": memory(before), "after": memory(after)},
-        "kernels": kernel_records(variant, profile, bandwidth, inspected),
+        "kernels": kernel_records(variant, profile, peaks, inspected),
+        "aten": aten_records(variant, times[1], peaks),
         "layers": [asdict(layer) for layer in layers(before, after, op_times)],
-        "findings": findings(before, after, op_times, variant.capture),
+        "findings": finding_records(baseline or variant.baseline, variant, op_times, tried or {}),
         "looked_for": list(DETECTORS),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, is_stale(known, variant, baseline)) if known else None,
@@ -170,7 +174,7 @@ def blocked(variant: Variant) -> str | None:
     """Why `variant` can be neither measured nor exported, with the remedy; None if it can."""
     try:
         variant.check().check_exportable()
-    except PassError as error:
+    except (PassError, SessionError) as error:
         return str(error)
     except ExportError as error:
         late = _after_backward(variant.backward)
@@ -190,14 +194,6 @@ def _after_backward(backward: Trace) -> str:
     sources = [(out, origin(node).source) for out, node in late]
     found = list(dict.fromkeys(source.text.strip() if source else out.of for out, source in sources))
     return " and ".join(found[:2])
-
-
-def findings(before: Trace, after: Trace, op_times: tuple[OpTimes, OpTimes], capture: Capture) -> list[dict[str, Any]]:
-    """Those of the trace after the passes, then as `fixed` those that they have done away with."""
-    surroundings = capture.guards, tuple(capture.environment.items())
-    found, left = (diagnose(Case(t, times, *surroundings)) for t, times in zip((before, after), op_times, strict=True))
-    gone = [one for one in found if one.name not in {other.name for other in left}]
-    return [asdict(one) | {"fixed": one in gone} for one in (*left, *gone)]
 
 
 def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]]:

@@ -1,7 +1,8 @@
 """The part of the wire format that says what each Triton kernel is, how fast it ran, and what it takes of a GPU.
 
-A kernel's time is that of one call, all its launches together, from the profiler. It is set beside the bandwidth of copying
-on the same GPU, measured in this process, else beside the datasheet where that GPU's is known.
+A kernel's time is that of one call, all its launches together, from the profiler; those of ATen's operators are measured op
+by op. They are set beside what the same GPU does at best, measured (`tracefuse.peaks`), else beside the datasheet where that
+GPU's is known.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tracefuse.bandwidth import Bandwidth
 from tracefuse.build import this_gpu
 from tracefuse.compile import HOPPER, resources
 from tracefuse.errors import OptionError
-from tracefuse.optimizers.cost import H100_SXM_DATASHEET
+from tracefuse.kernel_times import Reached, kernel_rows, reached
+from tracefuse.op_times import OpTimes
+from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.long_sum_kernel import LongSum
@@ -26,11 +28,8 @@ from tracefuse.profile import Profile
 from tracefuse.variant import Variant
 
 NOT_MEASURED = "not measured"
-LAUNCH_US = 5.0
-"""A kernel that takes less ends before the host has launched the next one."""
-MOVING = 0.5
-"""The share of the copy's bandwidth from which a kernel's time is, for the greater part, that of moving its bytes."""
-
+MAX_ATEN = 64
+"""ATen operators that are listed: those below take next to nothing of a step."""
 Resources = dict[str, Any]
 """What `inspect_kernel` found: {registers, shared_bytes, spills, target}."""
 
@@ -38,7 +37,7 @@ Resources = dict[str, Any]
 def kernel_records(
     variant: Variant,
     profile: Profile | None = None,
-    bandwidth: Bandwidth | None = None,
+    peaks: Peaks | None = None,
     inspected: Mapping[str, Resources] | None = None,
 ) -> list[dict[str, Any]]:
     """The kernels of a variant in the order of their first launch; `inspected` are resources by kernel."""
@@ -47,7 +46,7 @@ def kernel_records(
         tuning, refused = variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name)
         record = kernel_record(kernel, calls, profile, refused, tuning)
         record["nbytes_read"] = mean_bytes_read(kernel, variant.trace)
-        record |= speed(record["nbytes_read"] + record["nbytes_written"], record["time_us"], profile, bandwidth)
+        record |= speed(record["nbytes_read"] + record["nbytes_written"], record["time_us"], profile, peaks)
         record["resources"] = (inspected or {}).get(kernel.name)
         records.append(record)
     return records
@@ -103,26 +102,47 @@ def _call_us(kernel: Kernel, profile: Profile) -> float | None:
 
 
 def speed(
-    nbytes: int, time_us: float | None, profile: Profile | None = None, bandwidth: Bandwidth | None = None
+    nbytes: int, time_us: float | None, profile: Profile | None = None, peaks: Peaks | None = None
 ) -> dict[str, Any]:
     """What a call that moves `nbytes` in `time_us` reaches, and what holds it back; null and "" where that is not known."""
-    if not time_us:
-        return {"gb_per_s": None, "peak_share": None, "peak_source": "", "bound": ""}
-    reached = nbytes / (time_us * 1e-6)
-    peak, source = _peak(profile, bandwidth)
-    share = reached / peak if peak else None
-    bound = "launch" if time_us < LAUNCH_US else "memory" if share and share >= MOVING else ""
-    return {"gb_per_s": reached / 1e9, "peak_share": share, "peak_source": source, "bound": bound}
+    peaks = peaks or _promised(profile)
+    return _speed_record(reached(time_us, nbytes, peaks=peaks), peaks)
 
 
-def _peak(profile: Profile | None, bandwidth: Bandwidth | None) -> tuple[float | None, str]:
-    """Bytes per second that the profiled GPU can move, and who says so."""
-    if bandwidth is not None:
-        return bandwidth.bytes_per_s.median, str(bandwidth)
-    if profile is not None and "H100" in profile.device and "HBM3" in profile.device:
-        promised = H100_SXM_DATASHEET.bytes_per_s
-        return promised, f"{promised / 1e12:.3g} TB/s, {H100_SXM_DATASHEET.source}, not measured"
-    return None, ""
+def _promised(profile: Profile | None) -> Peaks | None:
+    """The datasheet's peaks of the profiled GPU, where they are known."""
+    is_known = profile is not None and "H100" in profile.device and "HBM3" in profile.device
+    return H100_SXM_DATASHEET if is_known else None
+
+
+def _speed_record(found: Reached, peaks: Peaks | None) -> dict[str, Any]:
+    is_shown = peaks is not None and found.share is not None
+    return {
+        "gb_per_s": found.gb_per_s,
+        "tflop_per_s": found.tflop_per_s,
+        "least_us": found.least_us,
+        "peak_share": found.share,
+        "peak_source": peak_source(peaks) if is_shown else "",
+        "bound": found.bound,
+    }
+
+
+def peak_source(peaks: Peaks) -> str:
+    """Bytes per second that the device can move, and who says so."""
+    measured = "" if peaks.source.startswith("measured") else ", not measured"
+    return f"{peaks.bytes_per_s / 1e12:.3g} TB/s, {peaks.source}{measured}"
+
+
+def aten_records(variant: Variant, times: OpTimes | None, peaks: Peaks | None) -> list[dict[str, Any]]:
+    """ATen's operators by the types of their operands, those that take longest first; none without measured times."""
+    if times is None or not times.provenance.startswith("measured on"):
+        return []
+    rows = (row for row in kernel_rows(variant.trace, times.us, peaks) if not row.is_triton)
+    return [
+        {"name": row.name, "calls": row.calls, "time_us": row.time_us, "nbytes": row.nbytes}
+        | {"provenance": times.provenance, **_speed_record(row.reached, peaks)}
+        for row in sorted(rows, key=lambda row: -row.total_us)[:MAX_ATEN]
+    ]
 
 
 # --- what it takes ----------------------------------------------------------------------------------------------------

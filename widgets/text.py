@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from tracefuse.findings import Bar, bars_text
 from tracefuse.layers import OUTSIDE
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.summary import folded
@@ -29,8 +30,9 @@ class Table:
 
 
 def to_text(payload: dict[str, Any]) -> str:
-    """Summary, passes, times, modules, kernels and notes of a payload; the code itself is `variant.forward.code`."""
-    sections = ["\n".join(_summary(payload)), *map(_table_text, _tables(payload)), "\n".join(_notes(payload))]
+    """Summary, passes, times, modules, kernels, findings and notes of a payload; the code itself is `variant.forward.code`."""
+    told = "\n".join(_findings(payload)), "\n".join(_notes(payload))
+    sections = ["\n".join(_summary(payload)), *map(_table_text, _tables(payload)), *told]
     return "\n\n".join(section for section in sections if section)
 
 
@@ -41,7 +43,7 @@ def to_static_form(payload: dict[str, Any]) -> str:
         f'<p style="margin:0 0 4px"><b>{escape(head)}</b></p>',
         *map(_paragraph, lines),
         *map(_table_html, _tables(payload)),
-        *map(_paragraph, _notes(payload)),
+        *map(_paragraph, [*_findings(payload), *_notes(payload)]),
         f'<p style="margin:8px 0 0;opacity:.75">{escape(HOW_TO_RETURN)}</p>',
     ]
     return f'<div style="font-size:13px;line-height:1.45;max-width:1100px;overflow-x:auto">{"".join(parts)}</div>'
@@ -70,6 +72,17 @@ def _tables(payload: dict[str, Any]) -> list[Table]:
     passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]])
     times = _times(payload["timing"], bool(payload["kernels"]) and not payload["runs_triton"])
     return [passes, times, *_layers(payload), *_kernels(payload["kernels"])]
+
+
+def _findings(payload: dict[str, Any]) -> list[str]:
+    """What makes the shown program slow, the parts of its time, and what replays of fixes said."""
+    lines: list[str] = []
+    for one in payload["findings"]:
+        if not one["fixed"]:
+            parts = bars_text([Bar(**bar) for bar in one["bars"]]) if one["bars"] else ""
+            lines += filter(None, [f"{one['severity']}: {one['title']}; {one['worth']}", one["source"], parts])
+            lines += [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
+    return lines
 
 
 def _notes(payload: dict[str, Any]) -> list[str]:

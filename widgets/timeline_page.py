@@ -56,7 +56,7 @@ def run_record(run: RunTimeline, lanes: RunLanes) -> dict[str, Any]:
     values = {
         name: _value(event, lanes.twins.get(name, ()), lines[event], run) for name, event in lanes.operators.items()
     }
-    findings = [asdict(one) | {"fixed": False} for one in run.findings()]
+    findings = [asdict(one) | {"id": one.id, "fixed": False, "trials": []} for one in run.findings()]
     return {"values": values, "findings": findings, "looked_for": RunFindings.looked_for(), "text": str(run)}
 
 

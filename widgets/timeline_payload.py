@@ -17,11 +17,14 @@ import base64
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tracefuse.bandwidth import Bandwidth, known_bandwidth
 from tracefuse.config import Config
 from tracefuse.gaps import CAUSES
 from tracefuse.idle_lanes import with_idle_lanes
+from tracefuse.kernel_times import allows_tf32
+from tracefuse.measure import Progress
 from tracefuse.op_times import OpTimes
+from tracefuse.optimizers.cost import Peaks
+from tracefuse.peaks import peaks_if_there_is_room
 from tracefuse.timeline import ProgramTimeline, Timeline, timeline
 from tracefuse.variant import Variant
 
@@ -51,22 +54,38 @@ def program_record(program: ProgramTimeline, as_base64: bool) -> dict[str, Any]:
 
 @dataclass
 class OpByOp:
-    """What was measured op by op in one view: the last timeline, the times of each configuration, the GPU's bandwidth."""
+    """What was measured op by op in one view: the last timeline, the times of each configuration, the device's peaks."""
 
     last: Timeline | None = None
-    bandwidth: Bandwidth | None = None
+    peaks: Peaks | None = None
     _times: dict[Config, OpTimes] = field(default_factory=dict)
 
-    def measure(self, variant: Variant, baseline: Variant | None = None) -> Timeline:
-        """Profile `variant` beside `baseline` (default: the program as captured). Raises as `tracefuse.timeline.timeline`."""
-        self.last = found = timeline(variant, baseline)
+    @classmethod
+    def of(cls, variant: Variant) -> OpByOp:
+        """With the timelines of the capture's session file; that of `variant` beside the captured program comes last."""
+        known = variant.capture.restored
+        own = known.timelines.get((variant.config, None))
+        found = cls(own or next(reversed(known.timelines.values()), None), known.peaks)
+        for timeline_ in (*known.timelines.values(), *([own] if own else [])):
+            found._note(timeline_)
+        return found
+
+    def _note(self, found: Timeline) -> None:
         self._times |= {program.config: OpTimes.of(found, at) for at, program in enumerate(found.programs)}
-        if variant.runs_triton:
-            self.bandwidth = known_bandwidth()
+
+    def measure(self, variant: Variant, baseline: Variant | None = None, progress: Progress | None = None) -> Timeline:
+        """Profile `variant` beside `baseline` (default: the program as captured), and measure the device's peaks where nobody
+        has, which `progress` hears of. Raises as `tracefuse.timeline.timeline`."""
+        self.last = found = timeline(variant, baseline)
+        noted = variant.capture.measurements
+        noted.note_timeline((variant.config, baseline and baseline.config), found)
+        self._note(found)
+        known = peaks_if_there_is_room(variant.capture.device, progress)
+        self.peaks = noted.peaks = known and known.roofline(allows_tf32(variant))
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:
-        """What `payload` is told of these two: `times` and `bandwidth`. Times are of both or of neither: a modelled one beside
+        """What `payload` is told of these two: `times` and `peaks`. Times are of both or of neither: a modelled one beside
         a measured one would look like a change."""
         times = self._times.get((baseline or variant.baseline).config), self._times.get(variant.config)
-        return {"times": times if all(times) else (None, None), "bandwidth": self.bandwidth}
+        return {"times": times if all(times) else (None, None), "peaks": self.peaks}

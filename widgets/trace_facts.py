@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
-from tracefuse import op_times
 from tracefuse.optimizers import liveness
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernel import Kernel
@@ -43,7 +42,6 @@ def per_trace(compute: Callable[[Trace], T]) -> Callable[[Trace], T]:
     return found
 
 
-modelled = per_trace(op_times.modelled)
 lifetimes = per_trace(liveness.lifetimes)
 saved_values = per_trace(liveness.saved_values)
 

@@ -4,13 +4,15 @@ Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they 
 `status.error`:
 
     {type: "configure", changes}  {type: "pin"} {type: "unpin"}  {type: "show_pass"}    answered at once
-    {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}   in a thread, one at a time
+    {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}
+    {type: "try", finding, choice}                                                      in a thread, one at a time
     {type: "cancel"}                                                                    stops that one
     {type: "hello"}                                                                     asks for nothing: is there a kernel?
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import traceback
 from collections.abc import Callable
@@ -29,6 +31,7 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.measured import Measured
 from tracefuse.widgets.payload_passes import config_record, step_record
+from tracefuse.widgets.report import report
 from tracefuse.widgets.still import StillForm
 from tracefuse.widgets.takeaway import TAKEAWAYS
 from tracefuse.widgets.tasks import Task, cells
@@ -77,13 +80,19 @@ class Explorer(anywidget.AnyWidget):
         self.name = name
         self.budget_s = BUDGET_S if budget_s is None else budget_s
         self.cuda_graph, self.tune = cuda_graph, tune
-        self.measured = Measured()
+        self.measured = Measured.of(variant)
         self.measured.adopt(variant)
         self._task = Task(is_timed=False)
         cells.watch(is_in_cell=True)  # where there is IPython, views are made by cells
         self._lock = threading.RLock()  # Traits are set by the view, by cells and by a task's thread.
         self.still = StillForm()
-        super().__init__(payload=self.held(variant), config=config_record(variant.config), key=self.still.key)
+        last = self.measured.op_by_op.last
+        super().__init__(
+            payload=self.held(variant),
+            config=config_record(variant.config),
+            key=self.still.key,
+            timeline=None if last is None else timeline_record(last),
+        )
         self.on_msg(self._on_message)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -154,6 +163,10 @@ class Explorer(anywidget.AnyWidget):
         """Time each pass that is on by leaving it out, with progress in the view; an error is shown there too."""
         self._run("timing", self._ablate)
 
+    def try_fix(self, finding: str, choice: int = 0) -> None:
+        """Time what the finding of this id offers, with progress in the view; an error is shown there too."""
+        self._run("findings", lambda task: self._try_fix(task, finding, choice))
+
     def cancel(self) -> None:
         """Stop what is being measured at the next round; what was measured so far is kept if it is enough."""
         self._task.cancel()
@@ -165,6 +178,12 @@ class Explorer(anywidget.AnyWidget):
     def save_html(self, path: str | Path) -> Path:
         """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
         return write_html(self.variant, path, self.name, self.held, self.measured.timeline)
+
+    def save_report(self, path: str | Path) -> Path:
+        """Write what is shown as JSON: see `tracefuse.widgets.report`. Returns the path."""
+        path = Path(path)
+        path.write_text(json.dumps(report(self), allow_nan=False, indent=1), encoding="utf-8")
+        return path
 
     def export(self, path: str | Path) -> Path:
         """Write the shown variant as a Python file: see `Variant.export`."""
@@ -188,7 +207,7 @@ class Explorer(anywidget.AnyWidget):
                 self.measured.profile(variant)
             if not task.is_cancelled():
                 self._progress(1.0, "profiling op by op")
-                found = timeline_record(self.measured.op_by_op.measure(variant, baseline))
+                found = timeline_record(self.measured.op_by_op.measure(variant, baseline, self._progress))
                 with self._lock:
                     self.timeline = found
         self.show()
@@ -200,6 +219,14 @@ class Explorer(anywidget.AnyWidget):
             budget_s = self.budget_s * (1 + len(variant.steps)) / 2
             found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
         self.measured.shares = (found, variant.config)
+        self.show()
+
+    def _try_fix(self, task: Task, finding: str, choice: int) -> None:
+        variant = self.variant.check()
+        fix = self.measured.fix(variant, self.baseline, finding, choice)
+        with task.turn(variant.capture.example_inputs, self._progress):
+            found = variant.try_fix(fix, self._progress, self.budget_s, task.is_cancelled)
+        self.measured.note_trial((variant.config, finding, choice), found, variant)
         self.show()
 
     def _inspect(self, kernel: str) -> None:
@@ -235,6 +262,10 @@ class Explorer(anywidget.AnyWidget):
             self._start("timing", self._measure, is_timed=True)
         elif kind == "ablate":
             self._start("timing", self._ablate, is_timed=True)
+        elif kind == "try":
+            finding, choice = message["finding"], message["choice"]
+            at = f"{finding} {choice}"
+            self._start("findings", lambda task: self._try_fix(task, finding, choice), is_timed=True, at=at)
         elif kind == "inspect":
             self._start("kernels", lambda _: self._inspect(message["kernel"]), at=message["kernel"])
         elif kind == "take":

@@ -13,6 +13,7 @@ import copy
 import json
 import sys
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,10 @@ from toggle import table as toggle_table
 from toggle import toggle_seconds
 from torch import Tensor, nn
 
-from tracefuse.bandwidth import Bandwidth, copy_bandwidth
 from tracefuse.capture import Capture
 from tracefuse.compare import max_abs_difference
 from tracefuse.demo import GPT, batch
 from tracefuse.measure import Program, measure
-from tracefuse.profile import Profile, profile
 from tracefuse.summary import modules_table, steps_table
 from tracefuse.timing import aligned
 from tracefuse.variant import Variant
@@ -79,7 +78,7 @@ def report(captured: Capture, model: GPT, tokens: Tensor, targets: Tensor, optio
         step_programs(variant, model, tokens, targets, options), device=options.device, budget_s=options.budget
     )
     print(timing, end="\n\n", flush=True)
-    kernels = kernel_times(variant, options)
+    kernels = kernel_times(variant)
     record = {
         "benchmark": "gpt",
         "sizes": SMALL if options.small else SIZES,
@@ -168,47 +167,12 @@ def gradient_table(gradients: dict[str, dict[str, float]]) -> str:
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def kernel_times(variant: Variant, options: Namespace) -> dict[str, Any]:
-    """Every Triton kernel with its measured time, bytes and share of the copy bandwidth; on the CPU only what is static."""
-    static = {k.name: {"nbytes_read": k.nbytes_read, "nbytes_written": k.nbytes_written} for k in variant.kernels}
-    if options.device != "cuda":
-        print(f"{len(static)} unique kernels; their times need a GPU")
-        return {"times": "need a GPU", "kernels": static}
-    captured = variant.capture
-    program = variant.compile().replays(captured.example_inputs, captured.rng_states)
-    found, bandwidth = profile(lambda: program.backward(program.forward())), copy_bandwidth()
-    rows = [row for row in (_kernel_row(k, found, bandwidth) for k in variant.kernels) if row["calls"]]
-    print(kernel_table(rows, bandwidth), found, sep="\n\n", end="\n\n")
-    return {
-        "copy_bytes_per_s": bandwidth.bytes_per_s.median,
-        "is_complete": found.is_complete,
-        "kernels": rows,
-        "all": [vars(k) for k in found.kernels],
-    }
-
-
-def _kernel_row(kernel: Any, found: Profile, bandwidth: Bandwidth) -> dict[str, Any]:
-    """The kernel's own records: its Triton function is called like it, perhaps with a suffix."""
-    mine = [k for k in found.kernels if k.name == kernel.name or k.name.startswith(f"{kernel.name}_kernel")]
-    calls, total_us = sum(k.calls for k in mine), sum(k.total_us for k in mine)
-    nbytes = kernel.nbytes_read + kernel.nbytes_written
-    speed = nbytes * calls / (total_us * 1e-6) if total_us else 0.0
-    percent = 100 * speed / bandwidth.bytes_per_s.median
-    return {"name": kernel.name, "calls": calls, "total_us": total_us, "nbytes": nbytes, "percent_of_copy": percent}
-
-
-def kernel_table(rows: list[dict[str, Any]], bandwidth: Bandwidth) -> str:
-    lines = [
-        (
-            r["name"][:70],
-            str(r["calls"]),
-            f"{r['total_us']:.1f}",
-            f"{r['nbytes'] / 1e6:.2f}",
-            f"{r['percent_of_copy']:.0f} %",
-        )
-        for r in sorted(rows, key=lambda r: -r["total_us"])
-    ]
-    return f"{bandwidth}\n{aligned([('Triton kernel', 'calls', 'total µs', 'MB a call', 'of copy'), *lines])}"
+def kernel_times(variant: Variant) -> dict[str, Any]:
+    """Every kernel, Triton's and ATen's, with its measured time, bytes and share of the measured peaks."""
+    found = variant.kernel_times()
+    print(found, end="\n\n")
+    rows = [asdict(row) for row in found.rows]
+    return {"provenance": found.provenance, "peaks": found.peaks, "total_us": found.total_us, "rows": rows}
 
 
 # --- the driver -------------------------------------------------------------------------------------------------------

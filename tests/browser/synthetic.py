@@ -42,7 +42,7 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
         },
         "forward": _half(values, "forward"), "backward": _half(values, "backward"),
         "times": {"before": "modelled: synthetic", "after": "modelled: synthetic"},
-        "memory": {"before": memory, "after": memory}, "kernels": [_kernel(name) for name in kernels],
+        "memory": {"before": memory, "after": memory}, "kernels": [_kernel(name) for name in kernels], "aten": [],
         "baseline": {"is_pinned": False, "call": "the trace as captured"}, "environment": {},
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,23 @@ from playwright.sync_api import Browser, Page
 
 import tracefuse
 from tracefuse.demo import GPT, batch
+from tracefuse.variant import Variant
 from tracefuse.widgets.html import write_html
+from tracefuse.widgets.payload import payload
 
 pytestmark = pytest.mark.browser
 
 # Those that keep people out; "moderate" and "minor" are about pages, and this is a part of one.
 SERIOUS = ("serious", "critical")
+BARS = [("wait", 3.4e3), ("copy @ 1.3 GB/s", 5e5), ("host", 2e4), ("other", 1e3)]
+SAID = [("faster", "536 → 8.9 ms"), ("slower", "1 → 2 ms"), ("no difference seen", "1 → 1 ms"), ("", "")]
+# One with everything that a finding can have.
+FINDING = {
+    "id": "0", "name": "a", "severity": "high", "title": "copies", "evidence": [("bytes", "640 MiB")], "values": [],
+    "source": "a.py:1  x", "fix": "do not", "worth": "500 ms", "changes": {"cat": True}, "fixed": False,
+    "bars": [{"label": label, "us": us, "provenance": "measured on a test"} for label, us in BARS],
+    "trials": [{"does": "on the GPU", "blocked": "", "verdict": verdict, "said": said} for verdict, said in SAID],
+}  # fmt: skip
 RUN = """async () => {
     const { violations } = await axe.run("[data-testid=tf-root]");
     const facts = ({ html, failureSummary }) => `${html} ${failureSummary}`;
@@ -41,7 +53,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         loss.backward()
     variant = c.optimize(freeze=["h.0.mlp.*"], save=["h.1.attn"])
     variant.measure(budget_s=0.5)
-    return write_html(variant, tmp_path_factory.mktemp("axe") / "view.html")
+
+    def shown(one: Variant) -> dict[str, Any]:
+        found = payload(one, (variant.timing, one.config)) if variant.timing else payload(one)
+        return found | {"findings": [*found["findings"], FINDING]}
+
+    return write_html(variant, tmp_path_factory.mktemp("axe") / "view.html", payload_of=shown)
 
 
 @pytest.fixture(scope="module", params=[("light", 1300), ("dark", 1300), ("light", 700)], ids=str)

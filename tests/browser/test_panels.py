@@ -358,7 +358,7 @@ def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page, press: C
 def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page, press: Callable[[Locator], None]) -> None:
     finding = (
         "{name: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: '1: x',"
-        " fix: 'do', worth: '5 ms', changes: {cat: CAT}, fixed: false}"
+        " fix: 'do', worth: '5 ms', changes: {cat: CAT}, fixed: false, id: 'x', bars: [], trials: []}"
     )
     live.get_by_test_id("tf-tab-findings").click()
     live.evaluate(f"set('payload', {{...state.payload, findings: [{finding.replace('CAT', 'false')}]}})")
@@ -371,6 +371,67 @@ def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page, pr
     expect(live.get_by_test_id("tf-try-a")).to_have_count(0)
     live.evaluate("set('payload', {...state.payload, findings: []})")
     expect(live.get_by_test_id("tf-findings")).to_contain_text("What was looked for")
+
+
+FINDING = """{name: 'a', severity: 'high', title: 'copies', evidence: [], values: [], source: '', fix: 'do', worth: '',
+    changes: null, fixed: false, id: 'x',
+    bars: [{label: 'wait', us: 3400, provenance: 'measured on a test'}, {label: 'copy @ 1.3 GB/s', us: 506600, provenance: ''},
+        {label: 'host', us: 30000, provenance: ''}],
+    trials: [{does: 'on the GPU', blocked: '', verdict: '', said: ''},
+        {does: 'pinned', blocked: 'no GPU here', verdict: 'slower', said: 'measured: 1 → 2 ms'}]}"""
+
+
+def show_finding(page: Page) -> Locator:
+    page.get_by_test_id("tf-tab-findings").click()
+    page.evaluate(f"set('payload', {{...state.payload, findings: [{FINDING}]}})")
+    return page.get_by_test_id("tf-finding-a")
+
+
+def test_the_bars_of_a_finding_are_to_scale_and_told_in_figures(live: Page) -> None:
+    bars = show_finding(live).get_by_test_id("tf-bars")
+    for text in ("wait 3.4 ms", "copy @ 1.3 GB/s 507 ms", "host 30 ms", "540 ms in all, measured on a test"):
+        expect(bars).to_contain_text(text)
+    widths = bars.locator("div > i").evaluate_all("all => all.map(e => e.getBoundingClientRect().width)")
+    assert widths[1] / widths[2] == pytest.approx(506.6 / 30, rel=0.05)
+    assert (
+        len(set(bars.locator("div > i").evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)"))) == 3
+    )
+
+
+def test_a_fix_is_tried_and_its_answer_stands_beside_it(live: Page, press: Callable[[Locator], None]) -> None:
+    card = show_finding(live)
+    button = live.get_by_test_id("tf-fix-a-0")
+    expect(button).to_have_accessible_name("Try fix: on the GPU")
+    press(button)
+    assert sent(live) == [{"type": "try", "finding": "x", "choice": 0}]
+    live.evaluate("set('status', { busy: 'findings', progress: 0.5, text: 'round 3', error: null })")
+    expect(button).to_have_text("Measuring…")
+    expect(button).to_be_disabled()
+    expect(live.get_by_test_id("tf-verdict")).to_contain_text("round 3")
+    expect(live.get_by_test_id("tf-cancel")).to_be_visible()
+    live.evaluate(
+        "set('status', { ...state.status, busy: '', error: { panel: 'findings', at: 'x 0', message: 'no such copy' } })"
+    )
+    expect(live.get_by_test_id("tf-trial-a-0").get_by_role("alert")).to_have_text("no such copy")
+    expect(card.get_by_role("alert")).to_have_count(1)
+
+
+def test_a_fix_that_cannot_run_here_says_why_and_keeps_what_was_measured(live: Page) -> None:
+    show_finding(live)
+    row = live.get_by_test_id("tf-trial-a-1")
+    expect(live.get_by_test_id("tf-fix-a-1")).to_be_disabled()
+    expect(row).to_contain_text("no GPU here")
+    expect(row.locator(".tf-worse")).to_have_text("measured: 1 → 2 ms")
+
+
+def test_a_saved_page_tries_nothing(page: Page) -> None:
+    page.get_by_test_id("tf-toggle-fuse").click()
+    page.get_by_test_id("tf-tab-findings").click()
+    buttons = page.locator("[data-testid^=tf-fix-]")
+    assert buttons.count() > 0
+    for button in buttons.all():
+        expect(button).to_be_disabled()
+        expect(button).to_have_attribute("title", re.compile("no kernel behind"))
 
 
 # --- the verdict bar --------------------------------------------------------------------------------------------------
@@ -426,6 +487,15 @@ def test_times_are_called_after_what_they_were_measured_against_whatever_is_pinn
     live.get_by_test_id("tf-tab-timeline").click()
     names = live.locator(".tf-alive b:not([style])")
     expect(names.first).to_have_text("as captured")
+
+
+@pytest.mark.parametrize("runs_triton", [False, True])
+def test_a_ratio_has_a_colour_only_where_the_kernels_ran(live: Page, runs_triton: bool) -> None:
+    live.evaluate(MEASURED)
+    live.evaluate("(runs) => set('payload', { ...state.payload, runs_triton: runs })", runs_triton)
+    pill = live.get_by_test_id("tf-tile-time").locator(".tf-pill")
+    expect(pill).to_contain_text("0.56× the time")
+    expect(pill).to_have_class(f"tf-pill tf-{'better' if runs_triton else 'same'}")
 
 
 def test_while_it_measures_it_can_be_cancelled_and_the_keyboard_is_not_lost(live: Page) -> None:

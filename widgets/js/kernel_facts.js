@@ -13,10 +13,19 @@ export function sourceBlock(kernel) {
   return h("div", { class: "tf-block" }, button, h("pre", { tabindex: "0", "aria-label": `source of ${kernel.name}`, "data-testid": "tf-kernel-text" }, text));
 }
 
-/** GB/s, their share of the peak and whose peak, and what binds it. @param {KernelRecord} kernel */
-export function bandwidth({ gb_per_s: rate, peak_share: share, peak_source: source, bound }) {
-  if (rate === null) return h("span", { class: "tf-note" }, "unknown without its time");
-  return h("span", null, `${figure(rate)} GB/s`, share !== null && h("span", null, `, ${percent(share)} `, h("span", { class: "tf-note" }, `of ${source}`)), bound && " ", bound && h("span", { class: "tf-badge" }, bound === "launch" ? "launch bound" : `${bound} bound`));
+/** What a kernel reaches of its nearest roof. @typedef {Pick<KernelRecord, "gb_per_s" | "tflop_per_s" | "peak_share" | "peak_source" | "bound">} Speed */
+
+/** In the unit of the roof that is nearest. @param {Speed} of */
+export function speed({ gb_per_s: rate, tflop_per_s: arithmetic, bound }) {
+  if (bound === "compute" && arithmetic !== null) return `${figure(arithmetic)} TFLOP/s`;
+  return rate === null ? null : `${figure(rate)} GB/s`;
+}
+
+/** Its speed, the share of the peak and whose peak, and what binds it. @param {Speed} kernel */
+export function bandwidth(kernel) {
+  const { peak_share: share, peak_source: source, bound } = kernel;
+  if (kernel.gb_per_s === null) return h("span", { class: "tf-note" }, "unknown without its time");
+  return h("span", null, speed(kernel), share !== null && h("span", null, `, ${percent(share)} `, h("span", { class: "tf-note" }, `of ${source}`)), bound && " ", bound && h("span", { class: "tf-badge" }, bound === "launch" ? "launch bound" : `${bound} bound`));
 }
 
 /** @param {number} share */

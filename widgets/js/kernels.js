@@ -1,7 +1,7 @@
 // The kernels: what each moves, takes and reaches; unfolded, its source and the values that it computes.
 
 import { figure, formatBytes, h } from "./dom.js";
-import { percent, resources, sourceBlock } from "./kernel_facts.js";
+import { percent, resources, sourceBlock, speed } from "./kernel_facts.js";
 import { computedBy, moved, sorted, stepTime } from "./kernel_rows.js";
 import { chip } from "./passes.js";
 
@@ -14,9 +14,9 @@ const COLUMNS = /** @type {[string, import("./kernel_rows.js").KernelKey | "", s
   ["moves", "bytes", "bytes that one launch reads and writes; sorted by those of a step"],
   ["one", "", "mean time of one launch"],
   ["step", "time", "time of all launches of a step"],
-  ["GB/s", "", ""],
-  ["of peak", "", "share of the memory bandwidth"],
-  ["bound", "", "what keeps it from being faster"],
+  ["speed", "", "of moving its bytes or, where that is its bound, of its arithmetic"],
+  ["of peak", "", "the least time that its bound allows, over its time"],
+  ["bound", "", "the nearest roof: memory, compute, or launch where it is over before the next one can begin"],
   ["blocks", "", "whether its block sizes were tried or are a guess"],
 ]);
 
@@ -57,7 +57,7 @@ export class KernelPanel {
     const isOfRow = kernels.some(({ name }) => name === problem?.at);
     const error = problem?.panel === "kernels" && !isOfRow && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-kernels" }, problem.message);
     const none = config.fuse ? "No region of this trace became a Triton kernel; the decisions of `fuse` say why." : "Switch `fuse` on to turn regions into Triton kernels.";
-    if (kernels.length === 0) return [h("p", { class: "tf-note" }, none)];
+    if (kernels.length === 0) return [h("p", { class: "tf-note" }, none), ...atenTable(view.payload)];
     const timed = kernels.find((kernel) => kernel.time_us !== null);
     const untimed = runsTriton ? "No times of single kernels: press Measure." : "No times: a CPU never runs Triton kernels, it runs their ATen operators.";
     const peak = kernels.find((kernel) => kernel.peak_source)?.peak_source;
@@ -66,6 +66,7 @@ export class KernelPanel {
       ...(error ? [error] : []),
       h("div", { class: "tf-scroll" }, h("table", { class: "tf-table tf-kernels", "data-testid": "tf-kernels" }, this.head(), h("tbody", null, rows.flatMap((kernel) => this.rows(kernel, view))))),
       h("p", { class: "tf-note" }, timed ? `Times: ${timed.provenance}, the mean over a kernel's launches.${peak ? ` Peak: ${peak}.` : ""}` : untimed),
+      ...atenTable(view.payload),
     ];
   }
 
@@ -124,18 +125,38 @@ export class KernelPanel {
   }
 }
 
+/** @param {Node | string | number} content */
+const right = (content) => h("td", { class: "tf-right" }, content);
+const us = (/** @type {number | null} */ time) => (time === null ? unknown() : time >= 1000 ? `${figure(time / 1000)} ms` : `${figure(time)} µs`);
+
+/** @param {KernelRecord | AtenRecord} kernel */
+function reached(kernel) {
+  const title = kernel.least_us === null ? null : `at least ${figure(kernel.least_us)} µs`;
+  return [right(speed(kernel) ?? unknown()), right(kernel.peak_share === null ? unknown() : share(kernel.peak_share)), h("td", { title }, kernel.bound || unknown())];
+}
+
+/** ATen's operators, as far as they were measured. @param {Payload} payload */
+function atenTable({ aten, runs_triton: runsTriton }) {
+  if (aten.length === 0) return [];
+  const [{ provenance, peak_source: peak }] = aten;
+  const titles = ["ATen operator", "calls", "moves", "one", "step", "speed", "of peak", "bound"];
+  const row = (/** @type {AtenRecord} */ one) =>
+    h("tr", null, h("th", { scope: "row" }, one.name), right(one.calls), right(formatBytes(one.nbytes)), right(us(one.time_us)), right(us(one.time_us * one.calls)), ...reached(one));
+  const cached = runsTriton ? "" : " What a CPU's caches hold may pass 100 %.";
+  return [
+    h("div", { class: "tf-scroll" }, h("table", { class: "tf-table tf-kernels", "data-testid": "tf-aten" }, h("thead", null, h("tr", null, titles.map((title, at) => h("th", { scope: "col", class: at > 0 && at < 7 ? "tf-right" : null }, title)))), h("tbody", null, aten.map(row)))),
+    h("p", { class: "tf-note" }, `Times: ${provenance}.${peak ? ` Peak: ${peak}; matmuls beside those of their precision.` : ""}${cached}`),
+  ];
+}
+
 /** @param {KernelRecord} kernel */
 function figures(kernel) {
-  const right = (/** @type {Node | string | number} */ content) => h("td", { class: "tf-right" }, content);
-  const us = (/** @type {number | null} */ time) => (time === null ? unknown() : time >= 1000 ? `${figure(time / 1000)} ms` : `${figure(time)} µs`);
   return [
     right(kernel.calls),
     right(formatBytes(moved(kernel))),
     right(us(kernel.time_us)),
     right(us(stepTime(kernel))),
-    right(kernel.gb_per_s === null ? unknown() : figure(kernel.gb_per_s)),
-    right(kernel.peak_share === null ? unknown() : share(kernel.peak_share)),
-    h("td", null, kernel.bound || unknown()),
+    ...reached(kernel),
     h("td", null, h("span", { class: `tf-badge${kernel.blocks === "guess" ? " tf-removed" : ""}`, title: kernel.blocks === "guess" ? "nothing else was tried: measure with tune=True" : "the best of those that were tried" }, kernel.blocks)),
   ];
 }

@@ -10,6 +10,7 @@ const IDLE = { busy: "", progress: null, text: "", error: null };
 const NEEDS_KERNEL = {
   measure: ["timing", "measures nothing"],
   ablate: ["timing", "measures nothing"],
+  try: ["findings", "measures nothing"],
   cancel: ["timing", "measures nothing"],
   pin: ["timing", "keeps the baseline that it was saved with"],
   unpin: ["timing", "keeps the baseline that it was saved with"],

@@ -24,16 +24,16 @@ function timingTable(payload, status, live) {
       "table",
       { class: "tf-table tf-timing", "data-testid": "tf-timing" },
       head(["part", was, "optimised", "compared", `optimised / ${was.replace("as ", "")}`], [1, 2]),
-      h("tbody", null, timing.rows.map((row) => timingRow(row, scale, timing))),
+      h("tbody", null, timing.rows.map((row) => timingRow(row, scale, payload))),
     ),
-    h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; bars share one scale.`),
+    h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; a ratio with its 99 % interval, and a difference is called one beyond 1 %. Bars share one scale.`),
     !payload.runs_triton && payload.kernels.length > 0 && h("p", { class: "tf-note" }, "Triton kernels did not run: CPU. Both programs ran ATen operators."),
     timing.notes.map((text) => h("p", { class: "tf-note" }, text)),
   );
 }
 
-/** @param {TimingRow} row @param {number} scale @param {Timing} timing */
-function timingRow(row, scale, timing) {
+/** @param {TimingRow} row @param {number} scale @param {Payload} payload */
+function timingRow(row, scale, payload) {
   return h(
     "tr",
     null,
@@ -41,7 +41,7 @@ function timingRow(row, scale, timing) {
     h("td", { class: "tf-right" }, interval(row.baseline_ms)),
     h("td", { class: "tf-right" }, interval(row.variant_ms)),
     h("td", { class: "tf-bars" }, bar(row.baseline_ms, scale, "was"), bar(row.variant_ms, scale, "is")),
-    h("td", null, ratio(row, timing)),
+    h("td", null, ratio(row, payload)),
   );
 }
 

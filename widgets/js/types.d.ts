@@ -154,13 +154,19 @@ interface KernelRecord {
   source: string;
   /** Of the time of one launch; null without a measured time. */
   gb_per_s: number | null;
-  /** Share of the measured or published bandwidth, and whose that is. */
+  tflop_per_s: number | null;
+  /** What the roof that is its bound allows. */
+  least_us: number | null;
+  /** What is reached of that, and whose roof it is. */
   peak_share: number | null;
   peak_source: string;
   bound: "memory" | "compute" | "launch" | "";
   /** What one program takes; null until asked for. */
   resources: { registers: number; shared_bytes: number; spills: number; target: string } | null;
 }
+
+/** An ATen operator with all its calls on operands of one type, measured op by op. */
+type AtenRecord = Pick<KernelRecord, "name" | "calls" | "provenance" | "gb_per_s" | "tflop_per_s" | "least_us" | "peak_share" | "peak_source" | "bound"> & { time_us: number; nbytes: number };
 
 /** Own ops of one nn.Module, children not counted; "before, after" the passes. In the forward's order. */
 interface LayerRow {
@@ -176,6 +182,8 @@ interface LayerRow {
 }
 
 interface Finding {
+  /** The same for what is found at the same place again. */
+  id: string;
   name: string;
   severity: "high" | "medium" | "low";
   title: string;
@@ -189,6 +197,26 @@ interface Finding {
   changes: Partial<Config> | null;
   /** Whether the passes that are on have done away with it. */
   fixed: boolean;
+  /** Parts of the time of what it is about, one after another. */
+  bars: Bar[];
+  trials: Trial[];
+}
+
+interface Bar {
+  label: string;
+  us: number;
+  /** "measured on …" or "modelled: …". */
+  provenance: string;
+}
+
+/** What a replay can test, and what it said. */
+interface Trial {
+  does: string;
+  /** Why it cannot run here, or "". */
+  blocked: string;
+  /** "faster", "slower", or why neither; "" where it did not run yet, as `said`. */
+  verdict: string;
+  said: string;
 }
 
 /** One profiled replay of each program, both from 0 µs. */
@@ -235,6 +263,7 @@ interface Payload {
   times: { before: string; after: string };
   memory: { before: Memory; after: Memory };
   kernels: KernelRecord[];
+  aten: AtenRecord[];
   layers: LayerRow[];
   findings: Finding[];
   /** By the detectors. */
@@ -247,11 +276,11 @@ interface Payload {
 }
 
 interface Status {
-  busy: "" | "passes" | "timing" | "kernels" | "take";
+  busy: "" | "passes" | "timing" | "kernels" | "take" | "findings";
   progress: number | null;
   text: string;
-  /** `at` is the pass whose control was used, the kernel that was to be inspected, or "". */
-  error: { panel: "passes" | "timing" | "kernels" | "take"; at: string; message: string } | null;
+  /** `at` is the pass whose control was used, the kernel that was to be inspected, "ID CHOICE" of what was tried, or "". */
+  error: { panel: Exclude<Status["busy"], "">; at: string; message: string } | null;
 }
 
 interface State {
@@ -284,6 +313,8 @@ type Message =
   | { type: "measure" }
   /** Each pass's own share of the time. */
   | { type: "ablate" }
+  /** Time what a finding offers: the place among its trials. */
+  | { type: "try"; finding: string; choice: number }
   | { type: "cancel" }
   /** Answered by the trait `step`. */
   | { type: "show_pass"; pass: string }

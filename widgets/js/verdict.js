@@ -37,7 +37,7 @@ export class VerdictBar {
 
   /** @param {Payload} payload @param {Status} status @param {boolean} live */
   drawActions({ timing, blocked, baseline }, status, live) {
-    const isRunning = status.busy === "timing";
+    const isRunning = status.busy === "timing" || status.busy === "findings";
     const reason = !live ? NEEDS_KERNEL : blocked;
     this.measure.textContent = timing ? "Measure again" : "Measure";
     this.measure.classList.toggle("tf-primary", !timing || timing.stale);
@@ -134,13 +134,14 @@ function pill([before, after], blocked) {
 const UNKNOWN = () => [h("span", { class: "tf-was" }, "not measured")];
 
 /** @param {Payload} payload @param {boolean} live */
-function timeTile({ timing, blocked }, live) {
+function timeTile(payload, live) {
+  const { timing, blocked } = payload;
   const step = timing?.rows.find((row) => row.label === "step") ?? timing?.rows.at(-1);
   if (!timing || !step?.variant_ms) return tile("time", "Step time", null, UNKNOWN(), note(blocked ? "cannot be measured" : live ? "press Measure" : "saved without it"));
   const before = step.baseline_ms ? [h("span", { class: "tf-was" }, figure(step.baseline_ms.median)), h("span", { class: "tf-arrow" }, "→")] : [];
   const figures = [...before, h("b", null, figure(step.variant_ms.median)), h("span", { class: "tf-unit" }, "ms")];
   const stale = live ? "of other passes: measure again" : "of other passes: run the cell in a notebook to measure these passes";
-  const below = timing.stale ? note(stale, stale) : ratio(step, timing);
+  const below = timing.stale ? note(stale, stale) : ratio(step, payload);
   const badge = timing.stale ? provenance("stale", "stale", `times of ${timing.config}; ${timing.provenance}`) : provenance("measured", "measured", timing.provenance);
   return tile("time", "Step time", badge, figures, below, timing.stale ? "stale" : "");
 }
@@ -175,12 +176,15 @@ function small(number) {
   return number === 0 ? "0" : number.toExponential(1).replace("-", "−");
 }
 
-/** Optimised over what it was timed against, or that nothing can be said of it. @param {TimingRow} row @param {Timing} timing */
-export function ratio(row, { is_pinned: isPinned }) {
+/** Optimised over what it was timed against, or that nothing can be said of it; a colour only where its kernels ran. @param {TimingRow} row @param {Payload} payload */
+export function ratio(row, { timing, runs_triton: runsTriton, kernels }) {
   const { median, low, high } = row.ratio;
-  const mood = row.verdict === "faster" ? "better" : row.verdict === "slower" ? "worse" : null;
-  const title = `optimised / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 95 % interval ${low.toFixed(2)} to ${high.toFixed(2)}`;
-  const text = mood ? `${median.toFixed(2)}× the time` : row.verdict;
+  const isPinned = timing?.is_pinned;
+  const isJudged = runsTriton || kernels.length === 0;
+  const isSeen = row.verdict === "faster" || row.verdict === "slower";
+  const mood = isSeen && isJudged ? (row.verdict === "faster" ? "better" : "worse") : null;
+  const title = `optimised / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval ${low.toFixed(2)} to ${high.toFixed(2)}`;
+  const text = isSeen ? `${median.toFixed(2)}× the time` : row.verdict;
   return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, h("small", null, ` ${low.toFixed(2)}–${high.toFixed(2)}`));
 }
 

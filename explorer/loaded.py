@@ -1,0 +1,154 @@
+"""A capture that was read from a session file: the same trace under the same passes, with what was measured of it where it
+was saved. What needs the captured tensors works where the file has them, and says so where it does not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tracefuse.assemble import Roles
+from tracefuse.capture import Capture, CapturedProgram
+from tracefuse.config import Config, Machine
+from tracefuse.errors import SessionError
+from tracefuse.host_reads import Stop
+from tracefuse.measurements import Measurements
+from tracefuse.optimizers.trace import Trace, val
+from tracefuse.record import Guard
+from tracefuse.session_parts import Captured, Measured, SavedInputs
+from tracefuse.variant import Variant
+
+if TYPE_CHECKING:
+    from tracefuse.optimizers.layout import Tuning
+    from tracefuse.timeline import Timeline
+
+
+class LoadedVariant(Variant):
+    """A variant of a loaded capture: its block sizes, fallbacks, times and timeline are those of the file."""
+
+    capture: LoadedCapture
+
+    @functools.cached_property
+    def tunings(self) -> dict[str, Tuning]:
+        build = self.capture.measurements.builds.get(self.config)
+        return dict(build.tunings) if build else {}
+
+    def check_exportable(self) -> Variant:
+        """This variant; raises as any variant does, and `SessionError` where the file has no inputs."""
+        super().check_exportable()
+        self.capture.check_inputs()
+        return self
+
+    def timeline(self) -> Timeline:
+        """The one of the file; where it has none, a new one, which takes the captured inputs."""
+        found = self.capture.measurements.timelines.get((self.config, None))
+        return found or super().timeline()
+
+
+class LoadedCapture(Capture):
+    """What `tracefuse.load` returns. `path` is the file, `left_out` what of it is not shown here, and why."""
+
+    def __init__(
+        self, path: Path, trace: Trace, captured: Captured, measured: Measured, left_out: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.path, self.left_out = path, tuple(left_out)
+        self.environment = dict(captured.environment)
+        guards = tuple(Guard(one.op, one.value, one.source) for one in captured.guards)
+        self._roles = Roles({}, {}, {})
+        self._built = CapturedProgram(trace, (), (), guards, captured.dropped, captured.optimizers)
+        self._names_thawed, self._pinned, self._stops = captured.thawed, captured.pinned, captured.stops
+        self._data = captured.data
+        self._machine = Machine(captured.cat, captured.fuse)
+        self.measurements, self.restored = _measurements(measured), _measurements(measured)
+
+    @property
+    def machine(self) -> Machine:
+        """That of the file, so that passes make the programs that were measured; this one's where they can run."""
+        runs_here = self._data is not None and self.device.type == "cuda" and torch.cuda.is_available()
+        if not runs_here:
+            return self._machine
+        torch.cuda.init()  # what a GPU can do is only asked where one is in use
+        return Machine.here()
+
+    @property
+    def thawed(self) -> tuple[str, ...]:
+        return self._names_thawed
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        return self._pinned
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        return self._stops
+
+    def check_inputs(self) -> None:
+        """Raise `SessionError` unless the captured tensors are in the file and their devices are here."""
+        if self._data is None:
+            raise SessionError(
+                f"{self.path.name} was saved without its input tensors, which this needs: run the program again here, or save "
+                "it with `c.save(path, inputs=True)` where it ran"
+            )
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise SessionError(
+                f"{self.path.name} was captured on {self.environment.get('device', 'a GPU')}, and torch sees no CUDA GPU "
+                "here: open it where there is one to run it"
+            )
+
+    @property
+    def example_inputs(self) -> tuple[torch.Tensor, ...]:
+        return self._inputs
+
+    @property
+    def live_inputs(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of the file; those that were trained have a `.grad` to fill, which is nobody's but this capture's."""
+        return self._inputs
+
+    @functools.cached_property
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        pairs = zip(self.trace.placeholders, self._saved.inputs, strict=True)
+        made = [_tensor(val(node), data) for node, data in pairs]
+        return tuple(t.requires_grad_(i.trainable) for i, t in zip(self.trace.inputs, made, strict=True))
+
+    @property
+    def rng_states(self) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.from_numpy(state.copy()) for state in self._saved.rng_states)
+
+    @property
+    def _saved(self) -> SavedInputs:
+        self.check_inputs()
+        assert self._data is not None
+        return self._data
+
+    def _variant(self, config: Config) -> Variant:
+        made = LoadedVariant(self, config)
+        made.timing = self.measurements.timings.get((config, None))
+        build = self.measurements.builds.get(config)
+        made.fallbacks = dict(build.fallbacks) if build else {}
+        return made
+
+
+def _measurements(saved: Measured) -> Measurements:
+    return Measurements(
+        timings={(one.config, one.against): one.timing for one in saved.timings},
+        timelines={(one.config, one.against): one.timeline for one in saved.timelines},
+        ablations={one.config: one.ablation for one in saved.ablations},
+        profiles={one.config: one.profile for one in saved.profiles},
+        builds={one.config: one.build for one in saved.builds},
+        trials={(one.config, one.finding, one.choice): one.said for one in saved.trials},
+        peaks=saved.peaks,
+    )
+
+
+def _tensor(like: torch.Tensor, data: np.ndarray) -> torch.Tensor:
+    """A tensor with the layout of `like`, its memory from the first element to the last filled with `data`."""
+    memory = torch.empty(data.size // like.element_size(), dtype=like.dtype)
+    if data.size:
+        memory.view(torch.uint8).numpy()[:] = data
+    return memory.to(like.device).as_strided(like.shape, like.stride())

@@ -1,0 +1,67 @@
+"""What was measured of a capture's variants, the latest of each kind: by Python or by a view, in this process or the one that
+saved the session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tracefuse.config import Config
+from tracefuse.optimizers.layout import Tuning
+
+if TYPE_CHECKING:
+    from tracefuse.optimizers.cost import Peaks
+    from tracefuse.profile import Profile
+    from tracefuse.side_by_side import Ablation
+    from tracefuse.timeline import Timeline
+    from tracefuse.timing import Timing
+
+Pair = tuple[Config, Config | None]
+"""The configuration that was measured, and the pinned one beside it: None where that is the captured program."""
+
+
+TrialKey = tuple[Config, str, int]
+"""The configuration that a fix was tried under, the finding's id and the place among what it offers."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a replay said of a fix, as `tracefuse.fixes.Trial` has it."""
+
+    verdict: str
+    said: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """By a kernel's name: the block sizes that were found for it, and why it cannot run on the GPU that it was built for."""
+
+    tunings: Mapping[str, Tuning]
+    fallbacks: Mapping[str, str]
+
+
+@dataclass
+class Measurements:
+    """Times and timelines by what was compared with what; by configuration what each pass is worth, the kernels of a profile
+    and how they were built; what the device does at best. The last of a dictionary is what was measured last."""
+
+    timings: dict[Pair, Timing] = field(default_factory=dict)
+    timelines: dict[Pair, Timeline] = field(default_factory=dict)
+    ablations: dict[Config, Ablation] = field(default_factory=dict)
+    profiles: dict[Config, Profile] = field(default_factory=dict)
+    builds: dict[Config, Build] = field(default_factory=dict)
+    trials: dict[TrialKey, Said] = field(default_factory=dict)
+    peaks: Peaks | None = None
+
+    def note_timing(self, pair: Pair, timing: Timing) -> None:
+        self.timings.pop(pair, None)  # so that it is the last one
+        self.timings[pair] = timing
+
+    def note_timeline(self, pair: Pair, timeline: Timeline) -> None:
+        self.timelines.pop(pair, None)
+        self.timelines[pair] = timeline
+
+    def note_ablation(self, config: Config, ablation: Ablation) -> None:
+        self.ablations.pop(config, None)
+        self.ablations[config] = ablation

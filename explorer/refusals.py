@@ -1,0 +1,58 @@
+"""What a trace cannot hold, refused by name when the trace is asked for; recording it never disturbs the program."""
+
+from __future__ import annotations
+
+import torch
+
+from tracefuse.errors import CaptureError
+from tracefuse.optimizers.trace import Source
+from tracefuse.record import Recording, Value
+
+aten = torch.ops.aten
+
+_REMEDIES = {
+    "sparse": "Keep it dense (`.to_dense()`, `nn.Embedding(sparse=False)`)",
+    "nested": "Pad it (`torch.nested.to_padded_tensor`)",
+    "quantized": "Use `torch.fake_quantize_per_tensor_affine`, or integers and scales as tensors of their own",
+    "opaque": "Switch that backend's layout off (`torch.backends.mkldnn.flags(enabled=False)`)",
+}
+
+
+_NO_REPLAYS = {
+    aten.mkldnn_rnn_layer_backward.default: "its forward gives the workspace that it reads to autograd only. "
+    "Capture inside `torch.backends.mkldnn.flags(enabled=False)`",
+}
+
+
+def check_supported(recording: Recording) -> None:
+    """Raises `CaptureError` with the op, the line and the remedy where the program computes with tensors that are no plain
+    dense ones, or by ops that cannot run again."""
+    for call in recording.calls:
+        if call.func in _NO_REPLAYS:
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} cannot be replayed: {_NO_REPLAYS[call.func]}, "
+                "or capture a smaller piece."
+            )
+        kind = next((v.kind for v in (*call.reads(), *call.out_values()) if v.kind), None)
+        if kind is not None:
+            remedy = _REMEDIES.get(kind, f"Capture the program without {kind} (on one process, before it is sharded)")
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} computes with {kind} tensors, and a trace holds dense ones only. "
+                f"{remedy}, or capture a smaller piece."
+            )
+
+
+def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
+    """Raises `CaptureError` where one of the trace's inputs was given other memory (`w.data = …`): what it held is gone."""
+    for value in inputs:
+        if value in recording.replaced:
+            raise CaptureError(
+                "the program gives one of its inputs new data, which no operator tells of and which loses what the input held"
+                f"{where(recording.replaced[value])}. Write `with torch.no_grad(): tensor.copy_(...)` instead of "
+                "`tensor.data = ...`, and move modules (`.to()`, `.double()`) before the capture."
+            )
+
+
+def where(source: Source | None) -> str:
+    """ " (In[3]:4: loss = …)", or nothing."""
+    return f" ({source.label or source.file}:{source.line}: {source.text})" if source else ""

@@ -1,0 +1,81 @@
+"""Who is who in a recording: inputs' names, results, gradients, and which parameters the optimizers in sight hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten_with_path
+
+from tracefuse.assemble import Roles
+from tracefuse.record import Recorder, Recording, Value
+
+GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
+    """Inputs' names, results and gradients, by value."""
+    recording, value_of = recorder.recording, recorder.value_of
+    for thing in namespace.values():
+        if isinstance(thing, nn.Module):
+            recorder.modules.add_root(thing)
+    variables = {n: t for n, t in namespace.items() if isinstance(t, torch.Tensor) and not n.startswith("__")}
+    bound = {value: name.strip("_") for name, t in variables.items() if (value := value_of(t)) is not None}
+
+    sources: dict[Value, tuple[str, str]] = {}
+    for value, tensor in recording.externals.items():
+        default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
+        sources[value] = recorder.names.get(tensor, default)
+
+    results = _returned_values(returned, value_of, bound)
+    results |= {root: results.get(root) or bound.get(root, "") for root, _, _ in recording.roots}
+    if not results:
+        results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
+    gradients, made_here = {}, {}
+    for leaf, name in _leaves(recorder, variables):
+        written, value = gradient_of(leaf), value_of(leaf)
+        gradient = None if written is None else value_of(written)
+        if gradient is None or value is None:
+            continue
+        if value in recording.externals:
+            gradients[value] = gradient
+        else:
+            made_here[gradient] = f"{name}_grad"
+    return Roles(sources, results | made_here, gradients)
+
+
+def _returned_values(
+    returned: Any, value_of: Callable[[Any], Value | None], bound: Mapping[Value, str]
+) -> dict[Value, str]:
+    found = {}
+    for path, leaf in tree_flatten_with_path(returned)[0]:
+        value = value_of(leaf) if isinstance(leaf, torch.Tensor) else None
+        if value is not None:
+            label = "_".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", "")))) for k in path)
+            found[value] = bound.get(value, label if label and not label.isdigit() else "")
+    return found
+
+
+def _unread(recording: Recording) -> dict[Value, str]:
+    """What the program computed and nothing read: its results, if it has no others."""
+    read = {v for call in recording.calls for v in call.reads()}
+    return {v: "" for call in recording.calls for v in call.out_values() if v not in read}
+
+
+def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
+    """Every leaf that may have got a gradient: inputs of the program, and leaves that it made and bound to a name."""
+    inputs = [(t, "") for t in recorder.recording.externals.values()]
+    return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.is_leaf and t.requires_grad]
+
+
+def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:
+    """The parameters of the program that each optimizer of the namespace holds."""
+    found = {}
+    for name, thing in namespace.items():
+        if isinstance(thing, torch.optim.Optimizer):
+            held = (recorder.value_of(p) for group in thing.param_groups for p in group["params"])
+            if values := frozenset(v for v in held if v is not None):
+                found[name] = values
+    return found

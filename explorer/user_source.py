@@ -1,0 +1,64 @@
+"""Which line of the user's a call comes from: the innermost frame that is neither torch's nor the recorder's."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+
+from tracefuse.optimizers.trace import Source
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = tuple(
+    os.path.join(os.path.dirname(__file__), name)
+    for name in ("record.py", "hooks.py", "capture.py", "thaw.py", "host_reads.py", "no_sync.py", "user_source.py")
+)
+
+
+def user_source() -> Source | None:
+    """The user's line that is running; None where there is none (on a thread of autograd's)."""
+    for frame in _frames():
+        if not is_torchs_or_ours(frame.f_code.co_filename):
+            return source_of(frame, frame.f_lineno)
+    return None
+
+
+def source_of(frame: FrameType, line: int) -> Source:
+    """A line of a frame's file."""
+    file = frame.f_code.co_filename
+    return Source(file, line, frame.f_code.co_name, linecache.getline(file, line).strip(), label_of(file))
+
+
+def is_called_by(function: str, file: str) -> bool:
+    """Whether torch's `function` of `file` is running, for no line of the user's that it has called in turn."""
+    for frame in _frames():
+        if not is_torchs_or_ours(frame.f_code.co_filename):
+            return False
+        if frame.f_code.co_name == function and frame.f_code.co_filename == file:
+            return True
+    return False
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def is_torchs_or_ours(file: str) -> bool:
+    return file.startswith((_TORCH, *_OURS, "<frozen", "<string>"))
+
+
+@functools.lru_cache(maxsize=1024)
+def label_of(file: str) -> str:
+    """What a person calls the file: "In[3]" for a notebook cell, else its last part."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    cell = shell.compile.format_code_name(file) if shell is not None else None
+    return cell[1] if cell else os.path.basename(file)

@@ -1,0 +1,53 @@
+"""What the tests of the recorder's breadth share: a program captured, and its replay held against what the run itself gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+import tracefuse
+
+
+def is_same(a: Tensor, b: Tensor) -> bool:
+    """Bit by bit, all NaNs being one."""
+    if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
+        return False
+    a, b = plain(a), plain(b)
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def plain(t: Tensor) -> Tensor:
+    """The numbers as an ordinary dense tensor."""
+    t = t.detach()
+    t = t.dequantize() if t.is_quantized else t
+    return t.to_dense() if t.layout is not torch.strided else t.resolve_conj().resolve_neg()
+
+
+def replayed(
+    run: Callable[[], Any], written: Iterable[Tensor] = (), trained: Iterable[Tensor] = ()
+) -> tracefuse.Capture:
+    """The capture of `run()`, whose replay gives bit by bit what it returned, the gradients of the leaves `trained` and
+    the new contents of the tensors `written`, none of which was left out."""
+    seen: list[Any] = []
+    capture = tracefuse.capture(lambda: seen.append(run()) or seen[0])
+    live = {i.name: tensor for i, tensor in zip(capture.trace.inputs, capture.live_inputs, strict=True)}
+    results = [t for t in tree_flatten(seen[0])[0] if isinstance(t, Tensor)]
+    found: dict[str, list[int]] = {"gradient": [], "mutation": []}
+    outputs = list(zip(capture.trace.outputs, capture.replay(), strict=True))
+    for out, value in outputs:
+        if out.kind != "result":
+            now = live[out.of].grad if out.kind == "gradient" else live[out.of]
+            assert now is not None
+            assert is_same(value, now), f"{out.kind} of {out.of}: {value} instead of {now}"
+            found[out.kind].append(id(live[out.of]))
+    replays = [value for out, value in outputs if out.kind == "result"]
+    assert len(replays) >= len(results), "a result is missing"
+    for value, now in zip(replays, results, strict=False):
+        assert is_same(value, now), f"{value} instead of {now}"
+    assert set(found["gradient"]) >= set(map(id, trained)), "a gradient is missing"
+    assert set(found["mutation"]) >= set(map(id, written)), "a mutation is missing"
+    return capture

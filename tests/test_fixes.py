@@ -1,0 +1,245 @@
+"""Fixes: what each makes of a program, that the numbers stay, and what a replay of it says."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import cuda_traces
+import programs
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.config import Config
+from tracefuse.diagnose import diagnose
+from tracefuse.errors import Cancelled, FixError
+from tracefuse.findings import Case, Finding, Fix
+from tracefuse.fixes import NO_GPU, FixedCapture, fixed_trace, why_not
+from tracefuse.op_times import modelled
+from tracefuse.optimizers.trace import Trace, val
+from tracefuse.optimizers.verify import verify
+from tracefuse.work import work
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")
+
+
+def finding(name: str, found: tuple[Finding, ...]) -> Finding:
+    (one,) = [one for one in found if one.name == name]
+    return one
+
+
+# --- a leaf on the CPU, without a GPU ---------------------------------------------------------------------------------
+
+
+@cache
+def rope_of_a_cpu_leaf() -> tuple[Trace, tuple[Finding, ...]]:
+    input_ts = torch.randn(64, 2, 4, 32, requires_grad=True)
+    freqs, tangent = torch.randn(64, 1, 1, 32, dtype=torch.float64), torch.randn(64, 2, 4, 32, dtype=torch.float64)
+    with tracefuse.capture() as c:
+        out = programs.apply_rope(input_ts.double(), freqs)
+        out.backward(tangent)
+    trace = cuda_traces.with_leaf_on_the_cpu(c.trace, "input_ts")
+    return trace, diagnose(Case.of(c, trace, modelled(trace)))
+
+
+def moves(trace: Trace) -> list[str]:
+    return [n.name for n in trace.ops if work(n) == "device copy"]
+
+
+def test_a_leaf_on_the_gpu_is_moved_neither_there_nor_back() -> None:
+    trace, found = rope_of_a_cpu_leaf()
+    text = trace.code
+    one = finding("gradient copied to the host", found)
+    fixed = fixed_trace(trace, one.trials[0])
+    verify(fixed)
+    assert len(moves(trace)) == 2
+    assert moves(fixed) == []
+    gradient = fixed.returned[[out.kind for out in fixed.outputs].index("gradient")]
+    assert val(gradient).device.type == val(fixed.node("input_ts")).device.type == "cuda"
+    assert fixed.inputs == trace.inputs
+    assert fixed.outputs == trace.outputs
+    assert trace.code == text, "the captured trace was edited"
+
+
+def test_a_gradient_for_pinned_memory_is_copied_without_waiting() -> None:
+    trace, found = rope_of_a_cpu_leaf()
+    fixed = fixed_trace(trace, finding("gradient copied to the host", found).trials[1])
+    (copy,) = [n for n in fixed.ops if n.name == moves(trace)[1]]
+    assert copy.kwargs["non_blocking"] is True
+    assert moves(fixed) == moves(trace)
+
+
+def test_pinned_inputs_are_moved_without_waiting() -> None:
+    trace, found = rope_of_a_cpu_leaf()
+    there, pinned = finding("moved between devices each step", found).trials
+    assert moves(fixed_trace(trace, there)) == []
+    (copy,) = [n for n in fixed_trace(trace, pinned).ops if n.name == moves(trace)[0]]
+    assert copy.kwargs["non_blocking"] is True
+
+
+def test_what_reads_the_leaf_on_the_cpu_beside_another_value_there_keeps_it_there() -> None:
+    leaf, other = torch.ones(4, requires_grad=True), torch.ones(4)
+    with tracefuse.capture() as c:
+        out = leaf.double().sum() + (leaf * other).sum()
+        out.backward()
+    trace = c.trace.copy()
+    move = next(n for n in trace.ops if n.target is torch.ops.aten._to_copy.default)
+    move.kwargs = {**move.kwargs, "device": torch.device("cuda:0")}
+    move.meta["val"] = val(cuda_traces.on_cuda(c.trace).node(move.name))
+    with pytest.raises(FixError, match="cannot take such operands"):
+        fixed_trace(trace, Fix("on device", "leaf on the GPU", ("leaf",)))
+
+
+def test_a_fix_of_another_program_is_refused() -> None:
+    capture = tracefuse.capture(programs.rope(torch.float32).run)
+    with pytest.raises(FixError, match="no value 'nothing'"):
+        capture.with_fix(Fix("on device", "`nothing` on the GPU", ("nothing",)))
+    with pytest.raises(FixError, match="0 devices"):
+        capture.with_fix(Fix("on device", "`t` on the GPU", ("t",)))
+
+
+@needs_no_gpu
+def test_what_needs_a_gpu_says_so_where_there_is_none() -> None:
+    trace, found = rope_of_a_cpu_leaf()
+    x = torch.randn(4, requires_grad=True)
+    capture = tracefuse.capture(lambda: x.double().sum().backward())
+    of_a_gpu = FixedCapture(capture, trace, capture.example_inputs, capture.live_inputs)
+    variant = of_a_gpu.variant(Config.off())
+    assert why_not(of_a_gpu) == NO_GPU
+    assert why_not(capture) == ""
+    for fix in finding("gradient copied to the host", found).trials:
+        with pytest.raises(FixError, match="torch sees none"):
+            variant.try_fix(fix)
+    with pytest.raises(FixError, match="torch sees none"):
+        of_a_gpu.with_fix(finding("gradient copied to the host", found))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def autocast() -> tracefuse.Capture:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64)), torch.randn(4, 64)
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().sum()
+        loss.backward()
+        return loss
+
+    return tracefuse.capture(step)
+
+
+def casts(variant: tracefuse.Variant) -> Finding:
+    return finding("weights cast every step", variant.findings())
+
+
+def test_weights_as_they_are_cast_give_the_same_numbers() -> None:
+    plain = autocast().variant(Config.off())
+    mended = autocast().with_fix(casts(plain))
+    assert "weights cast every step" not in {one.name for one in mended.variant(Config.off()).findings()}
+    kinds = {i.source: t.dtype for i, t in zip(mended.trace.inputs, mended.example_inputs, strict=True)}
+    assert kinds["0.weight"] == kinds["2.bias"] == torch.bfloat16
+    assert kinds["1.weight"] == torch.float32, "layer norm is computed in full precision"
+    for mine, theirs in zip(mended.replay(), autocast().replay(), strict=True):
+        assert torch.equal(mine.double(), theirs.double())
+
+
+@pytest.mark.parametrize("config", [Config.off(), Config()], ids=["captured", "all passes"])
+def test_a_trial_times_both_programs_and_compares_their_numbers(config: Config) -> None:
+    texts: list[str] = []
+    variant = autocast().variant(config)
+    one = casts(autocast().variant(Config.off()))
+    trial = variant.try_fix(one, progress=lambda _, text: texts.append(text), budget_s=0.3)
+    assert [p.name for p in trial.timing.programs] == ["as it is", "fixed"]
+    assert trial.ratio.median == pytest.approx(trial.after_ms.median / trial.before_ms.median)
+    assert trial.difference.gradients == 0
+    assert f"{trial.before_ms.median:.3g} → {trial.after_ms.median:.3g} ms a step" in str(trial)
+    assert "\n  measured on CPU" in str(trial)
+    assert ("do not run" in trial.said) == bool(variant.kernels)
+    assert trial.verdict in str(trial)
+    assert "measured" in texts[-1]
+
+
+def test_what_is_fixed_is_a_capture_like_any_other() -> None:
+    mended = autocast().with_fix(casts(autocast().variant(Config.off())))
+    program = mended.optimize().compile()
+    program().backward()
+    weight = dict(zip((i.source for i in mended.trace.inputs), mended.live_inputs, strict=True))["0.weight"]
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.bfloat16
+    assert mended.optimize().measure(budget_s=0.1).programs[1].difference is not None
+    assert mended.variant(Config.off()) is not autocast().variant(Config.off())
+
+
+# --- passes, padding --------------------------------------------------------------------------------------------------
+
+
+def test_passes_are_tried_on_the_same_capture() -> None:
+    capture = tracefuse.capture(programs.rope_full(torch.float32).run)
+    plain = capture.variant(Config.off())
+    one = finding("concatenation with an empty operand", plain.findings())
+    assert capture.with_fix(one) is capture
+    trial = plain.try_fix(one, budget_s=0.2)
+    assert trial.difference.results < 1e-4
+    with pytest.raises(FixError, match="changes nothing"):
+        capture.variant(Config.of(fuse=False)).try_fix(one)
+
+
+def test_a_finding_that_no_replay_can_test_says_so() -> None:
+    one = Finding("slow mode", "medium", "a mode was on", (), (), "", "switch it off", "unknown")
+    with pytest.raises(FixError, match="switch it off"):
+        tracefuse.capture(lambda: torch.ones(3).exp()).optimize().try_fix(one)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("batch", [8, 7])
+def test_padded_matmuls_compute_the_same(batch: int, has_bias: bool) -> None:
+    torch.manual_seed(0)
+    x, w = (torch.randn(n, 32, dtype=torch.bfloat16, requires_grad=True) for n in (batch, 61))
+    b = torch.randn(61, dtype=torch.bfloat16, requires_grad=True) if has_bias else None
+    weights = torch.randn(batch, 61, dtype=torch.bfloat16)
+    capture = tracefuse.capture(lambda: (torch.nn.functional.linear(x, w, b) * weights).sum().backward())
+    one = finding("unaligned matmul", capture.variant(Config.off()).findings())
+    mended = capture.with_fix(one)
+    assert "unaligned matmul" not in {f.name for f in mended.variant(Config.off()).findings()}
+    assert mended.trace.code.count("constant_pad_nd") > 2
+    for mine, theirs in zip(mended.replay(), capture.replay(), strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_trial_is_cancelled_before_it_has_anything_to_show() -> None:
+    with pytest.raises(Cancelled):
+        autocast().optimize().try_fix(casts(autocast().variant(Config.off())), is_cancelled=lambda: True)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("choice", [0, 1])
+def test_on_a_gpu_a_cpu_leaf_is_fixed_in_both_ways(choice: int) -> None:
+    input_ts, freqs = torch.randn(256, 8, 8, 128, requires_grad=True), torch.randn(256, 1, 1, 128, device="cuda")
+    tangent = torch.randn(256, 8, 8, 128, device="cuda")
+    with tracefuse.capture() as c:
+        out = programs.apply_rope(input_ts.cuda(), freqs)
+        out.backward(tangent)
+    variant = c.variant(Config.off())
+    trial = variant.try_fix(finding("gradient copied to the host", variant.findings()).trials[choice], budget_s=2)
+    assert trial.difference.results == trial.difference.gradients == 0
+    assert trial.verdict == "faster"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_an_input_in_pinned_memory_is_moved_faster() -> None:
+    x, w = torch.randn(1 << 24), torch.randn(1 << 24, device="cuda", requires_grad=True)
+    c = tracefuse.capture(lambda: (x.cuda() * w).sum().backward())
+    variant = c.variant(Config.off())
+    there, pinned = finding("moved between devices each step", variant.findings()).trials
+    assert variant.try_fix(pinned, budget_s=2).verdict == "faster"
+    assert variant.try_fix(there, budget_s=2).difference.results == 0
+    mended = c.with_fix(pinned)
+    assert mended.pinned == {"x"}

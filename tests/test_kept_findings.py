@@ -1,0 +1,58 @@
+"""Saved tensors that cost more to keep than to recompute are found with what the pass makes of them."""
+
+from __future__ import annotations
+
+import torch
+from test_diagnose import case, found
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
+from tracefuse.optimizers.trace import human_bytes
+
+NAME = "saved although cheaper to recompute"
+
+
+class Chain(nn.Module):
+    """Four pointwise ops, each of which eager saves an operand or a result for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.sin().exp() * x.cos()).tanh()
+
+
+def chain() -> tracefuse.Capture:
+    x = torch.randn(64, 1024, requires_grad=True)
+    model = Chain()
+    return tracefuse.capture(lambda: model(x).square().sum().backward())
+
+
+def test_a_chain_of_pointwise_ops_saves_what_its_input_gives() -> None:
+    capture = chain()
+    (finding,) = found(NAME, case(capture))
+    after = capture.optimize(simplify=False, cat=False, decompose=False, freeze=None, fuse=False).trace
+    before, kept = saved_bytes(capture.trace), saved_bytes(after)
+    assert kept < before
+    assert finding.title.startswith(f"the forward saves {human_bytes(before - kept)} that the backward")
+    assert finding.evidence[0] == ("saved", f"{human_bytes(before)}, {human_bytes(kept)} without")
+    assert f"{human_bytes(peak_bytes(capture.trace) - peak_bytes(after))} of a static peak" in finding.worth
+    assert "modelled" in finding.worth
+    assert "x.sin().exp() * x.cos()" in finding.source
+    assert finding.severity == "medium"
+    assert finding.changes == {"remat": 1.0, "fuse": True}
+    assert not found(NAME, case(capture, after))
+
+
+def test_what_only_matmuls_read_is_not_cheaper_to_recompute() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(8, 64)
+    assert not found(NAME, case(tracefuse.capture(lambda: model(x).sum().backward())))
+
+
+def test_a_forward_alone_saves_nothing() -> None:
+    assert not found(NAME, case(tracefuse.capture(lambda x: x.sin().exp().cos(), torch.randn(64, 64))))
+
+
+def test_kernels_alone_do_not_make_it_go_away() -> None:
+    capture = chain()
+    (finding,) = found(NAME, case(capture, capture.optimize(remat=None).trace))
+    assert finding.changes == {"remat": 1.0, "fuse": True}
+    assert not found(NAME, case(capture, capture.optimize().trace))

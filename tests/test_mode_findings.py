@@ -1,0 +1,138 @@
+"""Settings that slow are found where they matter, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cuda_traces
+import pytest
+import torch
+from test_diagnose import case, found
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import tracefuse
+from tracefuse.findings import Case
+from tracefuse.launch_findings import FEWEST
+from tracefuse.op_times import OpTimes
+
+HOPPER = (("capability", "9.0"), ("tf32", "False"), ("cudnn", "on"), ("cudnn benchmark", "on"))
+
+
+def on_hopper(capture: tracefuse.Capture, **settings: str) -> Case:
+    """The program as if it had been captured on a GPU, under other settings than the best."""
+    environment = dict(HOPPER) | {name.replace("_", " "): value for name, value in settings.items()}
+    return replace(case(capture, cuda_traces.on_cuda(capture.trace)), environment=tuple(environment.items()))
+
+
+def test_modes_that_were_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True), profile(activities=[ProfilerActivity.CPU]):
+        capture = tracefuse.capture(lambda: x.exp().sum().backward())
+    titles = [one.title for one in found("slow mode", case(capture))]
+    assert [t.split(" was")[0] for t in titles] == ["CUDA_LAUNCH_BLOCKING", "anomaly mode", "profiler"]
+    assert not found("slow mode", replace(case(capture), environment=()))
+
+
+def convolution() -> tracefuse.Capture:
+    model, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8)
+    return tracefuse.capture(lambda: model(x).sum().backward())
+
+
+@pytest.mark.parametrize(("setting", "severity"), [("cudnn", "medium"), ("cudnn_benchmark", "low")])
+def test_cudnn_matters_where_there_are_convolutions(setting: str, severity: str) -> None:
+    capture = convolution()
+    assert not found("slow mode", on_hopper(capture))
+    (finding,) = found("slow mode", on_hopper(capture, **{setting: "off"}))
+    assert finding.severity == severity
+    assert ("convolutions", "2") in finding.evidence
+    assert "model(x)" in finding.source
+    assert not found("slow mode", on_hopper(matmuls(), **{setting: "off"}))
+    assert not found("slow mode", replace(case(capture), environment=((setting.replace("_", " "), "off"),)))
+
+
+# --- TF32 -------------------------------------------------------------------------------------------------------------
+
+
+def matmuls(dtype: torch.dtype = torch.float32) -> tracefuse.Capture:
+    x, w = torch.randn(256, 256, dtype=dtype), torch.randn(256, 256, dtype=dtype, requires_grad=True)
+    return tracefuse.capture(lambda: (x @ w).sum().backward())
+
+
+NAME = "matmuls of float32 without tensor cores"
+
+
+def test_matmuls_of_float32_without_tensor_cores() -> None:
+    (finding,) = found(NAME, on_hopper(matmuls()))
+    assert finding.title == "2 matmuls of float32 run without tensor cores: TF32 is off"
+    assert finding.severity == "medium"
+    # 2 * 2 * 256**3 operations at 67 TFLOP/s are 1.002 µs. At 494.7 the bytes decide, at 3.35 TB/s 0.391 µs: three matrices of
+    # 256 KiB in the forward, two in the backward, where the gradient of the sum is one number.
+    assert finding.worth.startswith("at most 0.61 µs of ")
+    assert finding.worth.endswith("(modelled)")
+    assert "(x @ w)" in finding.source
+
+
+def test_what_was_measured_of_them_is_the_most_they_are_worth() -> None:
+    of = on_hopper(matmuls())
+    (finding,) = found(NAME, of)
+    times = OpTimes(dict.fromkeys(finding.values, 50.0), "measured on a test")
+    (measured,) = found(NAME, replace(of, times=times))
+    assert measured.worth == "at most 60.9 µs of 100 µs a step, 61 % (measured on a test; rates modelled)"
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(lambda: on_hopper(matmuls(), tf32="True"), id="TF32 is on"),
+        pytest.param(lambda: on_hopper(matmuls(), capability="7.5"), id="the GPU has none for float32"),
+        pytest.param(lambda: on_hopper(matmuls(torch.bfloat16)), id="bfloat16"),
+        pytest.param(lambda: case(matmuls()), id="CPU"),
+    ],
+)
+def test_matmuls_that_no_setting_slows(of) -> None:
+    assert not found(NAME, of())
+
+
+# --- loops of small kernels -------------------------------------------------------------------------------------------
+
+
+def step_of_an_optimizer(layers: int, width: int = 16, **options: bool) -> tracefuse.Capture:
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options), torch.randn(4, width)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with tracefuse.capture() as c:
+        model(x).sum().backward()
+        optimizer.step()
+    return c
+
+
+def test_an_optimizer_that_loops_over_its_parameters() -> None:
+    capture = step_of_an_optimizer(10, foreach=False)
+    (finding,) = found("loop of small kernels", on_hopper(capture))
+    assert finding.title.startswith("one line launches 60 kernels of ")
+    assert finding.severity == "high"
+    assert "optimizer.step()" in finding.source
+    assert "fused=True" in finding.fix
+    assert ("launching takes", "432 µs: the host's 7.2 µs per op was measured on an H100's") in finding.evidence
+    assert not found("loop of small kernels", case(capture))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(lambda: step_of_an_optimizer(10, foreach=True), id="foreach"),
+        pytest.param(lambda: step_of_an_optimizer(FEWEST // 6 - 1, foreach=False), id="few parameters"),
+    ],
+)
+def test_optimizers_that_do_not_loop(of) -> None:
+    assert not found("loop of small kernels", on_hopper(of()))
+
+
+def test_kernels_that_take_longer_than_their_launch_are_no_finding() -> None:
+    of = on_hopper(step_of_an_optimizer(10, foreach=False))
+    slow = OpTimes({n.name: 20.0 for n in of.trace.ops}, "measured on a test")
+    assert not found("loop of small kernels", replace(of, times=slow))

@@ -1,0 +1,52 @@
+"""10,000 damaged session files: each raises `SessionError` or holds a program; none runs, imports or writes anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COUNT = 10_000
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    script = Path(__file__).parent / "session_fuzz.py"
+    command = [sys.executable, str(script), str(tmp_path_factory.mktemp("fuzz")), str(COUNT), "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_damaged_files_raise_session_errors_and_run_nothing(found: dict) -> None:
+    assert found["wrong"] == []
+    assert found["refused"] + found["loaded"] == COUNT
+
+
+def test_the_damages_reach_every_part_of_the_reader(found: dict) -> None:
+    """Some change nothing that matters, such as a time; most are found."""
+    assert found["loaded"] > COUNT / 100
+    assert found["refused"] > COUNT / 2
+
+
+def test_damaged_files_take_neither_time_nor_memory(found: dict) -> None:
+    assert found["slowest_s"] < 5  # a machine that does other things as well
+    assert found["grown_mib"] < 500
+
+
+def test_the_watch_sees_what_it_must(tmp_path: Path) -> None:
+    program = (
+        "import session_fuzz, os\nwatch = session_fuzz.Watch()\nwatch.is_on = True\n"
+        "exec('1'); open('x', 'w').close(); os.system('true'); import colorsys\n"
+        "print([one.split()[0] for one in watch.seen])"
+    )
+    path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert {"exec", "compile", "open", "os.system", "import"} <= set(json.loads(done.stdout.replace("'", '"')))
