@@ -37,6 +37,7 @@ from tracefuse.options import (
     values,
 )
 from tracefuse.peaks import peaks_of
+from tracefuse.peers import check_names
 from tracefuse.summary import modules_table, remarks, steps_table
 from tracefuse.timing import aligned
 
@@ -162,6 +163,7 @@ def _versions_table(found: Sequence[cache.Entry]) -> str:
 def demo(arguments: argparse.Namespace) -> None:
     """Print both traces' summaries and the timing table; write the HTML report and the optimised program."""
     chosen, config = values(arguments, DEMO_OPTIONS), configuration(arguments)
+    check_names(chosen["peer"])
     device, out = _device(chosen["device"], chosen["cuda_graph"]), Path(chosen["out"])
     say = Steps(total=5)
 
@@ -174,7 +176,7 @@ def demo(arguments: argparse.Namespace) -> None:
     print("\n".join([steps_table(variant), *remarks(variant)]), end="\n\n", flush=True)
 
     say.next("measuring the captured trace beside the optimised one")
-    asked = {name: chosen[name] for name in ("cuda_graph", "tune")}
+    asked = {name: chosen[name] for name in ("cuda_graph", "tune")} | {"peers": chosen["peer"]}
     timing = variant.measure(say.progress, budget_s=chosen["budget"], **asked)
     print(timing, flush=True)
     print(f"\n{timing.note}\n" if timing.note and variant.kernels else "", flush=True)

@@ -19,6 +19,7 @@ from tracefuse.config import PASS_OF, PASSES, Config
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.remat import Remat
 from tracefuse.pass_options import assignment, table
+from tracefuse.peers import PEERS
 from tracefuse.readers import DEFAULT_WEIGHT, OWN_FLAGS, weight_of_flag
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -199,6 +200,14 @@ _CUDA_GRAPH = Option(
 _TUNE = Option(
     "tune", ("--tune",), "switch", False, "try block sizes of each kernel first, once per kernel; needs a CUDA GPU"
 )
+_PEER = Option(
+    "peer",
+    ("--peer",),
+    "list",
+    (),
+    f"time another way to run the step too (may be repeated): {', '.join(PEERS)}; of modes the last word will do",
+    metavar="NAME",
+)
 
 MAGIC_OPTIONS: tuple[Option, ...] = (
     Option("output", ("-o", "--output"), "value", None, "assign the result to this variable", metavar="NAME"),
@@ -216,6 +225,7 @@ MAGIC_OPTIONS: tuple[Option, ...] = (
     _BUDGET,
     _CUDA_GRAPH,
     _TUNE,
+    _PEER,
 )
 """What only the magic takes."""
 
@@ -236,6 +246,7 @@ DEMO_OPTIONS: tuple[Option, ...] = (
     _BUDGET,
     _CUDA_GRAPH,
     _TUNE,
+    _PEER,
 )
 """What only `tracefuse demo` takes."""
 

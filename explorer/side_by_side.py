@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tracefuse import measure
 from tracefuse.draws import undisturbed
+from tracefuse.peers import Asked, check_names, peers
 from tracefuse.timing import Estimate, Timing
 
 if TYPE_CHECKING:
@@ -46,9 +47,11 @@ def time_variant(
     tune: bool,
     against: Variant | None,
     is_cancelled: measure.IsCancelled | None,
+    asked: Asked = (),
 ) -> Timing:
     """See `Variant.measure`, whose arguments these are."""
     measure.check_arguments(budget_s, progress)
+    check_names(asked)
     report = measure.compiling(progress, is_cancelled)
     programs = {"captured": variant.baseline.compile(), "optimised": variant.compile(progress=report, tune=tune)}
     if against is not None:
@@ -57,7 +60,10 @@ def time_variant(
         programs["CUDA graph"] = variant.compile(cuda_graph=True)
     replayed = {name: replays(program, variant) for name, program in programs.items()}
     reference = None if against is None else replayed["captured"]
-    return _timed(variant, replayed, reference, progress, budget_s, is_cancelled)
+    with undisturbed(variant.capture.example_inputs):
+        others = peers(variant, asked, report)
+    timing = _timed(variant, replayed | others.programs, reference, progress, budget_s, is_cancelled)
+    return others.told(timing)
 
 
 def ablate(

@@ -147,7 +147,8 @@ class Row:
 class Timing:
     """What one call of `measure` found. `programs[0]` is the baseline; `device` begins with "measured on".
 
-    A sample is the mean of `inner` replays back to back; `stopped` says why the rounds ended.
+    A sample is the mean of `inner` replays back to back; `stopped` says why the rounds ended. `failed` are programs that were
+    asked for and could not run, with the reason; `notes` say what to know of those that did.
     """
 
     device: str
@@ -155,6 +156,8 @@ class Timing:
     rounds: int
     inner: int
     stopped: str
+    failed: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> ProgramTiming:
@@ -197,6 +200,8 @@ class Timing:
             aligned([("program", "phase", "median ms [95 % interval]", RATIO_TITLE, ""), *by_phase]),
             "",
             aligned([("program", "first run ms", "peak memory", "max |Δ| results", "gradients"), *rest]),
+            *(f"{name} did not run: {reason}" for name, reason in self.failed.items()),
+            *self.notes,
         ])  # fmt: skip
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tracefuse.op_times import OpTimes
     from tracefuse.optimizers.kernel import Kernel
     from tracefuse.optimizers.layout import Tuning
+    from tracefuse.peers import Asked
     from tracefuse.program import Program
     from tracefuse.side_by_side import Ablation
     from tracefuse.timeline import Timeline
@@ -310,6 +311,7 @@ class Variant:
         tune: bool = False,
         against: Variant | None = None,
         is_cancelled: Callable[[], bool] | None = None,
+        peers: Asked = (),
     ) -> Timing:
         """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds.
 
@@ -321,12 +323,16 @@ class Variant:
         `budget_s`. `is_cancelled` is asked between the rounds (see `tracefuse.measure.measure`) and between the kernels that
         are compiled. Random generators are left as they were.
 
-        Raises `MeasureError` for a budget or a `progress` that are none, `NotSupported` for what no CUDA graph can replay,
-        `Cancelled` where nothing was measured before that.
+        `peers` are columns beside the two, in the same rounds: names of `tracefuse.peers.PEERS` ("eager", "torch.compile",
+        "torch.compile max-autotune", …), or functions of one's own by name, which run the forward and return what to
+        differentiate. They are compiled before the rounds, on top of `budget_s`; one that cannot be stands in `Timing.failed`.
+
+        Raises `MeasureError` for a budget or a `progress` that are none, `OptionError` for an unknown peer, `NotSupported` for
+        what no CUDA graph can replay, `Cancelled` where nothing was measured before that.
         """
         from tracefuse.side_by_side import time_variant
 
-        self.timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled)
+        self.timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled, peers)
         self.capture.measurements.note_timing((self.config, against and against.config), self.timing)
         return self.timing
 

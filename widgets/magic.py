@@ -26,6 +26,7 @@ from IPython.utils.process import arg_split
 from tracefuse.capture import Capture
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.options import MAGIC_OPTIONS, PASS_OPTIONS, Config, OptionError, configuration, magic_arguments, values
+from tracefuse.peers import check_names
 from tracefuse.widgets import errors, rich
 from tracefuse.widgets.cell import MAGIC, NAME, WrapCell, mark_cell
 from tracefuse.widgets.errors import hide_frames
@@ -72,6 +73,7 @@ def parse(line: str) -> tuple[Config, Any]:
     if arguments.cuda_graph and not torch.cuda.is_available():
         raise UsageError("--cuda-graph needs a CUDA GPU, and torch sees none on this machine: leave it out")
     try:
+        check_names(arguments.peer or ())
         return configuration(arguments), arguments
     except OptionError as error:
         raise UsageError(str(error)) from None
@@ -170,7 +172,7 @@ class Recording:
             self.shell.user_ns[name] = self._capture
         given = values(self.arguments, MAGIC_OPTIONS)
         variant = self._capture.variant(self.config)
-        explorer = Explorer(variant, name, given["budget"], given["cuda_graph"], given["tune"])
+        explorer = Explorer(variant, name, given["budget"], given["cuda_graph"], given["tune"], given["peer"])
         _replace_views(_cell(self.shell), explorer)
         display(explorer)
         if given["measure"] and not explorer.payload["blocked"]:

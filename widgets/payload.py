@@ -24,7 +24,7 @@
       looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
       timing:   null, or {provenance, stale, is_pinned, config, notes,
-                rows: [{label, baseline_ms, variant_ms, ratio, verdict}]}
+                rows: [{label, program, phase, baseline_ms, variant_ms, ratio, verdict}]}
       notes:    [{kind: "guard" | "note", text}]
       environment: {str: str}
     }

@@ -38,13 +38,20 @@ def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:
         "is_pinned": against is not None,
         "config": measured.as_code(),
         "rows": [_timing_row(row) for row in sorted(timing.rows, key=lambda row: row.program != SHOWN)],
-        "notes": [f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}", *pinned],
+        "notes": [
+            f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}",
+            *pinned,
+            *(f"{name} did not run: {reason}" for name, reason in timing.failed.items()),
+            *timing.notes,
+        ],
     }
 
 
 def _timing_row(row: Row) -> dict[str, Any]:
     return {
         "label": row.label if row.program == SHOWN else f"{row.label} ({row.program})",
+        "program": row.program,
+        "phase": row.label,
         "baseline_ms": _interval(row.baseline_ms),
         "variant_ms": _interval(row.variant_ms),
         "ratio": _interval(row.ratio),

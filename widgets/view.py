@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +70,18 @@ class Explorer(anywidget.AnyWidget):
         budget_s: float | None = None,
         cuda_graph: bool = False,
         tune: bool = False,
+        peers: Sequence[str] = (),
     ) -> None:
         """`name` is the user's variable that holds the capture; `budget_s` how long measuring takes (default: `BUDGET_S`).
 
-        With `cuda_graph`, measuring times replays of CUDA graphs too; with `tune`, block sizes are tried first.
+        With `cuda_graph`, measuring times replays of CUDA graphs too; with `tune`, block sizes are tried first;
+        `peers` are other ways to run the step: see `Variant.measure`.
         """
         self.variant = variant
         self.baseline: Variant | None = None
         self.name = name
         self.budget_s = BUDGET_S if budget_s is None else budget_s
-        self.cuda_graph, self.tune = cuda_graph, tune
+        self.cuda_graph, self.tune, self.peers = cuda_graph, tune, tuple(peers)
         self.measured = Measured.of(variant)
         self.measured.adopt(variant)
         self._task = Task(is_timed=False)
@@ -199,6 +201,7 @@ class Explorer(anywidget.AnyWidget):
                 cuda_graph=self.cuda_graph,
                 tune=self.tune,
                 is_cancelled=task.is_cancelled,
+                peers=self.peers,
                 **against,
             )
             self.measured.note(variant, baseline)

@@ -22,7 +22,8 @@ MEASURED = """() => set("payload", { ...state.payload,
         difference: { results: 2.4e-7, gradients: 3.1e-6 } },
     timing: { provenance: "measured on a device with a long name", stale: false, is_pinned: true,
         config: "c.optimize()", notes: [], rows: [
-        { label: "step", baseline_ms: { median: 34.1, low: 33, high: 35 }, variant_ms: { median: 19.2, low: 19, high: 20 },
+        { label: "step", program: "optimised", phase: "step", baseline_ms: { median: 34.1, low: 33, high: 35 },
+          variant_ms: { median: 19.2, low: 19, high: 20 },
           ratio: { median: 0.56, low: 0.55, high: 0.57 }, verdict: "faster" }] },
     passes: state.payload.passes.map((one) => ({ ...one, delta_ms: one.name !== "fuse" ? null :
         { median: -1.2, low: -1.4, high: -1.0, provenance: "measured on a device", stale: false } })),
@@ -487,6 +488,36 @@ def test_times_are_called_after_what_they_were_measured_against_whatever_is_pinn
     live.get_by_test_id("tf-tab-timeline").click()
     names = live.locator(".tf-alive b:not([style])")
     expect(names.first).to_have_text("as captured")
+
+
+def test_peers_are_columns(live: Page) -> None:
+    live.evaluate(MEASURED)
+    live.evaluate(
+        """() => {
+        const { timing } = state.payload;
+        const [step] = timing.rows;
+        const peer = { ...step, label: "step (torch.compile)", program: "torch.compile", verdict: "no difference seen" };
+        set("payload", { ...state.payload, timing: { ...timing, rows: [step, peer] } });
+        }"""
+    )
+    live.get_by_test_id("tf-tab-timing").click()
+    table = live.get_by_test_id("tf-timing")
+    expect(table.locator("th[scope=col]").last).to_have_text("torch.compile")
+    expect(table.locator("tbody tr")).to_have_count(1)
+    expect(table.locator("tbody td").last).to_contain_text("no difference seen")
+
+
+def test_atens_operators_stand_below_the_kernels(live: Page) -> None:
+    live.evaluate(
+        """() => set("payload", { ...state.payload, aten: [{ name: "mm bf16[64, 32] bf16[32, 8]", calls: 3, time_us: 40,
+        nbytes: 1 << 20, provenance: "measured on a device", gb_per_s: 26, tflop_per_s: 412.5, least_us: 36, peak_share: 0.9,
+        peak_source: "4 TB/s, measured peaks of a device", bound: "compute" }] })"""
+    )
+    live.get_by_test_id("tf-tab-kernels").click()
+    cells = live.get_by_test_id("tf-aten").locator("tbody tr").first
+    for text in ("mm bf16[64, 32] bf16[32, 8]", "120 µs", "TFLOP/s", "90 %", "compute"):
+        expect(cells).to_contain_text(text)
+    expect(live.get_by_test_id("tf-tab-kernels")).to_be_visible()
 
 
 @pytest.mark.parametrize("runs_triton", [False, True])

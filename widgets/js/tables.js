@@ -4,6 +4,7 @@ import { figure, h } from "./dom.js";
 import { ratio } from "./verdict.js";
 
 const NOT_YET = "Not measured yet. Measuring replays the recorded traces; your code is not run again.";
+const SHOWN = "optimised";
 const IN_A_NOTEBOOK = "Run the cell in a notebook to measure these passes.";
 
 /** @param {Payload} payload @param {Status} status @param {boolean} live */
@@ -15,6 +16,8 @@ function timingTable(payload, status, live) {
   // Those that were timed: what is pinned now may be something else.
   const was = timing.is_pinned ? "pinned" : "as captured";
   const scale = Math.max(...timing.rows.flatMap((row) => [row.baseline_ms?.high ?? 0, row.variant_ms?.high ?? 0])) || 1;
+  const shown = timing.rows.filter((row) => row.program === SHOWN);
+  const others = [...new Set(timing.rows.map((row) => row.program))].filter((name) => name !== SHOWN);
   return h(
     "div",
     { class: timing.stale ? "tf-stale" : "" },
@@ -23,8 +26,8 @@ function timingTable(payload, status, live) {
     h(
       "table",
       { class: "tf-table tf-timing", "data-testid": "tf-timing" },
-      head(["part", was, "optimised", "compared", `optimised / ${was.replace("as ", "")}`], [1, 2]),
-      h("tbody", null, timing.rows.map((row) => timingRow(row, scale, payload))),
+      head(["part", was, "optimised", "compared", `optimised / ${was.replace("as ", "")}`, ...others], [1, 2]),
+      h("tbody", null, shown.map((row) => timingRow(row, scale, payload, others))),
     ),
     h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; a ratio with its 99 % interval, and a difference is called one beyond 1 %. Bars share one scale.`),
     !payload.runs_triton && payload.kernels.length > 0 && h("p", { class: "tf-note" }, "Triton kernels did not run: CPU. Both programs ran ATen operators."),
@@ -32,8 +35,9 @@ function timingTable(payload, status, live) {
   );
 }
 
-/** @param {TimingRow} row @param {number} scale @param {Payload} payload */
-function timingRow(row, scale, payload) {
+/** @param {TimingRow} row @param {number} scale @param {Payload} payload @param {string[]} others programs that were timed beside it */
+function timingRow(row, scale, payload, others) {
+  const beside = others.map((name) => payload.timing?.rows.find((one) => one.program === name && one.phase === row.phase));
   return h(
     "tr",
     null,
@@ -42,6 +46,7 @@ function timingRow(row, scale, payload) {
     h("td", { class: "tf-right" }, interval(row.variant_ms)),
     h("td", { class: "tf-bars" }, bar(row.baseline_ms, scale, "was"), bar(row.variant_ms, scale, "is")),
     h("td", null, ratio(row, payload)),
+    beside.map((one) => h("td", null, interval(one?.variant_ms ?? null), " ", one && ratio(one, payload))),
   );
 }
 

@@ -126,6 +126,9 @@ interface Interval {
 
 interface TimingRow {
   label: string;
+  /** "optimised" of the program that is shown; others have columns of their own. */
+  program: string;
+  phase: string;
   baseline_ms: Interval | null;
   variant_ms: Interval | null;
   ratio: Interval;

@@ -183,7 +183,7 @@ export function ratio(row, { timing, runs_triton: runsTriton, kernels }) {
   const isJudged = runsTriton || kernels.length === 0;
   const isSeen = row.verdict === "faster" || row.verdict === "slower";
   const mood = isSeen && isJudged ? (row.verdict === "faster" ? "better" : "worse") : null;
-  const title = `optimised / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval ${low.toFixed(2)} to ${high.toFixed(2)}`;
+  const title = `${row.program} / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval ${low.toFixed(2)} to ${high.toFixed(2)}`;
   const text = isSeen ? `${median.toFixed(2)}× the time` : row.verdict;
   return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, h("small", null, ` ${low.toFixed(2)}–${high.toFixed(2)}`));
 }
