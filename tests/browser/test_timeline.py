@@ -453,7 +453,8 @@ def large(shown: dict[str, Any], ops: int, events: int) -> tuple[dict[str, Any],
     sort = np.argsort(start, kind="stable")
     columns = (
         start[sort].astype("<f8"), rng.uniform(1, 9, 2 * each).astype("<f4"), np.tile(order % 6, 2)[sort].astype("<u4"),
-        np.tile(value, 2)[sort].astype("<u4"), np.repeat([1, 0], each)[sort].astype("<u2"),
+        np.tile(value, 2)[sort].astype("<u4"), np.full(2 * each, np.nan, "<f4"),
+        np.repeat([1, 0], each)[sort].astype("<u2"),
     )  # fmt: skip
     program = {
         "config": "c.optimize()", "span_us": float(start.max() + 10), "values": names, "count": 2 * each,
@@ -463,6 +464,7 @@ def large(shown: dict[str, Any], ops: int, events: int) -> tuple[dict[str, Any],
     }  # fmt: skip
     timeline = {
         "provenance": "measured on nothing",
+        "causes": {},
         "programs": [program | {"label": label} for label in ("captured", "optimised")],
     }
     return shown | {"values": values, "memory": shown["memory"] | {"before": memory, "after": memory}}, timeline

@@ -1,6 +1,6 @@
 // Live memory on the time axis: when each op of the static profile runs, and the most bytes alive in a stretch of time. No DOM.
 
-import { first } from "./events.js";
+import { first, isGpu } from "./events.js";
 
 /** @typedef {import("./events.js").Program} Program */
 
@@ -18,8 +18,8 @@ export function profile(program, memory) {
   const { ops, live } = memory;
   if (ops.length === 0 || !isOf(program, ops)) return null;
   const { columns, lanes, span } = program;
-  const onGpu = lanes.some((lane) => lane.kind !== "cpu");
-  const isClock = lanes.map((lane) => (lane.kind !== "cpu") === onGpu);
+  const onGpu = lanes.some(isGpu);
+  const isClock = lanes.map((lane) => (onGpu ? isGpu(lane) : lane.kind === "cpu"));
   const event = new Int32Array(ops.length).fill(-1);
   for (let i = columns.value.length - 1; i >= 0; i -= 1) {
     if (columns.value[i] > 0 && isClock[columns.lane[i]]) event[columns.value[i] - 1] = i;

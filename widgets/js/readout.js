@@ -1,8 +1,10 @@
 // The timeline in words: what a range holds, what the pointer is over, what is alive at the peak.
 
-import { duration } from "./axis.js";
+import { duration, percent } from "./axis.js";
 import { formatBytes, h } from "./dom.js";
-import { atWork, KINDS, sums } from "./events.js";
+import { atWork, sums } from "./events.js";
+import { gapTip } from "./idle.js";
+import { KINDS } from "./kinds.js";
 import { labelOf } from "./lanes.js";
 import { aliveAt, PURPOSES } from "./memory.js";
 import { chip } from "./passes.js";
@@ -57,16 +59,12 @@ function plain(name) {
   return name.replace(/^aten\./, "").replace(/\.default$/, "");
 }
 
-/** @param {number} part @param {number} whole */
-function percent(part, whole) {
-  return whole > 0 ? `${Math.round((100 * part) / whole)} %` : "0 %";
-}
-
 /** One event in a line, for those who hear it too. @param {Shown} shown @param {number} event */
 export function sentence({ program, name }, event) {
   const { columns, lanes, names, ops } = program;
   const lane = lanes[columns.lane[event]];
-  return `${labelOf(program, event)}, ${plain(names[ops[event]])}, ${duration(columns.duration[event])} at ${duration(columns.start[event])}, ${lane.name}, ${name}`;
+  const called = [...new Set([labelOf(program, event), plain(names[ops[event]])])];
+  return `${called.join(", ")}, ${duration(columns.duration[event])} at ${duration(columns.start[event])}, ${lane.name}, ${name}`;
 }
 
 /** @param {Shown[]} shown @param {Window} range */
@@ -76,9 +74,10 @@ export function rangeSentence(shown, range) {
   return `${duration(length)} measured. ${each.join(". ")}.`;
 }
 
-/** What the pointer is over. @param {Shown} shown @param {number} event @param {Record<string, Value>} values */
-export function eventTip({ program, name }, event, values) {
+/** What the pointer is over. @param {Shown} shown @param {number} event @param {Record<string, Value>} values @param {Record<string, string>} causes */
+export function eventTip({ program, name }, event, values, causes) {
   const { columns, lanes, names, ops } = program;
+  if (lanes[columns.lane[event]].kind === "idle") return gapTip(program, event, causes);
   const own = columns.name[event];
   const label = labelOf(program, event);
   const value = columns.value[event] > 0 ? values[label] : undefined;
@@ -87,8 +86,9 @@ export function eventTip({ program, name }, event, values) {
     h("span", null, `${KINDS[program.kinds[event]].glyph} ${plain(names[ops[event]])}`),
     own !== ops[event] && h("code", null, names[own]),
     h("span", null, `${duration(columns.duration[event])} at ${duration(columns.start[event])}`),
+    columns.delay[event] >= 0 && h("span", null, `launched ${duration(columns.delay[event])} before it started`),
     h("span", { class: "tf-note" }, `${name} · ${lanes[columns.lane[event]].name}${value ? ` · ${value.phase}` : ""}`),
-    value && h("code", null, value.type),
+    value?.type && h("code", null, value.type),
     value?.module && h("span", { class: "tf-note" }, `${value.module}: ${value.module_type}`),
     value?.source && h("code", null, value.source),
   ].filter((part) => part instanceof Node);
@@ -133,7 +133,7 @@ export function savedTables({ memory: { reasons, modules } }) {
 
 /** The largest storages that are alive at the peak. @param {Shown[]} shown @param {Act} act */
 export function alive(shown, act) {
-  return shown.map(({ memory, name, measuredPeak, profile }) => {
+  return shown.filter(({ memory }) => memory.ops.length > 0).map(({ memory, name, measuredPeak, profile }) => {
     const [[, largest] = ["", 1]] = memory.alive;
     const rest = memory.peak - memory.alive.reduce((sum, [, bytes]) => sum + bytes, 0);
     return h(

@@ -233,6 +233,8 @@ interface Trial {
 /** One profiled replay of each program, both from 0 µs. */
 interface Timeline {
   provenance: string;
+  /** Of idle time, in a sentence each. */
+  causes: Record<string, string>;
   programs: TimelineProgram[];
 }
 
@@ -240,11 +242,11 @@ interface TimelineProgram {
   label: string;
   config: string;
   span_us: number;
-  lanes: { name: string; kind: "gpu" | "copy" | "cpu" }[];
+  lanes: { name: string; kind: "gpu" | "copy" | "idle" | "range" | "cpu" }[];
   names: string[];
   values: string[];
   count: number;
-  /** Columns one after another, little endian, sorted by start: f8 start_us, f4 duration_us, u4 name, u4 value (0 none, else index + 1), u2 lane. */
+  /** Columns one after another, little endian, sorted by start: f8 start_us, f4 duration_us, u4 name, u4 value (0 none, else index + 1), f4 delay_us (NaN none), u2 lane. */
   events: DataView;
 }
 

@@ -13,6 +13,7 @@ function program(rows, lanes, values) {
     duration: Float32Array.from(column(1)),
     name: new Uint32Array(rows.length),
     value: Uint32Array.from(column(2)),
+    delay: new Float32Array(rows.length).fill(NaN),
     lane: Uint16Array.from(column(3)),
   });
   return measured({ label: "captured", config: "", span_us: 40, lanes, names: ["op"], values, count: rows.length, events }, {});
@@ -26,6 +27,12 @@ test("an op is where the GPU starts it, one without an event where the one befor
   const found = profile(one, MEMORY);
   assert.deepEqual([...found.at], [5, 15, 20]);
   assert.equal(found.end, 40);
+});
+
+test("idle time is no op of the GPU", () => {
+  const lanes = [{ name: "stream 7", kind: "gpu" }, { name: "idle", kind: "idle" }];
+  const one = program([[0, 5, 3, 1], [5, 10, 1, 0], [20, 10, 3, 0]], lanes, MEMORY.ops);
+  assert.deepEqual([...profile(one, MEMORY).at], [5, 15, 20]);
 });
 
 test("without a GPU the host's clock counts", () => {
