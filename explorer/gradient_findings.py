@@ -27,7 +27,7 @@ def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
         case,
         "gradient that no optimizer takes",
         {i.source for i in unheld},
-        f"every backward computes {some}, which no optimizer takes",
+        f"every backward computes {some}, which no optimizer in sight takes",
         ("optimizers", f"{optimizers}: {len(held)} of the {len(held) + len(unheld)} parameters with a gradient"),
         "`requires_grad_(False)` before the forward, or hand them to the optimizer; `freeze` shows what that spares",
     )
