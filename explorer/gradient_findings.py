@@ -118,6 +118,8 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
     """Multi-output ops of the backward, of which some outputs are computed and not read: most often a frozen parameter's."""
     backward = [n for n in case.trace.ops if phase(n) == "backward"]
     wasteful = {n: unread for n in backward if (unread := unread_outputs(n) & switchable_outputs(n))}
+    if not wasteful:
+        return
     peaks = roofline_of(case.trace)
     us = 1e6 * sum(unread_seconds(n, peaks) for n in wasteful)
     severity = case.severity(us)

@@ -100,10 +100,8 @@ def _optimizers(namespace: Mapping[str, Any]) -> Iterator[tuple[str, torch.optim
 
 def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
     """What a container or an object holds, as it is written; long ones are data."""
-    if isinstance(thing, (list, tuple, dict)):
-        pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
-        yield from (
-            ((f"[{key!r}]", one) for key, one in pairs if isinstance(key, (int, str))) if len(thing) <= _FEW else ()
-        )
-    else:
+    if not isinstance(thing, (list, tuple, dict)):
         yield from ((f".{key}", one) for key, one in getattr(thing, "__dict__", {}).items())
+    elif len(thing) <= _FEW:
+        pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        yield from ((f"[{key!r}]", one) for key, one in pairs if isinstance(key, (int, str)))
