@@ -17,7 +17,9 @@ def with_idle_lanes(program: ProgramTimeline) -> ProgramTimeline:
     """
     if not any(one.gaps for one in program.idle):
         return program
-    first_host = next((at for at, lane in enumerate(program.lanes) if lane.kind == "cpu"), len(program.lanes))
+    first_host = next(
+        (at for at, lane in enumerate(program.lanes) if lane.kind in ("range", "cpu")), len(program.lanes)
+    )
     own = [_lane(one, len(program.idle)) for one in program.idle]
     lanes = (*program.lanes[:first_host], *own, *program.lanes[first_host:])
     moved = np.where(program.lane >= first_host, program.lane + len(own), program.lane)

@@ -3,6 +3,7 @@
     tl = tracefuse.load_timeline("trace.json.gz")       any file of torch's profiler, or another Chrome trace
     print(tl)                                           idle time by cause, waits, and what became of every record
     tl.findings()    tl.idle    tl.waits                as objects
+    tl.explore()     tl.save_html("timeline.html")      as a page
 
 `tracefuse.profile_run` makes one of what it runs. Nothing is estimated: all times are the profiler's.
 """
@@ -26,6 +27,7 @@ from tracefuse.timing import aligned
 
 if TYPE_CHECKING:
     from tracefuse.diagnose import Findings
+    from tracefuse.widgets.timeline_page import TimelinePage
 
 _TOP = 8
 
@@ -98,6 +100,16 @@ class RunTimeline:
         from tracefuse.gap_findings import diagnose_run
 
         return diagnose_run(self)
+
+    def explore(self) -> TimelinePage:
+        """The timeline as a page: a notebook shows it, `.save_html(path)` writes it. A front door, as `Variant.explore` is."""
+        from tracefuse.widgets.timeline_page import TimelinePage
+
+        return TimelinePage(self)
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write it as one page that needs no kernel and no network, and return its path."""
+        return self.explore().save_html(path)
 
     def __str__(self) -> str:
         head = f"{self.provenance}\nwindow {time_text(self.window_us)}"

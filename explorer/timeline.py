@@ -45,10 +45,10 @@ RUNS = 3
 
 @dataclass(frozen=True)
 class Lane:
-    """Where events follow one another: a stream's kernels, its copies, idle time, or a thread of the host."""
+    """Where events follow one another: a stream's kernels, its copies, idle time, named ranges, or a thread of the host."""
 
     name: str
-    kind: Literal["gpu", "copy", "idle", "cpu"]
+    kind: Literal["gpu", "copy", "idle", "range", "cpu"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,7 +72,7 @@ def test_times_add_up_to_the_window_that_cuda_events_measured(name: str) -> None
     gaps_ns = sum(gap.duration_ns for gap in one.gaps)
     assert records_ns - one.overlap_ns + gaps_ns == one.window_ns
     measured_us = found.recording.header["recorded"]["cuda_events_us"]
-    assert (records_ns - one.overlap_ns + gaps_ns) / 1e3 == pytest.approx(measured_us, rel=0.02)
+    assert (records_ns - one.overlap_ns + gaps_ns) / 1e3 == pytest.approx(measured_us, rel=0.005)
 
 
 @pytest.mark.parametrize("name", NAMES)
