@@ -203,3 +203,67 @@ def test_a_task_that_ends_while_a_switch_is_at_work_shows_what_was_switched_to(
     explorer.wait()
     assert explorer.variant.config.cat is False
     assert explorer.config["cat"] is False
+
+
+def test_a_switch_waits_for_the_round_that_runs_and_the_next_round_for_the_switch(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What passes take would be in the times of whatever runs beside them."""
+    log: list[str] = []
+    began, end_of_round, asked = threading.Event(), threading.Event(), threading.Event()
+
+    def measure(variant: Variant, is_cancelled: Callable[[], bool], **_: Any) -> None:
+        is_cancelled()
+        log.append("round begins")
+        began.set()
+        assert end_of_round.wait(PATIENCE_S)
+        log.append("round ends")
+        is_cancelled()
+        log.append("next round")
+        variant.timing = TIMING
+
+    def passes(changes: dict[str, Any]) -> None:
+        log.append("passes begin")
+        asked.wait(0.2)  # time enough for a round that does not wait
+        log.append("passes end")
+
+    monkeypatch.setattr(Variant, "measure", measure)
+    monkeypatch.setattr(explorer, "configure", passes)
+    ask(explorer, "measure")
+    assert began.wait(PATIENCE_S)
+    threading.Timer(0.1, end_of_round.set).start()
+    ask(explorer, "configure", changes={"cat": False})
+    explorer.wait()
+    assert log == ["round begins", "round ends", "passes begin", "passes end", "next round"]
+
+
+def test_a_switch_does_not_wait_for_ever_for_what_is_no_round(
+    explorer: Explorer, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "ROUND_S", 0.05)
+    stuck = threading.Event()
+    monkeypatch.setattr(Variant, "measure", lambda variant, **_: held.began.set() or stuck.wait(PATIENCE_S))
+    ask(explorer, "measure")
+    assert held.began.wait(PATIENCE_S)
+    ask(explorer, "configure", changes={"cat": False})
+    assert explorer.variant.config.cat is False
+    stuck.set()
+    explorer.wait()
+
+
+def test_an_observer_may_measure_while_something_is_measured(explorer: Explorer, held: Held) -> None:
+    """Traits are set under a lock, which a task needs to end, and measuring from Python waits for that end."""
+
+    def measure_again(_: Any) -> None:
+        held.release.set()
+        explorer.measure()
+
+    ask(explorer, "measure")
+    assert held.began.wait(PATIENCE_S)
+    explorer.observe(measure_again, "selected")
+    setting = threading.Thread(target=lambda: explorer.set_state({"selected": "x"}), daemon=True)
+    setting.start()
+    setting.join(PATIENCE_S)
+    assert not setting.is_alive(), "two threads wait for each other"
+    assert held.runs == 2
+    assert explorer.status == IDLE

@@ -184,8 +184,8 @@ def test_measuring_times_the_shown_one_against_the_pinned_one() -> None:
     send(explorer, {"type": "measure"})
     assert not explorer.payload["timing"]["is_pinned"]
     send(explorer, {"type": "pin"})
-    assert explorer.payload["timing"]["stale"]
     send(explorer, {"type": "configure", "changes": {"cat": False}})
+    assert explorer.payload["timing"]["stale"]
     send(explorer, {"type": "measure"})
     timing = explorer.payload["timing"]
     assert (timing["stale"], timing["is_pinned"]) == (False, True)
@@ -428,3 +428,22 @@ def test_views_of_a_front_end_without_cells_stay() -> None:
     for run in (1, 2):
         magic._replace_views(("", run), explorer)
     assert explorer.comm is not None
+
+
+def test_right_after_a_measurement_what_is_shown_can_be_pinned_and_its_times_stay(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measures(explorer, monkeypatch)
+    explorer.measure()
+    explorer.pin()
+    timing = explorer.payload["timing"]
+    assert (timing["stale"], timing["is_pinned"]) == (False, True)
+    (row,) = timing["rows"]
+    assert (row["baseline_ms"], row["variant_ms"]["median"]) == (row["variant_ms"], 1.0)
+    assert (row["ratio"]["low"], row["ratio"]["high"], row["verdict"]) == (1.0, 1.0, "no difference seen")
+    assert "the shown program is the pinned one" in timing["notes"]
+    explorer.configure({"cat": False})
+    assert explorer.payload["timing"]["stale"]
+    explorer.unpin()
+    explorer.configure({"cat": True})
+    assert not explorer.payload["timing"]["stale"]

@@ -18,7 +18,7 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.payload import payload
 from tracefuse.widgets.payload_findings import found
 from tracefuse.widgets.payload_kernels import Resources, inspect_kernel
-from tracefuse.widgets.payload_timing import Timed
+from tracefuse.widgets.payload_timing import Timed, beside_itself
 from tracefuse.widgets.timeline_payload import OpByOp, timeline_record
 
 
@@ -90,6 +90,8 @@ class Measured:
     def timed(self, variant: Variant, baseline: Variant | None) -> Timed | None:
         """The times of these two, else the last ones, which are then of something else."""
         shown = variant.config, None if baseline is None else baseline.config
+        if shown[0] == shown[1] and shown not in self.timings and (shown[0], None) in self.timings:
+            return Timed(beside_itself(self.timings[shown[0], None]), *shown)
         pair = shown if shown in self.timings else self.last
         return None if pair is None else Timed(self.timings[pair], *pair)
 

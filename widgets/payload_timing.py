@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tracefuse.config import Config
@@ -25,6 +26,14 @@ class Timed(NamedTuple):
 def is_stale(timed: Timed, shown: Variant, baseline: Variant | None) -> bool:
     """Whether the times are of other configurations than `shown` beside `baseline`."""
     return (timed.config, timed.baseline) != (shown.config, baseline and baseline.config)
+
+
+def beside_itself(timing: Timing) -> Timing:
+    """The shown program's times beside themselves: what is known of it right after it was pinned."""
+    mine = timing.program(SHOWN)
+    same = {phase: Estimate(1.0, 1.0, 1.0, 1.0, time.samples) for phase, time in mine.times_ms.items()}
+    programs = tuple(replace(mine, name=name, ratios=same) for name in ("pinned", SHOWN))
+    return replace(timing, programs=programs, failed={}, notes=("the shown program is the pinned one",))
 
 
 def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:

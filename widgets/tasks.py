@@ -8,6 +8,7 @@ and replays set the random generators that the user's program draws from.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -19,6 +20,7 @@ from tracefuse.draws import undisturbed
 from tracefuse.measure import check_not
 
 POLL_S = 0.1  # How late a cancel may be noticed while waiting for a turn.
+ROUND_S = 2.0  # The longest that a switch waits for a round to end; what takes longer is mostly compiling, which is not timed.
 _turn = threading.Lock()
 
 
@@ -59,17 +61,49 @@ class Task:
         self.is_timed = is_timed
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
+        self._gate = threading.Condition()
+        self._guests, self._is_timing = 0, False
+        self._timing_thread: threading.Thread | None = None
 
     def cancel(self) -> None:
         self._cancelled.set()
 
     def is_cancelled(self) -> bool:
+        """Whether it is to stop. What is timed asks between two rounds, and waits here for `between_rounds`."""
+        if self._is_timing:
+            with self._gate:
+                self._is_timing = False
+                self._gate.wait_for(lambda: self._guests == 0)
+                self._is_timing = True
         return self._cancelled.is_set()
+
+    @contextmanager
+    def between_rounds(self, wait: Callable[[float], object]) -> Iterator[None]:
+        """Do something else while nothing is timed: after the round that runs, before the next one. `wait(seconds)` lets
+        others run meanwhile."""
+        with self._gate:
+            self._guests += 1
+        try:
+            until_s = time.monotonic() + ROUND_S
+            while self._is_timing and not self._is_mine() and time.monotonic() < until_s:
+                wait(0.005)
+            yield
+        finally:
+            with self._gate:
+                self._guests -= 1
+                self._gate.notify_all()
+
+    def _is_mine(self) -> bool:
+        """Whether this thread is the one that times."""
+        return self._timing_thread is threading.current_thread()
 
     @property
     def is_running(self) -> bool:
         """Whether its thread is at work."""
         return self._thread is not None and self._thread.is_alive()
+
+    def is_this_thread(self) -> bool:
+        return self._thread is threading.current_thread()
 
     def start(self, work: Callable[[], None]) -> None:
         """Run `work` in a thread; here and now where there is no IPython to tell when a cell starts."""
@@ -96,7 +130,7 @@ class Task:
 
     def wait(self) -> None:
         """Until its thread has ended."""
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self.is_this_thread():
             self._thread.join()
 
     @contextmanager
@@ -109,9 +143,11 @@ class Task:
             lambda: not _turn.acquire(timeout=POLL_S), lambda: report(0.0, "waiting for another measurement")
         )
         try:
+            self._timing_thread, self._is_timing = threading.current_thread(), True
             with _on_gpu_of(inputs), undisturbed(inputs):
                 yield
         finally:
+            self._is_timing = False
             _turn.release()
 
     def _wait_while(self, is_busy: Callable[[], bool], report: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ import json
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from tracefuse.widgets.payload_passes import config_record, step_record
 from tracefuse.widgets.report import report
 from tracefuse.widgets.still import StillForm
 from tracefuse.widgets.takeaway import TAKEAWAYS
-from tracefuse.widgets.tasks import Task, cells
+from tracefuse.widgets.tasks import POLL_S, Task, cells
 from tracefuse.widgets.text import to_text
 from tracefuse.widgets.timeline_payload import timeline_record
 
@@ -87,6 +88,7 @@ class Explorer(anywidget.AnyWidget):
         self._task = Task(is_timed=False)
         cells.watch(is_in_cell=True)  # where there is IPython, views are made by cells
         self._lock = threading.RLock()  # Traits are set by the view, by cells and by a task's thread.
+        self._others = threading.Condition(self._lock)
         self.still = StillForm()
         last = self.measured.op_by_op.last
         super().__init__(
@@ -175,7 +177,14 @@ class Explorer(anywidget.AnyWidget):
 
     def wait(self) -> None:
         """Until what the view asked for is done."""
+        while self._task.is_running and not self._task.is_this_thread():
+            self._let_others(POLL_S)
         self._task.wait()
+
+    def _let_others(self, seconds: float) -> None:
+        """Wait without the lock, however often this thread has taken it: a task needs it to go on, and to end."""
+        with self._others:
+            self._others.wait(seconds)
 
     def save_html(self, path: str | Path) -> Path:
         """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
@@ -228,7 +237,8 @@ class Explorer(anywidget.AnyWidget):
         variant = self.variant.check()
         fix = self.measured.fix(variant, self.baseline, finding, choice)
         with task.turn(variant.capture.example_inputs, self._progress):
-            found = variant.try_fix(fix, self._progress, self.budget_s, task.is_cancelled)
+            # What a fix is for may be a step of half a second, and a verdict takes several rounds.
+            found = variant.try_fix(fix, self._progress, 2 * self.budget_s, task.is_cancelled)
         self.measured.note_trial((variant.config, finding, choice), found, variant)
         self.show()
 
@@ -256,7 +266,8 @@ class Explorer(anywidget.AnyWidget):
         elif kind in ("pin", "unpin"):
             self._answer("passes", self.pin if kind == "pin" else self.unpin)
         elif kind == "show_pass":
-            self.show_pass(message["pass"])
+            with self._between_rounds():
+                self.show_pass(message["pass"])
         elif kind == "cancel":
             self.cancel()
         elif kind == "hello":
@@ -291,7 +302,7 @@ class Explorer(anywidget.AnyWidget):
     def _run(self, panel: str, work: Callable[[Task], None]) -> None:
         """Do `work` here and now: whoever asks in Python can interrupt it, and comes before what the view asked for."""
         self._task.cancel()
-        self._task.wait()
+        self.wait()
         self._task = task = Task(is_timed=True)
         self._answer(panel, lambda: work(task), is_main=True)
 
@@ -304,7 +315,8 @@ class Explorer(anywidget.AnyWidget):
         self._tell(**({**IDLE, "busy": panel} if is_main else {"error": None}))
         error = None
         try:
-            act()
+            with self._between_rounds() if panel == "passes" else nullcontext():
+                act()
         except Exception as problem:
             error = {"panel": panel, "at": at, "message": _sentence(problem)}
         except BaseException:  # an interrupt: leave, but not with a view that says it is busy
@@ -314,6 +326,10 @@ class Explorer(anywidget.AnyWidget):
             # Without an error of its own, a task leaves that of a switch meanwhile.
             said = {"error": error} if error else {}
             self._tell(**({**IDLE, "error": self.status["error"]} if is_main else {}) | said)
+
+    def _between_rounds(self) -> AbstractContextManager[None]:
+        """What a switch sets off would be in the times of what is being measured, which waits for it."""
+        return self._task.between_rounds(self._let_others)
 
     def _tell(self, **status: Any) -> None:
         with self._lock:

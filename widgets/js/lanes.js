@@ -6,7 +6,7 @@ import { formatBytes } from "./dom.js";
 import { spans } from "./events.js";
 import { hatch } from "./hatch.js";
 import { KINDS } from "./kinds.js";
-import { outline } from "./memory.js";
+import { outline, PURPOSES } from "./memory.js";
 
 /** @typedef {import("./axis.js").Window} Window */
 /** @typedef {import("./events.js").Program} Program */
@@ -184,26 +184,25 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     if (profile) drawPeak(memory, profile, level);
   }
 
-  /** @param {Profile} profile @param {(bytes: number) => number} level */
+  /** Stacked by purpose, inputs below. @param {Profile} profile @param {(bytes: number) => number} level */
   function drawArea(profile, level) {
-    const tops = outline(profile, window, Math.max(1, Math.floor(plot)));
-    const end = tops.findIndex(Number.isNaN);
-    const count = end < 0 ? tops.length : end;
-    if (count === 0) return;
-    const line = new Path2D();
-    line.moveTo(layout.gutter, level(tops[0]));
-    for (let x = 0; x < count; x += 1) {
-      line.lineTo(layout.gutter + x, level(tops[x]));
-      line.lineTo(layout.gutter + x + 1, level(tops[x]));
-    }
-    const filled = new Path2D(line);
-    filled.lineTo(layout.gutter + count, level(0));
-    filled.lineTo(layout.gutter, level(0));
-    context.fillStyle = colours.wash;
-    context.fill(filled);
-    context.strokeStyle = colours.brand;
-    context.lineWidth = 1;
-    context.stroke(line);
+    const at = outline(profile, window, Math.max(1, Math.floor(plot)));
+    const end = at.indexOf(-1);
+    const count = end < 0 ? at.length : end;
+    const below = new Float64Array(count);
+    PURPOSES.forEach(({ colour }, purpose) => {
+      const column = profile.purposes[purpose];
+      context.fillStyle = colours[colour];
+      context.globalAlpha = 0.75;
+      context.beginPath();
+      for (let x = 0; x < count; x += 1) {
+        const bytes = column[at[x]];
+        if (bytes > 0) context.rect(layout.gutter + x, level(below[x] + bytes), 1, level(below[x]) - level(below[x] + bytes));
+        below[x] += bytes;
+      }
+      context.fill();
+    });
+    context.globalAlpha = 1;
   }
 
   /** @param {string} text @param {number} y */

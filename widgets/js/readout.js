@@ -6,6 +6,7 @@ import { atWork, sums } from "./events.js";
 import { gapTip } from "./idle.js";
 import { KINDS } from "./kinds.js";
 import { labelOf } from "./lanes.js";
+import { aliveAt, PURPOSES } from "./memory.js";
 import { chip } from "./passes.js";
 
 /** @typedef {import("./axis.js").Window} Window */
@@ -98,18 +99,48 @@ export function memoryTip({ profile, memory, name }, op) {
   if (!profile) return [];
   const [value, bytes] = [profile.ops[op], profile.live[op]];
   const share = `${percent(bytes, memory.peak)} of the peak`;
-  return [h("b", null, formatBytes(bytes)), h("span", null, `alive while ${value} runs`), h("span", { class: "tf-note" }, `${name} · ${share} · static`)];
+  const purposes = PURPOSES.map((one, at) => profile.purposes[at][op] > 0 && purpose(one, formatBytes(profile.purposes[at][op]))).filter((one) => one !== false);
+  const largest = aliveAt(memory, op).slice(0, TOP).map(([made, count]) => h("span", null, h("code", null, made), ` ${formatBytes(count)}`));
+  return [h("b", null, formatBytes(bytes)), h("span", null, `alive while ${value} runs`), ...purposes, ...largest, h("span", { class: "tf-note" }, `${name} · ${share} · static`)];
+}
+
+/** A colour and what it stands for. @param {{ id: string, label: string }} purpose @param {string} [bytes] */
+function purpose({ id, label }, bytes = "") {
+  return h("span", { class: "tf-purpose" }, h("i", { class: `tf-purpose-${id}`, "aria-hidden": "true" }), label, bytes && h("b", null, bytes));
+}
+
+/** The colours of the memory that there is. @param {Shown[]} shown */
+export function purposes(shown) {
+  const there = PURPOSES.filter((_, at) => shown.some(({ profile }) => profile?.purposes[at].some((bytes) => bytes > 0)));
+  return there.length > 0 ? [h("span", null, "memory:"), ...there.map((one) => purpose(one))] : [];
+}
+
+/** What is saved for the backward, before and after, why and where. @param {Payload} payload */
+export function savedTables({ memory: { reasons, modules } }) {
+  if (reasons.length === 0) return [h("p", { class: "tf-note" }, "Nothing is saved for a backward.")];
+  const [total, was] = [2, 1].map((at) => reasons.reduce((sum, row) => sum + Number(row[at]), 0));
+  const right = { class: "tf-right" };
+  const row = (/** @type {[string, number, number, string?]} */ [name, before, after, sentence]) =>
+    h("tr", null, h("th", { scope: "row" }, name), h("td", right, before === after ? "" : `${formatBytes(before)} →`), h("td", right, formatBytes(after)), h("td", right, percent(after, total)), h("td", { class: "tf-note" }, sentence));
+  const table = (/** @type {string} */ title, /** @type {[string, number, number, string?][]} */ groups) =>
+    h("table", { class: "tf-table tf-saved" }, h("thead", null, h("tr", null, h("th", { scope: "col" }, title), ["before", "bytes", "share"].map((one) => h("th", { scope: "col", ...right }, one)), h("th", { scope: "col" }, groups === reasons ? "why" : ""))), h("tbody", null, groups.map(row)));
+  return [
+    h("p", null, h("b", null, "Saved for the backward"), ` ${was === total ? "" : `${formatBytes(was)} → `}${formatBytes(total)}`, h("span", { class: "tf-note" }, " static, from the traces")),
+    table("by reason", reasons),
+    table("by module", modules),
+  ];
 }
 
 /** The largest storages that are alive at the peak. @param {Shown[]} shown @param {Act} act */
 export function alive(shown, act) {
-  return shown.filter(({ memory }) => memory.ops.length > 0).map(({ memory, name, measuredPeak }) => {
+  return shown.filter(({ memory }) => memory.ops.length > 0).map(({ memory, name, measuredPeak, profile }) => {
     const [[, largest] = ["", 1]] = memory.alive;
     const rest = memory.peak - memory.alive.reduce((sum, [, bytes]) => sum + bytes, 0);
     return h(
       "div",
       { class: "tf-alive" },
       h("p", null, h("b", null, name), ` ${formatBytes(memory.peak)} at `, memory.at && chip(memory.at, act)),
+      profile && h("p", { class: "tf-purposes" }, PURPOSES.map((one, at) => profile.purposes[at][memory.ops.indexOf(memory.at)] > 0 && purpose(one, formatBytes(profile.purposes[at][memory.ops.indexOf(memory.at)]))).filter((one) => one !== false)),
       h("p", { class: "tf-note" }, measuredPeak === null ? "Static, from the trace; not measured." : `Static, from the trace; measured on the GPU: ${formatBytes(measuredPeak)}.`),
       h("ol", null, memory.alive.map(([value, bytes]) => h("li", null, bar(bytes / (largest || 1)), chip(value, act), h("span", null, formatBytes(bytes))))),
       rest > 0 && h("p", { class: "tf-note" }, `and ${formatBytes(rest)} of smaller ones`),

@@ -10,7 +10,7 @@ import { idleSentence, idleTable } from "./idle.js";
 import { paint } from "./lanes.js";
 import { isOf, profile } from "./memory.js";
 import { chip } from "./passes.js";
-import { alive, legend, rangeSentence, rangeTable, sentence, times } from "./readout.js";
+import { alive, legend, purposes, rangeSentence, rangeTable, savedTables, sentence, times } from "./readout.js";
 import { controls, origin, staleness } from "./timeline_bar.js";
 import { isFound, parts } from "./timeline_parts.js";
 
@@ -105,6 +105,7 @@ export class TimelinePanel {
     this.overviews = [];
     this.matches = undefined;
     this.dom.alive.replaceChildren(...alive(this.shown, this.act));
+    this.dom.saved.replaceChildren(...savedTables(payload));
     this.dom.details.hidden = this.dom.alive.childElementCount === 0;
     this.dom.idle.replaceChildren(idleTable(this.shown, this.causes, (number, event) => this.showEvent({ number, event })));
     const said = idleSentence(this.shown);
@@ -136,7 +137,7 @@ export class TimelinePanel {
     this.dom.bar.replaceChildren(
       ...origin(view, isMeasured, (wantsModelled) => this.changeSource(wantsModelled)),
       controls(buttons, this.measuring),
-      h("span", { class: "tf-kinds" }, legend(this.shown)),
+      h("span", { class: "tf-kinds" }, legend(this.shown), purposes(this.shown)),
       ...(isMeasured && this.isStale ? [staleness(view)] : []),
     );
   }

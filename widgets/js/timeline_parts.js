@@ -12,11 +12,12 @@ export function parts() {
   const strip = h("div", { class: "tf-timeline-strip", "data-testid": "tf-timeline-strip" });
   const spoken = h("div", { class: "tf-spoken", role: "status", "data-testid": "tf-timeline-spoken" });
   const alive = h("div", { class: "tf-alive-lists" });
-  const details = h("details", { class: "tf-timeline-more", "data-testid": "tf-alive" }, h("summary", null, "What is alive at the peak"), alive);
+  const saved = h("div", { "data-testid": "tf-saved" });
+  const details = h("details", { class: "tf-timeline-more", "data-testid": "tf-alive" }, h("summary", null, "What is alive at the peak, and what is saved for the backward"), alive, saved);
   const idle = h("div", { class: "tf-range" });
   const gaps = h("details", { class: "tf-timeline-more", "data-testid": "tf-idle" }, h("summary", null), idle);
   const element = h("div", { class: "tf-timeline-panel" }, bar, stage, strip, gaps, details, spoken);
-  return { canvas, context, tip, stage, bar, strip, spoken, alive, details, idle, gaps, element };
+  return { canvas, context, tip, stage, bar, strip, spoken, alive, saved, details, idle, gaps, element };
 }
 
 /** Which events are of values that a search found. @param {import("./events.js").Program} program @param {Set<string>} matches */

@@ -81,6 +81,10 @@ interface Memory {
   at: string;
   /** The largest storages alive at the peak, by their first value, and their bytes. */
   alive: [string, number][];
+  /** Bytes of inputs, parameters and buffers, alive throughout. */
+  inputs: number;
+  /** Of every other storage: first op, last op, bytes, purpose (an index into `PURPOSES`), one after another. */
+  storages: number[];
 }
 
 interface Decision {
@@ -182,6 +186,10 @@ interface LayerRow {
   saved_bytes: [number, number];
   /** What takes most of the backward as shown: "pointwise 61 %", "cat 22 %", "matmul 80 %"; "" where there is none. */
   cause: string;
+  /** µs of the backward by kind of work, before and after. */
+  backward_kinds: [Record<string, number>, Record<string, number>];
+  /** Of the matmuls as shown, in the forward and in the backward. */
+  flops: [number, number];
 }
 
 interface Finding {
@@ -264,7 +272,16 @@ interface Payload {
   values: Record<string, Value>;
   /** "measured on …" or "modelled: …", of the values' times. */
   times: { before: string; after: string };
-  memory: { before: Memory; after: Memory };
+  memory: {
+    before: Memory;
+    after: Memory;
+    /** What is saved for the backward: why, bytes before and after, the reason in a sentence. */
+    reasons: [string, number, number, string][];
+    /** The same by module, identical ones as one. */
+    modules: [string, number, number][];
+    /** Of each value that is saved with the passes: its reason. */
+    why: Record<string, string>;
+  };
   kernels: KernelRecord[];
   aten: AtenRecord[];
   layers: LayerRow[];
