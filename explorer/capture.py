@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -52,10 +52,6 @@ class CapturedProgram(NamedTuple):
     optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
-on_start: Callable[[Capture], None] | None = None
-"""Called with each capture before it records: how `tracefuse script.py` knows those that the script makes."""
-
-
 class Capture:
     """What one block or call did. Enter it as a context manager, or use `capture(fn, *args)`.
 
@@ -67,6 +63,9 @@ class Capture:
     to `returned` inside the block counts as its result. With `train_all`, frozen parameters count as trainable in the trace,
     and in nothing else that a cell notices which does not train them itself (`tracefuse.thaw`); `thawed` names them.
     """
+
+    on_start: ClassVar[Callable[[Capture], None] | None] = None
+    """Called with each capture before it records: how `tracefuse script.py` knows those that the script makes."""
 
     def __init__(self, namespace: Mapping[str, Any] | None = None, train_all: bool = False) -> None:
         self._namespace = namespace
@@ -112,8 +111,8 @@ class Capture:
     def _start(self, namespace: Mapping[str, Any]) -> None:
         if self.has_run:
             raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
-        if on_start is not None:
-            on_start(self)
+        if Capture.on_start is not None:
+            Capture.on_start(self)
         if self._train_all:
             self._thaw = Thaw(namespace).__enter__()
         self._recorder.__enter__()

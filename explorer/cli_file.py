@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 SESSION = ".tfz"
 HELP = f"""\
-FILE.py is run as `python FILE.py ARGUMENTS` would run it, and what it computes from its first line to its last is shown as one
-trace: its modules, what each pass does to it, and measured times. A script that loops over training steps marks the one that
-it wants to see:
+FILE.py is run as `python FILE.py ARGUMENTS` would run it. What it computes from the first module that it calls, or the first
+op that autograd records, to its last line is shown as one trace: its modules, what each pass does to it, and measured times. A
+script that loops over training steps marks the one that it wants to see:
 
     with tracefuse.capture() as c:
         loss = model(x); loss.backward()
@@ -78,7 +78,7 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str], next_step
 
 def _check(arguments: argparse.Namespace, chosen: dict[str, Any], is_session: bool, of_script: Sequence[str]) -> None:
     """Raise `OptionError` or `NotSupported` for what would fail only after the script has run."""
-    if is_session and (given := _given(arguments, (o for o in SCRIPT_OPTIONS if o.name in _RUNNING))):
+    if is_session and (given := _given(arguments, [o for o in SCRIPT_OPTIONS if o.name in _RUNNING])):
         raise OptionError(f"{given[0]} is for running a script, and {arguments.file} is only shown: leave it out")
     if is_session and of_script:
         raise OptionError(
@@ -99,7 +99,7 @@ def _check(arguments: argparse.Namespace, chosen: dict[str, Any], is_session: bo
         configuration(arguments)
 
 
-def _given(arguments: argparse.Namespace, options: Iterable[Option]) -> list[str]:
+def _given(arguments: argparse.Namespace, options: Sequence[Option]) -> list[str]:
     """The flags of those of `options` that were given."""
     on = [(o.flags[0], getattr(arguments, o.name, None)) for o in options if o.flags]
     off = [(o.off_flag, getattr(arguments, f"no_{o.name}", None)) for o in options if o.off_flag]

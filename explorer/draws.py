@@ -23,12 +23,18 @@ aten = torch.ops.aten
 _UNINITIALISED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
 
 
+_STATES = {"philox_seed", "rng_state"}
+"""What backwards of attention are given in place of drawing."""
+
+
 def draws(node: fx.Node) -> bool:
     """Whether running the op moves a generator: attention without dropout, dropout in evaluation mode and empty results
     do not, although their operators are marked as random."""
     if is_getitem(node) or node.op != "call_function" or not is_random(node) or origin(node).rng is None:
         return False
     given = arguments(node)
+    if given.keys() & _STATES:
+        return False
     drops = given.get("dropout_p", given.get("dropout", 1.0)) != 0 and given.get("train", True) is not False
     return drops and any(t.numel() > 0 for t in tensors(node))
 

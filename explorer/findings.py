@@ -14,7 +14,6 @@ from tracefuse.dropped import Dropped
 from tracefuse.host_reads import Stop
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.trace import Source, Trace, origin, val
-from tracefuse.record import Guard
 
 if TYPE_CHECKING:
     from tracefuse.capture import Capture
@@ -88,13 +87,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What a detector may look at: a trace of the capture, its times, what the program read back, flags and versions,
+    """What a detector may look at: a trace of the capture, its times, flags and versions, pinned inputs,
     where the host reads what a GPU computes (`stops`), the trace as `captured` where `trace` is what passes made of it, what
     autograd computed for nothing (`dropped`), and what optimizers hold."""
 
     trace: Trace
     times: OpTimes
-    guards: tuple[Guard, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     pinned: frozenset[str] = frozenset()
     """Names of the inputs that lie in pinned memory."""
@@ -110,7 +108,6 @@ class Case:
         return cls(
             trace,
             times,
-            capture.guards,
             environment,
             pinned=capture.pinned,
             stops=capture.stops,

@@ -28,6 +28,7 @@ from tracefuse.optimizers.eager_memory import IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, is_view, producer
 from tracefuse.optimizers.trace import Source, set_origin
 from tracefuse.record import BATCH_NORMS, Call, Guard, Recording, Value
+from tracefuse.refusals import where
 from tracefuse.twins import arguments_of, functional_twin
 
 aten = torch.ops.aten
@@ -124,8 +125,13 @@ def _add_in_place(
     if twin is None or len({w.base for w in written}) < len(written) or any(map(is_read_later, others)):
         if call.func in BATCH_NORMS:
             raise CaptureError(
-                f"{call.func} overwrites running statistics that the program also reads through a view. "
+                f"{call.func}{where(call.origin.source)} overwrites running statistics that are also read through a view. "
                 "Give the module buffers of their own (`buffer.clone()`)."
+            )
+        if twin is None and call.func.namespace not in ("aten", "prims"):
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} overwrites its arguments, and has no functional form. Register an "
+                "operator that returns the new values instead."
             )
         built.needs_functionalize = True
         _bind(built, call.outs, _emit(built, call, call.func, hint))

@@ -71,9 +71,13 @@ class RunFindings(Findings):
 
     __slots__ = ()
 
+    @staticmethod
+    def looked_for() -> list[str]:
+        """What a run is examined for, in the words of a list."""
+        return [*(words.name for words in WORDS.values()), "pageable copy"]
+
     def __repr__(self) -> str:
-        looked_for = [*(words.name for words in WORDS.values()), "pageable copies"]
-        return super().__repr__() if self else f"nothing found of: {'; '.join(looked_for)}"
+        return super().__repr__() if self else f"nothing found of: {'; '.join(self.looked_for())}"
 
 
 def diagnose_run(run: RunTimeline) -> RunFindings:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from torch import fx
 
 from tracefuse.findings import Case, Finding, counted, line, names, place, share_text, time_text
+from tracefuse.op_times import roofline_of
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.frozen_costs import frozen_costs, unread_seconds
 from tracefuse.optimizers.narrowing import output_nbytes, switchable_outputs, unread_outputs
@@ -26,7 +27,7 @@ def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
         case,
         "gradient that no optimizer takes",
         {i.source for i in unheld},
-        f"every backward computes {some}, which no optimizer takes",
+        f"every backward computes {some}, which no optimizer in sight takes",
         ("optimizers", f"{optimizers}: {len(held)} of the {len(held) + len(unheld)} parameters with a gradient"),
         "`requires_grad_(False)` before the forward, or hand them to the optimizer; `freeze` shows what that spares",
     )
@@ -117,7 +118,10 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
     """Multi-output ops of the backward, of which some outputs are computed and not read: most often a frozen parameter's."""
     backward = [n for n in case.trace.ops if phase(n) == "backward"]
     wasteful = {n: unread for n in backward if (unread := unread_outputs(n) & switchable_outputs(n))}
-    us = 1e6 * sum(unread_seconds(n, H100_SXM_DATASHEET) for n in wasteful)
+    if not wasteful:
+        return
+    peaks = roofline_of(case.trace)
+    us = 1e6 * sum(unread_seconds(n, peaks) for n in wasteful)
     severity = case.severity(us)
     if severity is None:
         return
@@ -133,7 +137,8 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
         names(ops),
         line(case.trace.twins.get(ops[0], ops[0])),
         "`freeze` switches off what the operators can leave out",
-        f"at most {case.worth(us)}",
+        f"at most {time_text(us)} of {time_text(case.step_us)} a step, {share_text(us, case.step_us)} "
+        f"(modelled: roofline of the {peaks.source})",
         {"freeze": []},
     )
 

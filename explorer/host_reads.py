@@ -115,38 +115,39 @@ class Methods:
 
     @classmethod
     def word(cls) -> str:
-        """How the method is said that this thread is in; "" outside."""
+        """How the outermost method is said that this thread is in; "" outside."""
         return getattr(cls._current, "word", "")
 
     @classmethod
-    def is_heard_already(cls) -> bool:
-        """Whether this thread is in a method that listeners were told of before it ran."""
-        return cls.word() in {word for word, _ in _UNSEEN.values()}
+    def is_told(cls) -> bool:
+        """Whether listeners were told of the method that this thread is in, before it ran."""
+        return getattr(cls._current, "is_told", False)
 
     @classmethod
     def _wrapped(cls, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        word, kind = _UNSEEN.get(name) or (_METHODS[name], None)
+        own_word, kind = _UNSEEN.get(name) or (_METHODS[name], None)
 
         @functools.wraps(method)
         def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             listeners = [m for m in _get_current_dispatch_mode_stack() if isinstance(m, Listener)]
-            if cls.word() or not listeners:
+            if not listeners:
                 return method(tensor, *args, **kwargs)
-            cls._current.word = word
+            around = word, is_told = cls.word(), cls.is_told()
+            cls._current.word, cls._current.is_told = word or own_word, is_told or kind is not None
             try:
-                if kind is not None:
+                if kind is not None and not is_told:
                     for listener in listeners:
-                        listener.heard(HostRead(kind, word, tensor.device, tensor.nbytes))
+                        listener.heard(HostRead(kind, cls.word(), tensor.device, tensor.nbytes))
                 return method(tensor, *args, **kwargs)
             finally:
-                cls._current.word = ""
+                cls._current.word, cls._current.is_told = around
 
         return read
 
 
 def read_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostRead | None:
     """What the host reads when the operator runs, and so waits for; None if it need not, or if listeners were told."""
-    if Methods.is_heard_already():
+    if Methods.is_told():
         return None
     if func is aten._local_scalar_dense.default:
         device, size = args[0].device, args[0].element_size()

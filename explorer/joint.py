@@ -123,7 +123,14 @@ def _is_static(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         sizes = (*value.shape, *value.stride(), value.storage_offset())
         return all(isinstance(size, int) for size in sizes)
-    return value is None
+    return value is None or _number(value) is not None
+
+
+def _number(value: Any) -> int | float | None:
+    """`value` if it is a number, or a symbol that stands for one: attention returns the lengths of its sequences."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return value.node.maybe_as_int() if isinstance(value, torch.SymInt) else value.node.maybe_as_float()
+    return value if isinstance(value, (int, float)) else None
 
 
 def _entry(node: fx.Node, names: Names, inputs: Sequence[GraphInput], demanded: set[Any]) -> Input:
@@ -173,10 +180,18 @@ def _copy_ops(graph: fx.Graph, made: fx.Graph, new: dict[fx.Node, fx.Node], name
         phases[node] = "backward" if late else "forward"
     for phase in ("forward", "backward"):
         for node in graph.nodes:
-            if node.op == "call_function" and phases[node] == phase:
+            if node.op == "call_function" and phases[node] == phase and not _is_constant(node, new):
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
                 new[node] = made.create_node("call_function", node.target, args, kwargs, names.fresh(_name(node, args)))
                 new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": {"tracefuse": _origin(node)}}
+
+
+def _is_constant(node: fx.Node, new: dict[fx.Node, Any]) -> bool:
+    """Whether the op yields a number; its readers read that."""
+    found = _number(node.meta["val"])
+    if found is not None:
+        new[node] = found
+    return found is not None
 
 
 def _name(node: fx.Node, args: Any) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from tracefuse.findings import SEVERITIES, Case, Finding, counted, line, share_text, time_text
+from tracefuse.op_times import roofline_of
 from tracefuse.optimizers.budget import Budgeting, recompute_seconds
-from tracefuse.optimizers.cost import H100_SXM_DATASHEET, packet_name
+from tracefuse.optimizers.cost import Peaks, packet_name
 from tracefuse.optimizers.crossing import Forward
 from tracefuse.optimizers.liveness import Saved, peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.memory import storages
@@ -33,7 +34,7 @@ class Needless:
 
 
 # A trace is diagnosed at every switch of a pass, and the captured one stays the same.
-_known: WeakKeyDictionary[Trace, Needless | None] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Trace, dict[Peaks, Needless | None]] = WeakKeyDictionary()
 
 
 def kept_for_nothing(case: Case) -> Iterator[Finding]:
@@ -43,18 +44,20 @@ def kept_for_nothing(case: Case) -> Iterator[Finding]:
     """
     has_kernels = any(not packet_name(producer(n)) for n in case.trace.ops)
     cut = case.captured if has_kernels and case.captured is not None else case.trace
-    if cut not in _known:
-        _known[cut] = _needless(cut)
-    found = _known[cut]
+    peaks = roofline_of(cut)
+    known = _known.setdefault(cut, {})
+    if peaks not in known:
+        known[peaks] = _needless(cut, peaks)
+    found = known[peaks]
     if found is None or found.again_s >= found.kept_s:
         return
     saved = saved_bytes(case.trace)
     part = (saved - found.saved[1]) / (found.saved[0] - found.saved[1])
     if part > 0:
-        yield from _finding(case, found, saved, min(part, 1.0))
+        yield from _finding(case, found, saved, min(part, 1.0), peaks.source)
 
 
-def _finding(case: Case, found: Needless, saved: int, part: float) -> Iterator[Finding]:
+def _finding(case: Case, found: Needless, saved: int, part: float, source: str) -> Iterator[Finding]:
     """The finding, of which `part` is left."""
     freed, lower = saved - found.saved[1], part * max(0, found.peak[0] - found.peak[1])
     spared_us = part * 1e6 * (found.kept_s - found.again_s)
@@ -80,12 +83,12 @@ def _finding(case: Case, found: Needless, saved: int, part: float) -> Iterator[F
         line(nodes[left[0].name]) if left else "",
         f"compute {counted(len(found.values), 'value')} again: `remat`, with `fuse`",
         f"{human_bytes(lower)} of a static peak of {human_bytes(found.peak[0])}, {share_text(lower, found.peak[0])}; "
-        f"{time_text(spared_us)} a step (modelled: roofline of the {H100_SXM_DATASHEET.source})",
+        f"{time_text(spared_us)} a step (modelled: roofline of the {source})",
         {"remat": 1.0, "fuse": True},
     )
 
 
-def _needless(trace: Trace) -> Needless | None:
+def _needless(trace: Trace, peaks: Peaks) -> Needless | None:
     """None for a trace without a backward, and for one that recomputes or has kernels already."""
     is_done = any(recomputes(n) or not packet_name(producer(n)) for n in trace.ops)
     if is_done or all(phase(n) == "forward" for n in trace.ops):
@@ -97,9 +100,8 @@ def _needless(trace: Trace) -> Needless | None:
     nodes = {n.name: n for n in trace.ops}
     gone = tuple(one for one in saved_values(trace) if kept.isdisjoint(storages(nodes[one.name])))
     before = saved_bytes(trace)
-    moved = 2 * (before - choice.nbytes) / H100_SXM_DATASHEET.bytes_per_s
+    moved = 2 * (before - choice.nbytes) / peaks.bytes_per_s
     if not gone or choice.nbytes >= before:
         return None
-    again = recompute_seconds(forward, choice, H100_SXM_DATASHEET)
-    peaks = peak_bytes(trace), budgeting.peak(choice)
-    return Needless(gone, (before, choice.nbytes), peaks, moved, again)
+    again = recompute_seconds(forward, choice, peaks)
+    return Needless(gone, (before, choice.nbytes), (peak_bytes(trace), budgeting.peak(choice)), moved, again)

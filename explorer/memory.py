@@ -11,10 +11,9 @@ do the measured ones: what a replay adds, by `tracefuse.allocator`, and the inpu
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,9 +24,9 @@ from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.liveness import Kind, Lifetime, lifetimes, live_by_kind, live_bytes, peak_bytes
 from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.passes import Step
-from tracefuse.optimizers.saved import REASONS, SavedFor, explain_saved
-from tracefuse.optimizers.trace import Trace, human_bytes, origin, tensor_type
-from tracefuse.summary import folded
+from tracefuse.optimizers.saved import REASONS
+from tracefuse.optimizers.trace import Trace, human_bytes, origin, tensor_type, val
+from tracefuse.saved_rows import Group, Pair, SavedRow, by_module, by_reason, line_of, saved_rows
 from tracefuse.timeline import stepwise_replay
 from tracefuse.timing import aligned
 
@@ -45,13 +44,6 @@ LARGEST = 10
 CPU_KERNELS = (
     "kernels run as ATen operators on a CPU: what those keep in between is in the measured peak after the passes"
 )
-
-
-class Pair(NamedTuple):
-    """Bytes as captured, and with the passes."""
-
-    before: int
-    after: int
 
 
 @dataclass(frozen=True)
@@ -84,28 +76,6 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class SavedRow:
-    """A storage that is saved for the backward in at least one of the two programs. `reason` is a key of `REASONS`."""
-
-    name: str
-    module: str
-    source: str
-    reason: str
-    nbytes: Pair
-    readers: tuple[str, ...]
-    decision: str
-
-
-@dataclass(frozen=True)
-class Group:
-    """Saved storages with something in common: `name` is a reason, or a module's path with `*` for indices."""
-
-    name: str
-    count: Pair
-    nbytes: Pair
-
-
-@dataclass(frozen=True)
 class Measured:
     """Peaks of a replay of each program by an allocator's count, inputs included; `device` begins with "measured on".
 
@@ -132,12 +102,12 @@ class Memory:
     @property
     def by_reason(self) -> list[Group]:
         """What is saved, by why it is: the most bytes before first."""
-        return _groups(self.saved, lambda row: row.reason)
+        return by_reason(self.saved)
 
     @property
     def by_module(self) -> list[Group]:
         """What is saved, by the module that made it; modules at paths that differ in their indices only are one."""
-        return _groups(self.saved, lambda row: folded(row.module) or "(no module)")
+        return by_module(self.saved)
 
     @property
     def agreement(self) -> tuple[float, float]:
@@ -186,7 +156,7 @@ class Memory:
 
 def memory(captured: Trace, optimised: Trace, steps: Sequence[Step] = ()) -> Memory:
     """The static part, of a captured trace and of what `steps` made of it. Pure."""
-    rows = _rows(captured, explain_saved(captured), optimised, explain_saved(optimised, steps))
+    rows = saved_rows(captured, optimised, steps)
     return Memory(curve(captured), curve(optimised), rows, eager_peak_bytes(captured))
 
 
@@ -205,46 +175,7 @@ def _alive(trace: Trace, there: Iterable[Lifetime]) -> Iterable[Alive]:
     nodes = {node.name: node for node in trace.graph.nodes}
     for life in there:
         node = nodes[life.name]
-        where = origin(node)
-        yield Alive(
-            life.name, life.kind, life.nbytes, tensor_type(node.meta["val"]), where.module, _line(trace, life.name)
-        )
-
-
-def _line(trace: Trace, name: str) -> str:
-    source = origin(trace.node(name)).source
-    return f"{source.label}:{source.line}: {source.text}" if source else ""
-
-
-# --- what is saved ----------------------------------------------------------------------------------------------------
-
-
-def _rows(captured: Trace, old: list[SavedFor], optimised: Trace, new: list[SavedFor]) -> tuple[SavedRow, ...]:
-    rows = {one.name: _row(captured, one, Pair(one.nbytes, 0)) for one in old}
-    for one in new:
-        before = rows[one.name].nbytes.before if one.name in rows else 0
-        rows[one.name] = _row(optimised, one, Pair(before, one.nbytes))
-    return tuple(rows.values())
-
-
-def _row(trace: Trace, one: SavedFor, nbytes: Pair) -> SavedRow:
-    module = origin(trace.node(one.name)).module
-    return SavedRow(one.name, module, _line(trace, one.name), one.reason, nbytes, one.readers, one.decision)
-
-
-def _groups(rows: Iterable[SavedRow], key: Callable[[SavedRow], str]) -> list[Group]:
-    parts: dict[str, list[SavedRow]] = defaultdict(list)
-    for row in rows:
-        parts[key(row)].append(row)
-    found = [
-        Group(name, _sum(some, lambda row, at: bool(row.nbytes[at])), _sum(some, lambda row, at: row.nbytes[at]))
-        for name, some in parts.items()
-    ]
-    return sorted(found, key=lambda group: (-max(group.nbytes), group.name))
-
-
-def _sum(rows: list[SavedRow], of: Callable[[SavedRow, int], int]) -> Pair:
-    return Pair(sum(of(row, 0) for row in rows), sum(of(row, 1) for row in rows))
+        yield Alive(life.name, life.kind, life.nbytes, tensor_type(val(node)), origin(node).module, line_of(node))
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

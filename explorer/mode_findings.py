@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from tracefuse.device_moves import is_on_gpu
 from tracefuse.findings import Case, Finding, Severity, counted, line, names, share_text, time_text
-from tracefuse.optimizers.cost import H100_SXM_DATASHEET, bytes_moved, flops
+from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import val
+from tracefuse.peaks import known_peaks
 from tracefuse.work import work
 
 _FLAGS = {
@@ -30,7 +32,7 @@ _CUDNN: dict[str, tuple[str, Severity, str]] = {
     ),
 }
 # NVIDIA's datasheet of the H100 SXM5: matmuls of float32 without tensor cores, and as TF32 on them, dense.
-FP32_FLOPS_PER_S, TF32_FLOPS_PER_S = 67e12, 494.7e12
+FP32, TF32 = (replace(H100_SXM_DATASHEET, by_dtype=((torch.float32, rate),)) for rate in (67e12, 494.7e12))
 AMPERE = 8
 
 
@@ -68,23 +70,24 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     if not has_tensor_cores or known.get("tf32") != "False":
         return
     ops = [n for n in case.trace.ops if work(n) == "matmul" and val(n).dtype == torch.float32 and val(n).is_cuda]
-    as_fp32, as_tf32 = (_roofline_us(ops, rate) for rate in (FP32_FLOPS_PER_S, TF32_FLOPS_PER_S))
+    peaks = _rates()
+    as_fp32, as_tf32 = (1e6 * sum(roofline_seconds(n, one) for n in ops) for one in peaks)
     if not ops or as_fp32 == as_tf32:
         return
     is_measured = case.times.provenance.startswith("measured")
-    # A model of the step has every matmul at the rate of bfloat16.
+    # The step may be modelled with one rate for matmuls of every dtype.
     whole = case.step_us if is_measured else case.step_us - case.us(ops) + as_fp32
     spared = (case.us(ops) if is_measured else as_fp32) * (1 - as_tf32 / as_fp32)
     severity = case.severity(spared, whole)
     if severity is None:
         return
-    rates = f"{FP32_FLOPS_PER_S / 1e12:.0f} and {TF32_FLOPS_PER_S / 1e12:.0f} TFLOP/s, {H100_SXM_DATASHEET.source}"
+    slow, fast = (one.flops_rate(torch.float32) / 1e12 for one in peaks)
     source = f"{case.times.provenance}; rates modelled" if is_measured else "modelled"
     yield Finding(
         "matmuls of float32 without tensor cores",
         "medium" if severity == "high" else severity,  # who wants all bits of float32 has it right
         f"{counted(len(ops), 'matmul')} of float32 run without tensor cores: TF32 is off",
-        (("TF32", "off"), ("rates", rates)),
+        (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),
         names(ops),
         line(max(ops, key=flops)),
         'torch.set_float32_matmul_precision("high"), if 10 bits of mantissa in the products are enough; or bfloat16',
@@ -92,5 +95,9 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     )
 
 
-def _roofline_us(ops: Sequence[fx.Node], flops_per_s: float) -> float:
-    return 1e6 * sum(max(bytes_moved(n) / H100_SXM_DATASHEET.bytes_per_s, flops(n) / flops_per_s) for n in ops)
+def _rates() -> tuple[Peaks, Peaks]:
+    """Of float32 without and with tensor cores: of this machine's GPU where they were measured, else of a datasheet."""
+    found = known_peaks("cuda")
+    if found is None or not {"fp32", "tf32"} <= found.flops_per_s.keys():
+        return FP32, TF32
+    return found.roofline(tf32=False), found.roofline(tf32=True)

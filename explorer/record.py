@@ -146,9 +146,14 @@ class Recorder(TorchDispatchMode, Listener):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recording = Recording()
         self.names: Any = WeakIdKeyDictionary()
         self.modules = ModuleStack(self.names)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was recorded so far: the program begins here."""
+        self.recording = Recording()
+        self._first_seq = torch.autograd._get_sequence_nr()
         self._ids: Any = WeakIdKeyDictionary()
         self._count = 0
         self._twins: dict[int, Origin] = {}
@@ -156,6 +161,9 @@ class Recorder(TorchDispatchMode, Listener):
         self._made_memory: set[int | None] = set()
         self._external_storage: dict[int, Value] = {}
         self._memories = Memories()
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called before each op is recorded; for recorders that choose where to `begin`."""
 
     def __enter__(self) -> Recorder:
         self._first_seq = torch.autograd._get_sequence_nr()
@@ -187,6 +195,7 @@ class Recorder(TorchDispatchMode, Listener):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.before(args, kwargs)
         origin, in_engine = self._origin()
         if torch.Tag.nondeterministic_seeded in func.tags:
             origin, kwargs_recorded = self._with_rng(origin, func, args, kwargs)

@@ -1,7 +1,8 @@
 """The timeline of a run as lanes and columns, in the form of a replay's: `tracefuse.timeline.ProgramTimeline`. Pure.
 
-Streams, their copies, idle time, then a lane for each thread of the host, in which what runs inside an operator lies on it. The
-values are the calls of outermost operators, "linear #3": what the GPU did belongs to the one that asked for it.
+Streams, their copies, idle time, ranges that somebody named, then a lane for each thread of the host, where what runs inside
+an operator lies on it. The values are the calls of outermost operators, "linear #3": what the GPU did belongs to the one that
+asked for it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracefuse.idle_lanes import with_idle_lanes
+from tracefuse.lanes import Lane, LaneKey, lane_of
 from tracefuse.profiled import Event
 from tracefuse.run_timeline import RunTimeline
-from tracefuse.timeline import Lane, LaneKey, ProgramTimeline, lane_of
+from tracefuse.timeline import ProgramTimeline
 
 _ENGINE = "autograd::engine::evaluate_function: "
+# In place of a thread's number: before them.
+_RANGES = -1
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,9 @@ class RunLanes:
 
 def run_lanes(run: RunTimeline) -> RunLanes:
     """What of `run` is in its window, as lanes."""
-    shown = sorted(run.events, key=lambda event: (event.start_ns, -event.duration_ns))
+    shown = sorted(
+        (event for event in run.events if not event.mark), key=lambda event: (event.start_ns, -event.duration_ns)
+    )
     operators = _operators(run)
     names = {event: name for name, event in operators.items()}
     owners = [names.get(event) or _owner(run, event, names) for event in shown]
@@ -55,7 +62,7 @@ def _overlaps(event: Event, window: tuple[int, int]) -> bool:
 
 
 def _owner(run: RunTimeline, event: Event, names: Mapping[Event, str]) -> str:
-    """The outermost operator that asked for what the GPU did; "" of anything else: what is inside an operator has its own name."""
+    """The outermost operator that asked for what the GPU did; "" of all else: what is inside an operator has its own name."""
     call = run.host.calls.get(event.correlation) if event.on_gpu else None
     return names.get(around, "") if call and (around := outermost(run, call)) else ""
 
@@ -92,7 +99,7 @@ def _program(
         (event.start_ns - call.start_ns) / 1e3 if call else np.nan for event, call in zip(shown, calls, strict=True)
     ]
     works = [event for event in shown if event.on_gpu and event.category == "kernel"]
-    return ProgramTimeline(
+    program = ProgramTimeline(
         label="run",
         config=None,
         lanes=tuple(_shown(key, gpus, run.recording.threads) for key in keys),
@@ -104,18 +111,18 @@ def _program(
         value=np.array([numbers[owner] for owner in owners], "<u4"),
         lane=np.array([lanes[_lane(event)] for event in shown], "<u2"),
         delay_us=np.array(delays, "<f4"),
-        idle=run.idle,
-        waiting={event: owner for event, owner in zip(shown, owners, strict=True) if event.on_gpu},
-        origin_ns=origin_ns,
         op_us={},
         launches=sum(call is not None for call, event in zip(calls, shown, strict=True) if event.category == "kernel"),
         records=len(works),
     )
+    return with_idle_lanes(program, run.idle, dict(zip(shown, owners, strict=True)), origin_ns)
 
 
 def _lane(event: Event) -> LaneKey:
-    return lane_of(event) if event.on_gpu else LaneKey(True, 0, False, event.resource)
+    return lane_of(event) if event.on_gpu else LaneKey(True, 0, False, _RANGES if event.is_range else event.resource)
 
 
 def _shown(key: LaneKey, gpus: int, threads: Sequence[str]) -> Lane:
-    return Lane(threads[key.stream], "cpu") if key.is_host else key.shown(gpus)
+    if not key.is_host:
+        return key.shown(gpus)
+    return Lane("ranges", "range") if key.stream == _RANGES else Lane(threads[key.stream], "cpu")

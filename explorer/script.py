@@ -4,14 +4,15 @@
 shown with the traceback that Python would show and ends the process with status 1, `sys.exit(3)` ends it with 3.
 
 A script that makes captures of its own (`with tracefuse.capture() as c:`) says what it wants to see: the last of them that ran
-to its end is shown, and from the first on nothing else is recorded. Any other script is captured from its first line to its
-last, as one trace.
+to its end is shown, and from the first on nothing else is recorded. Any other script is captured from the first module that
+it calls, or the first op that autograd records, to its last line, as one trace; one without either, from its first line.
 """
 
 from __future__ import annotations
 
 import builtins
 import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
@@ -19,14 +20,34 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._pytree import tree_flatten
 
-from tracefuse import capture as captures
 from tracefuse.capture import Capture
 from tracefuse.errors import CaptureError
+from tracefuse.frames import hide_frames
+from tracefuse.record import Recorder
 
 LONG = 20_000
 """Recorded ops from which a script is probably a loop over steps."""
+
+
+class _FromFirstUse(Recorder):
+    """A recorder that begins where a module is called or autograd has something to record: before that, a script makes its
+    model and its data, which are the inputs of what it is looked at for."""
+
+    has_begun = False
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.has_begun and (self.modules.current()[1] or _is_differentiated(args, kwargs)):
+            self.has_begun = True
+            self.begin()
+
+
+def _is_differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    leaves = tree_flatten((args, kwargs))[0] if torch.is_grad_enabled() else []
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 class _Watch:
@@ -34,17 +55,19 @@ class _Watch:
 
     def __init__(self, module: ModuleType, train_all: bool) -> None:
         self.whole = Capture(vars(module), train_all=train_all)
+        self.whole._recorder = _FromFirstUse()
         self.own: list[Capture] = []
 
     def __enter__(self) -> _Watch:
-        self.whole.__enter__()
-        captures.on_start = self._own_starts
+        self.whole._start({})
+        Capture.on_start = self._own_starts
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        captures.on_start = None
+        Capture.on_start = None
         if self.whole.is_recording:
-            self.whole._stop(self.whole._namespace or {}, None, completed=kind is None or _is_success(error))
+            names = self.whole._namespace or {}
+            self.whole._stop(names, None, completed=kind is None or _is_success(error))
 
     def _own_starts(self, capture: Capture) -> None:
         self.own.append(capture)
@@ -70,7 +93,7 @@ def run_script(path: Path, arguments: Sequence[str], train_all: bool = False) ->
     Ends the process as the script would end it: raises `SystemExit` where it exits with another status than 0, or after its
     traceback was shown. Raises `CaptureError` where nothing was captured.
     """
-    module = _main_module(path)
+    module = _main_module(os.path.abspath(path))
     sys.modules["__main__"] = module
     sys.argv = [str(path), *arguments]
     if not sys.flags.safe_path:
@@ -78,38 +101,41 @@ def run_script(path: Path, arguments: Sequence[str], train_all: bool = False) ->
     watch = _Watch(module, train_all)
     try:
         with watch:
-            exec(_code(path), vars(module))
+            exec(_code(module), vars(module))
     except SystemExit as ended:
         if not _is_success(ended):
             raise
     except BaseException as error:
-        _show(error, path)
+        _show(error, module)
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
     return watch.shown(), _remarks(watch, train_all)
 
 
-def _main_module(path: Path) -> ModuleType:
+def _main_module(path: str) -> ModuleType:
     module = ModuleType("__main__")
-    loader = SourceFileLoader("__main__", str(path))
-    vars(module).update(__file__=str(path), __loader__=loader, __builtins__=builtins, __cached__=None)
+    loader = SourceFileLoader("__main__", path)
+    vars(module).update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
     return module
 
 
-def _code(path: Path) -> Any:
-    with io.open_code(str(path.resolve())) as file:
-        return compile(file.read(), str(path), "exec", dont_inherit=True)
+def _code(module: ModuleType) -> Any:
+    path = str(module.__file__)
+    with io.open_code(path) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
 
 
 def _is_success(error: BaseException | None) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
-def _show(error: BaseException, path: Path) -> None:
-    """The traceback as Python shows it: from the script's own first frame on."""
+def _show(error: BaseException, module: ModuleType) -> None:
+    """The traceback as Python shows it: from the script's own first frame on, without the recorder's."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+    while trace is not None and trace.tb_frame.f_globals is not vars(module):
         trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    error.__traceback__ = trace
+    hide_frames(error)
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _remarks(watch: _Watch, train_all: bool) -> list[str]:

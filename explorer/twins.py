@@ -54,6 +54,9 @@ def arguments_of(call: Call, func: OpOverload) -> tuple[tuple[Any, ...], dict[st
     if func is call.func:
         return call.args, call.kwargs
     given = {_RENAMED.get(a.name, a.name): value for a, value in bound(call.func, call.args, call.kwargs)}
+    outs = [value for a, value in bound(call.func, call.args, call.kwargs) if a.is_out]
+    if outs and given.get("dtype") is None and any(a.name == "dtype" for a in func._schema.arguments):
+        given["dtype"] = outs[0].dtype  # a sum into doubles adds doubles
     defaults = {a.name: a.default_value for a in call.func._schema.arguments if a.has_default_value()}
     positional, by_name, in_order = [], {}, True
     for argument in func._schema.arguments:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import cuda_traces
 import programs
@@ -76,6 +77,26 @@ def test_pinned_inputs_are_moved_without_waiting() -> None:
     assert moves(fixed_trace(trace, there)) == []
     (copy,) = [n for n in fixed_trace(trace, pinned).ops if n.name == moves(trace)[0]]
     assert copy.kwargs["non_blocking"] is True
+
+
+def test_gradients_that_the_cpu_adds_up_are_added_on_the_gpu() -> None:
+    """Moved twice, copied back twice: what is float32 lies on the CPU, what is float64 on the GPU."""
+    leaf = torch.ones(4, requires_grad=True)
+    with tracefuse.capture() as c:
+        out = leaf.double().sin().sum() + leaf.view(2, 2).double().exp().sum()
+        out.backward()
+    trace = cuda_traces.on_cuda(c.trace)
+    for node in (n for n in trace.graph.nodes if n.op != "output" and val(n).dtype == torch.float32):
+        node.meta["val"] = val(c.trace.node(node.name))
+    for node in (n for n in trace.ops if n.target is torch.ops.aten._to_copy.default):
+        device = "cpu" if val(node).dtype == torch.float32 else "cuda:0"
+        node.kwargs = {**node.kwargs, "device": torch.device(device)}
+    assert len(moves(trace)) == 4
+    fixed = fixed_trace(trace, Fix("on device", "leaf on the GPU", ("leaf",)))
+    assert moves(fixed) == []
+    assert {val(n).device.type for n in fixed.graph.nodes if n.op != "output"} == {"cuda"}
+    with pytest.raises(FixError, match="the CPU goes on computing"):
+        fixed_trace(trace, Fix("pinned gradient", "its gradient in pinned memory", ("leaf",)))
 
 
 def test_what_reads_the_leaf_on_the_cpu_beside_another_value_there_keeps_it_there() -> None:
@@ -163,7 +184,7 @@ def test_a_trial_times_both_programs_and_compares_their_numbers(config: Config) 
     assert "measured" in texts[-1]
 
 
-def test_what_is_fixed_is_a_capture_like_any_other() -> None:
+def test_what_is_fixed_is_a_capture_like_any_other(tmp_path: Path) -> None:
     mended = autocast().with_fix(casts(autocast().variant(Config.off())))
     program = mended.optimize().compile()
     program().backward()
@@ -172,6 +193,12 @@ def test_what_is_fixed_is_a_capture_like_any_other() -> None:
     assert weight.grad.dtype == torch.bfloat16
     assert mended.optimize().measure(budget_s=0.1).programs[1].difference is not None
     assert mended.variant(Config.off()) is not autocast().variant(Config.off())
+    assert "2.weight', (64, 64), (64, 1), torch.bfloat16" in mended.optimize().export(tmp_path / "step.py").read_text()
+    assert mended.explore().payload["blocked"] is None
+    again = tracefuse.load(mended.save(tmp_path / "a.tfz", inputs=True))
+    for mine, theirs in zip(again.replay(), mended.replay(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert (mended.environment, mended.rng_states) == (autocast().environment, autocast().rng_states)
 
 
 # --- passes, padding --------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ REMARKS = {
     "recurrent": {UNFUSED: "medium", CAT: "low"},
     "diffusion": {UNFUSED: "medium", CAT: "low"},
     "recommender": {UNFUSED: "medium", KEPT: "medium"},
-    "optimizer_step": {UNFUSED: "low"},
+    "optimizer_step": {UNFUSED: "medium"},
 }
 
 

@@ -12,9 +12,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import tracefuse
+from tracefuse import mode_findings
 from tracefuse.findings import Case
 from tracefuse.launch_findings import FEWEST
 from tracefuse.op_times import OpTimes
+from tracefuse.peaks import DevicePeaks
+from tracefuse.timing import Estimate
 
 HOPPER = (("capability", "9.0"), ("tf32", "False"), ("cudnn", "on"), ("cudnn benchmark", "on"))
 
@@ -61,6 +64,20 @@ def matmuls(dtype: torch.dtype = torch.float32) -> tracefuse.Capture:
 
 
 NAME = "matmuls of float32 without tensor cores"
+
+
+@pytest.fixture(autouse=True)
+def no_known_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU whose peaks this machine's cache may have."""
+    monkeypatch.setattr(mode_findings, "known_peaks", lambda device: None)
+
+
+def test_rates_are_those_of_the_gpu_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {name: Estimate(rate, rate, rate, 0.95, 3) for name, rate in (("fp32", 50e12), ("tf32", 400e12))}
+    peaks = DevicePeaks("measured on a test", Estimate(3e12, 3e12, 3e12, 0.95, 3), rates)
+    monkeypatch.setattr(mode_findings, "known_peaks", lambda device: peaks)
+    (finding,) = found(NAME, on_hopper(matmuls()))
+    assert ("rates", "50 and 400 TFLOP/s, measured peaks of a test") in finding.evidence
 
 
 def test_matmuls_of_float32_without_tensor_cores() -> None:

@@ -47,6 +47,11 @@ def test_every_read_is_an_error_with_its_line(how: str) -> None:
     assert text.endswith("outside of `assert_no_sync()`.")
 
 
+def test_a_formatted_string_of_many_numbers_is_a_read() -> None:
+    with pytest.raises(SyncError, match=r"a formatted string .*24 B from cpu"), assert_no_sync():
+        f"{x}"
+
+
 @pytest.mark.parametrize("how", READS)
 def test_what_lies_on_the_cpu_counts_only_if_asked_for(how: str) -> None:
     with assert_no_sync(on_cpu=False):

@@ -26,6 +26,8 @@ LAZY_IMPORTS_OF_WIDGETS = {
     ("explorer/variant.py", "explore"),
     ("explorer/variant.py", "TYPE_CHECKING"),
     ("explorer/capture.py", "TYPE_CHECKING"),
+    ("explorer/run_timeline.py", "explore"),
+    ("explorer/run_timeline.py", "TYPE_CHECKING"),
 }
 
 # Written in pieces, so that this file does not find itself.

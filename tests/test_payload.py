@@ -12,8 +12,9 @@ import torch
 
 import tracefuse
 from tracefuse.config import PASSES, Config
-from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.liveness import KINDS, saved_bytes
 from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.saved import REASONS
 from tracefuse.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload import payload
@@ -280,3 +281,37 @@ def test_the_text_has_what_the_view_has() -> None:
 def test_the_text_says_that_times_are_stale_or_missing() -> None:
     assert "times: not measured" in to_text(payload(variant()))
     assert "of c.optimize(), not of these passes" in to_text(payload(variant(cat=False), (timing(), Config())))
+
+
+@pytest.mark.parametrize("name", ["gpt", "conv_batchnorm", "rope"])
+def test_storages_add_up_to_what_is_alive(name: str) -> None:
+    for found in (payload(variant(name))["memory"][side] for side in ("before", "after")):
+        rows = zip(*[iter(found["storages"])] * 4, strict=True)
+        storages = [(start, end, count) for start, end, count, purpose in rows if 0 < purpose < len(KINDS)]
+        assert len(storages) * 4 == len(found["storages"])
+        alive = [sum(n for start, end, n in storages if start <= at <= end) for at in range(len(found["ops"]))]
+        assert [found["inputs"] + count for count in alive] == found["live"]
+
+
+def test_what_is_saved_is_told_by_reason_by_module_and_by_value() -> None:
+    v = variant(memory_budget=0.5)
+    shown = payload(v)["memory"]
+    totals = [saved_bytes(captured("gpt").trace), saved_bytes(v.trace)]
+    for groups in (shown["reasons"], shown["modules"]):
+        assert [sum(group[at] for group in groups) for at in (1, 2)] == totals
+    assert all(sentence == REASONS[reason] for reason, _, _, sentence in shown["reasons"])
+    assert set(shown["why"].values()) <= {reason for reason, *_ in shown["reasons"]}
+    assert shown["why"].keys() <= payload(v)["values"].keys()
+
+
+def test_the_kinds_of_work_of_each_layer_are_in_the_payload() -> None:
+    for row in payload(variant())["layers"]:
+        for kinds, us in zip(row["backward_kinds"], row["backward_us"], strict=True):
+            assert sum(kinds.values()) == pytest.approx(us, rel=1e-3)
+
+
+def test_a_forward_alone_says_that_it_has_no_backward() -> None:
+    text = to_text(payload(tracefuse.capture(torch.nn.Linear(4, 4), torch.ones(2, 4)).optimize()))
+    assert "no backward" in text
+    assert "0 -> 0" not in text
+    assert "saved for backward" not in text

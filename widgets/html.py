@@ -92,14 +92,14 @@ def configurations(shown: Config) -> list[Config]:
 
 
 def page(payloads: list[dict[str, Any]], title: str, timeline: dict[str, Any] | None = None) -> str:
-    """The page that holds `payloads`, the first of them shown. Every string of a session is data in it, never markup."""
+    """The page that holds `payloads`, the first of them shown."""
+    return page_of({"payloads": payloads, "timeline": timeline}, title, to_text(payloads[0]))
+
+
+def page_of(held: dict[str, Any], title: str, text: str) -> str:
+    """The page of the view that holds `held`, or shows `text` without JavaScript. Every string of it is data, never markup."""
     module = (STATIC / "widget.js").read_text(encoding="utf-8")
-    return _PAGE.substitute(
-        title=escape(title),
-        text=escape(to_text(payloads[0])),
-        held=encode({"payloads": payloads, "timeline": timeline}),
-        module=_check_inert(module),
-    )
+    return _PAGE.substitute(title=escape(title), text=escape(text), held=encode(held), module=_check_inert(module))
 
 
 def _check_inert(module: str) -> str:

@@ -24,12 +24,12 @@ from IPython.display import display
 from IPython.utils.process import arg_split
 
 from tracefuse.capture import Capture
+from tracefuse.frames import hide_frames
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.options import MAGIC_OPTIONS, PASS_OPTIONS, Config, OptionError, configuration, magic_arguments, values
 from tracefuse.peers import check_names
 from tracefuse.widgets import errors, rich
 from tracefuse.widgets.cell import MAGIC, NAME, WrapCell, mark_cell
-from tracefuse.widgets.errors import hide_frames
 from tracefuse.widgets.view import Explorer
 
 # --- arguments --------------------------------------------------------------------------------------------------------

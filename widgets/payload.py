@@ -14,12 +14,15 @@
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved_bytes,
                 removed, storage, kernel, of, time_us}}
       times:    {before, after}                               the provenance of each value's `time_us`
-      memory:   {before, after}                               each {ops, live, peak, at, alive}: bytes alive while each op runs
+      memory:   {before, after, reasons, modules, why}        before and after: {ops, live, peak, at, alive, inputs, storages},
+                bytes alive while each op runs; reasons, modules: [[name, bytes before, bytes after, sentence]] of what is
+                saved for the backward; why: {value: reason} with the passes
       kernels:  [{name, calls, ops, nbytes_read, nbytes_written, time_us, provenance, blocks, source, gb_per_s, tflop_per_s,
                 least_us, peak_share, peak_source, bound, resources}]
       aten:     [{name, calls, time_us, nbytes, provenance, gb_per_s, tflop_per_s, least_us, peak_share, peak_source, bound}]
                 ATen's operators by the types of their operands, with times that were measured op by op; else none
-      layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause}]   own ops only
+      layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause, backward_kinds,
+                flops}]   own ops only; `backward_kinds` are {kind: us} before and after, `flops` those of forward and backward
       findings: [...]                                         the gravest first: see `tracefuse.widgets.payload_findings`
       looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
@@ -66,13 +69,15 @@ from typing import Any
 from tracefuse.config import Config
 from tracefuse.diagnose import DETECTORS
 from tracefuse.errors import ExportError, SessionError
-from tracefuse.layers import layers
+from tracefuse.layers import Layer, layers
 from tracefuse.measurements import Said, TrialKey
 from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.cost import Peaks
+from tracefuse.optimizers.saved import REASONS
 from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.profile import Profile
+from tracefuse.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.side_by_side import Ablation
 from tracefuse.summary import remarks
 from tracefuse.timing import Timing
@@ -134,10 +139,14 @@ def payload(
         "backward": half(before.split()[1], variant.backward),
         "values": values(before, after, op_times),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
-        "memory": {"before": memory(before), "after": memory(after)},
+        "memory": {
+            "before": memory(before),
+            "after": memory(after),
+            **saved_record(baseline or variant.baseline, variant),
+        },
         "kernels": kernel_records(variant, profile, peaks, inspected),
         "aten": aten_records(variant, times[1], peaks),
-        "layers": [asdict(layer) for layer in layers(before, after, op_times)],
+        "layers": [layer_record(layer) for layer in layers(before, after, op_times)],
         "findings": finding_records(baseline or variant.baseline, variant, op_times, tried or {}),
         "looked_for": list(DETECTORS),
         "baseline": baseline_record(baseline, name),
@@ -152,6 +161,23 @@ def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any
     if baseline is None:
         return {"is_pinned": False, "call": "the trace as captured"}
     return {"is_pinned": True, "call": baseline.config.as_code(name or "c")}
+
+
+def saved_record(before: Variant, after: Variant) -> dict[str, Any]:
+    """What is saved for the backward, by reason and by module, and for each value why."""
+    rows = saved_rows(before.trace, after.trace, after.steps, before.steps)
+    return {
+        "reasons": [[group.name, *group.nbytes, REASONS[group.name]] for group in by_reason(rows)],
+        "modules": [[group.name, *group.nbytes] for group in by_module(rows)],
+        "why": {row.name: row.reason for row in rows if row.nbytes.after},
+    }
+
+
+def layer_record(layer: Layer) -> dict[str, Any]:
+    """One row of the layers table; of its many times four digits."""
+    kinds = [{kind: float(f"{us:.4g}") for kind, us in side.items()} for side in layer.backward_kinds]
+    record = asdict(layer) | {"backward_kinds": kinds}
+    return {name: value for name, value in record.items() if name != "count"}
 
 
 def summary(before: Trace, after: Trace, timing: Timing | None = None) -> dict[str, Any]:

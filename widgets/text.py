@@ -55,14 +55,16 @@ def to_static_form(payload: dict[str, Any]) -> str:
 def _summary(payload: dict[str, Any]) -> list[str]:
     found = payload["summary"]
     before, after = found["ops"]
-    saved = " -> ".join(map(human_bytes, found["saved_bytes"]))
+    saved = f"{' -> '.join(map(human_bytes, found['saved_bytes']))} saved for backward"
+    if not any(payload["backward"]["ops"]):
+        saved = "no backward"
     kernels = found["kernels"]
     launches = f" in {_count(kernels['launches'], 'launch', 'launches')}" if kernels["launches"] else ""
     beside = f"beside {payload['baseline']['call']}, which is pinned" if payload["baseline"]["is_pinned"] else ""
     lines = [
         f"tracefuse  {payload['call'] or 'run it with -o c to use it in Python'}",
         beside,
-        f"{before} -> {after} ops, {saved} saved for backward, {_count(kernels['unique'], 'Triton kernel')}{launches}",
+        f"{before} -> {after} ops, {saved}, {_count(kernels['unique'], 'Triton kernel')}{launches}",
         payload["blocked"] or "",
     ]
     return [line for line in lines if line]
@@ -139,7 +141,8 @@ def _layers(payload: dict[str, Any]) -> list[Table]:
 def _layer(path: str, rows: Sequence[dict[str, Any]]) -> Row:
     name = f"{path} x{len(rows)}" if len(rows) > 1 else rows[0]["path"] or path
     causes = dict.fromkeys(row["cause"] for row in rows if row["cause"])
-    return name, rows[0]["module_type"], _both(rows, "forward_us"), _both(rows, "backward_us"), next(iter(causes), "")
+    backward = _both(rows, "backward_us") if any(sum(row["backward_ops"]) for row in rows) else "no backward"
+    return name, rows[0]["module_type"], _both(rows, "forward_us"), backward, next(iter(causes), "")
 
 
 def _both(rows: Sequence[dict[str, Any]], side: str) -> str:

@@ -71,14 +71,42 @@ def gpu_input_bytes(trace: Trace) -> int:
 @per_trace
 def memory(trace: Trace) -> dict[str, Any]:
     """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak, the op it is at, and
-    the largest storages that are alive there, as `[name, bytes]`."""
+    the largest storages that are alive there, as `[name, bytes]`; of all storages, how long they live and what for."""
     live = liveness.live_bytes(trace, lifetimes(trace))
     peak = max(live, default=0)
     names = [node.name for node in trace.ops]
     at = live.index(peak) if live else -1
     alive = sorted((one for one in lifetimes(trace) if one.start <= at <= one.end), key=lambda one: -one.nbytes)
     largest = [[one.name, one.nbytes] for one in alive[:MAX_ALIVE]]
-    return {"ops": names, "live": live, "peak": peak, "at": names[at] if live else "", "alive": largest}
+    return {
+        "ops": names,
+        "live": live,
+        "peak": peak,
+        "at": names[at] if live else "",
+        "alive": largest,
+        "inputs": sum(life.nbytes for life in lifetimes(trace) if life.kind == "input"),
+        "storages": _storages(lifetimes(trace), peak),
+    }
+
+
+def _storages(known: list[liveness.Lifetime], peak: int) -> list[int]:
+    """`start, end, bytes, kind` of each storage but the inputs, one after another; the kind is an index into `KINDS`.
+
+    Those that are small beside the peak and alike in when they live and what for are one.
+    """
+    sums: dict[tuple[int, int, int], int] = {}
+    found: list[int] = []
+    for life in known:
+        where = life.start, life.end, liveness.KINDS.index(life.kind)
+        if life.kind == "input":
+            continue
+        if life.nbytes * 1000 < peak:
+            sums[where] = sums.get(where, 0) + life.nbytes
+        else:
+            found += [life.start, life.end, life.nbytes, where[2]]
+    for (start, end, number), count in sums.items():
+        found += [start, end, count, number]
+    return found
 
 
 @per_trace

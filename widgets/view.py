@@ -237,7 +237,8 @@ class Explorer(anywidget.AnyWidget):
         variant = self.variant.check()
         fix = self.measured.fix(variant, self.baseline, finding, choice)
         with task.turn(variant.capture.example_inputs, self._progress):
-            found = variant.try_fix(fix, self._progress, self.budget_s, task.is_cancelled)
+            # What a fix is for may be a step of half a second, and a verdict takes several rounds.
+            found = variant.try_fix(fix, self._progress, 2 * self.budget_s, task.is_cancelled)
         self.measured.note_trial((variant.config, finding, choice), found, variant)
         self.show()
 

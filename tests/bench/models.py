@@ -287,7 +287,8 @@ def _export(variant: tracefuse.Variant) -> str:
         )
     if done.returncode == 0:
         return "runs"
-    return f"{'' if done.stderr.startswith('not checked') else 'failed: '}{(done.stdout + done.stderr).strip()[-1500:]}"
+    said = [line for line in done.stdout.splitlines() if line.startswith("BAD")] + done.stderr.strip().splitlines()[-3:]
+    return f"{'' if done.stderr.startswith('not checked') else 'failed: '}{'; '.join(said)}"
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------

@@ -226,6 +226,7 @@ def reopen() -> Callable[[Page], None]:
     """`reopen(page)` makes a saved page's view anew, as opening the file does."""
 
     def mount(page: Page) -> None:
+        page.wait_for_selector("[data-testid=tf-root]")  # else the file's own view comes on top of it
         page.evaluate(REOPEN)
         page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
 

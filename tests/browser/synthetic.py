@@ -31,7 +31,15 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
             if value["phase"] != values[read]["phase"]:
                 values[read]["saved_bytes"] = values[read]["nbytes"]
     ops = list(values)
-    memory = {"ops": ops, "live": [1024] * len(ops), "peak": 1024, "at": ops[0]}
+    memory = {
+        "ops": ops,
+        "live": [1024] * len(ops),
+        "peak": 1024,
+        "at": ops[0],
+        "alive": [],
+        "inputs": 1024,
+        "storages": [],
+    }
     kernels = sorted({value["kernel"] for value in values.values() if value["kernel"]})
     return {
         "version": 2, "config": _config(fused), "call": "c.optimize()", "blocked": None, "runs_triton": False,
@@ -42,7 +50,8 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
         },
         "forward": _half(values, "forward"), "backward": _half(values, "backward"),
         "times": {"before": "modelled: synthetic", "after": "modelled: synthetic"},
-        "memory": {"before": memory, "after": memory}, "kernels": [_kernel(name) for name in kernels], "aten": [],
+        "kernels": [_kernel(name) for name in kernels], "aten": [],
+        "memory": {"before": memory, "after": memory, "reasons": [], "modules": [], "why": {}},
         "baseline": {"is_pinned": False, "call": "the trace as captured"}, "environment": {},
     }  # fmt: skip
 

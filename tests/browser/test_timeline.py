@@ -380,6 +380,27 @@ def test_the_peak_names_its_op_and_selects_it(page: Page, variant: tracefuse.Var
     expect(lists.nth(1).locator("li")).to_have_count(len(peak["alive"]))
 
 
+def test_memory_is_parted_by_what_it_is_for(page: Page, variant: tracefuse.Variant) -> None:
+    shown = payload(variant)["memory"]
+    place = locate(page, shown["after"]["at"], 1)
+    canvas(page).hover(position={"x": place["x"], "y": place["y"] + 40})
+    tip = page.get_by_test_id("tf-timeline-tip")
+    expect(tip.locator(".tf-purpose").first).to_contain_text("inputs, parameters")
+    expect(tip).to_contain_text("saved for backward")
+    expect(page.locator(".tf-kinds .tf-purpose", has_text="saved for backward")).to_be_visible()
+
+
+def test_what_is_saved_stands_by_reason_and_by_module(page: Page, variant: tracefuse.Variant) -> None:
+    shown = payload(variant)["memory"]
+    page.get_by_test_id("tf-alive").locator("summary").click()
+    tables = page.get_by_test_id("tf-saved").locator("table")
+    expect(tables).to_have_count(2)
+    expect(tables.nth(0).locator("tbody tr")).to_have_count(len(shown["reasons"]))
+    expect(tables.nth(1).locator("tbody tr")).to_have_count(len(shown["modules"]))
+    expect(tables.nth(0)).to_contain_text(shown["reasons"][0][3])
+    expect(page.get_by_test_id("tf-saved")).to_contain_text("static")
+
+
 def test_without_a_timeline_ops_stand_end_to_end_and_the_remedy_is_said(opened: Callable[[str], Page]) -> None:
     page = opened("modelled")
     expect(page.get_by_test_id("tf-timeline-said")).to_contain_text("ops end to end")
@@ -421,7 +442,9 @@ def large(shown: dict[str, Any], ops: int, events: int) -> tuple[dict[str, Any],
     names = [f"op_{number}" for number in range(ops)]
     values = {name: record | {"phase": "forward" if at < ops / 3 else "backward"} for at, name in enumerate(names)}
     live = [1000 + min(at, ops - at) for at in range(ops)]
-    memory = {"ops": names, "live": live, "peak": max(live), "at": names[live.index(max(live))], "alive": []}
+    storages = [number for at in range(1, ops // 2 + 1) for number in (at, ops - at, 1, 1)]
+    peak, at = max(live), names[live.index(max(live))]
+    memory = {"ops": names, "live": live, "peak": peak, "at": at, "alive": [], "inputs": 1000, "storages": storages}
     each = events // 4
     order = np.arange(each)
     value = order * ops // each + 1
@@ -430,7 +453,8 @@ def large(shown: dict[str, Any], ops: int, events: int) -> tuple[dict[str, Any],
     sort = np.argsort(start, kind="stable")
     columns = (
         start[sort].astype("<f8"), rng.uniform(1, 9, 2 * each).astype("<f4"), np.tile(order % 6, 2)[sort].astype("<u4"),
-        np.tile(value, 2)[sort].astype("<u4"), np.repeat([1, 0], each)[sort].astype("<u2"),
+        np.tile(value, 2)[sort].astype("<u4"), np.full(2 * each, np.nan, "<f4"),
+        np.repeat([1, 0], each)[sort].astype("<u2"),
     )  # fmt: skip
     program = {
         "config": "c.optimize()", "span_us": float(start.max() + 10), "values": names, "count": 2 * each,
@@ -440,9 +464,10 @@ def large(shown: dict[str, Any], ops: int, events: int) -> tuple[dict[str, Any],
     }  # fmt: skip
     timeline = {
         "provenance": "measured on nothing",
+        "causes": {},
         "programs": [program | {"label": label} for label in ("captured", "optimised")],
     }
-    return shown | {"values": values, "memory": {"before": memory, "after": memory}}, timeline
+    return shown | {"values": values, "memory": shown["memory"] | {"before": memory, "after": memory}}, timeline
 
 
 def test_5300_ops_and_50000_events_are_fast(page: Page, variant: tracefuse.Variant) -> None:

@@ -273,6 +273,19 @@ def test_the_sentence_is_the_tables_first_row(page: Page, press: Callable[[Locat
     expect(says).not_to_contain_text("×3")
 
 
+def test_the_backwards_time_is_parted_by_kind_in_colour_and_in_words(page: Page) -> None:
+    page.get_by_test_id("tf-tab-layers").click()
+    bar = page.locator("[data-testid=tf-layers] .tf-kinds-of").first
+    assert re.search(r"matmul \d+ %", str(bar.get_attribute("aria-label")))
+    expect(page.get_by_test_id("tf-work-legend")).to_contain_text("matmul")
+    widths = (
+        bar.locator("i").first.locator("b").evaluate_all("all => all.map((one) => one.getBoundingClientRect().width)")
+    )
+    assert len(widths) > 0
+    assert sum(widths) <= bar.bounding_box()["width"] + 1
+    expect(page.get_by_role("columnheader", name="time by kind")).to_be_visible()
+
+
 def test_a_layer_leads_to_its_slowest_op_in_the_tree(page: Page, press: Callable[[Locator], None]) -> None:
     page.get_by_test_id("tf-tab-layers").click()
     press(page.get_by_test_id("tf-layer-head"))

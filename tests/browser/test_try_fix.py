@@ -23,6 +23,7 @@ CELL = """with tracefuse.capture() as c:
         loss = model(x).float().square().sum()
     loss.backward()
 view = c.explore(fuse=False)
+view.budget_s = 1.0
 view
 """
 CASTS = "weights cast every step"

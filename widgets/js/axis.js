@@ -54,3 +54,8 @@ export function duration(time) {
   const figure = time / size;
   return `${figure >= 100 || figure === 0 ? Math.round(figure) : figure.toPrecision(3)} ${unit}`;
 }
+
+/** @param {number} part @param {number} whole */
+export function percent(part, whole) {
+  return whole > 0 ? `${Math.round((100 * part) / whole)} %` : "0 %";
+}

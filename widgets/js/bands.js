@@ -26,7 +26,7 @@ export function arranged(shown, height) {
     y += size + gap;
     return band;
   };
-  const rows = shown.map(({ program }) => ({ title: take(TITLE, 0), lanes: program.lanes.map(() => take(LANE)), memory: take(memory, GAP * 3) }));
+  const rows = shown.map((one) => ({ title: take(TITLE, 0), lanes: one.program.lanes.map(() => take(LANE)), memory: take(one.memory.ops.length > 0 ? memory : 0, GAP * 3) }));
   const longest = Math.max(8, ...shown.flatMap(({ program }) => program.lanes.map((lane) => lane.name.length)));
   return { overview: { y: 0, height: OVERVIEW }, ruler: { y: OVERVIEW, height: RULER }, rows, gutter: Math.min(124, Math.ceil(longest * CHARACTER) + 12), height: y };
 }

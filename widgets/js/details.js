@@ -26,6 +26,7 @@ export function details(view, showsPass, open, act) {
     value.module && fact("module", h("code", null, `${value.module}: ${value.module_type}`)),
     ...time(selected, payload, view.live),
     ...memory(value, act),
+    savedFor(selected, payload),
     ...kernel(value, view, open, act),
     parameter(selected, payload, act),
     pins(selected, value, payload.config, act),
@@ -97,6 +98,13 @@ function memory(value, act) {
   const stride = value.stride && value.stride.length > 0 && fact("stride", h("code", null, `(${value.stride.join(", ")})`));
   const size = value.nbytes > 0 ? h("span", null, formatBytes(value.nbytes)) : why("none of its own");
   return [fact("bytes", size), stride, chips("same memory", value.storage, act)];
+}
+
+/** Why the backward needs it. @param {string} name @param {Payload} payload */
+function savedFor(name, { memory: { why: reasonOf, reasons } }) {
+  const reason = reasonOf[name];
+  const row = reasons.find(([one]) => one === reason);
+  return row ? fact("saved: why", h("b", null, reason), why(row[3])) : null;
 }
 
 // --- kernel ----------------------------------------------------------------------------------------------------------

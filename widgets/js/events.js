@@ -1,28 +1,18 @@
 // Events on lanes: columns of numbers, and per lane an index by time. All times are in µs from the program's start. No DOM.
 
-const BYTES_PER_EVENT = 22;
+import { IDLE, KINDS, kindOf, PAUSE } from "./kinds.js";
 
-/** What an event does, hence its colour; the glyph says it without one. The first rule that fits an operator's name decides. */
-export const KINDS = [
-  { id: "kernel", colour: "good", label: "fused kernel", glyph: "◆", names: /^fused_|^triton_/ },
-  { id: "attention", colour: "twin", label: "attention", glyph: "⌾", names: /attention|flash|fmha/i },
-  { id: "matmul", colour: "brand", label: "matmul", glyph: "▦", names: /mm\b|mm_|mma|matmul|linear|convol|einsum|nvjet|cutlass/i },
-  { id: "copy", colour: "string", label: "copy", glyph: "⇄", names: /copy|clone|\bcat\b|memcpy|memset|contiguous|\bstack\b|catarray/i },
-  { id: "reduction", colour: "number", label: "reduction", glyph: "Σ", names: /sum|mean|softmax|norm|amax|max|min|\bvar|argm|loss|reduce/i },
-  { id: "other", colour: "soft", label: "other", glyph: "·", names: /(?:)/ },
-];
+const BYTES_PER_EVENT = 26;
 
-/** @param {string} name of an operator or a kernel */
-export function kindOf(name) {
-  return KINDS.findIndex((kind) => kind.names.test(name));
-}
+/** Whether a lane has what the GPU did. @param {{ kind: string }} lane */
+export const isGpu = ({ kind }) => kind === "gpu" || kind === "copy";
 
-/** @typedef {{ start: Float64Array, duration: Float32Array, name: Uint32Array, value: Uint32Array, lane: Uint16Array }} Columns */
+/** `delay` is from a launch to the start on the GPU, NaN without one. @typedef {{ start: Float64Array, duration: Float32Array, name: Uint32Array, value: Uint32Array, delay: Float32Array, lane: Uint16Array }} Columns */
 
 /**
  * One lane: indices of its events by start; `reach[i]` is the latest end of the first i + 1 of them. `backward` is where its
  * first event of the backward starts, NaN without one.
- * @typedef {{ name: string, kind: "gpu" | "copy" | "cpu", at: Uint32Array, reach: Float64Array, backward: number }} Lane
+ * @typedef {{ name: string, kind: "gpu" | "copy" | "idle" | "range" | "cpu", at: Uint32Array, reach: Float64Array, backward: number }} Lane
  */
 
 /**
@@ -50,13 +40,14 @@ export function decode({ count, events }) {
     duration: new Float32Array(bytes, 8 * count, count),
     name: new Uint32Array(bytes, 12 * count, count),
     value: new Uint32Array(bytes, 16 * count, count),
-    lane: new Uint16Array(bytes, 20 * count, count),
+    delay: new Float32Array(bytes, 20 * count, count),
+    lane: new Uint16Array(bytes, 24 * count, count),
   };
 }
 
 /** The bytes that `decode` reads. @param {Columns} columns */
 export function encode(columns) {
-  const parts = [columns.start, columns.duration, columns.name, columns.value, columns.lane];
+  const parts = [columns.start, columns.duration, columns.name, columns.value, columns.delay, columns.lane];
   const bytes = new Uint8Array(columns.start.length * BYTES_PER_EVENT);
   let offset = 0;
   for (const part of parts) {
@@ -90,6 +81,7 @@ export function modelled(label, ops, records, which) {
     duration: Float32Array.from(timed, ({ op }) => time(op)),
     name: Uint32Array.from(timed, ({ op }) => number.get(called(op)) ?? 0),
     value: Uint32Array.from(timed, (one) => one.number),
+    delay: new Float32Array(timed.length).fill(NaN),
     lane: new Uint16Array(timed.length),
   };
   const span = timed.length === 0 ? 0 : start[start.length - 1] + columns.duration[start.length - 1];
@@ -102,7 +94,11 @@ function indexed(raw, columns, records) {
   const ops = opsOf(raw.lanes, columns);
   const ofName = names.map(kindOf);
   const copy = KINDS.findIndex((kind) => kind.id === "copy");
-  const kinds = Uint8Array.from(ops, (op, i) => (raw.lanes[columns.lane[i]].kind === "copy" ? copy : ofName[op]));
+  const kinds = Uint8Array.from(ops, (op, i) => {
+    const { kind } = raw.lanes[columns.lane[i]];
+    if (kind === "idle") return KINDS[PAUSE].names.test(names[op]) ? PAUSE : IDLE;
+    return kind === "copy" ? copy : ofName[op];
+  });
   const isBackward = values.map((name) => records[name]?.phase === "backward");
   const lanes = raw.lanes.map((lane, number) => indexedLane(lane, number, columns, isBackward));
   return { label, config, span, lanes, names, values, numbers: new Map(values.map((name, i) => [name, i + 1])), columns, ops, kinds };
@@ -116,7 +112,7 @@ function opsOf(lanes, { name, value, lane }) {
   /** @type {Map<number, number>} */
   const ofValue = new Map();
   lane.forEach((number, i) => lanes[number].kind === "cpu" && value[i] > 0 && ofValue.set(value[i], name[i]));
-  return name.map((own, i) => (lanes[lane[i]].kind === "copy" ? own : (ofValue.get(value[i]) ?? own)));
+  return name.map((own, i) => (lanes[lane[i]].kind === "gpu" ? (ofValue.get(value[i]) ?? own) : own));
 }
 
 /** @param {TimelineProgram["lanes"][number]} lane @param {number} number @param {Columns} columns @param {boolean[]} isBackward of each value @returns {Lane} */
@@ -179,8 +175,8 @@ export function nearest(program, lane, time, tolerance) {
 
 /** Of the events of one value those of the GPU, if there are any: then the CPU's are what asking for them took. @param {Program} program @param {number[]} events */
 export function atWork({ columns, lanes }, events) {
-  const onGpu = events.filter((event) => lanes[columns.lane[event]].kind !== "cpu");
-  return onGpu.length > 0 ? onGpu : events;
+  const onGpu = events.filter((event) => isGpu(lanes[columns.lane[event]]));
+  return onGpu.length > 0 ? onGpu : events.filter((event) => lanes[columns.lane[event]].kind === "cpu");
 }
 
 /** The events of a value, in order. @param {Program} program @param {string} value @returns {number[]} */
@@ -282,7 +278,7 @@ export function spans(program, lane, window, pixels, isFound, draw) {
 /** How much of its time a program's busiest lane is busy, per pixel of the whole axis. @param {Program} program @param {number} span @param {number} pixels */
 export function shares(program, span, pixels) {
   const found = new Float64Array(pixels);
-  for (const lane of program.lanes) {
+  for (const lane of program.lanes.filter((one) => isGpu(one) || one.kind === "cpu")) {
     spans(program, lane, { from: 0, to: span }, pixels, null, (x, width, _, share) => {
       for (let at = Math.floor(x); at < Math.min(pixels, x + width); at += 1) found[at] = Math.max(found[at], share);
     });

@@ -140,7 +140,7 @@ export function gestures(panel) {
     canvas.style.cursor = hit ? "pointer" : "";
     if (!hit) return hideTip();
     const shown = panel.shown[hit.number];
-    const content = hit.event === undefined ? memoryTip(shown, hit.op) : eventTip(shown, hit.event, panel.view?.payload.values ?? {});
+    const content = hit.event === undefined ? memoryTip(shown, hit.op) : eventTip(shown, hit.event, panel.view?.payload.values ?? {}, panel.causes);
     panel.showTip(content, x, y);
   }
 

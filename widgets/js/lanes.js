@@ -3,8 +3,10 @@
 import { onAxis, ticks } from "./axis.js";
 import { CHARACTER, GAP } from "./bands.js";
 import { formatBytes } from "./dom.js";
-import { KINDS, spans } from "./events.js";
-import { outline } from "./memory.js";
+import { spans } from "./events.js";
+import { hatch } from "./hatch.js";
+import { KINDS } from "./kinds.js";
+import { outline, PURPOSES } from "./memory.js";
 
 /** @typedef {import("./axis.js").Window} Window */
 /** @typedef {import("./events.js").Program} Program */
@@ -101,13 +103,13 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     const height = band.height - 2;
     spans(program, lane, window, plot, found[number], (x, width, kind, share, event, faint) => {
       context.globalAlpha = (0.35 + 0.65 * share) * (faint ? 0.22 : 1);
-      context.fillStyle = colours[KINDS[kind].colour];
+      context.fillStyle = lane.kind === "idle" ? hatch(context, colours[KINDS[kind].colour]) : colours[KINDS[kind].colour];
       // The gap tells two events of one kind apart.
       context.fillRect(layout.gutter + x, y, width > 3 ? width - 1 : width, height);
       if (width < 10 || event < 0) return;
       context.globalAlpha = faint ? 0.5 : 1;
-      context.fillStyle = faint ? colours.text : colours.on;
-      drawLabel(labelOf(program, event), KINDS[kind].glyph, layout.gutter + x, width - 1, y + height / 2 + 0.5);
+      context.fillStyle = faint || lane.kind === "idle" ? colours.text : colours.on;
+      drawLabel(labelOf(program, event), KINDS[kind].glyph, layout.gutter + x, width - 1, y + height / 2 + 0.5, lane.kind === "idle");
     });
     context.globalAlpha = 1;
     drawName(lane.name, band, colours.soft);
@@ -115,11 +117,14 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     for (const event of events[number]) if (program.columns.lane[event] === index) drawEmphasis(program, event, band, number);
   }
 
-  /** As much of a label as there is room for; of the last resort, the glyph of its kind. @param {string} text @param {string} glyph @param {number} x @param {number} width @param {number} y */
-  function drawLabel(text, glyph, x, width, y) {
+  /** As much of a label as there is room for; of the last resort, the glyph of its kind. @param {string} text @param {string} glyph @param {number} x @param {number} width @param {number} y @param {boolean} isStriped below it */
+  function drawLabel(text, glyph, x, width, y, isStriped) {
     const room = Math.floor((width - 6) / CHARACTER);
     const shown = text.length <= room ? text : room >= 5 ? `${text.slice(0, room - 1)}…` : glyph;
     context.textAlign = "center";
+    context.strokeStyle = colours.sunken;
+    context.lineWidth = 4;
+    if (isStriped) context.strokeText(shown, x + width / 2, y);
     context.fillText(shown, x + width / 2, y);
   }
 
@@ -168,6 +173,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
 
   /** @param {Shown} one @param {Band} band @param {number} most bytes at the top */
   function drawMemory({ memory, profile, measuredPeak }, band, most) {
+    if (memory.ops.length === 0) return;
     context.fillStyle = colours.lineStrong;
     context.fillRect(layout.gutter, band.y + band.height - 1, plot, 1);
     drawName("memory", { y: band.y, height: 16 }, colours.soft);
@@ -178,26 +184,25 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     if (profile) drawPeak(memory, profile, level);
   }
 
-  /** @param {Profile} profile @param {(bytes: number) => number} level */
+  /** Stacked by purpose, inputs below. @param {Profile} profile @param {(bytes: number) => number} level */
   function drawArea(profile, level) {
-    const tops = outline(profile, window, Math.max(1, Math.floor(plot)));
-    const end = tops.findIndex(Number.isNaN);
-    const count = end < 0 ? tops.length : end;
-    if (count === 0) return;
-    const line = new Path2D();
-    line.moveTo(layout.gutter, level(tops[0]));
-    for (let x = 0; x < count; x += 1) {
-      line.lineTo(layout.gutter + x, level(tops[x]));
-      line.lineTo(layout.gutter + x + 1, level(tops[x]));
-    }
-    const filled = new Path2D(line);
-    filled.lineTo(layout.gutter + count, level(0));
-    filled.lineTo(layout.gutter, level(0));
-    context.fillStyle = colours.wash;
-    context.fill(filled);
-    context.strokeStyle = colours.brand;
-    context.lineWidth = 1;
-    context.stroke(line);
+    const at = outline(profile, window, Math.max(1, Math.floor(plot)));
+    const end = at.indexOf(-1);
+    const count = end < 0 ? at.length : end;
+    const below = new Float64Array(count);
+    PURPOSES.forEach(({ colour }, purpose) => {
+      const column = profile.purposes[purpose];
+      context.fillStyle = colours[colour];
+      context.globalAlpha = 0.75;
+      context.beginPath();
+      for (let x = 0; x < count; x += 1) {
+        const bytes = column[at[x]];
+        if (bytes > 0) context.rect(layout.gutter + x, level(below[x] + bytes), 1, level(below[x]) - level(below[x] + bytes));
+        below[x] += bytes;
+      }
+      context.fill();
+    });
+    context.globalAlpha = 1;
   }
 
   /** @param {string} text @param {number} y */
@@ -283,6 +288,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
 }
 
 /** @param {Program} program @param {number} event */
-export function labelOf({ columns, names, values }, event) {
+export function labelOf({ columns, names, values, lanes }, event) {
+  if (lanes[columns.lane[event]].kind === "idle") return names[columns.name[event]];
   return columns.value[event] > 0 ? values[columns.value[event] - 1] : names[columns.name[event]];
 }

@@ -1,5 +1,6 @@
 // The rows of the layers table, folded and sorted. No DOM.
 
+import { short } from "./dom.js";
 import { foldedPaths, nothing, time } from "./modules.js";
 
 /** @typedef {import("./modules.js").Pair} Pair @typedef {import("./modules.js").Tree} Tree */
@@ -13,10 +14,19 @@ import { foldedPaths, nothing, time } from "./modules.js";
  * @property {Pair} backward µs
  * @property {number} saved bytes
  * @property {string} cause what takes most of the backward
+ * @property {[Kinds, Kinds]} kinds µs of the backward by kind of work
+ * @property {Pair} flops of the matmuls, forward and backward
  * @property {string[]} modules paths
  */
 
+/** @typedef {Record<string, number>} Kinds */
+
 /** @typedef {"path" | "type" | "forward" | "backward" | "ratio" | "share" | "change" | "saved" | "cause"} Column */
+
+/** Of `tracefuse.work`, in the order that bars show them. */
+export const WORK = ["pointwise", "concatenation", "cast", "copy", "device copy", "matmul layout", "matmul", "convolution", "attention", "normalization", "reduction", "fused", "other"];
+// As in `tracefuse.layers`.
+const OUT_OF_LINE = 1.5;
 
 const OUTSIDE = "outside modules";
 
@@ -29,6 +39,8 @@ export function layersOf({ layers }) {
     backward: row.backward_us,
     saved: row.saved_bytes[1],
     cause: row.cause,
+    kinds: row.backward_kinds,
+    flops: row.flops,
     modules: row.path || row.module_type ? [row.path] : [],
   }));
   return rows.filter((row) => stepTime(row, 0) > 0 || stepTime(row) > 0 || row.saved > 0);
@@ -57,7 +69,41 @@ function together(path, some) {
   const slowest = some.reduce((most, row) => (row.backward[1] > most.backward[1] ? row : most));
   const sum = (/** @type {"forward" | "backward"} */ of) => /** @type {Pair} */ ([0, 1].map((at) => some.reduce((total, row) => total + row[of][at], 0)));
   const saved = some.reduce((total, row) => total + row.saved, 0);
-  return { ...slowest, path, forward: sum("forward"), backward: sum("backward"), saved, modules: some.flatMap((row) => row.modules) };
+  const kinds = /** @type {[Kinds, Kinds]} */ ([0, 1].map((at) => added(some.map((row) => row.kinds[at]))));
+  const flops = /** @type {Pair} */ ([0, 1].map((at) => some.reduce((total, row) => total + row.flops[at], 0)));
+  return { ...slowest, path, forward: sum("forward"), backward: sum("backward"), saved, kinds, flops, cause: parts(kinds[1], 1), modules: some.flatMap((row) => row.modules) };
+}
+
+/** @param {Kinds[]} some @returns {Kinds} */
+function added(some) {
+  return some.reduce((sums, one) => {
+    for (const [kind, us] of Object.entries(one)) sums[kind] = (sums[kind] ?? 0) + us;
+    return sums;
+  }, /** @type {Kinds} */ ({}));
+}
+
+/** "pointwise 55 %, matmul 40 %": the largest first. @param {Kinds} kinds @param {number} [most] */
+export function parts(kinds, most = WORK.length) {
+  const total = Object.values(kinds).reduce((sum, us) => sum + us, 0);
+  const sorted = Object.entries(kinds).filter(([, us]) => us > 0).sort(([, one], [, other]) => other - one);
+  return sorted.slice(0, most).map(([kind, us]) => `${kind} ${Math.round((100 * us) / total)} %`).join(", ");
+}
+
+/** Backward over forward by the FLOPs; 0 where the forward has no matmul. @param {Layer} row */
+export const expected = ({ flops: [forward, backward] }) => (forward ? backward / forward : 0);
+
+/** @param {Layer} row */
+export function isOutOfLine(row) {
+  const ratio = expected(row);
+  return ratio > 0 && row.forward[1] > 0 && row.backward[1] >= OUT_OF_LINE * ratio * row.forward[1];
+}
+
+/** The row whose backward takes most beyond what its FLOPs explain, if that is a twentieth of all backward or more. @param {Layer[]} rows @returns {Layer | undefined} */
+export function outOfLine(rows) {
+  const total = rows.reduce((sum, row) => sum + row.backward[1], 0);
+  const excess = (/** @type {Layer} */ row) => row.backward[1] - expected(row) * row.forward[1];
+  const [most] = rows.filter((row) => isOutOfLine(row) && excess(row) > total / 20).sort((one, other) => excess(other) - excess(one));
+  return most;
 }
 
 /** What a column sorts by. @type {Record<Column, (row: Layer) => number | string>} */
@@ -92,8 +138,19 @@ export function answer(rows) {
   const [forward, backward] = [total("forward"), total("backward")];
   if (backward === 0) return forward === 0 ? "No op of this trace has a time." : "Nothing here takes time in the backward.";
   const most = rows.reduce((one, other) => (other.backward[1] > one.backward[1] ? other : one));
-  const times = most.modules.length > 1 ? ` ×${most.modules.length}` : "";
+  const odd = outOfLine(rows);
   const cause = most.cause && ` (${most.cause.replace(/ \d+ %$/, "")})`;
-  const share = `${most.path}${times} takes ${Math.round((100 * most.backward[1]) / backward)} % of it${cause}.`;
+  const out = odd ? ` ${odd === most ? "That" : named(odd)} is out of line: ${over(odd)}× its forward, its matmuls ${short(expected(odd))}×.` : "";
+  const share = `${named(most)} takes ${Math.round((100 * most.backward[1]) / backward)} % of it${cause}.${out}`;
   return forward === 0 ? `All of the step is backward; ${share}` : `Backward is ${(backward / forward).toFixed(1)}× forward; ${share}`;
+}
+
+/** @param {Layer} row */
+function named({ path, modules }) {
+  return modules.length > 1 ? `${path} ×${modules.length}` : path;
+}
+
+/** @param {Layer} row */
+function over(row) {
+  return (row.backward[1] / row.forward[1]).toFixed(1);
 }

@@ -1,7 +1,7 @@
 // The layers table: what each module's own ops take, forward and backward, and which one to look at first.
 
 import { figure, formatBytes, h } from "./dom.js";
-import { answer, folded, isIn, layersOf, sorted, stepTime } from "./layerrows.js";
+import { answer, expected, folded, isIn, isOutOfLine, layersOf, parts, sorted, stepTime, WORK } from "./layerrows.js";
 import { buildTree } from "./modules.js";
 import { percent, unitOf } from "./treerow.js";
 
@@ -16,9 +16,9 @@ const COLUMNS = /** @type {[Column, string, string][]} */ ([
   ["share", "of step", "tf-right"],
   ["change", "before → after", "tf-right"],
   ["saved", "saved", "tf-right"],
-  ["cause", "mostly", ""],
+  ["cause", "time by kind", ""],
 ]);
-const TITLES = /** @type {Partial<Record<Column, string>>} */ ({ ratio: "backward over forward", change: "forward and backward together, before the passes and after", cause: "what takes most of the backward" });
+const TITLES = /** @type {Partial<Record<Column, string>>} */ ({ ratio: "backward over forward; below it that of the FLOPs, where there are matmuls", change: "forward and backward together, before the passes and after", cause: "what the backward's time goes to; the thin line is before the passes" });
 
 /** @implements {Panel} */
 export class LayersPanel {
@@ -53,14 +53,14 @@ export class LayersPanel {
     const layers = sorted(this.fold.checked ? folded(all, tree) : all, this.sort.column, this.sort.descending);
     const unit = unitOf(tree.total);
     const total = all.reduce((sum, row) => sum + stepTime(row), 0);
-    const scale = Math.max(...layers.map((row) => row.backward[1]));
+    const scale = Math.max(...layers.flatMap((row) => row.backward));
     this.rows = layers.map((layer) => [this.row(layer, { unit, total, scale }), layer]);
-    this.says.textContent = layers.length === 0 ? "No module ran in this trace." : answer(layers);
+    this.says.textContent = layers.length === 0 ? "No module ran in this trace." : view.payload.backward.ops[1] === 0 ? "There is no backward in this program." : answer(layers);
     const head = h("tr", null, COLUMNS.map((column) => this.header(column)));
     const body = h("tbody", null, this.rows.map(([row]) => row));
     const table = h("table", { class: "tf-table", "data-testid": "tf-layers" }, h("thead", null, head), body);
     const note = h("p", { class: "tf-note" }, `Times in ${unit.name}, ${view.payload.times.after}. Own ops of each module, those of the modules inside not counted.`);
-    this.table.replaceChildren(...(layers.length ? [table, note] : []));
+    this.table.replaceChildren(...(layers.length ? [legend(all), table, note] : []));
     this.mark(view);
   }
 
@@ -89,17 +89,17 @@ export class LayersPanel {
       path: [],
       type: [layer.type],
       forward: [text(forward)],
-      backward: [backward > 0 && h("i", { class: "tf-tree-fill", style: `width: calc((100% - 8px) * ${backward / scale})` }), h("span", null, text(backward))],
-      ratio: [forward && backward ? `${(backward / forward).toFixed(1)}×` : ""],
+      backward: [text(backward)],
+      ratio: forward && backward ? ratio(layer) : [],
       share: [percent(after, total)],
       change: before === after ? [text(after)] : [h("span", { class: "tf-tree-was" }, text(before)), ` → ${text(after)}`],
       saved: [layer.saved > 0 ? formatBytes(layer.saved) : ""],
-      cause: [layer.cause],
+      cause: layer.backward[0] > 0 || backward > 0 ? kinds(layer, scale) : [],
     });
     const name = h("button", { class: "tf-layers-name", onclick: () => this.open(layer), title: `${layer.path}: ${layer.type}\nshow it in the trace`, "data-testid": `tf-layer-${layer.path}` }, layer.path);
     const times = layer.modules.length > 1 && h("span", { class: "tf-badge" }, `×${layer.modules.length}`);
     const [, ...others] = COLUMNS;
-    return h("tr", null, h("th", { scope: "row" }, name, " ", times), others.map(([column, , align]) => h("td", { class: `${align} tf-layers-${column}`, title: column === "cause" ? layer.cause : null }, ...cells[column])));
+    return h("tr", null, h("th", { scope: "row" }, name, " ", times), others.map(([column, , align]) => h("td", { class: `${align} tf-layers-${column}`, title: column === "cause" ? alternative(layer) : null }, ...cells[column])));
   }
 
   /** Select the op that takes most in it, and show the tree there. @param {Layer} layer */
@@ -128,4 +128,30 @@ export class LayersPanel {
       row.classList.toggle("tf-current", home !== undefined && isIn(layer, home));
     }
   }
+}
+
+/** @param {Layer} layer */
+function ratio(layer) {
+  const by = expected(layer);
+  const own = h("span", { class: isOutOfLine(layer) ? "tf-cost" : null }, `${(layer.backward[1] / layer.forward[1]).toFixed(1)}×`);
+  return by > 0 ? [own, h("small", { class: "tf-note" }, ` FLOPs ${by.toFixed(1)}×`)] : [own];
+}
+
+/** One bar for the backward as shown, stacked by kind, and a thin one for before. @param {Layer} layer @param {number} scale µs of the longest */
+function kinds(layer, scale) {
+  const bar = (/** @type {0 | 1} */ at) =>
+    h("i", { style: `width: ${(100 * layer.backward[at]) / scale}%` }, WORK.map((kind, number) => layer.kinds[at][kind] > 0 && h("b", { class: `tf-work-${number}`, style: `flex: ${layer.kinds[at][kind]}` })).filter((one) => one !== false));
+  return [h("div", { class: "tf-kinds-of", role: "img", "aria-label": alternative(layer) }, bar(1), bar(0)), h("small", { class: "tf-note", "aria-hidden": "true" }, layer.cause)];
+}
+
+/** The bars in words. @param {Layer} layer */
+function alternative({ kinds: [before, after] }) {
+  const [was, is] = [parts(before), parts(after)];
+  return was === is || !was ? is : `${is || "nothing"}; before the passes: ${was}`;
+}
+
+/** The colours of what there is. @param {Layer[]} layers */
+function legend(layers) {
+  const there = WORK.map((kind, number) => layers.some((row) => row.kinds[0][kind] > 0 || row.kinds[1][kind] > 0) && h("span", null, h("b", { class: `tf-work-${number}` }), kind)).filter((one) => one !== false);
+  return h("p", { class: "tf-work-legend", "data-testid": "tf-work-legend" }, there);
 }

@@ -5,11 +5,13 @@ import { details } from "./details.js";
 import { find, h, unique } from "./dom.js";
 import { shortcut, showHelp, Trail } from "./keys.js";
 import { PANELS, STYLES } from "./panels.js";
+import { mountPage as mount } from "./page.js";
 import { markPass, passes } from "./passes.js";
 import { Search } from "./search.js";
 import { VerdictBar } from "./verdict.js";
 
-export { mountPage } from "./page.js";
+/** See page.js, which knows no styles. @type {(render: any, held: string, host: HTMLElement) => Promise<void>} */
+export const mountPage = (...given) => mount(...given, STYLES);
 
 class Explorer {
   /** @param {Model} model @param {HTMLElement} host */

@@ -1,5 +1,6 @@
 // A page without a kernel: a model that answers from the configurations that were computed when the page was written.
 
+import { mountRun } from "./run.js";
 import { bytesOf, decode } from "./unpack.js";
 
 /** @type {Status} */
@@ -105,11 +106,12 @@ export function withEvents(timeline) {
 
 /**
  * Show what the page holds, the text of `encode` in widgets/pack.py, in `host`.
- * @param {(context: { model: any, el: HTMLElement }) => void} render @param {string} held @param {HTMLElement} host
+ * @param {(context: { model: any, el: HTMLElement }) => void} render @param {string} held @param {HTMLElement} host @param {string} styles of a page that is no explorer, which brings its own
  */
-export async function mountPage(render, held, host) {
+export async function mountPage(render, held, host, styles) {
   // Of the configurations that are not shown, nothing but the configuration is made: { payloads: [payload, …] }.
-  const { payloads, timeline } = await decode(held, 3);
+  const { payloads, timeline, run } = await decode(held, 3);
+  if (run) return mountRun(run, /** @type {Timeline} */ (withEvents(timeline)), host, styles);
   render({ model: new PageModel(payloads, withEvents(timeline)), el: host });
   // The page is the view: its keys work before anything was clicked.
   /** @type {HTMLElement | null} */ (host.firstElementChild)?.focus({ preventScroll: true });

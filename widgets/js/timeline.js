@@ -6,10 +6,13 @@ import { h } from "./dom.js";
 import { atWork, eventsOf, measured, modelled, shares } from "./events.js";
 import { gestures } from "./gestures.js";
 import { colours, onTheme } from "./graphtheme.js";
+import { idleSentence, idleTable } from "./idle.js";
 import { paint } from "./lanes.js";
 import { isOf, profile } from "./memory.js";
-import { alive, legend, rangeSentence, rangeTable, sentence, times } from "./readout.js";
+import { chip } from "./passes.js";
+import { alive, legend, purposes, rangeSentence, rangeTable, savedTables, sentence, times } from "./readout.js";
 import { controls, origin, staleness } from "./timeline_bar.js";
+import { isFound, parts } from "./timeline_parts.js";
 
 /** @typedef {import("./axis.js").Window} Window */
 /** @typedef {import("./bands.js").Shown} Shown */
@@ -17,7 +20,7 @@ import { controls, origin, staleness } from "./timeline_bar.js";
 
 const HINT = "Click an event to select its op. Drag pans, Ctrl+wheel zooms, Shift+drag measures.";
 /** Those of `tracefuse.timeline`, as the view calls them: a measured one may be of another baseline than is pinned now. @type {Record<string, string>} */
-const NAMES = { captured: "as captured", baseline: "pinned", optimised: "optimised" };
+const NAMES = { captured: "as captured", baseline: "pinned", optimised: "optimised", run: "the run" };
 // The folded list, in pixels.
 const BELOW = 36;
 
@@ -102,6 +105,17 @@ export class TimelinePanel {
     this.overviews = [];
     this.matches = undefined;
     this.dom.alive.replaceChildren(...alive(this.shown, this.act));
+    this.dom.saved.replaceChildren(...savedTables(payload));
+    this.dom.details.hidden = this.dom.alive.childElementCount === 0;
+    this.dom.idle.replaceChildren(idleTable(this.shown, this.causes, (number, event) => this.showEvent({ number, event })));
+    const said = idleSentence(this.shown);
+    this.dom.gaps.hidden = said === "";
+    /** @type {HTMLElement} */ (this.dom.gaps.firstElementChild).textContent = said;
+  }
+
+  /** What the causes of gaps mean. @returns {Record<string, string>} */
+  get causes() {
+    return this.view?.timeline?.causes ?? {};
   }
 
   programs() {
@@ -113,7 +127,7 @@ export class TimelinePanel {
 
   /** Whether what was measured are other programs than those of the payload. */
   get isStale() {
-    return this.shown.some(({ program, memory }) => !isOf(program, memory.ops));
+    return this.shown.some(({ program, memory }) => memory.ops.length > 0 && !isOf(program, memory.ops));
   }
 
   /** @param {View} view */
@@ -123,7 +137,7 @@ export class TimelinePanel {
     this.dom.bar.replaceChildren(
       ...origin(view, isMeasured, (wantsModelled) => this.changeSource(wantsModelled)),
       controls(buttons, this.measuring),
-      h("span", { class: "tf-kinds" }, legend(this.shown)),
+      h("span", { class: "tf-kinds" }, legend(this.shown), purposes(this.shown)),
       ...(isMeasured && this.isStale ? [staleness(view)] : []),
     );
   }
@@ -171,10 +185,11 @@ export class TimelinePanel {
   }
 
   drawStrip() {
-    const { selected } = /** @type {View} */ (this.view);
+    const { selected, payload } = /** @type {View} */ (this.view);
+    const twins = (payload.values[selected]?.twins ?? []).slice(0, 4).map((name) => chip(name, this.act));
     const isThere = this.events.some((events) => events.length > 0);
     const show = isThere && h("button", { class: "tf-chip", onclick: () => this.showNext(), "data-testid": "tf-timeline-show" }, "show");
-    const facts = selected ? [h("code", null, selected), h("span", null, times(this.shown, this.events)), show || ""] : this.range ? [] : [h("span", { class: "tf-note" }, HINT)];
+    const facts = selected ? [h("code", null, selected), h("span", null, times(this.shown, this.events)), show || "", ...(twins.length > 0 ? [h("span", { class: "tf-note" }, "twin"), ...twins] : [])] : this.range ? [] : [h("span", { class: "tf-note" }, HINT)];
     const range = this.range ? [rangeTable(this.shown, this.range, () => this.measure(null))] : [];
     this.dom.strip.replaceChildren(h("p", { class: "tf-timeline-line" }, facts), ...range);
   }
@@ -214,6 +229,11 @@ export class TimelinePanel {
     const at = all.findIndex(({ number, event }) => number === this.showing?.number && event === this.showing.event);
     const next = all[(at + 1) % all.length];
     this.showing = next;
+    this.showEvent(next);
+  }
+
+  /** In the middle, wide enough to be seen. @param {Cursor} next */
+  showEvent(next) {
     const { start, duration: durations } = this.shown[next.number].program.columns;
     const middle = start[next.event] + durations[next.event] / 2;
     const length = Math.min(this.window.to - this.window.from, Math.max(12 * durations[next.event], this.span / 1e5));
@@ -256,8 +276,8 @@ export class TimelinePanel {
 
   /** @param {number} width */
   paint(width) {
-    const { canvas, context, bar, stage, strip } = this.dom;
-    this.layout = arranged(this.shown, this.element.clientHeight - bar.offsetHeight - strip.offsetHeight - BELOW);
+    const { canvas, context, bar, stage, strip, gaps } = this.dom;
+    this.layout = arranged(this.shown, this.element.clientHeight - bar.offsetHeight - strip.offsetHeight - BELOW * (gaps.hidden ? 1 : 2));
     this.width = width;
     const scale = devicePixelRatio;
     const [across, down] = [Math.round(width * scale), Math.round(this.layout.height * scale)];
@@ -274,24 +294,4 @@ export class TimelinePanel {
     canvas.dataset.from = String(this.window.from);
     canvas.dataset.to = String(this.window.to);
   }
-}
-
-function parts() {
-  const canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Timeline; arrows walk lanes and events, ? lists the keys", "data-testid": "tf-timeline" });
-  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { alpha: false }));
-  const tip = h("div", { class: "tf-tip", hidden: true, "data-testid": "tf-timeline-tip" });
-  const stage = h("div", { class: "tf-stage" }, canvas, tip);
-  const bar = h("div", { class: "tf-timeline-bar" });
-  const strip = h("div", { class: "tf-timeline-strip", "data-testid": "tf-timeline-strip" });
-  const spoken = h("div", { class: "tf-spoken", role: "status", "data-testid": "tf-timeline-spoken" });
-  const alive = h("div", { class: "tf-alive-lists" });
-  const details = h("details", { class: "tf-timeline-more", "data-testid": "tf-alive" }, h("summary", null, "What is alive at the peak"), alive);
-  const element = h("div", { class: "tf-timeline-panel" }, bar, stage, strip, details, spoken);
-  return { canvas, context, tip, stage, bar, strip, spoken, alive, element };
-}
-
-/** @param {import("./events.js").Program} program @param {Set<string>} matches */
-function isFound({ values, columns }, matches) {
-  const isMatch = [false, ...values.map((value) => matches.has(value))];
-  return Uint8Array.from(columns.value, (value) => Number(isMatch[value]));
 }

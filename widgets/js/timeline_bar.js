@@ -4,6 +4,8 @@ import { h } from "./dom.js";
 
 /** @param {View} view @param {boolean} isMeasured @param {(wantsModelled: boolean) => void} choose */
 export function origin({ timeline, payload, live }, isMeasured, choose) {
+  // A run of the user's own has no trace, whose ops could be laid end to end.
+  if (payload.times === null) return [h("span", { class: "tf-note tf-timeline-said", "data-testid": "tf-timeline-said" }, timeline?.provenance)];
   const { before, after } = payload.times;
   const isModelled = after.startsWith("modelled");
   const times = (before === after ? before : `${before}; ${after}`).replace(/^modelled: /, "");

@@ -81,6 +81,10 @@ interface Memory {
   at: string;
   /** The largest storages alive at the peak, by their first value, and their bytes. */
   alive: [string, number][];
+  /** Bytes of inputs, parameters and buffers, alive throughout. */
+  inputs: number;
+  /** Of every other storage: first op, last op, bytes, purpose (an index into `PURPOSES`), one after another. */
+  storages: number[];
 }
 
 interface Decision {
@@ -184,6 +188,10 @@ interface LayerRow {
   saved_bytes: [number, number];
   /** What takes most of the backward as shown: "pointwise 61 %", "cat 22 %", "matmul 80 %"; "" where there is none. */
   cause: string;
+  /** µs of the backward by kind of work, before and after. */
+  backward_kinds: [Record<string, number>, Record<string, number>];
+  /** Of the matmuls as shown, in the forward and in the backward. */
+  flops: [number, number];
 }
 
 interface Finding {
@@ -227,6 +235,8 @@ interface Trial {
 /** One profiled replay of each program, both from 0 µs. */
 interface Timeline {
   provenance: string;
+  /** Of idle time, in a sentence each. */
+  causes: Record<string, string>;
   programs: TimelineProgram[];
 }
 
@@ -234,11 +244,11 @@ interface TimelineProgram {
   label: string;
   config: string;
   span_us: number;
-  lanes: { name: string; kind: "gpu" | "copy" | "cpu" }[];
+  lanes: { name: string; kind: "gpu" | "copy" | "idle" | "range" | "cpu" }[];
   names: string[];
   values: string[];
   count: number;
-  /** Columns one after another, little endian, sorted by start: f8 start_us, f4 duration_us, u4 name, u4 value (0 none, else index + 1), u2 lane. */
+  /** Columns one after another, little endian, sorted by start: f8 start_us, f4 duration_us, u4 name, u4 value (0 none, else index + 1), f4 delay_us (NaN none), u2 lane. */
   events: DataView;
 }
 
@@ -264,7 +274,16 @@ interface Payload {
   values: Record<string, Value>;
   /** "measured on …" or "modelled: …", of the values' times. */
   times: { before: string; after: string };
-  memory: { before: Memory; after: Memory };
+  memory: {
+    before: Memory;
+    after: Memory;
+    /** What is saved for the backward: why, bytes before and after, the reason in a sentence. */
+    reasons: [string, number, number, string][];
+    /** The same by module, identical ones as one. */
+    modules: [string, number, number][];
+    /** Of each value that is saved with the passes: its reason. */
+    why: Record<string, string>;
+  };
   kernels: KernelRecord[];
   aten: AtenRecord[];
   layers: LayerRow[];

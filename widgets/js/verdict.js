@@ -83,7 +83,7 @@ function tiles(payload, live) {
   return [
     timeTile(payload, live),
     peakTile(payload),
-    tile("saved", "Saved for backward", null, sizes(saved), pill(saved, payload.blocked)),
+    payload.backward.ops[0] + payload.backward.ops[1] > 0 ? tile("saved", "Saved for backward", null, sizes(saved), pill(saved, payload.blocked)) : tile("saved", "Saved for backward", null, [h("span", { class: "tf-was" }, "no backward")], null),
     tile("ops", "Operators", null, pair(ops[0], ops[1]), pill(ops, payload.blocked)),
     kernelTile(payload),
     differenceTile(payload),

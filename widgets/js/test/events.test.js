@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { atWork, between, decode, encode, eventsOf, kindOf, KINDS, measured, modelled, nearest, shares, spans, sums } from "../events.js";
+import { atWork, between, decode, encode, eventsOf, measured, modelled, nearest, shares, spans, sums } from "../events.js";
+import { kindOf, KINDS } from "../kinds.js";
 
 /** @param {number[][]} rows start, duration, name, value, lane */
 function columns(rows) {
@@ -11,6 +12,7 @@ function columns(rows) {
     duration: Float32Array.from(column(1)),
     name: Uint32Array.from(column(2)),
     value: Uint32Array.from(column(3)),
+    delay: Float32Array.from(rows, (row) => row[5] ?? NaN),
     lane: Uint16Array.from(column(4)),
   };
 }
@@ -38,8 +40,8 @@ test("columns survive the wire, wherever the bytes begin", () => {
   moved.set(new Uint8Array(sent.buffer), 3);
   const found = decode({ count: 4, events: new DataView(moved.buffer, 3) });
   assert.deepEqual(found, columns(ROWS));
-  assert.equal(sent.byteLength, 4 * 22);
-  assert.throws(() => decode({ count: 5, events: sent }), { name: "RangeError", message: /5 events take 110 bytes, not 88/ });
+  assert.equal(sent.byteLength, 4 * 26);
+  assert.throws(() => decode({ count: 5, events: sent }), { name: "RangeError", message: /5 events take 130 bytes, not 104/ });
 });
 
 test("an event of the GPU is of the kind that the host called its op", () => {

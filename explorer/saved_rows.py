@@ -1,0 +1,95 @@
+"""What is saved for the backward before the passes and after them, as rows, and grouped by reason and by module. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import fx
+
+from tracefuse.layers import OUTSIDE
+from tracefuse.optimizers.passes import Step
+from tracefuse.optimizers.saved import explain_saved
+from tracefuse.optimizers.trace import Trace, origin
+from tracefuse.summary import folded
+
+
+class Pair(NamedTuple):
+    """Bytes as captured, and with the passes."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class SavedRow:
+    """A storage that is saved for the backward in at least one of the two programs. `reason` is a key of `REASONS`."""
+
+    name: str
+    module: str
+    source: str
+    reason: str
+    nbytes: Pair
+    readers: tuple[str, ...]
+    decision: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Saved storages with something in common: `name` is a reason, or a module's path with `*` for indices."""
+
+    name: str
+    count: Pair
+    nbytes: Pair
+
+
+def saved_rows(
+    before: Trace, after: Trace, steps: Sequence[Step] = (), before_steps: Sequence[Step] = ()
+) -> tuple[SavedRow, ...]:
+    """Every storage that `before` or `after` saves for its backward; `steps` and `before_steps` led to them."""
+    rows = {row.name: row for row in _saved(before, before_steps)}
+    found = {name: replace(row, nbytes=Pair(row.nbytes.after, 0)) for name, row in rows.items()}
+    for row in _saved(after, steps):
+        earlier = rows[row.name].nbytes.after if row.name in rows else 0
+        found[row.name] = replace(row, nbytes=Pair(earlier, row.nbytes.after))
+    return tuple(found.values())
+
+
+def _saved(trace: Trace, steps: Sequence[Step]) -> Iterable[SavedRow]:
+    """Those of one trace, as what is there after."""
+    nodes = {node.name: node for node in trace.graph.nodes}
+    for one in explain_saved(trace, steps):
+        node = nodes[one.name]
+        size = Pair(0, one.nbytes)
+        yield SavedRow(one.name, origin(node).module, line_of(node), one.reason, size, one.readers, one.decision)
+
+
+def by_reason(rows: Iterable[SavedRow]) -> list[Group]:
+    return _groups(rows, lambda row: row.reason)
+
+
+def by_module(rows: Iterable[SavedRow]) -> list[Group]:
+    return _groups(rows, lambda row: folded(row.module) or OUTSIDE)
+
+
+def _groups(rows: Iterable[SavedRow], key: Callable[[SavedRow], str]) -> list[Group]:
+    parts: dict[str, list[SavedRow]] = defaultdict(list)
+    for row in rows:
+        parts[key(row)].append(row)
+    found = [
+        Group(name, _sum(some, lambda row, at: bool(row.nbytes[at])), _sum(some, lambda row, at: row.nbytes[at]))
+        for name, some in parts.items()
+    ]
+    return sorted(found, key=lambda group: (-max(group.nbytes), group.name))
+
+
+def _sum(rows: list[SavedRow], of: Callable[[SavedRow, int], int]) -> Pair:
+    return Pair(sum(of(row, 0) for row in rows), sum(of(row, 1) for row in rows))
+
+
+def line_of(node: fx.Node) -> str:
+    """The user's line, as `model.py:12: x = self.norm(x)`; "" where none is known."""
+    source = origin(node).source
+    return f"{source.label}:{source.line}: {source.text}" if source else ""

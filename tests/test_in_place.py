@@ -1,0 +1,189 @@
+"""In-place ops become values, whatever else shares their memory: replay gives bit by bit what the run gave."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from replayed import replayed
+from torch import Tensor, nn
+from traces import ops
+
+import tracefuse
+from tracefuse.errors import CaptureError
+from tracefuse.twins import functional_twin
+
+aten = torch.ops.aten
+
+
+def matrix() -> Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("func", "twin"),
+    [
+        (aten.add_.Tensor, aten.add.Tensor),
+        (aten.pow_.Scalar, aten.pow.Tensor_Scalar),
+        (aten.polygamma_.default, aten.polygamma.default),
+        (aten.maximum.out, aten.maximum.default),
+        (aten.sum.IntList_out, aten.sum.dim_IntList),
+        (aten.rrelu_with_noise_.default, aten.rrelu_with_noise_functional.default),
+        (aten._foreach_add_.List, aten._foreach_add.List),
+        (aten._fused_adamw_.default, aten._fused_adamw.default),
+    ],
+)
+def test_the_twin_of_an_op_takes_the_same_arguments(func, twin) -> None:
+    assert functional_twin(func) is twin
+
+
+@pytest.mark.parametrize("write", ["eq_", "lt_", "logical_not_", "pow_", "square_", "float_power_", "floor_divide_"])
+def test_what_is_written_keeps_its_dtype(write: str) -> None:
+    """Comparisons yield booleans; written into a tensor of doubles they are doubles."""
+    buffer = matrix().double()
+
+    def run() -> Tensor:
+        fresh = buffer * 2
+        for tensor in (buffer, fresh):
+            getattr(tensor, write)(*([] if write in ("logical_not_", "square_") else [2]))
+        return fresh
+
+    replayed(run, written=[buffer])
+
+
+def test_arguments_in_another_order_stay_what_they_are() -> None:
+    replayed(lambda: matrix().abs().polygamma_(2))
+
+
+def test_dropout_of_transposed_values_draws_the_mask_that_it_drew() -> None:
+    """`bernoulli_` fills memory in its order, its twin makes a contiguous result."""
+    x = torch.randn(4, 5, 6)
+    replayed(lambda: [F.dropout(x.permute(order), 0.5) for order in ((1, 0, 2), (2, 0, 1), (0, 2, 1), (0, 1, 2))])
+
+
+def test_a_transformer_layer_in_training_is_exact() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    x = torch.randn(2, 5, 8)
+
+    def run() -> Tensor:
+        loss = layer(x).pow(3).mean()
+        loss.backward()
+        return loss
+
+    replayed(run, trained=layer.parameters())
+
+
+def test_generators_of_the_users_own_are_drawn_from() -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def run() -> list[Tensor]:
+        drawn = torch.randn(3, 4, generator=generator) + torch.rand(3, 4, generator=generator)
+        return [drawn, torch.randperm(5, generator=generator), torch.empty(4).uniform_(generator=generator)]
+
+    replayed(run)
+
+
+@pytest.mark.parametrize("change", ["unsqueeze_", "t_", "squeeze_", "detach_", "transpose_"])
+def test_a_tensor_that_becomes_another_view_of_itself_leaves_its_aliases_alone(change: str) -> None:
+    x = matrix()
+
+    def run() -> list[Tensor]:
+        value = x * 1
+        alias, row = value.detach(), value[0]
+        getattr(value, change)(*{"unsqueeze_": [0], "transpose_": [0, 1]}.get(change, []))
+        value.mul_(3)
+        return [value + 1, alias.sum(0), row * 2]
+
+    replayed(run)
+
+
+def test_an_input_that_changes_its_shape_is_replayed_from_its_first_one() -> None:
+    x = matrix()
+    capture = replayed(lambda: x.unsqueeze_(0) * 2)
+    assert capture.example_inputs[0].shape == (3, 4)
+
+
+def test_inputs_that_share_memory_without_overlapping_are_written_one_by_one() -> None:
+    flat = torch.randn(10)
+    first, second = flat[:4], flat[4:]
+
+    def run() -> Tensor:
+        first.mul_(3)
+        second.add_(1)
+        return first * second[:4]
+
+    capture = replayed(run, written=[first, second])
+    assert ops(capture.trace) == ["mul", "add", "slice", "mul"]
+
+
+def test_views_made_after_the_write_show_it_without_a_second_tracing() -> None:
+    """As in two optimizer steps: the transposed weight of the second one is made after the first write."""
+    layer, x = nn.Linear(3, 4), torch.randn(5, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def run() -> Tensor:
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = layer(x).square().mean()
+            loss.backward()
+            optimizer.step()
+        return loss
+
+    replayed(run, written=layer.parameters(), trained=layer.parameters())
+
+
+def test_a_write_through_views_and_one_beside_it_both_count() -> None:
+    a, b = matrix(), matrix()
+
+    def run() -> Tensor:
+        row = a[0]
+        a.mul_(2)
+        b.add_(row)
+        a.add_(b)
+        b.sub_(1)
+        return row * 1
+
+    replayed(run, written=[a, b])
+
+
+def test_results_given_in_out_are_written_there() -> None:
+    x, kept = matrix(), torch.empty(4)
+
+    def run() -> list[Tensor]:
+        made = torch.empty(4, dtype=torch.float64)
+        torch.sum(x, 0, out=made)
+        torch.mean(x, 0, out=kept)
+        return [made * 2, kept + 1]
+
+    replayed(run, written=[kept])
+
+
+@pytest.mark.parametrize(
+    "make", [nn.BatchNorm1d, lambda n: nn.InstanceNorm1d(n, affine=True, track_running_stats=True)]
+)
+def test_running_statistics_are_new_values(make) -> None:
+    """Instance norm updates copies of its statistics first, and writes their mean."""
+    norm, x = make(3), torch.randn(8, 3, 5)
+
+    def run() -> Tensor:
+        loss = norm(norm(x)).square().sum()
+        loss.backward()
+        return loss
+
+    replayed(run, written=[norm.running_mean, norm.running_var], trained=norm.parameters())
+
+
+def test_an_operator_that_writes_and_has_no_functional_form_is_refused_by_name() -> None:
+    @torch.library.custom_op("tracefuse_tests::add_one_", mutates_args=("x",))
+    def add_one_(x: Tensor) -> None:
+        x.numpy()[...] += 1
+
+    def run() -> Tensor:
+        y = matrix() * 2
+        add_one_(y)
+        return y * 3
+
+    with pytest.raises(
+        CaptureError, match=r"tracefuse_tests.add_one_.*y\)\) overwrites .* Register an operator that returns"
+    ):
+        _ = tracefuse.capture(run).trace

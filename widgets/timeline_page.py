@@ -1,0 +1,73 @@
+"""The timeline of a run of your own as a page that needs no kernel and no network, with its findings and its text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tracefuse.gap_findings import RunFindings
+from tracefuse.gaps import CAUSES
+from tracefuse.profiled import Event
+from tracefuse.run_lanes import RunLanes, run_lanes
+from tracefuse.run_timeline import RunTimeline
+from tracefuse.stacks import lines_of
+from tracefuse.widgets.html import page_of
+from tracefuse.widgets.timeline_payload import program_record
+
+_HEIGHT_PX = 640
+
+
+class TimelinePage:
+    """What `RunTimeline.explore()` gives: a notebook shows it below the cell; `save_html` writes it."""
+
+    def __init__(self, run: RunTimeline) -> None:
+        self.run = run
+
+    def to_html(self) -> str:
+        """The page."""
+        lanes = run_lanes(self.run)
+        timeline = {
+            "provenance": self.run.provenance,
+            "causes": CAUSES,
+            "programs": [program_record(lanes.program, as_base64=True)],
+        }
+        return page_of({"run": run_record(self.run, lanes), "timeline": timeline}, "tracefuse: timeline", str(self.run))
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write the page to `path`, and return that."""
+        path = Path(path)
+        path.write_text(self.to_html(), encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{escape(self.to_html())}" style="width:100%;height:{_HEIGHT_PX}px;border:0"></iframe>'
+
+    def __str__(self) -> str:
+        return str(self.run)
+
+    __repr__ = __str__
+
+
+def run_record(run: RunTimeline, lanes: RunLanes) -> dict[str, Any]:
+    """What the page shows beside the timeline: `values` by name, findings, the text. See js/run.js."""
+    lines = lines_of(run.recording.frames, set(lanes.operators.values()))
+    values = {
+        name: _value(event, lanes.twins.get(name, ()), lines[event], run) for name, event in lanes.operators.items()
+    }
+    findings = [asdict(one) | {"id": one.id, "fixed": False, "trials": []} for one in run.findings()]
+    return {"values": values, "findings": findings, "looked_for": RunFindings.looked_for(), "text": str(run)}
+
+
+def _value(event: Event, twins: tuple[str, ...], line: str, run: RunTimeline) -> dict[str, Any]:
+    is_backward = (
+        bool(event.forward_thread) or event in run.recording.backward or event.name.startswith("autograd::engine")
+    )
+    return {
+        "op": event.name,
+        "phase": "backward" if is_backward else "forward",
+        "twins": list(twins),
+        "source": line,
+        **dict.fromkeys(("type", "module", "module_type"), ""),
+    }
