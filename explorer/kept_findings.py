@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from tracefuse.findings import SEVERITIES, Case, Finding, counted, line, share_text, time_text
+from tracefuse.findings import Case, Finding, Severity, counted, line, share_text, time_text
 from tracefuse.op_times import roofline_of
 from tracefuse.optimizers.budget import Budgeting, recompute_seconds
 from tracefuse.optimizers.cost import Peaks, packet_name
@@ -64,7 +64,8 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
     severities = [s for s in (case.severity(spared_us), case.severity(lower, found.peak[0])) if s is not None]
     if not severities:
         return
-    severity = min(severities, key=SEVERITIES.index)
+    # Memory may be there to spare: that is no error.
+    severity: Severity = "low" if set(severities) == {"low"} else "medium"
     of: Counter[str] = Counter()
     nodes = {n.name: n for n in case.trace.ops}
     left = sorted((value for value in found.values if value.name in nodes), key=lambda value: -value.nbytes)
@@ -72,7 +73,7 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
         of[folded(origin(nodes[value.name]).module) or "(no module)"] += value.nbytes
     yield Finding(
         "saved although cheaper to recompute",
-        "medium" if severity == "high" else severity,  # memory that may be there to spare
+        severity,
         f"the forward saves {human_bytes(freed)} that the backward could compute again in less time than it takes to keep",
         (
             ("saved", f"{human_bytes(saved)}, {human_bytes(found.saved[1])} without"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import cuda_traces
@@ -103,3 +104,12 @@ def test_casts_and_device_moves_of_a_backward_are_told_apart() -> None:
     assert finding.title == "1 dtype cast and 1 device move are both called ToCopyBackward0 in a profile"
     assert finding.evidence == (("casts", "1 KiB"), ("device moves", "1 KiB"), ("largest move", "grad_leaf"))
     assert finding.severity == "low"
+
+
+def test_what_another_thread_reads_is_not_the_programs() -> None:
+    def step(x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lambda: (x.sum().item(), repr(x), x.tolist())).result()[0] == 3.0
+        return x * 2
+
+    assert tracefuse.capture(step, torch.ones(3)).stops == ()
