@@ -22,6 +22,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ import torch
 
 import tracefuse
 from tracefuse.errors import SessionError
+from tracefuse.run_lanes import run_lanes
+from tracefuse.timeline import ProgramTimeline, Timeline
 
 FORBIDDEN = (
     "exec", "compile", "import", "code.__new__", "marshal.loads", "pickle.find_class", "ctypes.dlopen", "ctypes.call_function",
@@ -73,7 +76,28 @@ def whole_file(folder: Path) -> Path:
     variant.measure(budget_s=0.02)
     variant.timeline()
     variant.ablate(budget_s=0.02)
+    variant.capture.measurements.timelines[variant.config, variant.config] = Timeline(
+        "measured on a GPU", (of_a_gpu(),)
+    )
     return capture.save(folder / "whole.tfz", inputs=True)
+
+
+def of_a_gpu() -> ProgramTimeline:
+    """The first gaps of a recorded run, and no events."""
+    run = tracefuse.load_timeline(Path(__file__).parent / "timelines" / "item_in_loop.json.gz", window="window")
+    program = run_lanes(run).program
+    (idle,) = program.idle
+    columns = ("start_us", "duration_us", "name", "value", "lane", "delay_us")
+    none = {name: getattr(program, name)[:0] for name in columns}
+    few = replace(idle, gaps=idle.gaps[:3])
+    return replace(
+        program,
+        idle=(few,),
+        names=(),
+        values=program.values[:5],
+        waiting=dict.fromkeys([few.gaps[0].after], ""),
+        **none,
+    )
 
 
 # --- damages ----------------------------------------------------------------------------------------------------------
