@@ -55,7 +55,7 @@ class RunTimeline:
     provenance: str
     clocks: tuple[tuple[str, float, float], ...] = ()
 
-    @property
+    @cached_property
     def events(self) -> tuple[Event, ...]:
         """Those in the window, by start."""
         return tuple(_inside(self.recording.events, self.window))
