@@ -115,18 +115,19 @@ class Idle:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def idle_of_devices(events: Sequence[Event], window: Interval) -> tuple[Idle, ...]:
-    """The idle time of each GPU that did anything in `window` (ns), all of its streams together."""
-    host, works = Host(events), _works(events, window)
+def idle_of_devices(events: Sequence[Event], window: Interval, host: Host | None = None) -> tuple[Idle, ...]:
+    """The idle time of each GPU that did anything in `window` (ns), all of its streams together. `host` is that of `events`,
+    where it is known already."""
+    host, works = host or Host(events), _works(events, window)
     devices = sorted({work.device for work in works})
     return tuple(
         _idle(device, None, [w for w in works if w.device == device], window, host, None) for device in devices
     )
 
 
-def idle_of_streams(events: Sequence[Event], window: Interval) -> tuple[Idle, ...]:
-    """The idle time of each stream between its first record in `window` (ns) and its last."""
-    host, works, found = Host(events), _works(events, window), []
+def idle_of_streams(events: Sequence[Event], window: Interval, host: Host | None = None) -> tuple[Idle, ...]:
+    """The idle time of each stream between its first record in `window` (ns) and its last; `host` as above."""
+    host, works, found = host or Host(events), _works(events, window), []
     for device, stream in sorted({(work.device, work.resource) for work in works}):
         own = [w for w in works if (w.device, w.resource) == (device, stream)]
         others = Spans(w for w in works if w.device == device and w.resource != stream)

@@ -8,6 +8,7 @@
     account     events read = shown + set aside, by category and reason
 
 GPU records find their call by `args.correlation`, or by an `ac2g` flow, and both find their operator by `External id`.
+Numbers are those of one process: of several ranks that were merged into one file, load each by itself.
 Seen on files of torch 2.11 and 2.13 (Kineto's "schemaVersion": 1); older names of categories are known from its source.
 """
 

@@ -55,7 +55,7 @@ class RunTimeline:
     provenance: str
     clocks: tuple[tuple[str, float, float], ...] = ()
 
-    @property
+    @cached_property
     def events(self) -> tuple[Event, ...]:
         """Those in the window, by start."""
         return tuple(_inside(self.recording.events, self.window))
@@ -71,12 +71,12 @@ class RunTimeline:
     @cached_property
     def idle(self) -> tuple[Idle, ...]:
         """Of each GPU, all its streams together."""
-        return idle_of_devices(self.recording.events, self.window)
+        return idle_of_devices(self.recording.events, self.window, self.host)
 
     @cached_property
     def idle_streams(self) -> tuple[Idle, ...]:
         """Of each stream, between its first record and its last."""
-        return idle_of_streams(self.recording.events, self.window)
+        return idle_of_streams(self.recording.events, self.window, self.host)
 
     @cached_property
     def without_operator(self) -> tuple[Interval, ...]:

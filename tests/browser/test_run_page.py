@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import tracefuse
+from tracefuse.idle_lanes import idle_us
+from tracefuse.run_lanes import run_lanes
+from tracefuse.timeline import Timeline
+from tracefuse.widgets.html import page as html_page
+from tracefuse.widgets.payload import payload
+from tracefuse.widgets.timeline_payload import timeline_record
 
 pytestmark = pytest.mark.browser
 
@@ -126,3 +134,22 @@ def test_the_text_has_the_account_of_every_record(
     press(text.locator("summary"))
     expect(text.locator("pre")).to_contain_text(re.compile(r"[\d,]+ records read = [\d,]+ shown \+ [\d,]+ set aside"))
     expect(page.get_by_test_id("tf-findings")).to_contain_text("Nothing found")
+
+
+def test_in_the_explorer_idle_time_stands_beside_the_programs(browser: Browser, tmp_path: Path) -> None:
+    """The lanes of a GPU in place of a replay's: which ops they are of is said, and there is no memory for them."""
+    run = run_lanes(tracefuse.load_timeline(FILES / "sleep.json.gz", window="window")).program
+    programs = tuple(replace(run, label=label) for label in ("captured", "optimised"))
+    variant = tracefuse.capture(lambda x: x.exp().sum(), torch.ones(3)).optimize()
+    record = timeline_record(Timeline("measured on a GPU", programs), as_base64=True)
+    path = tmp_path / "page.html"
+    path.write_text(html_page([payload(variant)], "idle", record))
+    page = browser.new_page(viewport={"width": 1300, "height": 1000})
+    page.goto(path.as_uri())
+    page.get_by_test_id("tf-tab-timeline").click()
+    idle = page.get_by_test_id("tf-idle")
+    expect(idle.locator("summary")).to_have_text("GPU idle for 92 % of optimised, 6.07 ms of it by: host idle")
+    expect(idle.locator("table")).to_be_hidden()
+    idle.locator("summary").press("Enter")
+    expect(idle.locator("tbody tr")).to_have_count(2 * len(idle_us(run)))
+    page.close()
