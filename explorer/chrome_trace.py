@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tracefuse.idle_lanes import with_idle_lanes
 from tracefuse.timeline import ProgramTimeline, Timeline
 
 
 def to_chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """The events of all programs, times in microseconds; `json.dump` it to a file."""
-    programs = enumerate(map(with_idle_lanes, timeline.programs), 1)
-    events = [event for process, program in programs for event in _events(process, program)]
+    events = [event for process, program in enumerate(timeline.programs, 1) for event in _events(process, program)]
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"measured": timeline.provenance}}
 
 

@@ -27,7 +27,7 @@ def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
         case,
         "gradient that no optimizer takes",
         {i.source for i in unheld},
-        f"every backward computes {some}, which no optimizer takes",
+        f"every backward computes {some}, which no optimizer in sight takes",
         ("optimizers", f"{optimizers}: {len(held)} of the {len(held) + len(unheld)} parameters with a gradient"),
         "`requires_grad_(False)` before the forward, or hand them to the optimizer; `freeze` shows what that spares",
     )
@@ -118,6 +118,8 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
     """Multi-output ops of the backward, of which some outputs are computed and not read: most often a frozen parameter's."""
     backward = [n for n in case.trace.ops if phase(n) == "backward"]
     wasteful = {n: unread for n in backward if (unread := unread_outputs(n) & switchable_outputs(n))}
+    if not wasteful:
+        return
     peaks = roofline_of(case.trace)
     us = 1e6 * sum(unread_seconds(n, peaks) for n in wasteful)
     severity = case.severity(us)

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracefuse.gaps import Gap, Idle
-from tracefuse.timeline import Lane, ProgramTimeline
+from tracefuse.lanes import Lane
+from tracefuse.profiled import Event
+
+if TYPE_CHECKING:
+    from tracefuse.timeline import ProgramTimeline
 
 
-def with_idle_lanes(program: ProgramTimeline) -> ProgramTimeline:
-    """`program` with a lane of gaps for each GPU, before the host's; the value of a gap is the one that waits.
+def with_idle_lanes(
+    program: ProgramTimeline, idle: Sequence[Idle], owners: Mapping[Event, str], origin_ns: int
+) -> ProgramTimeline:
+    """`program` with a lane of gaps for each GPU of `idle`, before the host's; the value of a gap is the one that waits.
 
-    A gap's name is its cause, and behind a colon the operator of the host and the call that held it up.
+    A gap's name is its cause, and behind a colon the operator of the host and the call that held it up. `owners` has the
+    value of each event of the GPU; by the profiler's clock, `program` begins at `origin_ns`.
     """
-    if not any(one.gaps for one in program.idle):
+    if not any(one.gaps for one in idle):
         return program
     first_host = next(
         (at for at, lane in enumerate(program.lanes) if lane.kind in ("range", "cpu")), len(program.lanes)
     )
-    own = [_lane(one, len(program.idle)) for one in program.idle]
+    own = [_lane(one, len(idle)) for one in idle]
     lanes = (*program.lanes[:first_host], *own, *program.lanes[first_host:])
     moved = np.where(program.lane >= first_host, program.lane + len(own), program.lane)
-    gaps = [(gap, first_host + at) for at, one in enumerate(program.idle) for gap in one.gaps]
+    gaps = [(gap, first_host + at) for at, one in enumerate(idle) for gap in one.gaps]
     names = {name: at for at, name in enumerate(program.names)}
     named = [names.setdefault(gap_name(gap), len(names)) for gap, _ in gaps]
     values = {name: at for at, name in enumerate(program.values, 1)} | {"": 0}
-    waiting = [values[program.waiting.get(gap.after, "")] if gap.after else 0 for gap, _ in gaps]
-    start_us = _joined(program.start_us, [(gap.start_ns - program.origin_ns) / 1e3 for gap, _ in gaps])
+    waiting = [values[owners.get(gap.after, "")] if gap.after else 0 for gap, _ in gaps]
+    start_us = _joined(program.start_us, [(gap.start_ns - origin_ns) / 1e3 for gap, _ in gaps])
     order = np.argsort(start_us, kind="stable")
     return replace(
         program,
@@ -41,6 +51,15 @@ def with_idle_lanes(program: ProgramTimeline) -> ProgramTimeline:
         lane=_joined(moved.astype(program.lane.dtype), [lane for _, lane in gaps])[order],
         delay_us=_joined(program.delay_us, [np.nan] * len(gaps))[order],
     )
+
+
+def idle_us(program: ProgramTimeline) -> dict[str, float]:
+    """The idle time of the program's GPUs by cause, the longest first."""
+    found: dict[str, float] = defaultdict(float)
+    is_idle = np.array([program.lanes[at].kind == "idle" for at in program.lane], bool)
+    for name, us in zip(program.name[is_idle].tolist(), program.duration_us[is_idle].tolist(), strict=True):
+        found[program.names[name].partition(": ")[0]] += us
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def gap_name(gap: Gap) -> str:

@@ -164,6 +164,10 @@ def stand_in(variant: Variant, name: str) -> Program:
     for position in module.GRADIENTS:
         tensors[position].requires_grad_()
     leaves = [tensors[position] for position in module.GRADIENTS]
+    for tensor, entry in zip(tensors, variant.capture.trace.inputs, strict=False):
+        if entry.kind in ("parameter", "buffer"):
+            # As those of a module: else CUDA graphs of torch's copy every weight in each step.
+            torch._dynamo.mark_static_address(tensor, guard=False)
     restart, function = program.restarts(rng_states), forward_function(captured)
     if name != "eager":
         mode = name.removeprefix(COMPILE).strip() or None

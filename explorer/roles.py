@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.assemble import Roles
 from tracefuse.record import Recorder, Recording, Value
+
+# Nobody has more optimizers than that in a list.
+_FEW = 100
 
 GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -71,11 +75,33 @@ def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[t
 
 
 def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:
-    """The parameters of the program that each optimizer of the namespace holds."""
-    found = {}
+    """The parameters of the program that each optimizer in sight holds: those that have a name, those in an object's
+    attributes ("trainer.optimizer") or in a list or dict that has one."""
+    found: dict[str, frozenset[Value]] = {}
+    seen: set[int] = set()
+    for name, optimizer in sorted(_optimizers(namespace), key=lambda pair: "." in pair[0]):
+        held = (recorder.value_of(p) for group in optimizer.param_groups for p in group["params"])
+        values = frozenset(v for v in held if v is not None)
+        if values and id(optimizer) not in seen:
+            seen.add(id(optimizer))
+            found[name] = values
+    return found
+
+
+def _optimizers(namespace: Mapping[str, Any]) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     for name, thing in namespace.items():
         if isinstance(thing, torch.optim.Optimizer):
-            held = (recorder.value_of(p) for group in thing.param_groups for p in group["params"])
-            if values := frozenset(v for v in held if v is not None):
-                found[name] = values
-    return found
+            yield name, thing
+        elif not isinstance(thing, (type, ModuleType)):
+            for key, one in _inside(thing):
+                if isinstance(one, torch.optim.Optimizer):
+                    yield f"{name}{key}", one
+
+
+def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
+    """What a container or an object holds, as it is written; long ones are data."""
+    if not isinstance(thing, (list, tuple, dict)):
+        yield from ((f".{key}", one) for key, one in getattr(thing, "__dict__", {}).items())
+    elif len(thing) <= _FEW:
+        pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        yield from ((f"[{key!r}]", one) for key, one in pairs if isinstance(key, (int, str)))

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracefuse.idle_lanes import with_idle_lanes
+from tracefuse.lanes import Lane, LaneKey, lane_of
 from tracefuse.profiled import Event
 from tracefuse.run_timeline import RunTimeline
-from tracefuse.timeline import Lane, LaneKey, ProgramTimeline, lane_of
+from tracefuse.timeline import ProgramTimeline
 
 _ENGINE = "autograd::engine::evaluate_function: "
 # In place of a thread's number: before them.
@@ -97,7 +99,7 @@ def _program(
         (event.start_ns - call.start_ns) / 1e3 if call else np.nan for event, call in zip(shown, calls, strict=True)
     ]
     works = [event for event in shown if event.on_gpu and event.category == "kernel"]
-    return ProgramTimeline(
+    program = ProgramTimeline(
         label="run",
         config=None,
         lanes=tuple(_shown(key, gpus, run.recording.threads) for key in keys),
@@ -109,13 +111,11 @@ def _program(
         value=np.array([numbers[owner] for owner in owners], "<u4"),
         lane=np.array([lanes[_lane(event)] for event in shown], "<u2"),
         delay_us=np.array(delays, "<f4"),
-        idle=run.idle,
-        waiting={event: owner for event, owner in zip(shown, owners, strict=True) if event.on_gpu},
-        origin_ns=origin_ns,
         op_us={},
         launches=sum(call is not None for call, event in zip(calls, shown, strict=True) if event.category == "kernel"),
         records=len(works),
     )
+    return with_idle_lanes(program, run.idle, dict(zip(shown, owners, strict=True)), origin_ns)
 
 
 def _lane(event: Event) -> LaneKey:

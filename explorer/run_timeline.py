@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracefuse.errors import TraceFileError
-from tracefuse.findings import time_text
-from tracefuse.gaps import CAUSES, Idle, idle_of_devices, idle_of_streams
+from tracefuse.gaps import Idle, idle_of_devices, idle_of_streams
 from tracefuse.host_calls import SYNCHRONIZATION, Host, Interval
+from tracefuse.idle_text import duration_text, idle_text, share
 from tracefuse.kineto import Recording, recorded_in
 from tracefuse.profiled import Event
 from tracefuse.stacks import lines_of
@@ -112,8 +112,8 @@ class RunTimeline:
         return self.explore().save_html(path)
 
     def __str__(self) -> str:
-        head = f"{self.provenance}\nwindow {time_text(self.window_us)}"
-        parts = [head, *map(_device_text, self.idle), _clock_text(self.clocks), _waits_text(self.waits)]
+        head = f"{self.provenance}\nwindow {duration_text(self.window_us)}"
+        parts = [head, *map(idle_text, self.idle), _clock_text(self.clocks), _waits_text(self.waits)]
         if not self.idle:
             parts.insert(1, _host_text(self))
         return "\n\n".join(filter(None, [*parts, str(self.recording.account)]))
@@ -158,22 +158,11 @@ def _inside(events: Iterable[Event], window: Interval) -> Iterable[Event]:
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def _device_text(one: Idle) -> str:
-    us, idle_ns = one.window_ns / 1e3, one.window_ns - one.busy_ns
-    head = (
-        f"GPU {one.device}: busy {_share(one.busy_ns, one.window_ns)}, idle {_share(idle_ns, one.window_ns)}\n"
-        f"{one.work_ns / 1e3:.1f} µs of records - {one.overlap_ns / 1e3:.1f} overlap + {idle_ns / 1e3:.1f} idle = {us:.1f} µs"
-    )
-    rows = []
-    for cause, total_ns in one.by_cause.items():
-        gaps = [gap.duration_ns for gap in one.gaps if gap.cause == cause]
-        rows.append((cause, _share(total_ns, one.window_ns), str(len(gaps)), time_text(max(gaps) / 1e3), CAUSES[cause]))
-    return f"{head}\n\n{aligned([('idle by cause', 'time', 'gaps', 'longest', ''), *rows])}"
-
-
 def _clock_text(clocks: Iterable[tuple[str, float, float]]) -> str:
     rows = [
-        (name, time_text(us), time_text(said), f"{abs(said - us) / us:.2%} apart") for name, us, said in clocks if us
+        (name, duration_text(us), duration_text(said), f"{abs(said - us) / us:.2%} apart")
+        for name, us, said in clocks
+        if us
     ]
     return aligned([("other clocks of the same run", "measured", "the timeline says", ""), *rows]) if rows else ""
 
@@ -187,8 +176,8 @@ def _waits_text(waits: Iterable[Wait]) -> str:
             name,
             operator or "-",
             str(len(found)),
-            time_text(sum(w.call.duration_ns for w in found) / 1e3),
-            time_text(sum(w.idle_ns for w in found) / 1e3),
+            duration_text(sum(w.call.duration_ns for w in found) / 1e3),
+            duration_text(sum(w.idle_ns for w in found) / 1e3),
             line,
         )
         for (name, operator, line), found in groups.items()
@@ -204,11 +193,7 @@ def _host_text(run: RunTimeline) -> str:
             totals.setdefault(event.name, []).append(end - start)
     window_ns = run.window[1] - run.window[0]
     none_ns = sum(end - start for start, end in run.without_operator)
-    head = f"no GPU did anything in it; the host ran no operator for {_share(none_ns, window_ns)}"
+    head = f"no GPU did anything in it; the host ran no operator for {share(none_ns, window_ns)}"
     longest = sorted(totals.items(), key=lambda item: -sum(item[1]))[:_TOP]
-    rows = [(name, str(len(ns)), _share(sum(ns), window_ns)) for name, ns in longest]
+    rows = [(name, str(len(ns)), share(sum(ns), window_ns)) for name, ns in longest]
     return f"{head}\n\n{aligned([('operators, outermost', 'calls', 'time'), *rows])}" if rows else head
-
-
-def _share(ns: int, window_ns: int) -> str:
-    return f"{time_text(ns / 1e3)} ({100 * ns / window_ns:.3g} %)" if window_ns else time_text(ns / 1e3)

@@ -9,12 +9,13 @@ Shares do not add up to the whole: a pass may live from what another one left.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracefuse import measure
 from tracefuse.draws import undisturbed
 from tracefuse.peers import Asked, check_names, peers
+from tracefuse.profile import profile_step, step_work
 from tracefuse.timing import Estimate, Timing
 
 if TYPE_CHECKING:
@@ -63,7 +64,12 @@ def time_variant(
     with undisturbed(variant.capture.example_inputs):
         others = peers(variant, asked, report)
     timing = _timed(variant, replayed | others.programs, reference, progress, budget_s, is_cancelled)
-    return others.told(timing)
+    timing = others.told(timing)
+    if not variant.runs_triton or (is_cancelled is not None and is_cancelled()):
+        return timing
+    with undisturbed(variant.capture.example_inputs):
+        found = profile_step(replayed["optimised"])
+    return replace(timing, work=step_work(found, [kernel.name for kernel in variant.kernels]))
 
 
 def ablate(

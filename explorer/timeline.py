@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,10 @@ from torch import fx
 
 from tracefuse.clocks import device_label
 from tracefuse.config import Config
-from tracefuse.gaps import Idle, idle_of_devices
+from tracefuse.gaps import idle_of_devices
+from tracefuse.idle_lanes import idle_us, with_idle_lanes
+from tracefuse.idle_text import duration_text, share
+from tracefuse.lanes import Lane, lane_of
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.render import INDENT, last_uses, render_op
@@ -38,17 +41,8 @@ from tracefuse.transfers import Transfer, transfers
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
 
-COPY = "Memcpy"
 # On a CPU, one op of a few hundred is always interrupted: what an op takes is the middle of several replays.
 RUNS = 3
-
-
-@dataclass(frozen=True)
-class Lane:
-    """Where events follow one another: a stream's kernels, its copies, idle time, named ranges, or a thread of the host."""
-
-    name: str
-    kind: Literal["gpu", "copy", "idle", "range", "cpu"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +51,8 @@ class ProgramTimeline:
 
     Columns of equal length: `start_us` (f8), `duration_us` (f4), and as indices `name` (u4, into `names`), `value` (u4: 0 for
     none, else one more than the index into `values`) and `lane` (u2, into `lanes`); `delay_us` (f4) is the time from a launch
-    to the start on the GPU, NaN where no launch is known. `idle` has each GPU's gaps, in ns of the profiler's clock, by which
-    the first event starts at `origin_ns`, and `waiting` says whose work the `after` of a gap is. `op_us` is the time of each
+    to the start on the GPU, NaN where no launch is known. On a lane of the kind "idle" stand the gaps of a GPU, called after
+    their cause (see `tracefuse.idle_lanes`), and the value is that of the op that then starts. `op_us` is the time of each
     value's op: that of its kernels and copies, or of its range where it computes on the CPU; ops without work are absent.
     `launches` were counted on the host, `records` are the kernels that the GPU reported. `config` is None of a run of the
     user's own, which no passes have changed. `transfers` takes copies to and from the host apart.
@@ -75,9 +69,6 @@ class ProgramTimeline:
     value: np.ndarray
     lane: np.ndarray
     delay_us: np.ndarray
-    idle: tuple[Idle, ...]
-    waiting: Mapping[Event, str]
-    origin_ns: int
     op_us: Mapping[str, float]
     launches: int
     records: int
@@ -104,6 +95,17 @@ class Timeline:
     def provenance(self) -> str:
         """Where and how it was measured, and what is missing."""
         return f"{self.device}, op by op, the middle of {RUNS} profiled replays{''.join(map(_missing, self.programs))}"
+
+    def __str__(self) -> str:
+        """How long each program took, and for what its GPU was idle."""
+        return "\n".join([self.provenance, *map(_idle_line, self.programs)])
+
+
+def _idle_line(program: ProgramTimeline) -> str:
+    causes = ", ".join(
+        f"{cause} {share(round(1e3 * us), round(1e3 * program.span_us))}" for cause, us in idle_us(program).items()
+    )
+    return f"{program.label}: {duration_text(program.span_us)}{f'; GPU idle by: {causes}' if causes else ''}"
 
 
 def _missing(program: ProgramTimeline) -> str:
@@ -189,7 +191,7 @@ def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]
     called = [op_name(ops[event.mark]).removeprefix("aten.") if event.mark else event.name for event in shown]
     names = {name: at for at, name in enumerate(dict.fromkeys(called))}
     origin_ns = shown[0].start_ns if shown else 0
-    return ProgramTimeline(
+    program = ProgramTimeline(
         label=label,
         config=config,
         lanes=tuple(lane.shown(gpus) for lane in lanes),
@@ -201,14 +203,13 @@ def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]
         value=np.array([values[owner] for owner in owners], "<u4"),
         lane=np.array([lanes.index(lane_of(event)) for event in shown], "<u2"),
         delay_us=np.array([find.delay_us(event) for event in shown], "<f4"),
-        idle=idle_of_devices(events, (origin_ns, max((event.end_ns for event in shown), default=0))),
-        waiting={event: owner for event, owner in zip(shown, owners, strict=True) if event.on_gpu},
-        origin_ns=origin_ns,
         op_us=_op_us(ops, shown, owners),
         launches=sum(event.is_cuda_call and event.name.startswith(LAUNCHES) for event in events),
         records=sum(event.on_gpu and not event.name.startswith(NOT_KERNELS) for event in events),
         transfers=transfers(ranges, events, zip(shown, owners, strict=True)),
     )
+    idle = idle_of_devices(events, (origin_ns, max((event.end_ns for event in shown), default=0)))
+    return with_idle_lanes(program, idle, dict(zip(shown, owners, strict=True)), origin_ns)
 
 
 class _Attribution:
@@ -235,28 +236,6 @@ class _Attribution:
         """The range that `event` begins in; ranges follow one another, each op's on the thread that runs them all."""
         at = bisect.bisect_right(self.starts, event.start_ns) - 1
         return self.ranges[at].mark if at >= 0 and event.start_ns < self.ranges[at].end_ns else ""
-
-
-@dataclass(frozen=True, order=True)
-class LaneKey:
-    """Sorted as lanes are shown: each GPU's streams, their copies, then the host."""
-
-    is_host: bool
-    device: int
-    is_copy: bool
-    stream: int
-
-    def shown(self, gpus: int) -> Lane:
-        if self.is_host:
-            return Lane("CPU", "cpu")
-        name = f"GPU {self.device} stream {self.stream}" if gpus > 1 else f"stream {self.stream}"
-        return Lane(f"{name} copies", "copy") if self.is_copy else Lane(name, "gpu")
-
-
-def lane_of(event: Event) -> LaneKey:
-    if not event.on_gpu:
-        return LaneKey(True, 0, False, 0)
-    return LaneKey(False, event.device, event.name.startswith(COPY), event.resource)
 
 
 def _op_us(ops: Mapping[str, fx.Node], shown: Sequence[Event], owners: Sequence[str]) -> dict[str, float]:

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tracefuse.optimizers.trace import human_bytes
+from tracefuse.step_work import Row as WorkRow
+from tracefuse.step_work import StepWork
 
 CONFIDENCE = 0.95
 RATIO_CONFIDENCE = 0.99
@@ -148,7 +150,8 @@ class Timing:
     """What one call of `measure` found. `programs[0]` is the baseline; `device` begins with "measured on".
 
     A sample is the mean of `inner` replays back to back; `stopped` says why the rounds ended. `failed` are programs that were
-    asked for and could not run, with the reason; `notes` say what to know of those that did.
+    asked for and could not run, with the reason; `notes` say what to know of those that did. `work` is what one profiled step
+    of the program called "optimised" is made of, where that ran on a GPU.
     """
 
     device: str
@@ -158,6 +161,7 @@ class Timing:
     stopped: str
     failed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    work: StepWork | None = None
 
     @property
     def baseline(self) -> ProgramTiming:
@@ -200,9 +204,23 @@ class Timing:
             aligned([("program", "phase", "median ms [95 % interval]", RATIO_TITLE, ""), *by_phase]),
             "",
             aligned([("program", "first run ms", "peak memory", "max |Δ| results", "gradients"), *rest]),
+            *self._work_lines(),
             *(f"{name} did not run: {reason}" for name, reason in self.failed.items()),
             *self.notes,
         ])  # fmt: skip
+
+    @property
+    def work_rows(self) -> list[WorkRow]:
+        """Kernels, regions and the whole step of the optimised program: (part, calls, µs, remark); none without `work`."""
+        if self.work is None:
+            return []
+        return self.work.rows(self.program("optimised").times_ms["step"].median, self.rounds)
+
+    def _work_lines(self) -> list[str]:
+        if self.work is None:
+            return []
+        rows = [(part, str(calls or ""), f"{us:.4g}", remark) for part, calls, us, remark in self.work_rows]
+        return ["", aligned([("part of the optimised step", "calls", "µs", ""), *rows]), self.work.note, ""]
 
 
 def _ratio(ratio: Estimate | None, is_baseline: bool) -> tuple[str, str]:

@@ -51,6 +51,22 @@ def test_kernels(tmp_path: Path) -> None:
     assert "below what must be: none" in printed
 
 
+def test_aa(tmp_path: Path) -> None:
+    found, printed = run("aa.py", tmp_path, "--budget", "0.3", "--runs", "2", "--planted", "1", "--more", "1")
+    assert [len(found[name]) for name in ("equal", "planted")] == [2, 1]
+    assert found["no_difference"] == 2
+    assert found["planted_share"] > 0.3
+    assert "A/A: no difference seen in 2 of 2" in printed
+
+
+def test_peers(tmp_path: Path) -> None:
+    found, printed = run("peers.py", tmp_path, "--budget", "0.3", "--peer", "eager")
+    (timing,) = found["timings"].values()
+    assert [p["name"] for p in timing["programs"]] == ["eager of the model", "eager", "captured"]
+    assert found["failed"] == {}
+    assert "peer / of the model" in printed
+
+
 def test_dqkv(tmp_path: Path) -> None:
     found, printed = run("dqkv.py", tmp_path, "--budget", "0.2")
     (case,) = found["cases"].values()
@@ -100,7 +116,7 @@ def test_gpt(tmp_path: Path, flags: tuple[str, ...]) -> None:
     # Both round to bfloat16, perhaps in different places; a wrong gradient differs by its own size.
     assert found["gradients"]["tracefuse from eager"]["max_relative_norm"] < 0.1
     assert found["gradients"]["tracefuse from eager"]["parameters"] == 28
-    assert found["kernels"]["kernels"]
+    assert {True, False} == {row["is_triton"] for row in found["kernels"]["rows"]}
     assert "measured on CPU" in printed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_parameters_that_no_optimizer_takes() -> None:
     assert c.optimizers == {"optimizer": {"_1_weight"}}
     assert gradient_findings(c) == ["gradient that no optimizer takes"]
     (finding,) = found("gradient that no optimizer takes", case(c))
-    assert finding.title == "every backward computes the gradient of `0.weight`, which no optimizer takes"
+    assert finding.title == "every backward computes the gradient of `0.weight`, which no optimizer in sight takes"
     assert finding.evidence[0] == ("optimizers", "`optimizer`: 1 of the 2 parameters with a gradient")
     assert finding.evidence[1] == ("only for that", "2 ops, 0 B saved by the forward")
     assert "loss = model(x)" in finding.source
@@ -60,6 +61,25 @@ def test_nothing_is_said_where_all_or_none_of_the_parameters_are_in_an_optimizer
         model(x).square().mean().backward()
     assert gradient_findings(c) == []
     optimizer.step()
+
+
+@dataclass
+class Trainer:
+    optimizer: torch.optim.Optimizer
+
+
+@pytest.mark.parametrize("keep", [Trainer, lambda one: [one], lambda one: {"rest": one}])
+def test_optimizers_in_objects_lists_and_dicts_are_in_sight(keep: Any) -> None:
+    model, x = two_layers(), torch.randn(32, 256)
+    last = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    kept = keep(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    scheduler = torch.optim.lr_scheduler.ConstantLR(last)
+    with tracefuse.capture() as c:
+        model(x).square().mean().backward()
+    assert list(c.optimizers.values()) == [{"_1_weight"}, {"_0_weight"}]
+    assert gradient_findings(c) == []
+    assert kept
+    assert scheduler.optimizer is last
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -393,8 +393,10 @@ def test_without_a_gpu_the_remedy_is_named() -> None:
 # --- the profiler -----------------------------------------------------------------------------------------------------
 
 
-def event(name: str, on: DeviceType, time_us: float = 0.0, is_user_annotation: bool = False) -> SimpleNamespace:
-    span = SimpleNamespace(elapsed_us=lambda: time_us)
+def event(
+    name: str, on: DeviceType, time_us: float = 0.0, is_user_annotation: bool = False, start: float = 0.0
+) -> SimpleNamespace:
+    span = SimpleNamespace(elapsed_us=lambda: time_us, start=start, end=start + time_us)
     return SimpleNamespace(name=name, device_type=on, time_range=span, is_user_annotation=is_user_annotation)
 
 

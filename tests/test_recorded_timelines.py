@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -142,3 +144,24 @@ def test_a_finding_about_copies_has_their_bandwidth() -> None:
 
 def test_of_a_healthy_step_it_says_what_was_looked_for() -> None:
     assert repr(loaded("healthy_step").findings()).startswith("nothing found of: waits for the GPU; ")
+
+
+def test_the_script_that_records_them_runs_on_a_cpu_too(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "bench" / "record_timelines.py"
+    command = [
+        sys.executable,
+        str(script),
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--case",
+        "sleep",
+        "--case",
+        "item_with_stack",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["item_with_stack.json.gz", "sleep.json.gz"]
+    (finding,) = tracefuse.load_timeline(tmp_path / "sleep.json.gz", window="window").findings()
+    assert finding.name == "host idle"
+    assert tracefuse.load_timeline(tmp_path / "item_with_stack.json.gz").recording.frames

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import pytest
 import tracefuse
 from tracefuse.chrome_trace import to_chrome_trace
 from tracefuse.gaps import CAUSES
-from tracefuse.idle_lanes import gap_name, with_idle_lanes
+from tracefuse.idle_lanes import gap_name, idle_us, with_idle_lanes
+from tracefuse.lanes import Lane
+from tracefuse.optimizers.plain_data import read, written
 from tracefuse.run_lanes import RunLanes, run_lanes
 from tracefuse.run_timeline import RunTimeline
-from tracefuse.timeline import Lane, ProgramTimeline, Timeline
+from tracefuse.session_parts import special_types
+from tracefuse.timeline import ProgramTimeline, Timeline
 from tracefuse.widgets.pack import decode
 from tracefuse.widgets.timeline_page import TimelinePage, run_record
 
@@ -46,6 +50,7 @@ def test_streams_copies_ranges_and_threads_have_a_lane_each() -> None:
     assert lanes("item_in_loop").program.lanes == (
         Lane("stream 7", "gpu"),
         Lane("stream 7 copies", "copy"),
+        Lane("idle", "idle"),
         Lane("ranges", "range"),
         Lane("thread 540 (python3)", "cpu"),
     )
@@ -54,7 +59,8 @@ def test_streams_copies_ranges_and_threads_have_a_lane_each() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_event_of_the_window_is_on_a_lane(name: str) -> None:
     program = lanes(name).program
-    assert len(program.start_us) == len(run(name).events)
+    gaps = sum(program.lanes[at].kind == "idle" for at in program.lane)
+    assert len(program.start_us) == len(run(name).events) + gaps
     assert (program.start_us >= 0).all()
     assert float((program.start_us + program.duration_us).max()) <= run(name).window_us + 0.01
     assert all(np.diff(program.start_us) >= 0)
@@ -62,19 +68,17 @@ def test_every_event_of_the_window_is_on_a_lane(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_idle_lane_holds_every_gap_and_nothing_overlaps_it(name: str) -> None:
-    program = with_idle_lanes(lanes(name).program)
+    program = lanes(name).program
     (one,) = run(name).idle
     found = rows(program, "idle")
     assert [row[0] for row in found] == [gap_name(gap) for gap in one.gaps]
     assert {row[0].split(": ")[0] for row in found} <= set(CAUSES)
     assert sum(row[3] for row in found) == pytest.approx((one.window_ns - one.busy_ns) / 1e3, rel=1e-5)
-    for kind in ("gpu", "copy"):
-        assert rows(program, kind) == rows(lanes(name).program, kind), "the others are where they were"
     assert all(np.diff(program.start_us) >= 0)
 
 
 def test_kernels_belong_to_the_operator_that_asked_for_them_and_so_do_the_gaps_before() -> None:
-    program = with_idle_lanes(lanes("item_in_loop").program)
+    program = lanes("item_in_loop").program
     assert [row[1] for row in rows(program, "gpu") if row[0].startswith("nvjet")] == [
         f"matmul #{n}" for n in range(1, 9)
     ]
@@ -105,7 +109,27 @@ def test_launches_and_records_are_reconciled() -> None:
 
 def test_without_gaps_nothing_is_added() -> None:
     program = run_lanes(tracefuse.profile_run(sum, [1, 2])).program
-    assert with_idle_lanes(program) is program
+    assert with_idle_lanes(program, (), {}, 0) is program
+    assert idle_us(program) == {}
+
+
+def test_a_session_keeps_idle_time_as_it_is() -> None:
+    arrays: list[bytes] = []
+
+    def put(data: bytes) -> int:
+        arrays.append(data)
+        return len(arrays) - 1
+
+    program, special = lanes("sleep").program, special_types(put, arrays)
+    found = read(ProgramTimeline, json.loads(json.dumps(written(program, special))), "timeline", special)
+    assert rows(found, "idle") == rows(program, "idle") != []
+    assert idle_us(found) == idle_us(program)
+
+
+def test_a_timeline_prints_for_what_the_gpu_was_idle() -> None:
+    text = str(Timeline("measured on a GPU", (lanes("sleep").program,)))
+    assert text.startswith("measured on a GPU, op by op")
+    assert re.search(r"\nrun: 9\.21 ms; GPU idle by: host idle 6\.07 ms \(65\.9 %\), end of the window ", text)
 
 
 def test_perfetto_gets_the_idle_time_too() -> None:

@@ -110,6 +110,7 @@ def test_stacks_are_recorded_if_asked_for() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # on a shared GPU the profiler sees its own process only
 def test_on_a_gpu_cuda_events_measured_the_same_window() -> None:
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
 

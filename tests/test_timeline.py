@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from functools import cache
@@ -15,10 +16,11 @@ from cuda_traces import on_cuda
 import tracefuse
 from tracefuse.config import Config
 from tracefuse.errors import ExportError
+from tracefuse.lanes import Lane
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.profiled import MARK, Event, marked, recorded
-from tracefuse.timeline import Lane, ProgramTimeline, Timeline, attributed, measured_on, stepwise, timeline
+from tracefuse.timeline import ProgramTimeline, Timeline, attributed, measured_on, stepwise, timeline
 
 
 @cache
@@ -175,11 +177,12 @@ def program_of(events: list[Event]) -> ProgramTimeline:
     return attributed("optimised", Config(), chain(), events)
 
 
-def shown(program: ProgramTimeline) -> list[tuple[str, str, str, float, float]]:
-    """(lane, name, value, start, duration) of each event."""
+def shown(program: ProgramTimeline, is_idle: bool = False) -> list[tuple[str, str, str, float, float]]:
+    """(lane, name, value, start, duration) of each event, or of each gap."""
     named = ("", *program.values)
     rows = zip(program.lane, program.name, program.value, program.start_us, program.duration_us, strict=True)
-    return [(program.lanes[a].name, program.names[b], named[c], float(d), float(e)) for a, b, c, d, e in rows]
+    found = [(program.lanes[a], program.names[b], named[c], float(d), float(e)) for a, b, c, d, e in rows]
+    return [(lane.name, *rest) for lane, *rest in found if (lane.kind == "idle") == is_idle]
 
 
 def test_what_the_gpu_did_belongs_to_the_op_that_asked_for_it() -> None:
@@ -194,6 +197,23 @@ def test_what_the_gpu_did_belongs_to_the_op_that_asked_for_it() -> None:
         ("stream 14 copies", "Memcpy DtoD (Device -> Device)", "result", 45, 3),
         ("stream 13", "Memset (Device)", "", 50, 1),
     ]
+
+
+def test_the_gpu_is_idle_in_between_with_a_cause_and_the_op_that_waits() -> None:
+    assert shown(program_of(EVENTS), is_idle=True) == [
+        ("idle", "start of the window", "exp", 0, 10),
+        ("idle", "launch latency", "sin", 30, 1),
+        ("idle", "launch latency", "sin", 38, 1),
+        ("idle", "host-bound launch", "result", 41, 4),
+        ("idle", "unknown", "", 48, 2),
+    ]
+
+
+def test_the_delay_is_from_the_launch_to_the_start() -> None:
+    program = program_of(EVENTS)
+    named = dict(zip((program.names[at] for at in program.name), program.delay_us.tolist(), strict=True))
+    assert (named["exp_kernel"], named["sin_kernel"], named["Memcpy DtoD (Device -> Device)"]) == (8, 9, 2)
+    assert math.isnan(named["exp.default"])
 
 
 def test_a_call_whose_clock_is_off_is_known_by_its_operator() -> None:
@@ -226,6 +246,7 @@ def test_streams_come_before_copies_and_the_host_is_last() -> None:
     assert program_of(EVENTS).lanes == (
         Lane("stream 13", "gpu"),
         Lane("stream 14 copies", "copy"),
+        Lane("idle", "idle"),
         Lane("CPU", "cpu"),
     )
 
@@ -233,7 +254,8 @@ def test_streams_come_before_copies_and_the_host_is_last() -> None:
 def test_several_gpus_are_told_apart() -> None:
     other = Event("sin_kernel", True, 1, 13, 131_000, 7000, 9, 0)
     names = [lane.name for lane in program_of([*EVENTS, other]).lanes]
-    assert names == ["GPU 0 stream 13", "GPU 0 stream 14 copies", "GPU 1 stream 13", "CPU"]
+    streams = ["GPU 0 stream 13", "GPU 0 stream 14 copies", "GPU 1 stream 13"]
+    assert names == [*streams, "GPU 0 idle", "GPU 1 idle", "CPU"]
 
 
 def test_a_record_that_nothing_claims_is_kept_without_a_value() -> None:
@@ -279,7 +301,7 @@ def test_on_a_gpu_every_record_belongs_to_an_op(name: str) -> None:
         assert program.records > 0
         kinds = [program.lanes[at].kind for at in program.lane]
         assert kinds.count("cpu") == len(one.trace.ops)
-        assert (program.value > 0).all()
+        assert all(number > 0 for number, kind in zip(program.value, kinds, strict=True) if kind != "idle")
         launched = {node.name for node in one.trace.ops if node.target in one.kernels}
         assert all(program.op_us[name] > 0 for name in launched)
 

@@ -11,7 +11,7 @@ from tracefuse.findings import Fix
 from tracefuse.fixes import Trial
 from tracefuse.measurements import Pair, Said, TrialKey
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.profile import Profile, profile
+from tracefuse.profile import Profile, profile_step
 from tracefuse.side_by_side import Ablation
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
@@ -67,13 +67,7 @@ class Measured:
     def profile(self, variant: Variant) -> None:
         """Profile the kernels in one more replay: the profiler slows what it watches, so that it stays out of timed ones."""
         replay = variant.compile().replays(variant.capture.example_inputs, variant.capture.rng_states)
-
-        def run() -> None:
-            state = replay.forward()
-            if replay.backward is not None:
-                replay.backward(state)
-
-        self.profiles[variant.config] = variant.capture.measurements.profiles[variant.config] = profile(run)
+        self.profiles[variant.config] = variant.capture.measurements.profiles[variant.config] = profile_step(replay)
 
     def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
         """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""

@@ -26,7 +26,7 @@
       findings: [...]                                         the gravest first: see `tracefuse.widgets.payload_findings`
       looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
-      timing:   null, or {provenance, stale, is_pinned, config, notes,
+      timing:   null, or {provenance, stale, is_pinned, config, notes, work: [{label, calls, us, note}],
                 rows: [{label, program, phase, baseline_ms, variant_ms, ratio, verdict}]}
       notes:    [{kind: "guard" | "note", text}]
       environment: {str: str}

@@ -47,7 +47,9 @@ def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:
         "is_pinned": against is not None,
         "config": measured.as_code(),
         "rows": [_timing_row(row) for row in sorted(timing.rows, key=lambda row: row.program != SHOWN)],
+        "work": [dict(zip(("label", "calls", "us", "note"), row, strict=True)) for row in timing.work_rows],
         "notes": [
+            *([timing.work.note] if timing.work else []),
             f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}",
             *pinned,
             *(f"{name} did not run: {reason}" for name, reason in timing.failed.items()),

@@ -19,7 +19,6 @@ from typing import Any
 
 from tracefuse.config import Config
 from tracefuse.gaps import CAUSES
-from tracefuse.idle_lanes import with_idle_lanes
 from tracefuse.kernel_times import allows_tf32
 from tracefuse.measure import Progress
 from tracefuse.op_times import OpTimes
@@ -37,7 +36,6 @@ def timeline_record(found: Timeline, as_base64: bool = False) -> dict[str, Any]:
 
 def program_record(program: ProgramTimeline, as_base64: bool) -> dict[str, Any]:
     """One program with its idle time, as `timeline_record` has it."""
-    program = with_idle_lanes(program)
     columns = (program.start_us, program.duration_us, program.name, program.value, program.delay_us, program.lane)
     events = b"".join(column.tobytes() for column in columns)
     return {

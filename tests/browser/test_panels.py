@@ -21,7 +21,7 @@ MEASURED = """() => set("payload", { ...state.payload,
     summary: { ...state.payload.summary, measured_peak_bytes: [6400000, 4200000],
         difference: { results: 2.4e-7, gradients: 3.1e-6 } },
     timing: { provenance: "measured on a device with a long name", stale: false, is_pinned: true,
-        config: "c.optimize()", notes: [], rows: [
+        config: "c.optimize()", notes: [], work: [], rows: [
         { label: "step", program: "optimised", phase: "step", baseline_ms: { median: 34.1, low: 33, high: 35 },
           variant_ms: { median: 19.2, low: 19, high: 20 },
           ratio: { median: 0.56, low: 0.55, high: 0.57 }, verdict: "faster" }] },
@@ -505,6 +505,19 @@ def test_peers_are_columns(live: Page) -> None:
     expect(table.locator("th[scope=col]").last).to_have_text("torch.compile")
     expect(table.locator("tbody tr")).to_have_count(1)
     expect(table.locator("tbody td").last).to_contain_text("no difference seen")
+
+
+def test_kernels_and_the_step_stand_in_one_table(live: Page) -> None:
+    live.evaluate(MEASURED)
+    live.evaluate(
+        """() => set("payload", { ...state.payload, timing: { ...state.payload.timing, work: [
+        { label: "Triton kernels", calls: 79, us: 4210, note: "a region each" },
+        { label: "first to last", calls: null, us: 22900, note: "of it 859 µs idle" }] } })"""
+    )
+    live.get_by_test_id("tf-tab-timing").click()
+    rows = live.get_by_test_id("tf-work").locator("tbody tr")
+    expect(rows.first).to_have_text(re.compile("Triton kernels.*79.*4,?210.*a region each"))
+    expect(rows.last).to_contain_text("859 µs idle")
 
 
 def test_atens_operators_stand_below_the_kernels(live: Page) -> None:

@@ -31,8 +31,15 @@ function timingTable(payload, status, live) {
     ),
     h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; a ratio with its 99 % interval, and a difference is called one beyond 1 %. Bars share one scale.`),
     !payload.runs_triton && payload.kernels.length > 0 && h("p", { class: "tf-note" }, "Triton kernels did not run: CPU. Both programs ran ATen operators."),
+    timing.work.length > 0 && workTable(timing.work),
     timing.notes.map((text) => h("p", { class: "tf-note" }, text)),
   );
+}
+
+/** Kernels, regions and the whole step, so that they can be added up. @param {Timing["work"]} work */
+function workTable(work) {
+  const row = (/** @type {Timing["work"][number]} */ one) => h("tr", null, h("th", { scope: "row" }, one.label), h("td", { class: "tf-right" }, one.calls ?? ""), h("td", { class: "tf-right" }, figure(one.us)), h("td", null, one.note));
+  return h("table", { class: "tf-table", "data-testid": "tf-work" }, head(["part of the optimised step", "calls", "µs", ""], [1, 2]), h("tbody", null, work.map(row)));
 }
 
 /** @param {TimingRow} row @param {number} scale @param {Payload} payload @param {string[]} others programs that were timed beside it */

@@ -146,6 +146,8 @@ interface Timing {
   is_pinned: boolean;
   config: string;
   rows: TimingRow[];
+  /** Kernels, regions and the whole step; none without a GPU. */
+  work: { label: string; calls: number | null; us: number; note: string }[];
   notes: string[];
 }
 
