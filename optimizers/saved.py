@@ -11,6 +11,7 @@ fused kernel does not say what it computes, so reasons are those of the trace be
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,8 @@ from torch import fx
 
 from tracefuse.optimizers.cost import flops, op_class, packet_name
 from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.liveness import lifetimes, saved_values
+from tracefuse.optimizers.liveness import saved_values
+from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
 from tracefuse.optimizers.passes import Step
 from tracefuse.optimizers.schedule import recomputes
@@ -94,15 +96,24 @@ def explain_saved(trace: Trace, steps: Sequence[Step] = ()) -> list[SavedFor]:
 
 
 def _reasons(trace: Trace) -> dict[str, str]:
-    """By the name of every value that shares memory with a saved storage."""
+    """By the name of every value that shares memory with a saved storage; found once for each trace."""
+    if "saved reasons" not in trace._cache:
+        trace._cache["saved reasons"] = _find_reasons(trace)
+    return trace._cache["saved reasons"]
+
+
+def _find_reasons(trace: Trace) -> dict[str, str]:
     nodes = {node.name: node for node in trace.graph.nodes}
+    kept = {memory for saved in saved_values(trace) for memory in storages(nodes[saved.name])}
+    groups: dict[int, list[fx.Node]] = defaultdict(list)
+    for node in trace.ops:
+        for memory in kept & storages(node).keys():
+            groups[memory].append(node)
     gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
     needed = _needed(trace)
-    found = {}
-    for life in lifetimes(trace):
-        if life.kind == "saved":
-            reason = _reason([nodes[name] for name in life.aliases], gradients, needed)
-            found.update(dict.fromkeys(life.aliases, reason))
+    found: dict[str, str] = {}
+    for group in groups.values():
+        found.update(dict.fromkeys((node.name for node in group), _reason(group, gradients, needed)))
     return found
 
 
