@@ -12,6 +12,7 @@ Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15:
 from __future__ import annotations
 
 import functools
+import importlib.util
 import linecache
 import os
 import sys
@@ -27,13 +28,19 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
+from tracefuse.launches import LaunchHook
 from tracefuse.memories import Memories, memory_of
 from tracefuse.optimizers.trace import Origin, Source
 
 aten = torch.ops.aten
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LIBRARIES = tuple(
+    os.path.dirname(found.origin) + os.sep
+    for name in ("torch", "triton")
+    if (found := importlib.util.find_spec(name)) is not None and found.origin is not None
+)
 _OURS = tuple(
-    os.path.join(os.path.dirname(__file__), name) for name in ("record.py", "hooks.py", "capture.py", "thaw.py")
+    os.path.join(os.path.dirname(__file__), name)
+    for name in ("record.py", "hooks.py", "launches.py", "capture.py", "thaw.py")
 )
 
 # These write their running statistics although their schema does not say so.
@@ -132,7 +139,8 @@ class Guard:
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
     overwrote, generator states of random ops, the roots of every backward with the gradients given to them, and the values
-    that a leaf had (`superseded`) before it became an input, and where externals were given other memory (`replaced`)."""
+    that a leaf had (`superseded`) before it became an input, where externals were given other memory
+    (`replaced`), and Triton kernels launched outside of any operator."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -141,6 +149,7 @@ class Recording:
     roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
     superseded: set[Value] = field(default_factory=set)
     replaced: dict[Value, Source | None] = field(default_factory=dict)
+    launches: list[tuple[str, Source | None]] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):
@@ -158,15 +167,18 @@ class Recorder(TorchDispatchMode):
         self._made_memory: set[int | None] = set()
         self._external_storage: dict[int, Value] = {}
         self._memories = Memories()
+        self._is_running = False
 
     def __enter__(self) -> Recorder:
         self._first_seq = torch.autograd._get_sequence_nr()
         self.modules.attach()
         BackwardHook.enter(self)
+        LaunchHook.enter(self._note_launch)
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
+        LaunchHook.leave(self._note_launch)
         BackwardHook.leave(self)
         self.modules.detach()
 
@@ -192,7 +204,11 @@ class Recorder(TorchDispatchMode):
         for value in call.writes():
             self._snapshot(value)
         view = view_in_place(func)
-        out = func(*args, **kwargs)
+        self._is_running = True
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._is_running = False
         if view is None:
             call.outs = tree_map_only(torch.Tensor, self._made, out)
         else:  # the same tensor is another value from now on
@@ -200,6 +216,11 @@ class Recorder(TorchDispatchMode):
         _link_views(call)
         self.recording.calls.append(call)
         return out
+
+    def _note_launch(self, kernel: str) -> None:
+        """An operator's own launches are part of it; other threads' are not ours, unless autograd runs them."""
+        if not self._is_running and self.modules.is_ours():
+            self.recording.launches.append((kernel, _user_source()))
 
     # --- values ---
 
@@ -355,11 +376,11 @@ def _replace_rng(origin: Origin, index: int) -> Origin:
 
 
 def _user_source() -> Source | None:
-    """The innermost frame that belongs to neither torch nor tracefuse."""
+    """The innermost frame that belongs to neither torch, Triton nor tracefuse."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, *_OURS, "<frozen", "<string>")):
+        if not file.startswith((*_LIBRARIES, *_OURS, "<frozen", "<string>")):
             text = linecache.getline(file, frame.f_lineno).strip()
             return Source(file, frame.f_lineno, frame.f_code.co_name, text, _label(file))
         frame = frame.f_back
