@@ -128,7 +128,9 @@ class _Merger:
             return
         own = set(merged.nodes)
         if (view := next((v for v in inputs_of(merged) if memory(v) in own), None)) is not None:
-            self._tell("apart", first, second, f"{view.name} shows memory of the one, and no kernel can compute that view")
+            self._tell(
+                "apart", first, second, f"{view.name} shows memory of the one, and no kernel can compute that view"
+            )
             return
         self._replace(first, second, merged, below)
         moved = f"{merged.name} moves {human_bytes(merged.nbytes)}, apart they move {human_bytes(apart)}"
