@@ -81,19 +81,19 @@ class ModuleStack:
         """(dotted path, class name) of the innermost running module; ("", "") outside."""
         return self._stack[-1] if self._stack else ("", "")
 
-    def _is_ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Hooks are global: other threads' modules are not ours, those that autograd's threads run again are."""
         return threading.get_ident() == self._thread or is_in_engine()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if not self._is_ours():
+        if not self.is_ours():
             return
         if module not in self._paths:
             self.add_root(module)
         self._stack.append((self._paths[module], type(module).__name__))
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        if self._stack and self._is_ours():
+        if self._stack and self.is_ours():
             self._stack.pop()
 
     def add_root(self, root: nn.Module) -> None:

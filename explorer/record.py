@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
 from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
+from tracefuse.launches import LaunchHook
 from tracefuse.memories import Memories, memory_of
 from tracefuse.optimizers.trace import Origin, Source
 from tracefuse.user_source import user_source
@@ -128,7 +129,7 @@ class Recording:
     overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values that a
     leaf had (`superseded`) before it became an input, where the host reads what a GPU computes (`stops`), the values that were
     still there (`held`) when a backward was over, since the program's variables hold them, and where externals were given
-    other memory (`replaced`)."""
+    other memory (`replaced`), and Triton kernels launched outside of any operator (`launches`)."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -139,6 +140,7 @@ class Recording:
     stops: list[Stop] = field(default_factory=list)
     held: set[Value] = field(default_factory=set)
     replaced: dict[Value, Source | None] = field(default_factory=dict)
+    launches: list[tuple[str, Source | None]] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode, Listener):
@@ -161,6 +163,7 @@ class Recorder(TorchDispatchMode, Listener):
         self._made_memory: set[int | None] = set()
         self._external_storage: dict[int, Value] = {}
         self._memories = Memories()
+        self._is_running = False
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before each op is recorded; for recorders that choose where to `begin`."""
@@ -170,11 +173,13 @@ class Recorder(TorchDispatchMode, Listener):
         self.modules.attach()
         BackwardHook.enter(self)
         Methods.enter()
+        LaunchHook.enter(self._note_launch)
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
         Methods.leave()
+        LaunchHook.leave(self._note_launch)
         BackwardHook.leave(self)
         self.modules.detach()
 
@@ -207,7 +212,11 @@ class Recorder(TorchDispatchMode, Listener):
         if (read := read_by(func, args, kwargs)) is not None:
             self.recording.stops.append(Stop(read, origin.source, in_engine))
         view = view_in_place(func)
-        out = func(*args, **kwargs)
+        self._is_running = True
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._is_running = False
         if view is None:
             call.outs = tree_map_only(torch.Tensor, self._made, out)
         else:  # the same tensor is another value from now on
@@ -219,6 +228,11 @@ class Recorder(TorchDispatchMode, Listener):
     def heard(self, read: HostRead) -> None:
         """Note a read that no operator shows."""
         self.recording.stops.append(Stop(read, user_source(), is_in_engine()))
+
+    def _note_launch(self, kernel: str) -> None:
+        """An operator's own launches are part of it; other threads' are not ours, unless autograd runs them."""
+        if not self._is_running and self.modules.is_ours():
+            self.recording.launches.append((kernel, user_source()))
 
     # --- values ---
 

@@ -18,6 +18,7 @@ _REMEDIES = {
 }
 
 
+_COLLECTIVES = {"c10d", "c10d_functional", "_c10d_functional", "fsdp", "symm_mem"}
 _NO_REPLAYS = {
     aten.mkldnn_rnn_layer_backward.default: "its forward gives the workspace that it reads to autograd only. "
     "Capture inside `torch.backends.mkldnn.flags(enabled=False)`",
@@ -27,7 +28,17 @@ _NO_REPLAYS = {
 def check_supported(recording: Recording) -> None:
     """Raises `CaptureError` with the op, the line and the remedy where the program computes with tensors that are no plain
     dense ones, or by ops that cannot run again."""
+    for kernel, source in recording.launches:
+        raise CaptureError(
+            f"the program launches the Triton kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
+            "Wrap the launch in `torch.library.triton_op`, or capture a smaller piece."
+        )
     for call in recording.calls:
+        if call.func.namespace in _COLLECTIVES:
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} talks to other processes, and a trace is one process's program. "
+                "Capture the module itself, before `DistributedDataParallel` or `fully_shard` wraps it."
+            )
         if call.func in _NO_REPLAYS:
             raise CaptureError(
                 f"{call.func}{where(call.origin.source)} cannot be replayed: {_NO_REPLAYS[call.func]}, "

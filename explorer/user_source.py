@@ -1,22 +1,34 @@
-"""Which line of the user's a call comes from: the innermost frame that is neither torch's nor the recorder's."""
+"""Which line of the user's a call comes from: the innermost frame that is neither torch's, nor Triton's, nor the recorder's."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import linecache
 import os
 import sys
 from collections.abc import Iterator
 from types import FrameType
 
-import torch
-
 from tracefuse.optimizers.trace import Source
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LIBRARIES = tuple(
+    os.path.dirname(found.origin) + os.sep
+    for name in ("torch", "triton")
+    if (found := importlib.util.find_spec(name)) is not None and found.origin is not None
+)
 _OURS = tuple(
     os.path.join(os.path.dirname(__file__), name)
-    for name in ("record.py", "hooks.py", "capture.py", "thaw.py", "host_reads.py", "no_sync.py", "user_source.py")
+    for name in (
+        "record.py",
+        "hooks.py",
+        "launches.py",
+        "capture.py",
+        "thaw.py",
+        "host_reads.py",
+        "no_sync.py",
+        "user_source.py",
+    )
 )
 
 
@@ -52,7 +64,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def is_torchs_or_ours(file: str) -> bool:
-    return file.startswith((_TORCH, *_OURS, "<frozen", "<string>"))
+    return file.startswith((*_LIBRARIES, *_OURS, "<frozen", "<string>"))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -3,7 +3,11 @@ remedy last."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -343,3 +347,66 @@ def test_refused_by_name_with_the_remedy_last(program: Callable[[], Tensor]) -> 
     captured = tracefuse.capture(lambda: program().sum().backward())
     with pytest.raises(CaptureError, match=rf"(?s){named}.*{remedy}\.$"):
         _ = captured.trace
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+@pytest.mark.parametrize("kind", ["DistributedDataParallel", "fully_shard"])
+def test_modules_of_several_processes_are_refused_by_name(kind: str, one_process: None) -> None:
+    model: nn.Module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    if kind == "fully_shard":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
+    captured = tracefuse.capture(lambda: model(torch.randn(4, 3)).sum().backward())
+    with pytest.raises(
+        CaptureError, match=r"talks to other processes.* Capture the module itself, before .* wraps it\.$"
+    ):
+        _ = captured.trace
+
+
+INTERPRETED = """
+import torch, triton, triton.language as tl
+import tracefuse
+from tracefuse.errors import CaptureError
+
+@triton.jit
+def double_kernel(x, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
+
+def double(x):
+    out = torch.empty_like(x)
+    double_kernel[(1,)](x, out, x.numel(), BLOCK=8)
+    return out
+
+x = torch.randn(6)
+schema = "(Tensor x) -> Tensor"
+wrapped = torch.library.custom_op("tracefuse_tests::double", lambda x: double(x), mutates_args=(), schema=schema)
+assert torch.equal(tracefuse.capture(lambda: wrapped(x) + 1).replay()[0], x * 2 + 1)
+captured = tracefuse.capture(lambda: double(x) + 1)
+try:
+    captured.trace
+except CaptureError as error:
+    print(error)
+"""
+
+
+def test_a_triton_kernel_that_the_program_launches_itself_is_refused_and_one_in_an_operator_is_replayed() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "launches the Triton kernel double_kernel itself" in done.stdout, done.stderr
+    assert done.stdout.strip().endswith("Wrap the launch in `torch.library.triton_op`, or capture a smaller piece.")
