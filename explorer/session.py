@@ -46,7 +46,6 @@ from tracefuse.session_parts import (
     SavedTiming,
     SavedTrial,
     measured_from,
-    shortened,
     special_types,
 )
 
@@ -159,7 +158,7 @@ def _measured(capture: Capture) -> Measured:
     found = capture.measurements
     return Measured(
         timings=tuple(SavedTiming(*pair, timing) for pair, timing in found.timings.items()),
-        timelines=tuple(SavedTimeline(*pair, shortened(timeline)) for pair, timeline in found.timelines.items()),
+        timelines=tuple(SavedTimeline(*pair, timeline) for pair, timeline in found.timelines.items()),
         ablations=tuple(SavedAblation(config, one) for config, one in found.ablations.items()),
         profiles=tuple(SavedProfile(config, one) for config, one in found.profiles.items()),
         builds=tuple(SavedBuild(config, one) for config, one in found.builds.items()),

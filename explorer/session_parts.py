@@ -10,7 +10,7 @@ of the user's own by theirs: where such a pass is not registered, what was measu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -158,16 +158,6 @@ def measured_from(data: Any, special: Special) -> tuple[Measured, list[str]]:
     return Measured(**found), list(left_out)
 
 
-def shortened(timeline: Timeline) -> Timeline:
-    """Without what is known of the GPU's work that ends no gap: a row for each kernel, which nothing reads."""
-    return replace(timeline, programs=tuple(map(_without_busy, timeline.programs)))
-
-
-def _without_busy(program: ProgramTimeline) -> ProgramTimeline:
-    ends = {gap.after for idle in program.idle for gap in idle.gaps}
-    return replace(program, waiting={event: value for event, value in program.waiting.items() if event in ends})
-
-
 def check_columns(program: ProgramTimeline, where: str) -> None:
     """Raise `SessionError` unless a timeline's columns are equally long and point at what there is."""
     columns = (
@@ -187,8 +177,6 @@ def check_columns(program: ProgramTimeline, where: str) -> None:
     )
     if len(program.start_us) and any(int(column.max()) >= bound for column, bound in bounds):
         raise damaged(f"{where}: an event of {program.label} has no such name, value or lane")
-    if not set(program.waiting.values()) <= {*program.values, ""}:
-        raise damaged(f"{where}: work of {program.label} belongs to no value")
     if not (np.isfinite(program.start_us).all() and np.isfinite(program.duration_us).all()):
         raise damaged(f"{where}: an event of {program.label} has no time")
 

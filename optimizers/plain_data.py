@@ -1,9 +1,8 @@
 """Our data classes as JSON and back, by the types that our code declares.
 
-    int, str, bool, None        themselves           dataclass, mapping from texts     an object
+    int, str, bool, None        themselves           dataclass, mapping          an object
     float                       itself, or {"float": "nan"} where JSON has no number for it
-    list, tuple, frozenset      a list               mapping from anything else        a list of pairs
-    NamedTuple                  a list               of a `special` type               what its functions say
+    list, tuple, frozenset      a list               of a `special` type         what its functions say
 
 A file never says which class to make: `read(kind, data)` makes what the caller asks for, field by field, and raises
 `SessionError` for anything else. Texts are single lines of printable characters, since they end in comments of generated
@@ -50,9 +49,7 @@ def written(value: Any, special: Special = types.MappingProxyType({})) -> Any:
     if is_dataclass(value):
         return {f.name: written(getattr(value, f.name), special) for f in fields(value)}
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {key: written(item, special) for key, item in value.items()}
-        return [[written(key, special), written(item, special)] for key, item in value.items()]
+        return {key: written(item, special) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [written(item, special) for item in value]
     if isinstance(value, frozenset):
@@ -71,8 +68,6 @@ def read(kind: Any, data: Any, where: str, special: Special = types.MappingProxy
         return _PLAIN[kind](data, where)
     if is_dataclass(kind):
         return _dataclass(kind, data, where, special)
-    if _is_named_tuple(kind):
-        return kind(*_several(tuple, tuple(_hints(kind).values()), items(data, where), where, special))
     return _generic(kind, data, where, special)
 
 
@@ -144,19 +139,10 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
     return data
 
 
-def _is_named_tuple(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
 @functools.cache
 def _annotations(kind: type) -> dict[str, tuple[Any, bool]]:
     """Each field's type, and whether it must be given."""
-    hints = _hints(kind)
+    hints = typing.get_type_hints(kind)
     return {f.name: (hints[f.name], f.default is MISSING and f.default_factory is MISSING) for f in fields(kind)}
 
 
@@ -164,9 +150,6 @@ def prepare(kind: Any) -> None:
     """Look up what `kind` and everything in it are made of, as `read` would: Python evaluates annotations to tell."""
     if is_dataclass(kind):
         for hint, _ in _annotations(kind).values():
-            prepare(hint)
-    if _is_named_tuple(kind):
-        for hint in _hints(kind).values():
             prepare(hint)
     for inner in typing.get_args(kind):
         prepare(inner)
@@ -190,21 +173,11 @@ def _generic(kind: Any, data: Any, where: str, special: Special) -> Any:
             raise damaged(f"{where} is {shown(data)}, not one of {', '.join(map(str, inner))}")
         return data
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _pairs(inner, data, where, special)
+        pairs = _mapping(data, where).items()
+        return {text(key, where): read(inner[1], item, f"{where}.{key[:40]}", special) for key, item in pairs}
     if isinstance(origin, type) and issubclass(origin, (tuple, frozenset, Sequence)):
         return _several(origin, inner, items(data, where), where, special)
     raise TypeError(f"{where}: fields of type {kind} cannot be saved")
-
-
-def _pairs(inner: tuple[Any, ...], data: Any, where: str, special: Special) -> dict[Any, Any]:
-    key_kind, kind = inner
-    if key_kind is str:
-        rows = _mapping(data, where).items()
-        return {text(key, where): read(kind, item, f"{where}.{key[:40]}", special) for key, item in rows}
-    if data == {}:  # what is empty has no keys to tell
-        return {}
-    pairs = (_several(tuple, inner, items(row, where), where, special) for row in items(data, where))
-    return dict(pairs)
 
 
 def _union(kinds: tuple[Any, ...], data: Any, where: str, special: Special) -> Any:
