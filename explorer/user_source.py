@@ -1,4 +1,4 @@
-"""Which line of the user's a call comes from: the innermost frame that is neither torch's, nor Triton's, nor the recorder's."""
+"""Which line of the user's a call comes from: the innermost frame of neither torch, Triton nor the recorder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Our data classes as JSON and back, by the types that our code declares.
 
-    int, str, bool, None        themselves           dataclass, mapping from texts     an object
+    int, str, bool, None        themselves           dataclass, mapping          an object
     float                       itself, or {"float": "nan"} where JSON has no number for it
-    list, tuple, frozenset      a list               of a `special` type        what its functions say
+    list, tuple, frozenset      a list               of a `special` type         what its functions say
 
 A file never says which class to make: `read(kind, data)` makes what the caller asks for, field by field, and raises
 `SessionError` for anything else. Texts are single lines of printable characters, since they end in comments of generated
@@ -173,8 +173,8 @@ def _generic(kind: Any, data: Any, where: str, special: Special) -> Any:
             raise damaged(f"{where} is {shown(data)}, not one of {', '.join(map(str, inner))}")
         return data
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        rows = _mapping(data, where).items()
-        return {text(key, where): read(inner[1], item, f"{where}.{key[:40]}", special) for key, item in rows}
+        pairs = _mapping(data, where).items()
+        return {text(key, where): read(inner[1], item, f"{where}.{key[:40]}", special) for key, item in pairs}
     if isinstance(origin, type) and issubclass(origin, (tuple, frozenset, Sequence)):
         return _several(origin, inner, items(data, where), where, special)
     raise TypeError(f"{where}: fields of type {kind} cannot be saved")

@@ -83,21 +83,11 @@ def whole_file(folder: Path) -> Path:
 
 
 def of_a_gpu() -> ProgramTimeline:
-    """The first gaps of a recorded run, and no events."""
+    """The lanes of a recorded run, its idle time among them, with the first events."""
     run = tracefuse.load_timeline(Path(__file__).parent / "timelines" / "item_in_loop.json.gz", window="window")
     program = run_lanes(run).program
-    (idle,) = program.idle
     columns = ("start_us", "duration_us", "name", "value", "lane", "delay_us")
-    none = {name: getattr(program, name)[:0] for name in columns}
-    few = replace(idle, gaps=idle.gaps[:3])
-    return replace(
-        program,
-        idle=(few,),
-        names=(),
-        values=program.values[:5],
-        waiting=dict.fromkeys([few.gaps[0].after], ""),
-        **none,
-    )
+    return replace(program, **{name: getattr(program, name)[:50] for name in columns})
 
 
 # --- damages ----------------------------------------------------------------------------------------------------------
