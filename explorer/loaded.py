@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from tracefuse.session_parts import Captured, Measured, SavedInputs
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
+    from tracefuse.memory import Memory
     from tracefuse.optimizers.layout import Tuning
     from tracefuse.timeline import Timeline
 
@@ -48,6 +50,10 @@ class LoadedVariant(Variant):
         """The one of the file; where it has none, a new one, which takes the captured inputs."""
         found = self.capture.measurements.timelines.get((self.config, None))
         return found or super().timeline()
+
+    def memory(self, measure: bool = False) -> Memory:
+        """As of any variant, without the peak as eager frees: the file does not hold what the program's variables held."""
+        return replace(super().memory(measure), eager_peak=None)
 
 
 class LoadedCapture(Capture):

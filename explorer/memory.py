@@ -90,12 +90,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Memory:
-    """See the module. `eager_peak` is the captured step's static peak as eager PyTorch frees: modelled."""
+    """See the module. `eager_peak` is the captured step's static peak as eager PyTorch frees: modelled; None of a capture from
+    a session file, which does not hold what the program's variables held."""
 
     before: Curve
     after: Curve
     saved: tuple[SavedRow, ...]
-    eager_peak: int
+    eager_peak: int | None
     measured: Measured | None = None
     note: str = ""
 
@@ -130,7 +131,8 @@ class Memory:
         kinds = [kind for kind in KIND_NAMES if before.get(kind) or after.get(kind)]
         rows += [(KIND_NAMES[k], human_bytes(before.get(k, 0)), human_bytes(after.get(k, 0))) for k in kinds]
         rows.append(("static peak", human_bytes(self.before.peak), human_bytes(self.after.peak)))
-        rows.append(("  as eager frees (modelled)", human_bytes(self.eager_peak), ""))
+        if self.eager_peak is not None:
+            rows.append(("  as eager frees (modelled)", human_bytes(self.eager_peak), ""))
         if self.measured:
             rows.append(("  operators' own workspaces (measured)", *map(human_bytes, self.measured.workspaces)))
             rows.append(("measured peak", *map(human_bytes, self.measured.peak)))

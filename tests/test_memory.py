@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import programs
 import pytest
@@ -113,3 +114,12 @@ def test_the_allocator_counts_what_is_alive_at_once() -> None:
     assert added_peak(run, "cpu") == 4096
     with pytest.raises(ValueError, match="pass cpu or cuda"):
         added_peak(run, "meta")
+
+
+def test_of_a_session_file_the_peak_as_eager_frees_is_not_known(tmp_path: Path) -> None:
+    gpt().save(tmp_path / "run.tfz")
+    found, here = tracefuse.load(tmp_path / "run.tfz").optimize().memory(), gpt().optimize().memory()
+    assert (found.eager_peak, found.after.live) == (None, here.after.live)
+    assert here.eager_peak is not None
+    assert "as eager frees" not in str(found)
+    assert "as eager frees" in str(here)
