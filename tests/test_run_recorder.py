@@ -131,5 +131,5 @@ def test_on_a_gpu_cuda_events_measured_the_same_window() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu_a_value_that_is_read_in_each_step_is_found() -> None:
     x = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
-    (finding, *_) = tracefuse.profile_run(lambda: [(x @ x).sum().item() for _ in range(20)]).findings()
-    assert finding.name == "waits for the GPU"
+    found = tracefuse.profile_run(lambda: [(x @ x).sum().item() for _ in range(20)]).findings()
+    assert "waits for the GPU" in {finding.name for finding in found}

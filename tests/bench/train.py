@@ -23,7 +23,7 @@ from tracefuse.backend import tracefuse
 from tracefuse.demo import GPT
 from tracefuse.measure import Program, measure
 
-SIZES = {"layers": 6, "width": 512, "heads": 8, "vocab": 1024, "length": 512, "batch": 16, "steps": 200}
+SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 1024, "length": 1024, "batch": 8, "steps": 200}
 SMALL = {"layers": 1, "width": 32, "heads": 2, "vocab": 32, "length": 16, "batch": 4, "steps": 12}
 REPEATED = 0.9  # How often the permutation says the next token; else it is random.
 
