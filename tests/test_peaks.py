@@ -166,7 +166,7 @@ def test_an_op_is_modelled_by_the_rate_of_its_dtype() -> None:
 
 def test_a_cpu_program_is_modelled_by_the_datasheet_and_says_so() -> None:
     assert roofline_of(products(torch.float32)) is H100_SXM_DATASHEET
-    assert modelled(products(torch.float32)).provenance == "modelled: roofline of the H100 SXM datasheet"
+    assert modelled(products(torch.float32)).provenance.startswith("modelled: roofline of the H100 SXM datasheet")
 
 
 def test_a_gpu_program_is_modelled_by_the_gpus_own_peaks_once_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
