@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max-samples", type=int, help="at most so many samples of each operator (default: all)")
     made.add_argument("--shard", default="0/1", help="i/n: every n-th operator, from the i-th")
     made.add_argument("--workers", type=int, default=1, help="processes side by side (default: 1)")
-    made.add_argument("--limit", type=float, default=120.0, help="seconds for one operator (default: 120)")
+    made.add_argument("--limit", type=float, default=600.0, help="seconds for one operator (default: 600)")
     made.add_argument("--json", type=Path, help="write every operator's outcomes here")
     return made
 
@@ -227,7 +227,7 @@ def _exceptions(tried: Tried, what: str) -> list[str]:
 
 def record(options: argparse.Namespace, tried: list[Tried]) -> dict[str, Any]:
     return {
-        **environment(options.device),
+        "environment": environment(options.device),
         "in_place": options.in_place,
         "shard": options.shard,
         "replay": counts(tried, "replay"),
