@@ -202,8 +202,8 @@ def _schema(target: torch._ops.OpOverload) -> tuple[list[tuple[str, Any, bool]],
 
 _NUMBERS = (bool, int, float, complex)
 _FITTING: dict[str, tuple[type, ...]] = {
-    # Recorded calls have Python numbers where an operator takes a tensor, and ATen's integers stand for enumerations.
-    "TensorType": (fx.Node, *_NUMBERS),
+    # Recorded calls have Python numbers, or nothing, where an operator takes a tensor; integers stand for enumerations.
+    "TensorType": (fx.Node, *_NUMBERS, type(None)),
     "IntType": (int, torch.dtype, torch.layout, torch.memory_format),
     "SymIntType": (int,),
     "FloatType": (int, float),

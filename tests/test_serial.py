@@ -10,6 +10,7 @@ from typing import Any
 import programs
 import pytest
 import torch
+from attention_traces import attention_trace
 from cuda_traces import on_cuda
 from isomorphism import assert_isomorphic
 
@@ -19,6 +20,7 @@ from tracefuse.errors import SessionError
 from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.passes import final, run_pipeline
 from tracefuse.optimizers.serial import trace_from, trace_record
+from tracefuse.optimizers.serial_arguments import check_arguments
 from tracefuse.optimizers.trace import Trace, origin, phase
 
 
@@ -146,3 +148,11 @@ def test_a_record_that_no_trace_has_is_refused(good: dict[str, Any], damage: str
     with pytest.raises(SessionError, match=message) as caught:
         trace_from(data, "9.9")
     assert "`c.save(path)`" in str(caught.value) or "Open it with that version" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["efficient", "cudnn", "flash"])
+def test_attention_without_a_bias_is_taken(kind: str) -> None:
+    """Torch gives its backward nothing where the schema wants a tensor."""
+    (attention,) = [node for node in attention_trace(kind).ops if "attention" in str(node.target)]
+    assert None in attention.args or kind == "flash"
+    check_arguments(attention.target, attention.args, attention.kwargs, "attention")
