@@ -17,7 +17,7 @@ from tracefuse.functional import Built
 from tracefuse.optimizers.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, op_name, producer
 from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code
-from tracefuse.record import Recording, Value
+from tracefuse.recording import Recording, Value
 
 aten = torch.ops.aten
 

@@ -25,13 +25,15 @@ from tracefuse.dropped import Dropped, dropped
 from tracefuse.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.functional import build_graph, functionalize, propagate
+from tracefuse.host_reads import Stop
 from tracefuse.measurements import Measurements
 from tracefuse.namespace import name_of, namespace_of, visible_from
 from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
-from tracefuse.record import Guard, Recorder, Stop, Value
+from tracefuse.record import Recorder
+from tracefuse.recording import Guard, Value
 from tracefuse.refusals import check_supported, check_unreplaced
 from tracefuse.replay import replay
 from tracefuse.roles import optimizers_of, roles_of

@@ -17,7 +17,7 @@ from tracefuse.functional import Built
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, packet_name, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Origin, nbytes, origin
-from tracefuse.record import Recording, Value
+from tracefuse.recording import Recording, Value
 
 # Autograd's own bookkeeping costs no kernel that a user could spare.
 _BOOKKEEPING = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}

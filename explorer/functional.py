@@ -27,7 +27,7 @@ from tracefuse.errors import CaptureError
 from tracefuse.optimizers.eager_memory import IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, is_view, producer
 from tracefuse.optimizers.trace import Source, set_origin
-from tracefuse.record import BATCH_NORMS, Call, Guard, Recording, Value
+from tracefuse.recording import BATCH_NORMS, Call, Guard, Recording, Value
 from tracefuse.refusals import where
 from tracefuse.twins import arguments_of, functional_twin
 

@@ -20,7 +20,7 @@ from tracefuse.errors import SessionError
 from tracefuse.host_reads import Stop
 from tracefuse.measurements import Measurements
 from tracefuse.optimizers.trace import Trace, val
-from tracefuse.record import Guard
+from tracefuse.recording import Guard
 from tracefuse.session_parts import Captured, Measured, SavedInputs
 from tracefuse.variant import Variant
 

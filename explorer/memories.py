@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 if TYPE_CHECKING:
-    from tracefuse.record import Value
+    from tracefuse.recording import Value
 
 
 def memory_of(tensor: torch.Tensor | None) -> int | None:

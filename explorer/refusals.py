@@ -6,7 +6,7 @@ import torch
 
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Source
-from tracefuse.record import Recording, Value
+from tracefuse.recording import Recording, Value
 
 aten = torch.ops.aten
 

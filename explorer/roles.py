@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.assemble import Roles
-from tracefuse.record import Recorder, Recording, Value
+from tracefuse.record import Recorder
+from tracefuse.recording import Recording, Value
 
 # Nobody has more optimizers than that in a list.
 _FEW = 100

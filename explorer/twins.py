@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from tracefuse.record import Call, bound
+from tracefuse.recording import Call, bound
 
 aten = torch.ops.aten
 
