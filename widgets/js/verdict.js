@@ -183,8 +183,11 @@ export function ratio(row, { timing, runs_triton: runsTriton, kernels }) {
   const isJudged = runsTriton || kernels.length === 0;
   const isSeen = row.verdict === "faster" || row.verdict === "slower";
   const mood = isSeen && isJudged ? (row.verdict === "faster" ? "better" : "worse") : null;
-  const title = `${row.program} / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval ${low.toFixed(2)} to ${high.toFixed(2)}`;
-  const text = isSeen ? `${median.toFixed(2)}× the time` : row.verdict;
+  const ofMedians = row.variant_ms && row.baseline_ms ? row.variant_ms.median / row.baseline_ms.median : median;
+  const drifted = ofMedians < low || ofMedians > high;
+  const within = drifted ? ". Times drifted: those shown are medians of all rounds, the ratio compares within each round" : "";
+  const title = `${row.program} / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval ${low.toFixed(2)} to ${high.toFixed(2)}${within}`;
+  const text = isSeen ? `${median.toFixed(2)}× ${drifted ? "by round" : "the time"}` : row.verdict;
   return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, h("small", null, ` ${low.toFixed(2)}–${high.toFixed(2)}`));
 }
 
