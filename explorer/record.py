@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
@@ -25,7 +25,7 @@ from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
 from tracefuse.launches import LaunchHook
 from tracefuse.memories import Memories, memory_of
 from tracefuse.optimizers.trace import Origin
-from tracefuse.recording import Call, Recording, Value, bound
+from tracefuse.recording import Call, Recording, Value, bound, map_tensors, may_alias
 from tracefuse.user_source import user_source
 
 aten = torch.ops.aten
@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode, Listener):
             origin, kwargs_recorded = self._with_rng(origin, func, args, kwargs)
         else:
             kwargs_recorded = kwargs
-        call = Call(func, *tree_map_only(torch.Tensor, self._read, (args, kwargs_recorded)), None, origin, in_engine)
+        call = Call(func, *map_tensors(self._read, (args, kwargs_recorded)), None, origin, in_engine)
         for value in call.writes():
             self._snapshot(value)
         if (read := read_by(func, args, kwargs)) is not None:
@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode, Listener):
         finally:
             self._is_running = False
         if view is None:
-            call.outs = tree_map_only(torch.Tensor, self._made, out)
+            call.outs = map_tensors(self._made, out)
         else:  # the same tensor is another value from now on
             call.func, call.outs = view, self._new(out)
         _link_views(call)
@@ -242,9 +242,9 @@ def view_in_place(func: OpOverload) -> OpOverload | None:
 
 def _link_views(call: Call) -> None:
     """Make the op's outputs views of the argument whose memory they share, by the op's schema."""
-    is_undeclared = call.func is aten._unsafe_view.default
-    if not is_undeclared and all(r.alias_info is None for r in call.func._schema.returns):
+    if not may_alias(call.func):
         return
+    is_undeclared = call.func is aten._unsafe_view.default
     for argument, given in bound(call.func, call.args, call.kwargs):
         if (argument.alias_info is not None or is_undeclared) and isinstance(given, Value):
             for out in call.out_values():

@@ -5,7 +5,8 @@ Source of what an op reads and writes: its schema, by `torch._ops.OpOverload._sc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,36 @@ def kind_of(tensor: torch.Tensor) -> str | None:
     return type(tensor).__name__ if is_traceable_wrapper_subclass(tensor) else None
 
 
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """`tree`, arguments or results of an operator, with `function(t)` for each tensor in it.
+
+    As `torch.utils._pytree.tree_map_only`, which knows more kinds of containers than operators have, and takes several times
+    as long: this runs three times in each op of the user's program.
+    """
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, tuple):
+        return tuple([map_tensors(function, one) for one in tree])
+    if isinstance(tree, list):
+        return [map_tensors(function, one) for one in tree]
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, one) for key, one in tree.items()}
+    return tree
+
+
+@functools.cache
+def may_write(func: OpOverload) -> bool:
+    """Whether the operator may overwrite an argument."""
+    arguments = func._schema.arguments
+    return func in BATCH_NORMS or any(a.alias_info is not None and a.alias_info.is_write for a in arguments)
+
+
+@functools.cache
+def may_alias(func: OpOverload) -> bool:
+    """Whether what the operator returns may lie in the memory of an argument."""
+    return func is aten._unsafe_view.default or any(r.alias_info is not None for r in func._schema.returns)
+
+
 @dataclass(slots=True)
 class Call:
     """One op that ran. Tensors in `args`, `kwargs` and `outs` are `Value`s. `in_engine`: autograd's engine ran it."""
@@ -100,6 +131,8 @@ class Call:
 
     def writes(self) -> list[Value]:
         """The values that the op overwrites."""
+        if not may_write(self.func):
+            return []
         return [v for v in tree_flatten(self.overwritten())[0] if isinstance(v, Value)]
 
 

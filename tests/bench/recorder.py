@@ -53,6 +53,10 @@ class Step:
         del loss
         return c
 
+    def peak(self, run: Any) -> int:
+        self.model.zero_grad(set_to_none=True)
+        return added_peak(run, self.device)
+
     def seconds(self, run: Any) -> float:
         if self.device == "cuda":
             torch.cuda.synchronize()
@@ -71,7 +75,7 @@ def cost(step: Step, budget_s: float) -> dict[str, Any]:
         plain, recorded = step.seconds(step.plain), step.seconds(step.recorded)
         pairs.append((plain, recorded))
     ratio = estimate([recorded / plain for plain, recorded in pairs])
-    peaks = added_peak(step.plain, step.device), added_peak(step.recorded, step.device)
+    peaks = step.peak(step.plain), step.peak(step.recorded)
     ops = sum(half.op_count for half in step.recorded().trace.split())
     return {
         "ops": ops,
