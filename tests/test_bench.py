@@ -190,3 +190,21 @@ def test_memory(tmp_path: Path) -> None:
     assert ("gpt fp32 AdamW", "captured") not in rows
     assert all(abs(ratio - 1) < 0.05 for ratio in rows.values())
     assert "7 of 7" in printed
+
+
+def test_models(tmp_path: Path) -> None:
+    found, printed = run("models.py", tmp_path)
+    rows = {row["model"]: row for row in found["models"]}
+    assert {name: row["replay"] for name, row in rows.items()} == {"gpt2": "bit for bit", "detector": "bit for bit"}
+    assert rows["gpt2"]["exported"] == "runs"
+    assert rows["gpt2"]["kernels"] > 0
+    assert rows["detector"]["exported"].startswith("not checked: the size of index")
+    assert "102 + 93" in printed
+
+
+def test_recorder(tmp_path: Path) -> None:
+    found, printed = run("recorder.py", tmp_path, "--budget", "0.2")
+    assert found["cost"]["peak_ratio"] == pytest.approx(1, rel=0.2)
+    assert found["cost"]["pairs"] >= 5
+    assert list(found["view_s"]) == ["run and record", "trace", "passes", "payload", "in all"]
+    assert "until the view" in printed
