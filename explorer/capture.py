@@ -209,6 +209,8 @@ class Capture:
     def frozen_costs(self, patterns: Sequence[str] = ()) -> FrozenCosts:
         """What every parameter's gradient costs, `patterns` (as of `freeze`) frozen: its ops, what the forward keeps for it,
         modelled time. Print it. Raises `UnknownValue` for a pattern that matches nothing."""
+        if not any(out.kind == "gradient" for out in self.trace.outputs):
+            raise CaptureError("the program has no gradients: call `loss.backward()` in it, and capture it again.")
         return frozen_costs(self.trace, (patterns,) if isinstance(patterns, str) else tuple(patterns))
 
     @property

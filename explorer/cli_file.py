@@ -13,6 +13,7 @@ import torch
 from tracefuse.config import Config
 from tracefuse.errors import MeasureError, NotSupported, OptionError
 from tracefuse.options import PASS_OPTIONS, SCRIPT_OPTIONS, Option, configuration, values
+from tracefuse.peers import check_names
 from tracefuse.script import run_script
 from tracefuse.session import load
 from tracefuse.variant import Variant
@@ -40,7 +41,7 @@ commands:
   tracefuse peaks   print the measured peaks of the GPU or CPU
 """
 
-_RUNNING = ("measure", "train_all", "budget", "cuda_graph", "tune")
+_RUNNING = ("measure", "train_all", "budget", "cuda_graph", "tune", "peer")
 _WRITING = ("html", "json", "session")
 
 
@@ -63,7 +64,7 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str], next_step
     config = configuration(arguments)
     if is_session and not _given(arguments, PASS_OPTIONS):
         config = _measured_last(capture.measurements.timings, config)
-    explorer = open_view(capture.variant(config), chosen)
+    explorer = open_view(capture.variant(config).check(), chosen)
     blocked = explorer.payload["blocked"]
     if chosen["measure"] and not is_session and not blocked:
         next_step("measuring the captured trace beside the optimised one")
@@ -88,6 +89,7 @@ def _check(arguments: argparse.Namespace, chosen: dict[str, Any], is_session: bo
         raise OptionError(f"--inputs says what the session file holds: add --session FILE{SESSION}, or leave it out")
     if chosen["cuda_graph"] and not torch.cuda.is_available():
         raise NotSupported("--cuda-graph needs a CUDA GPU, and torch sees none on this machine: leave it out")
+    check_names(chosen["peer"])
     for name in _WRITING:
         if chosen[name] and not Path(chosen[name]).resolve().parent.is_dir():
             raise OptionError(f"--{name} {chosen[name]}: there is no such directory: create it, or name another one")
@@ -116,7 +118,7 @@ def open_view(variant: Variant, chosen: dict[str, Any]) -> Explorer:
     """The view of `variant`, which is also what measures, prints and is written. The room above is opened only here."""
     from tracefuse.widgets.view import Explorer
 
-    return Explorer(variant, "c", chosen["budget"], chosen["cuda_graph"], chosen["tune"])
+    return Explorer(variant, "c", chosen["budget"], chosen["cuda_graph"], chosen["tune"], chosen["peer"])
 
 
 def _measure(explorer: Explorer) -> None:

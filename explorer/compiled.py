@@ -70,7 +70,7 @@ class CompiledGraph(Capture):
     def explore(self, **options: Any) -> Any:
         """The view, with the passes that the graph was compiled with, changed by `options`."""
         name = name_of(self, visible_from(sys._getframe(1)))
-        return self.variant(self.config.changed(**options)).explore(name)
+        return self.variant(self.config.changed(**options)).explore(name or "c")
 
 
 def _kept(tensor: torch.Tensor, layout: torch.Tensor, kind: str) -> Callable[[], torch.Tensor | None]:
@@ -96,9 +96,18 @@ def explore(model: nn.Module, **options: Any) -> Any:
 
     Raises `CaptureError` where there is none: a model is compiled when it first runs.
     """
+    if not isinstance(model, nn.Module):
+        raise CaptureError(
+            f"explore takes a compiled nn.Module, not a {type(model).__name__}: captures have .explore()"
+        )
     graphs = compiled(model)
     if not graphs:
         raise CaptureError(
-            'nothing of this model was compiled: call it once after torch.compile(model, backend="tracefuse").'
+            'nothing of this model was compiled: call it once after torch.compile(model, backend="tracefuse"). Where you did, '
+            "torch left it to Python: TORCH_LOGS=graph_breaks names the line (a value read in a loop, such as `.item()`)."
         )
-    return max(graphs, key=lambda graph: graph.trace.op_count).explore(**options)
+    largest = max(graphs, key=lambda graph: graph.trace.op_count)
+    known_as = name_of(model, visible_from(sys._getframe(1))) or "model"
+    return largest.variant(largest.config.changed(**options)).explore(
+        f"tracefuse.compiled({known_as})[{graphs.index(largest)}]"
+    )

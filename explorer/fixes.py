@@ -88,6 +88,8 @@ def chosen(fix: Fix | Finding) -> Fix:
     """`fix`, or the first that a finding offers. Raises `FixError` for one that offers none."""
     if isinstance(fix, Fix):
         return fix
+    if not isinstance(fix, Finding):
+        raise FixError(f"{fix!r} is no finding: pass one of `v.findings()`, or one of its `trials`")
     if not fix.trials:
         raise FixError(f"no replay can test what to do about “{fix.title}”: {fix.fix}")
     return fix.trials[0]

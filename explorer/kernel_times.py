@@ -69,7 +69,7 @@ def reached(
         return Reached()
     rates = nbytes / time_us / 1e3, work / time_us / 1e6 if work else None
     launch = "launch" if is_launched and time_us < LAUNCH_US else ""
-    if peaks is None:
+    if peaks is None or (work and not peaks.knows(dtype)):
         return Reached(*rates, bound=launch)
     memory_us, compute_us = 1e6 * nbytes / peaks.bytes_per_s, 1e6 * work / peaks.flops_rate(dtype)
     least_us = max(memory_us, compute_us)

@@ -98,8 +98,8 @@ class LoadedCapture(Capture):
         """Raise `SessionError` unless the captured tensors are in the file and their devices are here."""
         if self._data is None:
             raise SessionError(
-                f"{self.path.name} was saved without its input tensors, which this needs: run the program again here, or save "
-                "it with `c.save(path, inputs=True)` where it ran"
+                f"{self.path.name} was saved without its input tensors, which replaying, measuring and exporting take: run "
+                "the program again here, or save it with `c.save(path, inputs=True)` where it ran"
             )
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise SessionError(

@@ -91,6 +91,8 @@ def profile_run(function: Callable[..., Any] | None = None, *args: Any, with_sta
     """
     if function is None:
         return ProfiledRun(with_stack)
+    if not callable(function):
+        raise MeasureError(f"profile_run takes a function to call, not {function!r}: pass one, or use it in `with`")
     run = _Called(with_stack, lambda: function(*args))
     with run:
         function(*args)

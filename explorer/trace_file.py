@@ -64,7 +64,12 @@ def nanoseconds(microseconds: Any) -> int | None:
 
 
 def _text(path: Path) -> str:
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TraceFileError(
+            f"{path} cannot be read ({error.strerror}): name a trace file, such as trace.json.gz"
+        ) from error
     if data.startswith(_GZIP):
         try:
             data = gzip.decompress(data)

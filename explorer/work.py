@@ -48,8 +48,8 @@ def _conversion(node: fx.Node) -> str:
 def kind(node: fx.Node) -> str:
     """One of `KINDS`: `work`, with matmuls told apart whose operands lie badly, and copies made for a matmul alone.
 
-    "matmul layout" is a matmul with an operand whose rows do not start at multiples of 16 bytes, which tensor cores load
-    slower, or that is contiguous along neither of its last two dimensions, and a `clone` that only matmuls read.
+    "matmul layout" is a matmul with an operand on a GPU whose rows do not start at multiples of 16 bytes, which tensor cores
+    load slower, or one that is contiguous along neither of its last two dimensions, and a `clone` that only matmuls read.
     """
     word = work(node)
     if word == "matmul" and any(map(_lies_badly, _factors(node))):
@@ -73,7 +73,7 @@ def _lies_badly(operand: fx.Node) -> bool:
     rows, columns = tensor.stride()[-2:]
     if 1 not in (rows, columns):
         return True
-    return max(rows, columns) * tensor.element_size() % 16 != 0
+    return tensor.device.type != "cpu" and max(rows, columns) * tensor.element_size() % 16 != 0
 
 
 def _feeds_matmuls_only(node: fx.Node) -> bool:

@@ -39,6 +39,10 @@ class Peaks:
     source: str
     by_dtype: tuple[tuple[torch.dtype, float], ...] = ()
 
+    def knows(self, dtype: torch.dtype | None) -> bool:
+        """Whether matmuls of `dtype` were measured; where no dtype was by itself, the one rate stands for all."""
+        return not self.by_dtype or any(known == dtype for known, _ in self.by_dtype)
+
     def flops_rate(self, dtype: torch.dtype | None) -> float:
         """FLOP/s of matmuls of `dtype`."""
         return next((rate for known, rate in self.by_dtype if known == dtype), self.flops_per_s)

@@ -358,3 +358,19 @@ def test_the_help_says_what_is_captured_and_which_commands_there_are(capsys: pyt
         "--no-cat",
     ):
         assert part in said
+
+
+def test_peers_are_timed_beside_a_script(tmp_path: Path) -> None:
+    path, out = written(tmp_path, STEP), tmp_path / "o.json"
+    assert main([path, *QUICK, "--peer", "eager", "--json", str(out)]) == 0
+    assert "eager" in {program["name"] for program in json.loads(out.read_text())["timing"]["programs"]}
+
+
+@pytest.mark.parametrize(("flags", "said"), [(["--peer", "jax"], "jax"), (["--freeze", "nope*"], "nope")])
+def test_what_cannot_be_done_ends_with_a_status(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main([written(tmp_path, STEP), *QUICK, *flags]))
+    assert ended.value.code not in (0, None)
+    assert said in capsys.readouterr().err

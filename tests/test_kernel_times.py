@@ -12,7 +12,7 @@ from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.ops import does_work
 
-PEAKS = Peaks(1e12, 100e12, "made up", ((torch.float32, 10e12),))
+PEAKS = Peaks(1e12, 100e12, "made up", ((torch.float32, 10e12), (torch.bfloat16, 100e12)))
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,13 @@ def test_the_bound_is_the_roof_that_takes_longer(nbytes, work, dtype, bound, lea
     )
     assert found.gb_per_s == pytest.approx(nbytes / 2000e-6 / 1e9)
     assert found.tflop_per_s == (pytest.approx(work / 2000e-6 / 1e12) if work else None)
+
+
+def test_nothing_is_said_of_a_share_of_a_peak_that_nobody_measured() -> None:
+    found = reached(2000, 10**6, 10**10, torch.float64, PEAKS)
+    assert (found.share, found.least_us, found.bound) == (None, None, "")
+    assert found.tflop_per_s == pytest.approx(5)
+    assert reached(2000, 10**6, 0, torch.float64, PEAKS).bound == "memory"
 
 
 def test_what_is_over_before_the_next_launch_is_bound_by_launching_on_a_gpu() -> None:

@@ -262,8 +262,9 @@ def test_nothing_to_show_and_no_such_window(tmp_path: Path) -> None:
     path.write_text(json.dumps({"traceEvents": STEP}))
     with pytest.raises(TraceFileError, match=r"no range called 'ProfilerStep#1': choose from window$"):
         tracefuse.load_timeline(path, window="ProfilerStep#1")
-    with pytest.raises(FileNotFoundError):
-        tracefuse.load_timeline(tmp_path / "missing.json")
+    for other in (tmp_path / "missing.json", tmp_path):
+        with pytest.raises(TraceFileError, match=r"cannot be read .*: name a trace file"):
+            tracefuse.load_timeline(other)
 
 
 # --- the timeline of a file -------------------------------------------------------------------------------------------

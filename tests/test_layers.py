@@ -7,6 +7,7 @@ from functools import cache
 import programs
 import pytest
 import torch
+from cuda_traces import on_cuda
 from torch import nn
 
 import tracefuse
@@ -128,8 +129,13 @@ def test_the_kinds_add_up_to_the_backward(name: str) -> None:
     ],
 )  # fmt: skip
 def test_what_the_time_of_an_op_counts_as(program: object, args: tuple, expected: str) -> None:
-    ops = tracefuse.capture(program, *(torch.randn(*shape) for shape in args)).trace.ops  # type: ignore[call-overload]
-    assert expected in {kind(node) for node in ops if does_work(node)}
+    trace = tracefuse.capture(program, *(torch.randn(*shape) for shape in args)).trace  # type: ignore[call-overload]
+    assert expected in {kind(node) for node in on_cuda(trace).ops if does_work(node)}
+
+
+def test_a_cpu_multiplies_rows_wherever_they_start() -> None:
+    trace = tracefuse.capture(lambda a, b: a @ b, torch.randn(8, 16), torch.randn(16, 7)).trace
+    assert {kind(node) for node in trace.ops} == {"matmul"}
 
 
 def test_a_copy_for_a_matmul_alone_is_its_layout() -> None:
