@@ -79,7 +79,8 @@ def _kept(tensor: torch.Tensor, layout: torch.Tensor, kind: str) -> Callable[[],
         return weakref.ref(tensor)
     if not tensor.is_floating_point() and not tensor.is_complex():
         return lambda: tensor
-    return lambda: _memory_like(layout).normal_()
+    drawn_as = layout.dtype if layout.is_complex() else torch.float32  # there are no draws of float8
+    return lambda: _memory_like(layout).copy_(torch.randn(layout.shape, dtype=drawn_as, device=layout.device))
 
 
 def _memory_like(layout: torch.Tensor) -> torch.Tensor:

@@ -112,6 +112,10 @@ class Host:
             call = self.calls.get(work.correlation) if work.on_gpu else None
             if call is not None and is_pageable(work):
                 self.causes[call] = PAGEABLE
+            elif call is not None and "DtoH" in work.name and "Pageable" in work.name:
+                self.causes[call] = (
+                    SYNCHRONIZATION  # The call returns once the value is there, after all that was queued.
+                )
             elif call is not None and call.duration_ns >= SLOW_LAUNCH_NS:
                 self.causes.setdefault(call, SLOW_LAUNCH)
         by_thread: dict[int, list[Event]] = defaultdict(list)

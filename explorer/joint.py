@@ -30,6 +30,8 @@ from tracefuse.optimizers.trace import Input, InputKind, Origin, Output, Phase, 
 from tracefuse.optimizers.verify import verify
 from tracefuse.user_source import is_torchs_or_ours, label_of
 
+_ORDER = "result", "mutation", "gradient"
+"""Of a trace's outputs: programs hand out as many as there are results, from the first on."""
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<text>.*)')
 
 
@@ -95,6 +97,7 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
         _output(at, node, desc, by_source) for at, (node, desc) in enumerate(zip(returned, descriptors, strict=True))
     ]
     pairs = [(out, new[node]) for out, node in zip(outputs, returned, strict=True) if out is not None]
+    pairs.sort(key=lambda pair: _ORDER.index(pair[0].kind))
     made.output(tuple(node for _, node in pairs))
     eliminate_dead_code(made)
     trace = Trace(made, tuple(entries), tuple(out for out, _ in pairs))

@@ -72,12 +72,18 @@ def _multiplied(node: fx.Node) -> fx.Node:
     size = val(node).element_size()
     wide = [rounded(n, size) if n in widths and n * size % ALIGNED_BYTES else n for n in (rows, inner, columns)]
     operands = [_pad(node, left, wide[:2]), _pad(node, right, wide[1:])]
-    biases = [_pad(node, one, [wide[0], wide[2]][-val(one).dim() :]) for one in added]  # type: ignore[arg-type]
+    biases = [_pad(node, one, _unless_broadcast(one, (wide[0], wide[2]))) for one in added]
     product = call(node, node.target, *biases, *operands, **node.kwargs)  # type: ignore[arg-type]
     for dim, count in ((0, rows), (1, columns)):
         if val(product).shape[dim] != count:
             product = call(node, aten.slice.Tensor, product, dim, 0, count)
     return product
+
+
+def _unless_broadcast(bias: Any, wide: Sequence[int]) -> list[int]:
+    """The shape that a bias is padded to: a dimension of 1 is added to every row or column, the padded ones too."""
+    shape = val(bias).shape
+    return [1 if count == 1 else width for count, width in zip(shape, wide[len(wide) - len(shape) :], strict=True)]
 
 
 def _row_width(tensor: torch.Tensor) -> int:

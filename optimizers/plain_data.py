@@ -40,7 +40,9 @@ def damaged(problem: str) -> SessionError:
 
 def written(value: Any, special: Special = types.MappingProxyType({})) -> Any:
     """`value` as what `json.dumps(allow_nan=False)` takes. Raises `SessionError` for what no session holds."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if isinstance(value, str):
+        return _one_line(value)
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
@@ -55,6 +57,12 @@ def written(value: Any, special: Special = types.MappingProxyType({})) -> Any:
     if isinstance(value, frozenset):
         return sorted(written(item, special) for item in value)
     raise SessionError(f"a {type(value).__name__} cannot be saved: leave out what holds it")
+
+
+def _one_line(value: str) -> str:
+    """As `text` takes it: a line of the user's may have a no-break space, an ideographic one, or no end."""
+    plain = "".join(one if one.isprintable() or one == "\t" else " " for one in value)
+    return plain[:LONGEST_TEXT]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
      sources:  [{file, line, function, text, label}]
      origins:  [{module, module_type, source, autograd, seq, rng}]                   `source` is a place in `sources`
      storages: [bytes]
-     types:    [{dtype, device, shape, stride, offset}]
+     types:    [{dtype, device, shape, stride, offset, conj, neg}]                   the last two: torch's lazy views
      tensors:  [[type, storage]]                                                     one per fake tensor: views share storages
      nodes:    [{name, op, args, kwargs, phase, origin, value}]                      placeholders have the op "input"
      returned: [name]}
@@ -45,7 +45,7 @@ from tracefuse.optimizers.verify import VerifyError, verify
 
 PARTS = ("inputs", "outputs", "sources", "origins", "storages", "types", "tensors", "nodes", "returned")
 NODE = ("name", "op", "args", "kwargs", "phase", "origin", "value")
-TYPE = ("dtype", "device", "shape", "stride", "offset")
+TYPE = ("dtype", "device", "shape", "stride", "offset", "conj", "neg")
 INPUT = "input"
 MOST_BYTES = 1 << 50
 """Of one storage: more than any machine has, and far from what 64 bits hold."""
@@ -103,7 +103,7 @@ class _Writer:
             )
         row = (
             str(tensor.dtype).removeprefix("torch."), str(tensor.device),
-            tuple(tensor.shape), tensor.stride(), tensor.storage_offset(),
+            tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg(),
         )  # fmt: skip
         type_place = self.types.place(row, dict(zip(TYPE, row, strict=True)))
         memory = self.storages.place(storage_id(tensor), tensor.untyped_storage().nbytes())
@@ -166,19 +166,23 @@ def _values(rows: Any, types: Any, storages: Any) -> list[FakeTensor]:
         where = f"trace.tensors[{at}]"
         if len(items(row, where)) != 2:
             raise damaged(f"{where} is no type with a storage")
-        (kind, lies_on, shape, stride, offset), storage = place(row[0], layouts, where), place(row[1], memory, where)
+        layout, storage = place(row[0], layouts, where), place(row[1], memory, where)
+        kind, lies_on, shape, stride, offset, is_conj, is_neg = layout
         if _end(kind, shape, stride, offset) > storage.nbytes():
             raise damaged(f"{where} reaches beyond its storage")
         plain = torch.empty(0, dtype=kind, device="meta").set_(storage, offset, shape, stride)
-        found.append(FakeTensor(mode, plain, lies_on))
+        fake = FakeTensor(mode, plain, lies_on)
+        torch._C._set_conj(fake, is_conj)
+        torch._C._set_neg(fake, is_neg)
+        found.append(fake)
     return found
 
 
-_Layout = tuple[torch.dtype, torch.device, tuple[int, ...], tuple[int, ...], int]
+_Layout = tuple[torch.dtype, torch.device, tuple[int, ...], tuple[int, ...], int, bool, bool]
 
 
 def _layout(row: Any, where: str) -> _Layout:
-    kind, lies_on, shape, stride, offset = record(row, TYPE, where)
+    kind, lies_on, shape, stride, offset, *lazily = record(row, TYPE, where)
     sizes, steps = (tuple(_size(one, MOST_BYTES, where) for one in items(part, where)) for part in (shape, stride))
     if (
         len(sizes) != len(steps)
@@ -186,7 +190,11 @@ def _layout(row: Any, where: str) -> _Layout:
         or math.prod(max(1, size) for size in sizes) > MOST_BYTES
     ):
         raise damaged(f"{where} is no shape of a tensor")
-    return dtype(kind, where), device(lies_on, where), sizes, steps, _size(offset, MOST_BYTES, where)
+    is_conj, is_neg = (read(bool, one, where) for one in lazily)
+    found = dtype(kind, where)
+    if is_conj and not found.is_complex:
+        raise damaged(f"{where}: {kind} has no conjugate view")
+    return found, device(lies_on, where), sizes, steps, _size(offset, MOST_BYTES, where), is_conj, is_neg
 
 
 def _size(data: Any, most: int, where: str) -> int:

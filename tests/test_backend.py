@@ -249,6 +249,24 @@ def test_a_compiled_graph_is_a_capture_with_the_users_names() -> None:
     assert "def forward" in graph.optimize(fuse=False).source
 
 
+def test_a_compiled_graph_that_overwrites_buffers_hands_out_its_results() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    torch.compile(model, backend=backend)(torch.randn(8, 4)).sum().backward()
+    variant = tracefuse.compiled(model)[0].optimize()
+    assert variant.compile()().shape == (8, 4)
+    timing = variant.measure(peers=["eager"], budget_s=0.2)
+    assert not timing.failed
+    assert timing.program("eager").difference.results < 1e-5
+
+
+def test_a_compiled_graph_of_numbers_that_cannot_be_drawn_is_measured() -> None:
+    model = nn.Linear(8, 8)
+    torch.compile(lambda x: model(x.float()), backend=backend)(
+        torch.randn(4, 8).to(torch.float8_e4m3fn)
+    ).sum().backward()
+    assert tracefuse.compiled(model)[0].optimize().measure(budget_s=0.1).rounds
+
+
 def test_a_graph_goes_with_its_model() -> None:
     model = Tied().double()
     torch.compile(model, backend=backend)(*tokens()).backward()

@@ -175,7 +175,7 @@ def test_a_trial_times_both_programs_and_compares_their_numbers(config: Config) 
     one = casts(autocast().variant(Config.off()))
     trial = variant.try_fix(one, progress=lambda _, text: texts.append(text), budget_s=0.3)
     assert [p.name for p in trial.timing.programs] == ["as it is", "fixed"]
-    assert trial.ratio.median == pytest.approx(trial.after_ms.median / trial.before_ms.median)
+    assert trial.ratio.low <= trial.ratio.median <= trial.ratio.high
     assert trial.difference.gradients == 0
     assert f"{trial.before_ms.median:.3g} → {trial.after_ms.median:.3g} ms a step" in str(trial)
     assert "\n  measured on CPU" in str(trial)
@@ -235,6 +235,17 @@ def test_padded_matmuls_compute_the_same(batch: int, has_bias: bool) -> None:
     assert mended.trace.code.count("constant_pad_nd") > 2
     for mine, theirs in zip(mended.replay(), capture.replay(), strict=True):
         assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (13,), (1, 13), (5, 1), (5, 13)])
+def test_a_bias_that_is_broadcast_is_added_to_padded_rows_and_columns_too(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    b, x, w = (torch.randn(one, requires_grad=True) for one in (shape, (5, 7), (7, 13)))
+    capture = tracefuse.capture(lambda: torch.addmm(b, x, w).square().sum().backward())
+    mended = capture.with_fix(Fix("padded", "padded", ("addmm",)))
+    assert "constant_pad_nd" in mended.trace.code
+    for mine, theirs in zip(mended.replay(), capture.replay(), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 

@@ -198,6 +198,16 @@ def test_a_value_that_is_read_back_is_no_pageable_copy() -> None:
     assert program.causes(150) == [(100, 101, gaps.LATENCY), (103, 130, gaps.SYNCHRONIZATION)]
 
 
+def test_a_small_copy_to_pageable_memory_waits_in_its_own_call() -> None:
+    """`t.cpu()` of a few numbers: cudaMemcpyAsync takes as long as what was queued before it."""
+    program = Program()
+    program.launch(-20, 0, 1000)
+    program.launch(10, 1001, 2, name="Memcpy DtoH (Device -> Pageable)", takes=1000, nbytes=1600)
+    program.host("aten::mm", 1015, 300)
+    program.launch(1305, 1315, 20)
+    assert {cause for _, _, cause in program.causes(1335)} == {gaps.SYNCHRONIZATION}
+
+
 def test_a_launch_call_that_takes_long() -> None:
     program = busy_from_the_start()
     program.launch(105, 910, 20, takes=800)

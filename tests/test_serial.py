@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import programs
@@ -21,7 +22,7 @@ from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.passes import final, run_pipeline
 from tracefuse.optimizers.serial import trace_from, trace_record
 from tracefuse.optimizers.serial_arguments import check_arguments
-from tracefuse.optimizers.trace import Trace, origin, phase
+from tracefuse.optimizers.trace import Source, Trace, origin, phase, set_origin
 
 
 def through_json(trace: Trace) -> Trace:
@@ -77,6 +78,36 @@ def test_numbers_that_json_lacks_come_back() -> None:
     trace = tracefuse.capture(run).trace
     assert "float('-inf')" in trace.code
     assert_same(through_json(trace), trace)
+
+
+def test_lazy_conjugates_and_negatives_come_back() -> None:
+    """Without their bits `simplify` takes a conjugate view for its operand."""
+    x = torch.randn(4, 4, dtype=torch.complex64, requires_grad=True)
+
+    def step() -> None:
+        loss = (x * x.conj()).real.sum() + (x.conj().imag * 2).sum()
+        loss.backward()
+
+    trace = tracefuse.capture(step).trace
+    back = through_json(trace)
+    assert_same(back, trace)
+    bits = [
+        [(v.is_conj(), v.is_neg()) for v in (n.meta["val"] for n in t.graph.nodes if n.op != "output")]
+        for t in (back, trace)
+    ]
+    assert bits[0] == bits[1]
+    assert {(True, False), (False, True)} <= set(bits[0])
+    passes = Config().passes()
+    assert final(back, run_pipeline(back, passes)).code == final(trace, run_pipeline(trace, passes)).code
+
+
+def test_a_line_with_spaces_that_do_not_print_is_saved() -> None:
+    trace = tracefuse.capture(lambda: torch.ones(3).exp()).trace
+    where = replace(origin(trace.ops[-1]), source=Source("a.py", 1, "f", "x.exp()  # \u00a0\u3000\u200b", ""))
+    set_origin(trace.ops[-1], where)
+    back = origin(through_json(trace).ops[-1]).source
+    assert back is not None
+    assert back.text == "x.exp()  #    "
 
 
 def test_what_a_trace_cannot_hold_on_disk_is_said() -> None:
