@@ -10,6 +10,9 @@ worth: "high" from a fifth, "medium" from a twentieth, and below a hundredth it 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tracefuse.config import Config
 from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.findings import SEVERITIES, Case, Detector, Finding
 from tracefuse.gradient_findings import (
@@ -31,9 +34,18 @@ class Findings(tuple[Finding, ...]):
 
     __slots__ = ()
 
+    def under(self, config: Config) -> Findings:
+        """As under a configuration: a pass that is on already is no fix, its decisions say what it left."""
+        return Findings(_left(one) if one.changes and config.changed(**one.changes) == config else one for one in self)
+
     def __repr__(self) -> str:
         nothing = f"nothing found of: {'; '.join(DETECTORS)}"
         return "\n\n".join(map(str, self)) or nothing
+
+
+def _left(finding: Finding) -> Finding:
+    passes = " and ".join(f"`{name}`" for name in finding.changes or ())
+    return replace(finding, changes=None, fix=f"{passes} left it: the decisions of its step say why")
 
 
 def diagnose(case: Case) -> Findings:

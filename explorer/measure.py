@@ -3,8 +3,8 @@
     program = forward() -> state, backward(state) -> gradients; state[0] is the tuple of the program's results
     replay  = one forward and one backward of one program
     sample  = `inner` replays back to back, averaged, so that a short program outlasts what the host adds to it
-    round   = one sample of every program in turn, in an order that rotates (A, B, then B, A, …): drift of clocks and heat
-              falls on all alike, and so does what it costs to be the first
+    round   = one sample of every program in turn, in a random order that the next round turns round (A, B, then B, A, …):
+              drift of clocks and heat falls on all alike, and so does what it costs to be the first
 
 Reporting progress disturbs what follows: in a notebook it wakes a thread, and the browser draws. So it is told a few
 times a second at most, and untimed replays come between it and the next sample.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -192,9 +193,12 @@ def _rounds(
 
 
 def _order(names: Sequence[str], turn: int) -> list[str]:
-    """`names` rotated by one each turn: in as many turns as there are names, each has had every place."""
-    first = turn % len(names)
-    return [*names[first:], *names[:first]]
+    """A random order, and in the next turn the same one backwards: over both, each name has stood in the middle.
+
+    Random, since what disturbs every fourth sample would keep step with any order that repeats; the same in every process.
+    """
+    order = random.Random(turn // 2).sample(list(names), len(names))
+    return order if turn % 2 == 0 else order[::-1]
 
 
 def _settle(program: Program, clock: Clock) -> None:

@@ -166,7 +166,7 @@ class Variant:
         from tracefuse.diagnose import diagnose
         from tracefuse.findings import Case
 
-        return diagnose(Case.of(self.capture, self.trace, times or self.op_times))
+        return diagnose(Case.of(self.capture, self.trace, times or self.op_times)).under(self.config)
 
     def try_fix(
         self,

@@ -17,7 +17,7 @@ from torch.autograd import DeviceType
 from tracefuse.clocks import CpuClock, clock_of, device_label
 from tracefuse.compare import max_abs_difference
 from tracefuse.errors import Cancelled, MeasureError
-from tracefuse.measure import Program, measure
+from tracefuse.measure import Program, _order, measure
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.profile import profile, summarise
 from tracefuse.timing import CONFIDENCE, MIN_ROUNDS, RATIO_CONFIDENCE, Estimate, estimate, paired_ratio, verdict
@@ -35,14 +35,23 @@ def test_phases_and_ratios() -> None:
     assert timing.program("fused").peak_nbytes is None
 
 
-def test_programs_take_turns_in_rotating_order_and_the_clock_waits_between_them() -> None:
+def test_programs_take_turns_in_an_order_that_turns_round_and_the_clock_waits_between_them() -> None:
     clock = FakeClock()
     programs = {name: clock.program(name, 4, 4) for name in "abc"}
     timing = measure(programs, clock=clock)
-    turns = ["abc", "bca", "cab", "abc", "bca", "cab", "abc", "bca"]
+    log = clock.log[-timing.rounds * 12 :]
+    turns = ["".join(step[0] for step in log[at : at + 12] if "forward" in step) for at in range(0, len(log), 12)]
     expected = [step for turn in turns for n in turn for step in ("wait", f"{n} forward", f"{n} backward", "wait")]
-    assert timing.rounds == len(turns)
-    assert clock.log[-len(expected) :] == expected
+    assert log == expected
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+    assert all(one == other[::-1] for one, other in zip(turns[::2], turns[1::2], strict=True))
+
+
+def test_what_disturbs_every_fourth_sample_keeps_step_with_no_order() -> None:
+    firsts = [_order(["a", "b"], turn)[0] for turn in range(64)]
+    assert firsts.count("a") == 32
+    fourth = [name for turn in range(64) for name in _order(["a", "b"], turn)][::4]
+    assert 10 <= fourth.count("a") <= 22
 
 
 def test_equal_samples_stop_at_the_first_count_that_has_an_interval() -> None:
