@@ -226,7 +226,7 @@ def test_a_cell_with_an_optimizer_step_says_up_front_that_it_cannot_be_measured(
     shown = payload(stepped().optimize())
     assert shown["blocked"] == (
         "This cell does more than one forward and one backward: optimizer.step() in the same cell. "
-        "Move it to another cell to measure and export."
+        "Move it to another cell, or capture one step by `with tracefuse.capture():`, to measure and export."
     )
     assert shown["blocked"] in to_text(shown)
 

@@ -209,7 +209,7 @@ def blocked(variant: Variant) -> str | None:
 
 
 _SEVERAL_STEPS = "This cell does more than one forward and one backward"
-_MOVE_IT = "Move it to another cell to measure and export."
+_MOVE_IT = "Move it to another cell, or capture one step by `with tracefuse.capture():`, to measure and export."
 
 
 def _after_backward(backward: Trace) -> str:
