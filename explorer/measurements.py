@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracefuse.config import Config
+from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.layout import Tuning
 
 if TYPE_CHECKING:
@@ -53,6 +54,14 @@ class Measurements:
     builds: dict[Config, Build] = field(default_factory=dict)
     trials: dict[TrialKey, Said] = field(default_factory=dict)
     peaks: Peaks | None = None
+
+    def op_times(self, config: Config) -> OpTimes | None:
+        """Those of the last timeline that has a program of this configuration."""
+        for found in reversed(self.timelines.values()):
+            for at, program in enumerate(found.programs):
+                if program.config == config:
+                    return OpTimes.of(found, at)
+        return None
 
     def note_timing(self, pair: Pair, timing: Timing) -> None:
         self.timings.pop(pair, None)  # so that it is the last one

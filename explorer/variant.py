@@ -135,16 +135,30 @@ class Variant:
 
     @property
     def op_times(self) -> OpTimes:
-        """Time of each op of the trace: modelled, by this GPU's measured peaks where they are known."""
+        """Time of each op of the trace: measured where a timeline of this variant was taken, else modelled, by this
+        GPU's measured peaks where they are known."""
         from tracefuse.op_times import modelled
 
-        return modelled(self.trace)
+        return self.capture.measurements.op_times(self.config) or modelled(self.trace)
 
     def layers(self) -> Layers:
-        """What each module takes in the forward and in the backward, as captured and with the passes. Print it."""
+        """What each module takes in the forward and in the backward, as captured and with the passes. Print it.
+
+        Times are measured after `timeline()`, or after *Measure* in the view; until then modelled.
+        """
         from tracefuse.layers import layers
 
-        return layers(self.capture.trace, self.trace, (self.baseline.op_times, self.op_times))
+        return layers(self.capture.trace, self.trace, self._times_beside_the_captured())
+
+    def _times_beside_the_captured(self) -> tuple[OpTimes, OpTimes]:
+        """Both measured or both modelled: one beside the other would look like a change."""
+        from tracefuse.op_times import modelled
+
+        known = self.capture.measurements
+        measured = known.op_times(self.baseline.config), known.op_times(self.config)
+        if measured[0] is not None and measured[1] is not None:
+            return measured[0], measured[1]
+        return modelled(self.capture.trace), modelled(self.trace)
 
     def memory(self, measure: bool = False) -> Memory:
         """The memory that the step needs, as captured and with the passes: bytes alive while each op runs, by kind; what is
@@ -161,7 +175,7 @@ class Variant:
         """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
         Print it.
 
-        `times` are those of its ops (default: modelled); `OpTimes.of(v.timeline(), 1)` are measured ones.
+        `times` are those of its ops (default: `op_times`, measured after `timeline()`, until then modelled).
         """
         from tracefuse.diagnose import diagnose
         from tracefuse.findings import Case

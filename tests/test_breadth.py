@@ -350,9 +350,10 @@ def test_refused_by_name_with_the_remedy_last(program: Callable[[], Tensor]) -> 
 
 
 @pytest.fixture
-def one_process(tmp_path: Path) -> Iterator[None]:
+def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch.distributed as dist
 
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts the rank before every line, and leaves it there
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -15,6 +15,7 @@ from cuda_traces import on_cuda
 
 import tracefuse
 from tracefuse.config import Config
+from tracefuse.demo import GPT, batch
 from tracefuse.errors import ExportError
 from tracefuse.lanes import Lane
 from tracefuse.op_times import OpTimes
@@ -332,3 +333,16 @@ def test_a_profiler_prints_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "profiled replays" in done.stdout
     assert done.stderr == ""
+
+
+def test_layers_and_findings_are_measured_once_a_timeline_was_taken() -> None:
+    torch.manual_seed(0)
+    model, data = GPT(layers=1, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    variant = tracefuse.capture(lambda: model(*data).backward()).optimize()
+    assert variant.layers().provenance.startswith("modelled")
+    variant.timeline()
+    assert variant.op_times.provenance.startswith("measured on CPU")
+    assert variant.layers().provenance.startswith("measured on CPU")
+    other = variant.with_config(cat=False)
+    assert other.op_times.provenance.startswith("modelled")
+    assert other.layers().provenance.startswith("modelled")

@@ -10,6 +10,7 @@ from tracefuse.errors import FixError
 from tracefuse.findings import Fix
 from tracefuse.fixes import Trial
 from tracefuse.measurements import Pair, Said, TrialKey
+from tracefuse.op_times import modelled
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.profile import Profile, profile_step
 from tracefuse.side_by_side import Ablation
@@ -71,7 +72,7 @@ class Measured:
 
     def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
         """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""
-        times = self.op_by_op.shown(variant, baseline)["times"][1] or variant.op_times
+        times = self.op_by_op.shown(variant, baseline)["times"][1] or modelled(variant.trace)
         for one in found(variant, times):
             if one.id == finding and choice < len(one.trials):
                 return one.trials[choice]
