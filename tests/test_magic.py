@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -393,3 +395,11 @@ def test_an_expression_is_left_as_it_is(line: str, options: str, expression: str
 def test_a_cuda_graph_without_a_gpu_is_refused_before_the_cell_runs() -> None:
     with pytest.raises(UsageError, match=r"--cuda-graph needs a CUDA GPU.*leave it out"):
         parse("--cuda-graph")
+
+
+def test_in_a_terminal_the_text_has_what_was_measured(tmp_path: Path) -> None:
+    cell = f"{SETUP}\nget_ipython().run_cell('%%tracefuse --budget 0.05\\nx.sin().sum().backward()')"
+    (tmp_path / "session.ipy").write_text(cell)
+    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "measured on CPU" in done.stdout, done.stdout + done.stderr

@@ -174,9 +174,13 @@ class Recording:
         variant = self._capture.variant(self.config)
         explorer = Explorer(variant, name, given["budget"], given["cuda_graph"], given["tune"], given["peer"])
         _replace_views(_cell(self.shell), explorer)
-        display(explorer)
+        is_seen_at_once = getattr(self.shell, "kernel", None) is not None  # in a terminal, text is printed once
+        if is_seen_at_once:
+            display(explorer)
         if given["measure"] and not explorer.payload["blocked"]:
             explorer.measure()
+        if not is_seen_at_once:
+            display(explorer)
         if self.arguments.html:
             explorer.save_html(self.arguments.html)
 
