@@ -88,6 +88,15 @@ def test_a_modelled_time_never_stands_beside_a_measured_one() -> None:
     assert all(kept.shown(other)["times"])
 
 
+def test_a_pass_that_changes_nothing_changes_no_time() -> None:
+    x = torch.randn(8, 8, requires_grad=True)
+    v = tracefuse.capture(lambda: (x.sin() * x.cos()).sum().backward()).optimize()
+    kept = OpByOp()
+    kept.measure(v)
+    assert kept.shown(v.with_config(cat=False))["times"] == kept.shown(v)["times"]
+    assert kept.shown(v.with_config(fuse=False))["times"] == (None, None)
+
+
 def test_measuring_shows_a_timeline_and_measured_times_until_the_next_switch() -> None:
     explorer = Explorer(variant(), budget_s=0.01)
     assert explorer.timeline is None

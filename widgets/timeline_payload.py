@@ -24,6 +24,7 @@ from tracefuse.measure import Progress
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.cost import Peaks
 from tracefuse.peaks import peaks_if_there_is_room
+from tracefuse.side_by_side import same_program
 from tracefuse.timeline import ProgramTimeline, Timeline, timeline
 from tracefuse.variant import Variant
 
@@ -85,5 +86,15 @@ class OpByOp:
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:
         """What `payload` is told of these two: `times` and `peaks`. Times are of both or of neither: a modelled one beside
         a measured one would look like a change."""
-        times = self._times.get((baseline or variant.baseline).config), self._times.get(variant.config)
+        times = self._of(baseline or variant.baseline), self._of(variant)
         return {"times": times if all(times) else (None, None), "peaks": self.peaks}
+
+    def _of(self, variant: Variant) -> OpTimes | None:
+        """Those of the variant, or of one that is the same program: a pass that changes nothing changes no time."""
+        if variant.config in self._times:
+            return self._times[variant.config]
+        for config, times in self._times.items():
+            other = variant.capture.variant(config)
+            if other.trace.op_count == variant.trace.op_count and same_program(other, variant):
+                return times
+        return None
