@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse import drawing
+from tracefuse import drawing, op_times
 from tracefuse.chrome_trace import to_chrome_trace
 from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
@@ -174,8 +174,9 @@ def test_a_chrome_trace_needs_a_measurement_and_says_so() -> None:
 
 def test_modelled_times_stand_on_the_roof_and_measured_ones_below() -> None:
     v = gpt().baseline
-    modelled = charts.roofline(v)
-    slower = OpTimes({name: 2 * us for name, us in v.op_times.us.items()}, "measured on a test")
+    by_roofline = op_times.modelled(v.trace)
+    modelled = charts.roofline(v, by_roofline)
+    slower = OpTimes({name: 2 * us for name, us in by_roofline.us.items()}, "measured on a test")
     measured = charts.roofline(v, slower)
     assert "modelled" in modelled.layout.title.text
     assert "measured on a test" in measured.layout.title.text
