@@ -284,7 +284,8 @@ def record(name: str, case: Case, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         one.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text())
+        # The profiler may write bytes that are no UTF-8: names that it takes from memory.
+        trace = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     measured = {"case": name, "cause": case.cause, "device": label(is_gpu), "torch": torch.__version__}
     return {**trimmed(trace), "recorded": {**measured, "host_us": host_us, "cuda_events_us": events_us}}
 
