@@ -76,8 +76,15 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
             yield from readers(user) if is_view(user) else (user,)
 
 
+def _is_returned(node: fx.Node) -> bool:
+    """Whether the program returns the value, or a view of it."""
+    return any(user.op == "output" or (is_view(user) and _is_returned(user)) for user in node.users)
+
+
 def only_dtype(node: fx.Node) -> torch.dtype:
-    """The dtype that every reader casts the value to; its own where they do not agree, or read it as it is."""
+    """The dtype that every reader casts the value to; its own where they do not agree, read it as it is, or it is returned."""
+    if _is_returned(node):
+        return val(node).dtype
     own = _place_of(node)
     found = {_place_of(one) if is_conversion(one) else own for one in readers(node)}
     only = found.pop() if len(found) == 1 else own

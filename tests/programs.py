@@ -193,6 +193,20 @@ def custom_function(dtype: torch.dtype, device: str = "cpu") -> Program:
     return Program(run, {"x": x, "w": w})
 
 
+def autocast_step() -> Callable[[], Tensor]:
+    """A training step whose weights are cast each time."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64)), torch.randn(4, 64)
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().sum()
+        loss.backward()
+        return loss
+
+    return step
+
+
 def autocast(dtype: torch.dtype, device: str = "cpu") -> Program:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 20), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(20), nn.Linear(20, 4))

@@ -9,7 +9,7 @@ import cuda_traces
 import programs
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import tracefuse
 from tracefuse.config import Config
@@ -141,16 +141,7 @@ def test_what_needs_a_gpu_says_so_where_there_is_none() -> None:
 
 @cache
 def autocast() -> tracefuse.Capture:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64)), torch.randn(4, 64)
-
-    def step() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(x).float().square().sum()
-        loss.backward()
-        return loss
-
-    return tracefuse.capture(step)
+    return tracefuse.capture(programs.autocast_step())
 
 
 def casts(variant: tracefuse.Variant) -> Finding:
@@ -281,3 +272,19 @@ def test_on_a_gpu_an_input_in_pinned_memory_is_moved_faster() -> None:
     assert variant.try_fix(there, budget_s=2).difference.results == 0
     mended = c.with_fix(pinned)
     assert mended.pinned == {"x"}
+
+
+def test_a_weight_that_the_program_returns_keeps_its_dtype() -> None:
+    w, x = nn.Parameter(torch.randn(64, 64)), torch.randn(4, 64)
+
+    def step(returned: bool) -> object:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = (x @ w).float().square().sum()
+        loss.backward()
+        return (loss, w.detach().t()) if returned else loss
+
+    (of_weight,) = [i.name for i in tracefuse.capture(step, False).trace.inputs if i.trainable]
+    plain, returning = (tracefuse.capture(step, returned).trace for returned in (False, True))
+    assert val(fixed_trace(plain, Fix("as cast", "held as cast", (of_weight,))).node(of_weight)).dtype is torch.bfloat16
+    with pytest.raises(FixError, match="uncast too"):
+        fixed_trace(returning, Fix("as cast", "held as cast", (of_weight,)))

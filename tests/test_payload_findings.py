@@ -12,7 +12,6 @@ import programs
 import pytest
 import torch
 from cuda_traces import with_leaf_on_the_cpu
-from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.config import Config
@@ -31,16 +30,7 @@ COPIED = "gradient copied to the host"
 
 @cache
 def autocast() -> tracefuse.Capture:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(4, 64)
-
-    def step() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(x).float().square().sum()
-        loss.backward()
-        return loss
-
-    return tracefuse.capture(step)
+    return tracefuse.capture(programs.autocast_step())
 
 
 def cpu_leaf() -> tracefuse.Capture:
