@@ -56,6 +56,7 @@ def test_aa(tmp_path: Path) -> None:
     assert [len(found[name]) for name in ("equal", "planted")] == [2, 1]
     assert found["no_difference"] + found["too_few"] <= 2
     assert found["planted_share"] > 0
+    assert found["planted"][0]["step"]["ratio"]["median"] > 1
     assert "A/A: a difference seen in" in printed
 
 

@@ -25,6 +25,7 @@ def test_ratios_are_over_the_pinned_one_and_differences_from_the_captured(captur
     timing = captured.optimize().measure(budget_s=0.5, against=pinned)
     assert [p.name for p in timing.programs] == ["pinned", "captured", "optimised"]
     optimised = timing.program("optimised")
+    assert timing.baseline.ratios["step"].median == 1
     mine, base = (p.times_ms["step"].median for p in (optimised, timing.baseline))
     assert optimised.ratios["step"].median == pytest.approx(mine / base, rel=0.3)  # by round, not of medians
     assert optimised.difference.gradients < 1e-4
