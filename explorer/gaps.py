@@ -54,7 +54,7 @@ CAUSES = {
 }
 """Every cause that a gap can have, in a sentence."""
 
-# Between two operators eager Python needs about 10 µs: ten times that is no operator's doing.
+# Between two operators eager Python needs some 10 µs (tests/bench/launch.py): ten times that is no operator's doing.
 LONG_NS = 100_000
 # An operator launches in tens of µs, in some hundred where it does so first after a wait (tests/timelines). One that takes a
 # millisecond computes on the host, or sets something up: it is a cause of its own, whatever was before it.

@@ -74,8 +74,8 @@ def kind_of(tensor: torch.Tensor) -> str | None:
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     """`tree`, arguments or results of an operator, with `function(t)` for each tensor in it.
 
-    As `torch.utils._pytree.tree_map_only`, which knows more kinds of containers than operators have, and takes several times
-    as long: this runs three times in each op of the user's program.
+    `torch.utils._pytree.tree_map_only` for the containers that operators have, since this runs in each op of the user's
+    program, three times: `tests/bench/recorder.py` prints what recording costs.
     """
     if isinstance(tree, torch.Tensor):
         return function(tree)
