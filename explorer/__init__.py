@@ -5,6 +5,7 @@ from typing import Any
 from tracefuse.capture import Capture, capture
 from tracefuse.compiled import CompiledGraph, compiled, explore
 from tracefuse.config import Config
+from tracefuse.environment import machine
 from tracefuse.errors import SyncError, TracefuseError
 from tracefuse.no_sync import assert_no_sync
 from tracefuse.registry import register, unregister
@@ -27,6 +28,7 @@ __all__ = [
     "explore",
     "load",
     "load_timeline",
+    "machine",
     "profile_run",
     "register",
     "replay",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import torch
 
@@ -25,3 +28,11 @@ def environment() -> dict[str, str]:
         "profiler": torch.autograd._profiler_enabled(),
     }
     return found | {name: "on" for name, is_on in slowing.items() if is_on}
+
+
+def machine() -> str:
+    """One line for the head of a notebook whose outputs are kept: the GPU or CPU, the versions and today's date."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({os.cpu_count()} cores)"
+    installed = [name for name in ("triton", "tracefuse") if find_spec(name)]
+    versions = [f"torch {torch.__version__}", *(f"{name} {version(name)}" for name in installed)]
+    return ", ".join([device, *versions, f"Python {platform.python_version()}", f"{datetime.now(UTC):%Y-%m-%d}"])
