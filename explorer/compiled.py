@@ -78,7 +78,8 @@ def _kept(tensor: torch.Tensor, layout: torch.Tensor, kind: str) -> Callable[[],
     if kind in ("parameter", "buffer"):
         return weakref.ref(tensor)
     if not tensor.is_floating_point() and not tensor.is_complex():
-        return lambda: tensor
+        host = tensor.detach().to("cpu", copy=True)  # the caller's memory may go
+        return lambda: _memory_like(layout).copy_(host)
     drawn_as = layout.dtype if layout.is_complex() else torch.float32  # there are no draws of float8
     return lambda: _memory_like(layout).copy_(torch.randn(layout.shape, dtype=drawn_as, device=layout.device))
 
