@@ -29,8 +29,8 @@ _known: list[weakref.ref[CompiledGraph]] = []
 class CompiledGraph(Capture):
     """One graph that the backend compiled under `config`, as a capture.
 
-    Measured on the model's own parameters and buffers and on the integers of the first call, on random floating-point inputs
-    and on ones as cotangents: a graph keeps no activation alive.
+    Measured on the model's own parameters and buffers and on the integers of the first call, of which the host has a copy, on
+    random floating-point inputs and on ones as cotangents: a graph keeps no memory of the caller's alive.
     """
 
     def __init__(self, trace: Trace, inputs: Sequence[torch.Tensor], config: Config) -> None:
