@@ -79,13 +79,13 @@ class NotFinished(BaseException):
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises `NotFinished` in here after `seconds`."""
+    """Raises `NotFinished` in here after `seconds`, and again each second: Python drops what is raised in a destructor."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise NotFinished
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
