@@ -223,3 +223,40 @@ def test_recorder(tmp_path: Path) -> None:
     assert found["cost"]["pairs"] >= 5
     assert list(found["view_s"]) == ["run and record", "trace", "passes", "payload", "in all"]
     assert "until the view" in printed
+
+
+def runner(*flags: str) -> tuple[int, str]:
+    command = [sys.executable, str(BENCH / "run.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_runner_lists_benchmarks_by_the_first_line_of_their_docstring() -> None:
+    status, printed = runner()
+    assert status == 0
+    assert "steps        Whole training steps: eager, torch.compile in three modes" in printed
+    listed = {line.split()[0] for line in printed.splitlines()}
+    assert {"steps", "kernels", "memory", "aa"} < listed
+
+
+def test_the_runner_writes_results_by_machine_and_sums_up(tmp_path: Path) -> None:
+    flags = ("--small", "--device", "cpu", "--results", str(tmp_path))
+    status, printed = runner("launch", *flags, "--", "--budget", "0.2")
+    assert status == 0, printed
+    assert json.loads((tmp_path / "launch_cpu.json").read_text())["benchmark"] == "launch"
+    assert "launch     passed" in printed
+
+    status, printed = runner("toggle", "launch", *flags, "--limit", "0.5")
+    assert status == 1
+    assert printed.count("not finished in 0.5 s") == 2
+    assert not (tmp_path / "toggle_cpu.json").exists()
+
+    status, printed = runner("toggle", *flags, "--", "--limit", "1e-9", "--sessions", "1")
+    assert status == 1
+    assert "failed with status 1" in printed
+
+
+def test_the_runner_knows_no_other_names() -> None:
+    status, printed = runner("nothing")
+    assert status == 2
+    assert "there is no benchmark 'nothing'" in printed
