@@ -192,7 +192,8 @@ class Variant:
         """Apply what a finding offers first, or any of its `trials`, to the captured program; time both under these passes.
 
         The replays are interleaved, as those of `measure`, whose arguments the others are; results and gradients are compared.
-        Print it. Raises `FixError` where the fix cannot be tried here or would change nothing, else what `measure` raises.
+        Print it; a session file keeps what it says. Raises `FixError` where the fix cannot be tried here or would change
+        nothing, else what `measure` raises.
         """
         from tracefuse.fixes import chosen, try_fix
 
