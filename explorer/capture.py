@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
+from tracefuse.agreement import Agreement, Left, agreement, left_by
 from tracefuse.assemble import Roles, assemble, mark_held
 from tracefuse.config import Config, Machine
 from tracefuse.dropped import Dropped, dropped
@@ -52,6 +53,7 @@ class CapturedProgram(NamedTuple):
     guards: tuple[Guard, ...]
     dropped: tuple[Dropped, ...] = ()
     optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
+    left: tuple[Left | None, ...] = ()
 
 
 class Capture:
@@ -79,6 +81,9 @@ class Capture:
         self.is_recording = False
         self._roles: Roles | None = None
         self._alive: frozenset[Value] = frozenset()
+        self._left: Mapping[Value, Left] = {}
+        self.agreement: Agreement | None = None
+        """What `check` found; None until it, or the first measurement, has replayed the trace."""
         self._optimized: Mapping[str, frozenset[Value]] = {}
         self._variants: dict[Config, Variant] = {}
         self.known_steps: dict[tuple[Pass, ...], Step] = {}
@@ -136,6 +141,7 @@ class Capture:
         gradient_of = _gradient if self._thaw is None else self._thaw.gradient_of
         self._recorder.note_replaced()
         self._roles = roles_of(self._recorder, namespace, returned, gradient_of)
+        self._left = left_by(self._recorder, self._roles, namespace, returned, gradient_of)
         self._alive = self._recorder.alive()
         self._optimized = optimizers_of(self._recorder, namespace)
         if self._thaw is not None:
@@ -147,7 +153,7 @@ class Capture:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
             )
-        return _build(self._recorder, self._roles, self._alive, self._optimized)
+        return _build(self._recorder, self._roles, self._alive, self._optimized, self._left)
 
     @property
     def trace(self) -> Trace:
@@ -225,6 +231,17 @@ class Capture:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
         return replay(self.trace, self.example_inputs, self.rng_states)
 
+    def check(self) -> Agreement | None:
+        """Replay the trace once and hold it against what the program itself left: bit for bit the same, or what differs.
+
+        Results, gradients and overwritten inputs are compared that are still there as the program left them: call it
+        before they are. It is kept as `agreement`, `measure` does it first, and the view's notes say it. None for a
+        program that did not run here, such as one from a session file. Raises `ReplayError` where an operator does.
+        """
+        if self.agreement is None and self._built.left:
+            self.agreement = agreement(self, self._built.left)
+        return self.agreement
+
     def with_fix(self, fix: Fix | Finding) -> Capture:
         """The capture of the program with `fix`, or with the first that a finding offers: see `tracefuse.fixes`.
 
@@ -299,7 +316,11 @@ def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
 
 
 def _build(
-    recorder: Recorder, roles: Roles, alive: frozenset[Value], optimized: Mapping[str, frozenset[Value]]
+    recorder: Recorder,
+    roles: Roles,
+    alive: frozenset[Value],
+    optimized: Mapping[str, frozenset[Value]],
+    left: Mapping[Value, Left],
 ) -> CapturedProgram:
     recording = recorder.recording
     if not recording.calls:
@@ -331,4 +352,7 @@ def _build(
     optimizers = {
         name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in optimized.items()
     }
-    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers)
+    # Of a gradient added to an older one the sum is left, and the trace has the summand.
+    summands = [left.get(v) if v not in recording.externals else None for v in roles.gradients.values()]
+    there = (*map(left.get, roles.results), *summands, *map(left.get, built.mutated))
+    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers, there)
