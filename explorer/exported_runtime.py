@@ -77,6 +77,11 @@ def copy_strided(tensor):
     return torch._neg_view(copy) if tensor.is_neg() else copy
 
 
+def versions(tensors):
+    """How often each was written in place, by autograd's count; those of `torch.inference_mode` have none."""
+    return [0 if t is None or t.is_inference() else t._version for t in tensors]
+
+
 # Positions among the inputs of those that are overwritten, and among the results of those without a cotangent.
 OVERWRITTEN = [position for position, row in enumerate(INPUTS) if row[0] in MUTATED]
 WITHOUT_GRADIENT = [position for position in range(len(RESULTS)) if position not in ROOTS]
@@ -102,6 +107,7 @@ class Step(torch.autograd.Function):
         own = {id(t) for t in results}
         ctx.save_for_backward(*(t for t in kept if id(t) in own), *read_again)
         ctx.kept = [None if id(t) in own else t for t in kept]
+        ctx.versions = versions(ctx.kept)
         if WITHOUT_GRADIENT:
             ctx.mark_non_differentiable(*(results[i] for i in WITHOUT_GRADIENT))
         return tuple(results)
@@ -116,6 +122,11 @@ class Step(torch.autograd.Function):
         if ctx.kept is None:
             raise RuntimeError("backward has run and freed what it needs: call `run` again")
         saved = iter(ctx.saved_tensors)
+        if versions(ctx.kept) != ctx.versions:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                "result in memory that the backward reads; write after the backward, or to a copy"
+            )
         boxed = [next(saved) if t is None else t for t in ctx.kept]
         ctx.kept = None
         boxed += saved
