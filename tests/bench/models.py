@@ -81,12 +81,11 @@ def try_model(name: str, device: str, dtype: torch.dtype) -> Row:
         row.problem = f"{package} is not installed"
         return row
     torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    model = model.to(device, dtype).train()
-    placed = {key: t.to(device, dtype if t.is_floating_point() else t.dtype) for key, t in inputs.items()}
-    row.parameters = sum(p.numel() for p in model.parameters())
     try:
-        _fill(row, model, placed)
+        model, inputs = MODELS[name]()
+        model = model.to(device, dtype).train()
+        row.parameters = sum(p.numel() for p in model.parameters())
+        _fill(row, model, {key: t.to(device, dtype if t.is_floating_point() else None) for key, t in inputs.items()})
     except TracefuseError as error:
         row.problem = f"{type(error).__name__}: {error}"
     except Exception as error:  # of one model: the others are still to be tried
