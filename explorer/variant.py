@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tracefuse.diagnose import Findings
     from tracefuse.findings import Finding, Fix
     from tracefuse.fixes import Trial
-    from tracefuse.graphs import GraphedProgram
+    from tracefuse.graphed_program import GraphedProgram
     from tracefuse.kernel_times import KernelTimes
     from tracefuse.layers import Layers
     from tracefuse.memory import Memory
@@ -298,7 +298,7 @@ class Variant:
 
     @functools.cached_property
     def _graphed(self) -> GraphedProgram:
-        from tracefuse.graphs import GraphedProgram
+        from tracefuse.graphed_program import GraphedProgram
 
         return GraphedProgram.load(self)
 
