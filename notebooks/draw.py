@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
 from shutil import which
-from types import TracebackType
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 from plotly.offline import get_plotlyjs
 
 from tracefuse.widgets.html import page_of
@@ -24,20 +25,23 @@ CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 COLOURS = 256
 
 
+@contextmanager
+def drawing() -> Iterator[Artist]:
+    """An artist with a Chromium of its own. Raises `SystemExit` where none is installed."""
+    path = next((found for name in CHROMIUM_NAMES if (found := which(name))), None)
+    if path is None:
+        raise SystemExit("drawing needs Chromium: install it (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield Artist(browser)
+        browser.close()
+
+
 class Artist:
-    """A Chromium that draws, light and without a network, until its `with` block ends. Pictures are PNGs of 256 colours."""
+    """Draws with a browser, in light colours and without a network. Pictures are PNGs of at most 256 colours."""
 
-    def __enter__(self) -> Artist:
-        path = next((found for name in CHROMIUM_NAMES if (found := which(name))), None)
-        if path is None:
-            raise SystemExit("drawing needs Chromium: install it (apt-get install chromium)")
-        self._playwright = sync_playwright().start()
-        self._browser = self._playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._browser.close()
-        self._playwright.stop()
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
 
     def view(self, held: str, tab: str | None) -> tuple[bytes, str]:
         """The view of an encoded page, with `tab` open (default: the first one), and its text form."""

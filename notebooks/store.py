@@ -124,6 +124,13 @@ def _view(model: dict[str, Any]) -> dict[str, Any]:
     return {"payloads": [state["payload"]], "timeline": state["timeline"]}
 
 
+def with_views(executed: NotebookNode) -> NotebookNode:
+    """`executed`, edited in place, with its views as short text in place of the state of its widgets."""
+    executed.metadata["tracefuse"] = {"views": {key: encode(view) for key, view in views_of(executed).items()}}
+    executed.metadata.pop("widgets", None)
+    return executed
+
+
 def run(folder: Path, names: Sequence[str]) -> None:
     """Execute the notebooks whose names begin with one of `names` (default: all) and write them to `folder`."""
     chosen = [path for path in paths() if not names or path.name.startswith(tuple(names))]
@@ -133,10 +140,7 @@ def run(folder: Path, names: Sequence[str]) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     for path in chosen:
-        made = execute(read(path))
-        made.metadata["tracefuse"] = {"views": {key: encode(view) for key, view in views_of(made).items()}}
-        made.metadata.pop("widgets", None)  # with the front end's source in each
-        nbformat.write(made, folder / path.name)
+        nbformat.write(with_views(execute(read(path))), folder / path.name)
         print(f"executed {path.name}", flush=True)
 
 
@@ -148,9 +152,9 @@ def keep(folder: Path) -> None:
 
     Raises `SystemExit` where the code has changed since that run.
     """
-    from draw import Artist
+    from draw import drawing
 
-    with Artist() as artist:
+    with drawing() as artist:
         for path in sorted(folder.glob("*.ipynb")):
             stored = store(read(FOLDER / path.name), read(path), artist)
             if stored is None:
