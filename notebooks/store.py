@@ -32,7 +32,7 @@ import tracefuse
 from tracefuse.widgets.pack import encode
 
 FOLDER = Path(__file__).resolve().parent
-HOW = "store it anew: python notebooks/store.py run OUT {name} on a GPU, then python notebooks/store.py keep OUT"
+HOW = "store them: python notebooks/store.py run OUT {name} on a GPU, then python notebooks/store.py keep OUT"
 CELL_TIMEOUT_S = 900
 MOST_NBYTES = 4 * 2**20
 """Of all notebooks together, so that a clone stays small."""
@@ -158,7 +158,7 @@ def keep(folder: Path) -> None:
         for path in sorted(folder.glob("*.ipynb")):
             stored = store(read(FOLDER / path.name), read(path), artist)
             if stored is None:
-                raise SystemExit(f"{path.name} is not the code that ran: {HOW.format(name=path.stem)}")
+                raise SystemExit(f"{path.name} is not the code that ran; {HOW.format(name=path.stem)}")
             nbformat.write(stored, FOLDER / path.name)
             print(f"stored {path.name}", flush=True)
 
@@ -211,6 +211,8 @@ def _drawn(output: NotebookNode, views: dict[str, str], tab: str | None, artist:
 
 def problems(notebook: NotebookNode, name: str) -> list[str]:
     """What is wrong with the stored outputs of the notebook called `name`, a sentence each."""
+    if not is_stored(notebook):
+        return [f"it holds no outputs; {HOW.format(name=name)}"]
     found = []
     if notebook.metadata.get("tracefuse", {}).get("code_sha256") != code_hash(notebook):
         found.append(f"its outputs are not those of its code; {HOW.format(name=name)}")
