@@ -148,6 +148,15 @@ def test_gpt(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert "measured on CPU" in printed
 
 
+def test_gpt_step(tmp_path: Path) -> None:
+    found, printed = run("gpt_step.py", tmp_path, "--budget", "0.5", "--peer", "eager")
+    assert list(found["programs"]) == ["bf16", "tf32"]
+    for program in found["programs"].values():
+        assert [p["name"] for p in program["timing"]["programs"]] == ["captured", "optimised", "eager"]
+        assert program["kernels"] > 0
+    assert "tf32, vocabulary 211" in printed
+
+
 def test_launch(tmp_path: Path) -> None:
     found, printed = run("launch.py", tmp_path, "--budget", "0.3")
     assert list(found["host_us"]) == ["one launch", "1 layer", "10 layers"]
