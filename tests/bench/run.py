@@ -52,6 +52,7 @@ BENCHES = {
     "kernels": Bench("kernels.py", ("--tune",), limit_s=1800),
     "dqkv": Bench("dqkv.py"),
     "gpt": Bench("gpt.py"),
+    "gpt_step": Bench("gpt_step.py", ("--breakdown",), limit_s=1800),
     "remat": Bench("remat.py", ("--torch-compile",), limit_s=1800),
     "cut": Bench("cut.py"),
     "depth_chain": Bench("depth.py", ("--program", "chain"), limit_s=1800),
