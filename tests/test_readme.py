@@ -111,6 +111,17 @@ def test_steps_show_reasons_where_there_is_no_time(tmp_path: Path) -> None:
     )
 
 
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_text_of_a_notebook_leaves_figures_to_its_outputs(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text())["cells"]
+    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert text
+    assert list(readme.figures(text)) == []
+
+
 def test_readme_names_files_that_are_there(root: Path, text: str) -> None:
     named = set(re.findall(r"`((?:tests|optimizers|explorer|widgets)/[\w/]+\.\w+)`", text))
     assert named
