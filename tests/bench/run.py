@@ -68,7 +68,20 @@ BENCHES = {
     "toggle": Bench("toggle.py", check=True),
     "view": Bench("view.py"),
 }
-"""By the name of their results. `op_db.py`, whose run takes hours, `record_timelines.py` and `pictures.py` are run by hand."""
+"""By the name of their results."""
+
+ELSEWHERE = {
+    "run.py": "this",
+    "readme.py": "writes README from the results",
+    "compile_once.py": "a process of depth.py",
+    "step_once.py": "a process of steps.py",
+    "op_db.py": "takes hours: by hand, in shards",
+    "op_db_table.py": "the table of its results",
+    "models_table.py": "the table of the results of models.py",
+    "record_timelines.py": "writes the recordings that tests read",
+    "pictures.py": "draws README's pictures from a page of view.py",
+}
+"""Scripts that are no benchmarks of their own, and what they are."""
 
 
 def main() -> None:
