@@ -1,4 +1,4 @@
-"""README's pictures of the explorer, one of them moving, from a page that `view.py --html` saved on a GPU, drawn by the view as it is now.
+"""README's pictures of the explorer, one of them moving, drawn by the view as it is now from a page of `view.py --html`.
 
 python tests/bench/pictures.py view.html notebooks/images
 """
