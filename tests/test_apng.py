@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "bench"))
+sys.path.append(str(Path(__file__).parent / "bench"))  # last: both folders have a kernels.py
 
 from apng import SIGNATURE, animated, chunk, chunks_of
 
