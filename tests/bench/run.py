@@ -34,10 +34,11 @@ BENCH = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Bench:
-    """A script of this folder, the flags of a full run, whether it has `--check`, and the seconds that it may take."""
+    """A script of this folder, its flags, those only of a run on a GPU, whether it has `--check`, and seconds that it may take."""
 
     script: str
     flags: tuple[str, ...] = ()
+    on_gpu: tuple[str, ...] = ()
     check: bool = False
     limit_s: float = 900.0
 
@@ -49,11 +50,11 @@ class Bench:
 
 BENCHES = {
     "steps": Bench("steps.py", check=True, limit_s=3600),
-    "kernels": Bench("kernels.py", ("--tune",), limit_s=1800),
+    "kernels": Bench("kernels.py", on_gpu=("--tune",), limit_s=1800),
     "dqkv": Bench("dqkv.py"),
     "gpt": Bench("gpt.py"),
-    "gpt_step": Bench("gpt_step.py", ("--breakdown",), limit_s=1800),
-    "remat": Bench("remat.py", ("--torch-compile",), limit_s=1800),
+    "gpt_step": Bench("gpt_step.py", on_gpu=("--breakdown",), limit_s=1800),
+    "remat": Bench("remat.py", on_gpu=("--torch-compile",), limit_s=1800),
     "cut": Bench("cut.py"),
     "depth_chain": Bench("depth.py", ("--program", "chain"), limit_s=1800),
     "depth_gpt": Bench("depth.py", ("--program", "gpt"), limit_s=1800),
@@ -116,6 +117,7 @@ def run(name: str, arguments: Namespace, flags: Sequence[str]) -> tuple[str, str
     folder = arguments.results or (None if arguments.small else RESULTS)
     out = folder and folder.resolve() / f"{name}_{machine(arguments.device)}.json"
     command = [sys.executable, str(BENCH / bench.script), *bench.flags, *["--check"] * bench.check]
+    command += bench.on_gpu if arguments.device == "cuda" else ()
     command += [
         "--device",
         arguments.device,
