@@ -34,7 +34,7 @@ BENCH = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Bench:
-    """A script of this folder, its flags, those only of a run on a GPU, whether it has `--check`, and seconds that it may take."""
+    """A script of this folder, its flags, those only of a run on a GPU, whether it has `--check`, the seconds it may take."""
 
     script: str
     flags: tuple[str, ...] = ()
