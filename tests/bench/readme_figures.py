@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from models_table import is_right
 from rendering import Data, Results, by_name, measured_on, mega, ms, said, step_ms, table, three
 from step_programs import STEPS
 
@@ -259,8 +260,23 @@ def recording(found: Data, source: str) -> str:
     )
 
 
+@said("models.py", "models")
+def models(found: Data, source: str) -> str:
+    rows = [row for row in found["models"] if row["replay"]]
+    exact = sum(row["replay"] == "bit for bit" for row in rows)
+    wrong = [row["model"] for row in rows if not is_right(row)]
+    not_run = [row["model"] for row in found["models"] if not row["replay"]]
+    rest = f"; with something left: {', '.join(dict.fromkeys(wrong))}" if wrong else ""
+    rest += f"; not run: {', '.join(dict.fromkeys(not_run))}" if not_run else ""
+    return (
+        f"Training steps of {len(rows)} models: {exact} replay bit for bit, {len(rows) - len(wrong)} give eager's numbers to "
+        f"rounding with all passes, in process and as exported files{rest} ({source})."
+    )
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
+    "models": models,
 }  # fmt: skip
 """By the name that README's marker has."""
