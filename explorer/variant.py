@@ -103,10 +103,12 @@ class Variant:
 
     @property
     def forward(self) -> Trace:
+        """The first half of `trace`: it returns the results, and what the passes chose to save for the backward."""
         return self.trace.split()[0]
 
     @property
     def backward(self) -> Trace:
+        """The second half of `trace`: from saved values and cotangents to the gradients, recomputation included."""
         return self.trace.split()[1]
 
     @functools.cached_property
