@@ -27,7 +27,7 @@ MOST_ADDED = 1 / 16
 """Of a row: where rounding to whole tiles adds more than that, it is rounded to what is just aligned."""
 
 UNALIGNED_SHARE = 0.25
-"""Of the arithmetic that tensor cores reach over aligned rows: see `tests/bench/gpt_step.py --breakdown --no-pass pad`."""
+"""Of the arithmetic that tensor cores can do: `tests/bench/gpt_step.py --breakdown --no-pass pad` has times of both."""
 
 Dims = tuple[int, int, int]
 """Rows of the left factor, what is summed over, columns of the right one."""
