@@ -22,6 +22,7 @@ from tracefuse.capture import Capture, CapturedProgram
 from tracefuse.draws import undisturbed
 from tracefuse.errors import FixError
 from tracefuse.findings import Finding, Fix, FixKind
+from tracefuse.measurements import Said
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.retype import Place, conversions_back, is_conversion, only_dtype, readers, retyped
 from tracefuse.optimizers.trace import Trace, phase, val
@@ -275,4 +276,14 @@ def try_fix(
             progress=progress,
             is_cancelled=is_cancelled,
         )
-    return Trial(fix, timing, (timing.note or "") if mended.kernels else "")
+    trial = Trial(fix, timing, (timing.note or "") if mended.kernels else "")
+    _note(variant, trial)
+    return trial
+
+
+def _note(variant: Variant, trial: Trial) -> None:
+    """Keep what it says for a session file, under every finding that offers this fix."""
+    for one in variant.findings():
+        if trial.fix in one.trials:
+            key = variant.config, one.id, one.trials.index(trial.fix)
+            variant.capture.measurements.trials[key] = Said(trial.verdict, trial.said)

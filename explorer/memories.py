@@ -3,6 +3,9 @@
 A tensor subclass is a new object for every result, and `w.data = …` gives an object new memory; no operator tells of either.
 What tells is the memory. It is known by weak references: nothing is kept alive, and while a reference is there its identity is
 not given to other memory.
+
+Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `UntypedStorage._cdata`, `_weak_ref` and
+`_free_weak_ref`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 if TYPE_CHECKING:
     from tracefuse.recording import Value
@@ -25,16 +27,24 @@ class Memories:
     """The values that a program made, by their memory."""
 
     def __init__(self) -> None:
-        self._values: dict[int, list[Value]] = {}
-        self._references: list[StorageWeakRef] = []
+        self._values: dict[int, Value] = {}
+        self._further: dict[int, list[Value]] = {}
+        self._references: list[int] = []
+        self._release = torch.UntypedStorage._free_weak_ref  # when Python ends, `torch` may go before we do
+
+    def __del__(self) -> None:
+        for reference in self._references:
+            self._release(reference)
 
     def add(self, tensor: torch.Tensor, value: Value) -> None:
         memory = value.memory
         if memory is None:
             return
-        if memory not in self._values:
-            self._references.append(StorageWeakRef(tensor.untyped_storage()))
-        self._values.setdefault(memory, []).append(value)
+        if memory in self._values:
+            self._further.setdefault(memory, []).append(value)
+        else:
+            self._values[memory] = value
+            self._references.append(tensor.untyped_storage()._weak_ref())
 
     def find(self, tensor: torch.Tensor) -> Value | None:
         """A value that has this tensor's memory and layout."""
@@ -42,4 +52,5 @@ class Memories:
         if memory not in self._values:
             return None
         layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        return next((v for v in self._values[memory] if v.layout == layout), None)
+        found = [self._values[memory], *self._further.get(memory, ())]
+        return next((value for value in found if value.layout == layout), None)

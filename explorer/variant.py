@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tracefuse.diagnose import Findings
     from tracefuse.findings import Finding, Fix
     from tracefuse.fixes import Trial
-    from tracefuse.graphs import GraphedProgram
+    from tracefuse.graphed_program import GraphedProgram
     from tracefuse.kernel_times import KernelTimes
     from tracefuse.layers import Layers
     from tracefuse.memory import Memory
@@ -192,7 +192,8 @@ class Variant:
         """Apply what a finding offers first, or any of its `trials`, to the captured program; time both under these passes.
 
         The replays are interleaved, as those of `measure`, whose arguments the others are; results and gradients are compared.
-        Print it. Raises `FixError` where the fix cannot be tried here or would change nothing, else what `measure` raises.
+        Print it; a session file keeps what it says. Raises `FixError` where the fix cannot be tried here or would change
+        nothing, else what `measure` raises.
         """
         from tracefuse.fixes import chosen, try_fix
 
@@ -297,7 +298,7 @@ class Variant:
 
     @functools.cached_property
     def _graphed(self) -> GraphedProgram:
-        from tracefuse.graphs import GraphedProgram
+        from tracefuse.graphed_program import GraphedProgram
 
         return GraphedProgram.load(self)
 

@@ -17,6 +17,7 @@ from tracefuse.diagnose import diagnose
 from tracefuse.errors import Cancelled, FixError
 from tracefuse.findings import Case, Finding, Fix
 from tracefuse.fixes import NO_GPU, FixedCapture, fixed_trace, why_not
+from tracefuse.measurements import Said
 from tracefuse.op_times import modelled
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.optimizers.verify import verify
@@ -202,6 +203,7 @@ def test_passes_are_tried_on_the_same_capture() -> None:
     assert capture.with_fix(one) is capture
     trial = plain.try_fix(one, budget_s=0.2)
     assert trial.difference.results < 1e-4
+    assert capture.measurements.trials[plain.config, one.id, 0] == Said(trial.verdict, trial.said)
     with pytest.raises(FixError, match="changes nothing"):
         capture.variant(Config.of(fuse=False)).try_fix(one)
 
