@@ -269,7 +269,12 @@ class Capture:
     @property
     def machine(self) -> Machine:
         """The machine that passes make programs for."""
-        return Machine.here()
+        return Machine.here(self.tf32)
+
+    @property
+    def tf32(self) -> bool:
+        """Whether the program ran where float32 matmuls may use the tensor cores."""
+        return self.environment.get("tf32") == "True"
 
     def optimize(self, **options: Any) -> Variant:
         """The variant with every pass on, changed by `options` (see `tracefuse.config.Config`).

@@ -16,6 +16,7 @@ pass is the file of its name, and what it is made of is one file each:
             cat_pushes            an op on each part instead
             cat_readers           reductions that read the parts
             packed_attention      attention's backward into one buffer
+    pad     alignment             which dimension lies along rows that are not aligned
     remat   choice, mincut        kept values as a minimum cut; what solves it
             crossing              what may cross to the backward
             pins                  what you want saved or recomputed

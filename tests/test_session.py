@@ -27,6 +27,7 @@ from tracefuse.measurements import Build
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.layout import Tuning
 from tracefuse.optimizers.packed_attention import Packing
+from tracefuse.optimizers.pad import Pad
 from tracefuse.profile import KernelTime, Profile
 from tracefuse.run_lanes import run_lanes
 from tracefuse.session import MOST_EXPANSION
@@ -212,7 +213,9 @@ def test_a_session_of_a_gpu_opens_on_a_laptop(tmp_path: Path) -> None:
     capture = tracefuse.capture(lambda: torch.native_dropout(x.sin(), 0.3, True)[0].sin().sum().backward())
     elsewhere = tracefuse.load(capture.save(tmp_path / "cpu.tfz"))
     elsewhere._built = elsewhere._built._replace(trace=on_cuda(capture.trace))
-    elsewhere._machine = Machine(replace(elsewhere.machine.cat, packing=Packing((), "an old GPU")), Fuse(132 * 2048))
+    elsewhere._machine = Machine(
+        replace(elsewhere.machine.cat, packing=Packing((), "an old GPU")), Fuse(132 * 2048), Pad()
+    )
     elsewhere.environment["device"] = "NVIDIA H200"
     variant = elsewhere.optimize()
     first, second = variant.kernels
