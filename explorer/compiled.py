@@ -56,6 +56,7 @@ class CompiledGraph(Capture):
 
     @property
     def trace(self) -> Trace:
+        """The joint graph that AOTAutograd handed over, before any pass of ours."""
         return self._trace
 
     @property
@@ -64,6 +65,7 @@ class CompiledGraph(Capture):
         return ()
 
     def has_parameter_of(self, model: nn.Module) -> bool:
+        """Whether the graph reads one of the model's own parameters: how `tracefuse.compiled(model)` finds its graphs."""
         own = {id(parameter) for parameter in model.parameters()}
         return any(isinstance(kept, weakref.ref) and id(kept()) in own for kept in self._inputs)
 

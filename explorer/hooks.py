@@ -1,7 +1,7 @@
 """Hooks of the recorder: where backwards start, and which `nn.Module`s are running.
 
 Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`,
-`torch._C._current_graph_task_id`, `torch.utils.weak.WeakIdKeyDictionary`.
+`torch._C._current_graph_task_id`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
+
+from tracefuse.weak_map import WeakMap
 
 if TYPE_CHECKING:
     from tracefuse.record import Recorder
@@ -59,9 +60,9 @@ class BackwardHook:
 class ModuleStack:
     """The `nn.Module`s that are running, by global forward hooks."""
 
-    def __init__(self, names: Any) -> None:
+    def __init__(self, names: WeakMap[tuple[str, str]]) -> None:
         self._stack: list[tuple[str, str]] = []
-        self._paths: Any = WeakIdKeyDictionary()
+        self._paths: WeakMap[str] = WeakMap()
         self._names = names
         self._handles: list[Any] = []
 
@@ -90,7 +91,7 @@ class ModuleStack:
             return
         if module not in self._paths:
             self.add_root(module)
-        self._stack.append((self._paths[module], type(module).__name__))
+        self._stack.append((self._paths.get(module) or "", type(module).__name__))
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         if self._stack and self.is_ours():

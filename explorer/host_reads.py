@@ -58,6 +58,10 @@ _SHAPES = {
     "unique_consecutive": "`unique_consecutive`", "unique_dim_consecutive": "`unique_consecutive`",
     "bincount": "`bincount`",
 }  # fmt: skip
+_INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")
+_READERS = {
+    aten._local_scalar_dense.default, aten.repeat_interleave.Tensor, aten._to_copy.default, aten.copy_.default,
+}  # fmt: skip
 COPY = "a copy to the CPU"
 _OPTIMIZER = os.path.join(os.path.dirname(torch.__file__), "optim", "optimizer.py")
 
@@ -145,6 +149,11 @@ class Methods:
         return read
 
 
+def may_read(func: OpOverload) -> bool:
+    """Whether `read_by` can be anything but None for calls of this operator."""
+    return func in _READERS or func in _NUMBERS or func.overloadpacket.__name__ in {*_SHAPES, *_INDEXED}
+
+
 def read_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostRead | None:
     """What the host reads when the operator runs, and so waits for; None if it need not, or if listeners were told."""
     if Methods.is_told():
@@ -161,7 +170,7 @@ def read_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return HostRead("shape", _SHAPES[name], args[0].device)
     if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
         return HostRead("shape", "`repeat_interleave` without `output_size`", args[0].device)
-    if name in ("index", "index_put", "index_put_", "_index_put_impl_") and _is_masked(name, args):
+    if name in _INDEXED and _is_masked(name, args):
         return HostRead("shape", "a boolean mask as an index", args[0].device)
     return _copy_to_the_cpu(func, args, kwargs)
 

@@ -6,29 +6,29 @@ eager would have freed, except what the program reads from outside (its inputs) 
 of the input's first contents.
 
 Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._current_autograd_node`,
-`torch.autograd._get_sequence_nr`, `torch.utils.weak.WeakIdKeyDictionary`.
+`torch.autograd._get_sequence_nr`.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
-from torch.utils.weak import WeakIdKeyDictionary
 
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
 from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
 from tracefuse.launches import LaunchHook
-from tracefuse.memories import Memories, memory_of
+from tracefuse.memories import Memories
 from tracefuse.optimizers.trace import Origin
-from tracefuse.recording import Call, Recording, Value, bound, map_tensors, may_alias
+from tracefuse.recording import Call, OpFacts, Recording, Value, facts_of, map_tensors
 from tracefuse.user_source import user_source
+from tracefuse.weak_map import WeakMap
 
-aten = torch.ops.aten
+# The engine adds up gradients between nodes.
+_ACCUMULATE = Origin(autograd="accumulate")
 
 
 class Recorder(TorchDispatchMode, Listener):
@@ -36,7 +36,7 @@ class Recorder(TorchDispatchMode, Listener):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: Any = WeakIdKeyDictionary()
+        self.names: WeakMap[tuple[str, str]] = WeakMap()
         self.modules = ModuleStack(self.names)
         self.begin()
 
@@ -44,12 +44,14 @@ class Recorder(TorchDispatchMode, Listener):
         """Forget what was recorded so far: the program begins here."""
         self.recording = Recording()
         self._first_seq = torch.autograd._get_sequence_nr()
-        self._ids: Any = WeakIdKeyDictionary()
+        self._ids: WeakMap[Value] = WeakMap()
         self._count = 0
         self._twins: dict[int, Origin] = {}
+        self._last_in_backward = _ACCUMULATE
         self._started: set[Value] = set()
         self._made_memory: set[int | None] = set()
         self._external_storage: dict[int, Value] = {}
+        self._externals_of: dict[Value, list[Value]] = {}
         self._memories = Memories()
         self._is_running = False
 
@@ -79,7 +81,7 @@ class Recorder(TorchDispatchMode, Listener):
     def note_replaced(self) -> None:
         """The program is over: note the inputs that have other memory now than when it read them."""
         for value, tensor in self.recording.externals.items():
-            if self._ids.get(tensor) is value and value.memory != memory_of(tensor):
+            if self._ids.get(tensor) is value and value.memory != self._memories.of(tensor):
                 self.recording.replaced.setdefault(value, None)
 
     def alive(self) -> frozenset[Value]:
@@ -87,29 +89,30 @@ class Recorder(TorchDispatchMode, Listener):
         return frozenset(self._ids.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = recorded_kwargs = kwargs or {}
         self.before(args, kwargs)
+        facts = facts_of(func)
         origin, in_engine = self._origin()
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            origin, kwargs_recorded = self._with_rng(origin, func, args, kwargs)
-        else:
-            kwargs_recorded = kwargs
-        call = Call(func, *map_tensors(self._read, (args, kwargs_recorded)), None, origin, in_engine)
-        for value in call.writes():
-            self._snapshot(value)
-        if (read := read_by(func, args, kwargs)) is not None:
-            self.recording.stops.append(Stop(read, origin.source, in_engine))
-        view = view_in_place(func)
+        if facts.is_random:
+            origin, recorded_kwargs = self._with_rng(origin, func, args, kwargs)
+        read = self._read
+        call = Call(func, map_tensors(read, args), map_tensors(read, recorded_kwargs), None, origin, in_engine)
+        if facts.may_write:
+            for value in call.writes():
+                self._snapshot(value)
+        if facts.may_read and (host_read := read_by(func, args, kwargs)) is not None:
+            self.recording.stops.append(Stop(host_read, origin.source, in_engine))
         self._is_running = True
         try:
             out = func(*args, **kwargs)
         finally:
             self._is_running = False
-        if view is None:
+        if facts.view is None:
             call.outs = map_tensors(self._made, out)
         else:  # the same tensor is another value from now on
-            call.func, call.outs = view, self._new(out)
-        _link_views(call)
+            call.func, call.outs = facts.view, self._new(out, self._memories.of(out))
+        if facts.aliased:
+            _link_views(call, facts)
         self.recording.calls.append(call)
         return out
 
@@ -124,75 +127,87 @@ class Recorder(TorchDispatchMode, Listener):
 
     # --- values ---
 
-    def _new(self, tensor: torch.Tensor) -> Value:
-        value = self._ids[tensor] = Value(self._count, tensor)
+    def _new(self, tensor: torch.Tensor, memory: int | None) -> Value:
+        value = self._ids[tensor] = Value(self._count, tensor, memory)
         self._count += 1
         return value
 
     def _read(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
-        in_engine = is_in_engine()  # a checkpoint detaches what it recomputes from
-        starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled() and not in_engine
-        is_replaced = value is not None and value.memory != memory_of(tensor)
+        memory = self._memories.of(tensor)
+        is_replaced = value is not None and value.memory != memory
+        starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled()
+        starts = starts and not is_in_engine()  # a checkpoint detaches what it recomputes from
+        if value is not None and not is_replaced and not starts:
+            return value
         if is_replaced and value in self.recording.externals:
             self.recording.replaced.setdefault(value, user_source())
-        same = self._memories.find(tensor) if (is_replaced or value is None) and not starts else value
-        if same is not None and not is_replaced | (starts and self._made_here(same)):
-            self._ids[tensor] = same
-            self._started |= {same} if starts else set()
+        same = self._memories.find(tensor) if value is None and not starts else value
+        if same is not None and not is_replaced and not (starts and self._made_here(same)):
+            if value is None:
+                self._ids[tensor] = same
+            if starts:
+                self._started.add(same)
             return same
-        fresh = self._new(tensor)
-        self._started |= {fresh} if starts else set()
+        fresh = self._new(tensor, memory)
+        if starts:
+            self._started.add(fresh)
         self.recording.externals[fresh] = tensor
         if value is not None:
             self.recording.superseded.add(value)
-        elif (memory := memory_of(tensor)) is not None:
+        elif memory is not None:
             fresh.base = self._external_storage.setdefault(memory, fresh)
+        self._externals_of.setdefault(fresh.base, []).append(fresh)
         return fresh
 
     def _made_here(self, value: Value) -> bool:
         """Whether a leaf was made or initialised by the program and autograd is about to start at it: from there on it is
         an input, as if it had been made before."""
         tensor = self.recording.externals.get(value)
-        initialised_here = value in self.recording.snapshots and memory_of(tensor) in self._made_memory
+        initialised_here = value in self.recording.snapshots and self._memories.of(tensor) in self._made_memory
         return (tensor is None or initialised_here) and value not in self._started
 
     def _made(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
         if value is not None:
             return value
-        memory = memory_of(tensor)
-        new = self._new(tensor)
-        if memory not in self._external_storage:
-            self._made_memory.add(memory)
-            self._memories.add(tensor, new)
+        new = self._new(tensor, self._memories.of(tensor))
+        if new.memory not in self._external_storage:
+            self._made_memory.add(new.memory)
+            self._memories.add(new)
         return new
 
     def _snapshot(self, value: Value) -> None:
         """Keep what the inputs behind `value`'s memory held before the program overwrites them."""
-        for other, tensor in self.recording.externals.items():
-            if other.base is value.base and other not in self.recording.snapshots:
-                self.recording.snapshots[other] = tensor.detach().clone()
+        recording = self.recording
+        for other in self._externals_of.get(value.base, ()):
+            if other not in recording.snapshots:
+                recording.snapshots[other] = recording.externals[other].detach().clone()
 
     # --- where an op comes from ---
 
     def _origin(self) -> tuple[Origin, bool]:
+        """Where the op that runs comes from, and whether autograd's engine runs it."""
         node = torch._C._current_autograd_node()
-        in_engine = node is not None or is_in_engine()
-        if node is not None:
-            seq, name = node._sequence_nr(), node.name().rpartition("::")[2]
-            twin = self._twins.get(seq)
-            if twin is not None:
-                return Origin(twin.module, twin.module_type, twin.source, name, seq), True
+        if node is None:
+            return (_ACCUMULATE, True) if is_in_engine() else (self._forward_origin(), False)
+        seq, name = node._sequence_nr(), node.name().rpartition("::")[2]
+        last = self._last_in_backward
+        if last.seq == seq and last.autograd == name:
+            return last, True
+        twin = self._twins.get(seq)
+        if twin is None:
             return Origin(*self.modules.current(), user_source(), name, seq), True
-        if in_engine:  # the engine adds up gradients between nodes
-            return Origin(autograd="accumulate"), True
+        found = self._last_in_backward = Origin(twin.module, twin.module_type, twin.source, name, seq)
+        return found, True
+
+    def _forward_origin(self) -> Origin:
         seq = torch.autograd._get_sequence_nr() - 1
         known = seq < self._first_seq or (seq in self._twins and torch.is_grad_enabled())
         origin = Origin(*self.modules.current(), user_source(), "", None if known else seq)
         if not known:
             self._twins.setdefault(seq, origin)
-        return origin, False
+        return origin
 
     def _with_rng(
         self, origin: Origin, func: OpOverload, args: Any, kwargs: dict[str, Any]
@@ -229,24 +244,11 @@ class Recorder(TorchDispatchMode, Listener):
             self.recording.held.update(self._ids.values())
 
 
-@functools.cache
-def view_in_place(func: OpOverload) -> OpOverload | None:
-    """The view whose layout an op such as `unsqueeze_` gives to its tensor; None for all other ops."""
-    if torch.Tag.inplace_view not in func.tags:
-        return None
-    packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
-    twin = getattr(packet, func._overloadname, None)
-    aliases = [a.alias_info for a in twin._schema.arguments if a.alias_info is not None] if twin is not None else []
-    return twin if aliases and not any(a.is_write for a in aliases) else None
-
-
-def _link_views(call: Call) -> None:
+def _link_views(call: Call, facts: OpFacts) -> None:
     """Make the op's outputs views of the argument whose memory they share, by the op's schema."""
-    if not may_alias(call.func):
-        return
-    is_undeclared = call.func is aten._unsafe_view.default
-    for argument, given in bound(call.func, call.args, call.kwargs):
-        if (argument.alias_info is not None or is_undeclared) and isinstance(given, Value):
+    for position, name in facts.aliased:
+        given = call.args[position] if position < len(call.args) else call.kwargs.get(name)
+        if isinstance(given, Value):
             for out in call.out_values():
                 if out is not given and out.base is out:
                     out.base = given.base

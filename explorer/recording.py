@@ -5,7 +5,6 @@ Source of what an op reads and writes: its schema, by `torch._ops.OpOverload._sc
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_flatten
 
-from tracefuse.host_reads import Stop
-from tracefuse.memories import memory_of
+from tracefuse.host_reads import Stop, may_read
 from tracefuse.optimizers.trace import Origin, Source
 
 aten = torch.ops.aten
@@ -28,17 +25,28 @@ BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, at
 class Value:
     """One tensor that the program met: its layout when first seen, and the value whose memory it views (`base`)."""
 
-    __slots__ = ("base", "device", "dtype", "index", "kind", "memory", "offset", "requires_grad", "shape", "stride")
+    __slots__ = ("_base", "device", "dtype", "index", "kind", "memory", "offset", "requires_grad", "shape", "stride")
 
-    def __init__(self, index: int, tensor: torch.Tensor) -> None:
+    def __init__(self, index: int, tensor: torch.Tensor, memory: int | None) -> None:
         self.index = index
-        self.kind = kind_of(tensor)
-        self.memory = memory_of(tensor)
-        self.shape = tuple(tensor.shape) if self.kind is None else ()
-        self.stride = tuple(tensor.stride()) if self.kind is None else ()
-        self.offset = tensor.storage_offset() if self.kind is None else 0
+        self.kind = kind = kind_of(tensor)
+        self.memory = memory
+        if kind is None:
+            self.shape, self.stride, self.offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        else:
+            self.shape, self.stride, self.offset = (), (), 0
         self.dtype, self.device, self.requires_grad = tensor.dtype, tensor.device, tensor.requires_grad
-        self.base = self
+        self._base: Value | None = None
+
+    @property
+    def base(self) -> Value:
+        return (
+            self if self._base is None else self._base
+        )  # stored, a cycle that nothing frees but a collection of garbage
+
+    @base.setter
+    def base(self, value: Value) -> None:
+        self._base = None if value is self else value
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -79,26 +87,85 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     """
     if isinstance(tree, torch.Tensor):
         return function(tree)
-    if isinstance(tree, tuple):
-        return tuple([map_tensors(function, one) for one in tree])
-    if isinstance(tree, list):
-        return [map_tensors(function, one) for one in tree]
+    if isinstance(tree, (tuple, list)):
+        found = [
+            function(one)
+            if isinstance(one, torch.Tensor)
+            else map_tensors(function, one)
+            if isinstance(one, (tuple, list, dict))
+            else one
+            for one in tree
+        ]
+        return found if isinstance(tree, list) else tuple(found)
     if isinstance(tree, dict):
         return {key: map_tensors(function, one) for key, one in tree.items()}
     return tree
 
 
-@functools.cache
-def may_write(func: OpOverload) -> bool:
-    """Whether the operator may overwrite an argument."""
-    arguments = func._schema.arguments
-    return func in BATCH_NORMS or any(a.alias_info is not None and a.alias_info.is_write for a in arguments)
+def values_in(tree: Any) -> list[Value]:
+    """The values in arguments or results of an operator, in order."""
+    if isinstance(tree, Value):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (tuple, list)):
+        return []
+    return [value for one in tree for value in values_in(one)]
 
 
-@functools.cache
-def may_alias(func: OpOverload) -> bool:
-    """Whether what the operator returns may lie in the memory of an argument."""
-    return func is aten._unsafe_view.default or any(r.alias_info is not None for r in func._schema.returns)
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What the recorder asks of each op that runs, found out once per operator.
+
+    `view` is the view whose layout an op such as `unsqueeze_` gives to its tensor; `aliased` the position and the name of the
+    arguments in whose memory the results may lie.
+    """
+
+    func: OpOverload
+    is_random: bool
+    may_write: bool
+    may_read: bool
+    view: OpOverload | None
+    aliased: tuple[tuple[int, str], ...]
+
+
+_FACTS: dict[int, OpFacts] = {}
+
+
+def facts_of(func: OpOverload) -> OpFacts:
+    facts = _FACTS.get(id(func))  # an operator's own hash runs Python
+    if facts is None:
+        facts = _FACTS[id(func)] = OpFacts(
+            func,
+            is_random=torch.Tag.nondeterministic_seeded in func.tags,
+            may_write=func in BATCH_NORMS or any(is_written(a) for a in func._schema.arguments),
+            may_read=may_read(func),
+            view=_view_in_place(func),
+            aliased=_aliased(func),
+        )
+    return facts
+
+
+def is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _view_in_place(func: OpOverload) -> OpOverload | None:
+    if torch.Tag.inplace_view not in func.tags:
+        return None
+    packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
+    twin = getattr(packet, func._overloadname, None)
+    aliases = [a for a in twin._schema.arguments if a.alias_info is not None] if twin is not None else []
+    return twin if aliases and not any(map(is_written, aliases)) else None
+
+
+def _aliased(func: OpOverload) -> tuple[tuple[int, str], ...]:
+    arguments = list(enumerate(func._schema.arguments))
+    if func is aten._unsafe_view.default:  # a view that its schema does not tell of
+        return tuple((position, argument.name) for position, argument in arguments)
+    if all(result.alias_info is None for result in func._schema.returns):
+        return ()
+    return tuple((position, argument.name) for position, argument in arguments if argument.alias_info is not None)
 
 
 @dataclass(slots=True)
@@ -113,27 +180,21 @@ class Call:
     in_engine: bool
 
     def reads(self) -> list[Value]:
-        return [v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, Value)]
+        return [*values_in(self.args), *values_in(self.kwargs)]
 
     def out_values(self) -> list[Value]:
-        return [v for v in tree_flatten(self.outs)[0] if isinstance(v, Value)]
+        return values_in(self.outs)
 
     def overwritten(self) -> list[Any]:
         """The arguments that the op overwrites: each a value or a list of values."""
         if self.func in BATCH_NORMS:
             return [v for v in self.args[3:5] if isinstance(v, Value)] if self.args[5] else []
-        given = [
-            value
-            for argument, value in bound(self.func, self.args, self.kwargs)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
+        given = [value for argument, value in bound(self.func, self.args, self.kwargs) if is_written(argument)]
         return [value for value in given if value is not None]
 
     def writes(self) -> list[Value]:
         """The values that the op overwrites."""
-        if not may_write(self.func):
-            return []
-        return [v for v in tree_flatten(self.overwritten())[0] if isinstance(v, Value)]
+        return values_in(self.overwritten()) if facts_of(self.func).may_write else []
 
 
 def bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:

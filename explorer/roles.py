@@ -32,7 +32,7 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     sources: dict[Value, tuple[str, str]] = {}
     for value, tensor in recording.externals.items():
         default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
-        sources[value] = recorder.names.get(tensor, default)
+        sources[value] = recorder.names.get(tensor) or default
 
     results = _returned_values(returned, value_of, bound)
     results |= {root: results.get(root) or bound.get(root, "") for root, _, _ in recording.roots}

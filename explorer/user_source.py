@@ -34,16 +34,23 @@ _OURS = tuple(
 
 def user_source() -> Source | None:
     """The user's line that is running; None where there is none (on a thread of autograd's)."""
-    for frame in _frames():
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
         if not is_torchs_or_ours(frame.f_code.co_filename):
             return source_of(frame, frame.f_lineno)
+        frame = frame.f_back
     return None
 
 
 def source_of(frame: FrameType, line: int) -> Source:
     """A line of a frame's file."""
-    file = frame.f_code.co_filename
-    return Source(file, line, frame.f_code.co_name, linecache.getline(file, line).strip(), label_of(file))
+    code = frame.f_code
+    return _source(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line))
+
+
+@functools.lru_cache(maxsize=4096)
+def _source(file: str, line: int, function: str, text: str) -> Source:
+    return Source(file, line, function, text.strip(), label_of(file))
 
 
 def is_called_by(function: str, file: str) -> bool:
@@ -63,6 +70,7 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+@functools.lru_cache(maxsize=4096)
 def is_torchs_or_ours(file: str) -> bool:
     return file.startswith((*_LIBRARIES, *_OURS, "<frozen", "<string>"))
 
