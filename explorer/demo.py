@@ -64,6 +64,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
         self.head.weight = self.tokens.weight
+        self.apply(_initialise)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         place = torch.arange(tokens.shape[1], device=tokens.device)
@@ -72,6 +73,14 @@ class GPT(nn.Module):
             x = block(x)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _initialise(module: nn.Module) -> None:
+    """As GPT-2: a first loss near log(vocab), where torch's own embedding of unit variance makes it hundreds."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
 
 
 def batch(vocab: int, size: int, length: int, device: str = "cpu") -> tuple[Tensor, Tensor]:

@@ -24,7 +24,6 @@ from tracefuse.errors import FixError
 from tracefuse.findings import Finding, Fix, FixKind
 from tracefuse.measurements import Said
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.padding import padded
 from tracefuse.optimizers.retype import Place, conversions_back, is_conversion, only_dtype, readers, retyped
 from tracefuse.optimizers.trace import Trace, phase, val
 from tracefuse.side_by_side import replays, same_program
@@ -240,7 +239,6 @@ _CHANGES: dict[FixKind, Callable[[Trace, tuple[str, ...]], Trace]] = {
     "pinned input": _pinned_input,
     "pinned gradient": _pinned_gradient,
     "as cast": _as_cast,
-    "padded": padded,
 }
 
 

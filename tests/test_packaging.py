@@ -99,6 +99,15 @@ def test_the_wheel_says_how_it_is_started_and_under_which_licence(wheel: set[str
     assert {"METADATA", "entry_points.txt", "LICENSE"} <= metadata
 
 
+def test_the_changelog_has_the_version_that_ships(root: Path, project: dict) -> None:
+    text = (root / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
+    assert versions[0] == "Unreleased"
+    assert versions[1] == project["project"]["version"]
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
+
+
 # --- imports only point down ------------------------------------------------------------------------------------------
 
 

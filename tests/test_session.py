@@ -27,6 +27,7 @@ from tracefuse.measurements import Build
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.layout import Tuning
 from tracefuse.optimizers.packed_attention import Packing
+from tracefuse.optimizers.pad import Pad
 from tracefuse.profile import KernelTime, Profile
 from tracefuse.run_lanes import run_lanes
 from tracefuse.session import MOST_EXPANSION
@@ -212,7 +213,9 @@ def test_a_session_of_a_gpu_opens_on_a_laptop(tmp_path: Path) -> None:
     capture = tracefuse.capture(lambda: torch.native_dropout(x.sin(), 0.3, True)[0].sin().sum().backward())
     elsewhere = tracefuse.load(capture.save(tmp_path / "cpu.tfz"))
     elsewhere._built = elsewhere._built._replace(trace=on_cuda(capture.trace))
-    elsewhere._machine = Machine(replace(elsewhere.machine.cat, packing=Packing((), "an old GPU")), Fuse(132 * 2048))
+    elsewhere._machine = Machine(
+        replace(elsewhere.machine.cat, packing=Packing((), "an old GPU")), Fuse(132 * 2048), Pad()
+    )
     elsewhere.environment["device"] = "NVIDIA H200"
     variant = elsewhere.optimize()
     first, second = variant.kernels
@@ -324,6 +327,15 @@ def set_text(member: str, text: str) -> Edit:
     return lambda members: members.update({member: text.encode()})
 
 
+def test_a_pass_that_a_file_does_not_know_was_off(path: Path, tmp_path: Path) -> None:
+    def forget(measured: Any) -> None:
+        for entry in measured["timings"]:
+            del entry["config"]["decompose"]
+
+    older = tracefuse.load(edited(path, tmp_path / "a.tfz", changing("measured.json", forget)))
+    assert {config.decompose for config, _ in older.measurements.timings} == {False}
+
+
 WRONG: dict[str, tuple[Edit, str]] = {
     "a newer version": (changing("session.json", lambda d: d.update(version=2)), "as version 2 of sessions.*open it with"),
     "another kind of file": (changing("session.json", lambda d: d.update(format="pickle")), "is no session"),
@@ -339,6 +351,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "an array that nobody counts": (lambda m: m.update({"arrays/77": b""}), "has not the parts"),
     "a bomb": (lambda m: m.update({"trace.json": b" " * (20 << 20)}), "more than the"),
     "a time in words": (changing("measured.json", lambda d: d["timings"][0]["timing"].update(rounds="x")), "not a whole"),
+    "an option less": (changing("measured.json", lambda d: d["timings"][0]["config"].pop("save")), "config has"),
     "an unknown option": (changing("measured.json", lambda d: d["timings"][0]["config"].update(x=1)), "config has"),
     "a weight beyond 1": (changing("measured.json", lambda d: d["timings"][0]["config"].update(remat=7.5)), "configuration"),
     "a column too short": (

@@ -2,14 +2,16 @@
 
     python tests/bench/gpt_step.py --out gpt_step.json
     python tests/bench/gpt_step.py --program tf32 --peer torch.compile --breakdown
+    python tests/bench/gpt_step.py --program bf16 --peer reduce-overhead --no-cuda-graph
 
 12 layers, 768 wide, 12 heads, vocabulary 50257, batch 8 x 1024, no dropout; two programs:
 
     bf16    scaled_dot_product_attention in bfloat16
     tf32    attention by hand (matmul, masked_fill, softmax, dropout, matmul) in float32 on TF32 tensor cores
 
-The step is captured once; what runs beside it are the peers of `tracefuse.peers`, ours with and without CUDA graphs. With
-`--breakdown` the GPU time of ours and of torch.compile's is told by kernel: see `breakdown.py`.
+The step is captured once; what runs beside it are the peers of `tracefuse.peers`, ours with and without CUDA graphs. Modes of
+torch.compile with CUDA graphs are timed in runs of their own, without ours. With `--breakdown` the GPU time of ours and of
+torch.compile's is told by kernel: see `breakdown.py`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tracefuse.variant import Variant
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "length": 1024, "batch": 8}
 SMALL = {"layers": 2, "width": 64, "heads": 4, "vocab": 211, "length": 32, "batch": 2}
 PROGRAMS = ("bf16", "tf32")
+USUAL = ("eager", COMPILE)
 
 
 class AttentionByHand(SelfAttention):
@@ -92,8 +95,9 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--program", action="append", choices=PROGRAMS, help="which (default: both)")
     made.add_argument("--vocab", type=int, help="another vocabulary, such as 50304, which is aligned")
-    made.add_argument("--peer", action="append", help=f"of {', '.join(PEERS)} (default: all)")
+    made.add_argument("--peer", action="append", help=f"of {', '.join(PEERS)} (default: {', '.join(USUAL)})")
     made.add_argument("--no-pass", action="append", default=[], metavar="NAME", help="leave a pass of ours out")
+    made.add_argument("--no-cuda-graph", action="store_true", help="leave out ours as CUDA graphs")
     made.add_argument("--tune", action="store_true", help="time a few block sizes of our kernels first")
     made.add_argument("--breakdown", action="store_true", help="GPU time by kernel too; needs a CUDA GPU")
     options = made.parse_args()
@@ -106,9 +110,9 @@ def main() -> None:
         timing = variant.measure(
             functools.partial(print, flush=True) if options.device == "cuda" else None,
             options.budget,
-            cuda_graph=options.device == "cuda",
+            cuda_graph=options.device == "cuda" and not options.no_cuda_graph,
             tune=options.tune,
-            peers=check_names(options.peer or PEERS),
+            peers=check_names(options.peer or USUAL),
         )
         print(f"{program}, vocabulary {sizes['vocab']}", timing, sep="\n", end="\n\n", flush=True)
         programs[program] = {"timing": timing.to_json(), "kernels": len(variant.kernels)}
