@@ -249,5 +249,5 @@ def test_another_recording_does_not_take_the_workspaces_of_matmuls() -> None:
         assert torch.equal(w.grad, expected)
         assert not any(tensor.any() for tensor in others)
     """
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
