@@ -5,6 +5,7 @@
     this backend      the passes, then both halves as one generated module, run between AOTAutograd's wrappers
 
     options           those of `Capture.optimize`: torch.compile(model, backend="tracefuse", options={"remat": 0.5})
+    cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
 What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op, and a warning says why.
 
@@ -27,17 +28,19 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tracefuse.build import preload
-from tracefuse.compile import load
 from tracefuse.compiled import CompiledGraph
 from tracefuse.config import Config
 from tracefuse.errors import NotSupported, OptionError
-from tracefuse.export import functions_source
+from tracefuse.graphed_halves import GraphedHalves
+from tracefuse.halves import Halves
 from tracefuse.joint import GraphInput, Joint, inputs_of, joint_trace
-from tracefuse.optimizers.trace import Output, val
-from tracefuse.packed_attention import share_graphs
+from tracefuse.optimizers.trace import val
+from tracefuse.watched import watching
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+
+MODES: Mapping[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-overhead": {"cuda_graph": True}}
+"""torch's names -> our options."""
 
 
 def tracefuse(
@@ -47,17 +50,25 @@ def tracefuse(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The backend, as `torch.compile` calls it. Raises `OptionError` for an option that no pass has, and for a `mode`."""
-    if mode not in (None, "default"):
-        raise OptionError(f"backend='tracefuse' has no mode {mode!r}: choose passes by options={{'remat': 0.5}}")
-    compiling = _Compiling(Config.of(**(options or {})), inputs_of(module, example_inputs), example_inputs)
+    """The backend, as `torch.compile` calls it. Raises `OptionError` for an option or a `mode` that there is not."""
+    if mode not in MODES:
+        raise OptionError(
+            f"backend='tracefuse' has no mode {mode!r}: take mode='reduce-overhead', which replays CUDA graphs, or choose "
+            "passes by options={'remat': 0.5}"
+        )
+    chosen = MODES[mode] | dict(options or {})
+    cuda_graph = chosen.pop("cuda_graph", False)
+    if not isinstance(cuda_graph, bool):
+        raise OptionError(f"cuda_graph={cuda_graph!r}: take True or False")
+    compiling = _Compiling(Config.of(**chosen), cuda_graph, inputs_of(module, example_inputs), example_inputs)
     run = aot_autograd(
         fw_compiler=_runnable,
         bw_compiler=_runnable,
         inference_compiler=compiling.inference,
         partition_fn=compiling.partition,
     )
-    return run(module, example_inputs)
+    called = run(module, example_inputs)
+    return watching(called, compiling.read_results) if compiling.read_results else called
 
 
 @dataclass
@@ -65,8 +76,10 @@ class _Compiling:
     """One graph on its way."""
 
     config: Config
+    cuda_graph: bool
     inputs: list[GraphInput]
     examples: Sequence[Any]
+    read_results: tuple[int, ...] = ()
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
@@ -77,7 +90,9 @@ class _Compiling:
         except NotSupported as reason:
             _warn(reason)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
-        return self.halves(found).modules()
+        halves = self.halves(found)
+        self.read_results = halves.read_results
+        return _as_graphs(halves)
 
     def inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         """A forward that nobody differentiates."""
@@ -89,10 +104,11 @@ class _Compiling:
             return make_boxed_func(module.forward)
         return boxed(self.halves(found).forward)
 
-    def halves(self, joint: Joint) -> _Halves:
+    def halves(self, joint: Joint) -> Halves:
         # Kernels are compiled and loaded with real tensors, and AOTAutograd traces with fake ones.
         with _disable_current_modes():
-            return _Halves(joint, CompiledGraph(joint.trace, self.examples, self.config))
+            graph = CompiledGraph(joint.trace, self.examples, self.config)
+            return (GraphedHalves if self.cuda_graph else Halves)(joint, graph)
 
 
 def _warn(reason: NotSupported) -> None:
@@ -125,57 +141,17 @@ class _Half:
         return self.run(list(tensors))
 
 
-class _Halves:
-    """A compiled variant between the conventions of AOTAutograd.
-
-    forward     primals -> results, mutations, None where the graph returns None; then what is saved
-    backward    what is saved, tangents -> a gradient per primal or None
-    """
-
-    def __init__(self, joint: Joint, graph: CompiledGraph) -> None:
-        self.variant = graph.variant(graph.config).check()
-        self.variant.build()
-        self.module = load(functions_source(self.variant))
-        share_graphs(self.module)
-        built = [kernel for kernel in self.variant.kernels if kernel.name not in self.variant.fallbacks]
-        preload(self.module, built, self.variant.tunings)
-        forward, backward = self.variant.forward, self.variant.backward
-        primals = [entry.name for entry in forward.inputs]
-        self.results = _positions(joint.results, forward.outputs)
-        self.gradients = _positions(joint.gradients, backward.outputs)
-        self.saved = [at for at, out in enumerate(forward.outputs) if out.kind == "saved"]
-        self.read_again = [primals.index(entry.name) for entry in backward.inputs if entry.name in primals]
-
-    def forward(self, boxed: list[Any]) -> list[Any]:
-        outputs = self.module.forward(*boxed)
-        again = [boxed[at] for at in self.read_again]
-        boxed.clear()
-        results = [None if at is None else outputs[at] for at in self.results]
-        return [*results, *(outputs[at] for at in self.saved), *again]
-
-    def backward(self, boxed: list[Any]) -> list[Any]:
-        gradients = self.module.backward(boxed)
-        return [None if at is None else gradients[at] for at in self.gradients]
-
-    def modules(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Both halves as graphs of one call each, with the types of all that goes in and out."""
-        front, back = self.variant.forward, self.variant.backward
-        primals, returned = list(map(val, front.placeholders)), list(map(val, front.returned))
-        results = [None if at is None else returned[at] for at in self.results]
-        saved = [returned[at] for at in self.saved] + [primals[at] for at in self.read_again]
-        tangents = [val(p) for p, i in zip(back.placeholders, back.inputs, strict=True) if i.kind == "cotangent"]
-        gradients = list(map(val, back.returned))
-        wanted = [None if at is None else gradients[at] for at in self.gradients]
-        return (
-            _graph_of(_Half("forward", self.forward), "primals", primals, [*results, *saved]),
-            _graph_of(_Half("backward", self.backward), "tangents", [*saved, *tangents], wanted),
-        )
-
-
-def _positions(wanted: Sequence[Output | None], outputs: Sequence[Output]) -> list[int | None]:
-    """Where each of `wanted` stands among `outputs`; None for what nobody wants, and for gradients that a pass dropped."""
-    at = {out: position for position, out in enumerate(outputs)}
-    return [None if out is None else at.get(out) for out in wanted]
+def _as_graphs(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Both halves as graphs of one call each, with the types of all that goes in and out."""
+    front, back = halves.variant.forward, halves.variant.backward
+    primals, kept = list(map(val, front.placeholders)), halves.kept_values()
+    results = [None if value is None else val(value) for value in halves.among(front.returned, halves.results)]
+    tangents = [val(p) for p, i in zip(back.placeholders, back.inputs, strict=True) if i.kind == "cotangent"]
+    wanted = [None if value is None else val(value) for value in halves.among(back.returned, halves.gradients)]
+    return (
+        _graph_of(_Half("forward", halves.forward), "primals", primals, [*results, *kept]),
+        _graph_of(_Half("backward", halves.backward), "tangents", [*kept, *tangents], wanted),
+    )
 
 
 def _graph_of(half: _Half, name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> fx.GraphModule:

@@ -157,10 +157,12 @@ class Capture:
 
     @property
     def trace(self) -> Trace:
+        """The joint program, forward then backward, built when first asked for. Raises `CaptureError` if nothing has run."""
         return self._built.trace
 
     @property
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
+        """Tensors that the program read, as they were then, in the order of `trace.inputs`: what replays run on."""
         return self._built.example_inputs
 
     @property
@@ -170,6 +172,7 @@ class Capture:
 
     @property
     def guards(self) -> tuple[Guard, ...]:
+        """Python values taken from tensors (`.item()`, `if t:`), with their lines: the trace holds only for these."""
         return self._built.guards
 
     @property
@@ -201,6 +204,7 @@ class Capture:
 
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
+        """Generator states that the random ops drew from, so that a replay draws the same numbers."""
         return tuple(self._recorder.recording.rng_states)
 
     @property
@@ -221,10 +225,12 @@ class Capture:
 
     @property
     def forward(self) -> Trace:
+        """The first half of `trace`: from the inputs to the results and to what is saved for the backward."""
         return self.trace.split()[0]
 
     @property
     def backward(self) -> Trace:
+        """The second half of `trace`: from saved values and cotangents to gradients; without ops if none was captured."""
         return self.trace.split()[1]
 
     def replay(self) -> tuple[torch.Tensor, ...]:
@@ -263,7 +269,12 @@ class Capture:
     @property
     def machine(self) -> Machine:
         """The machine that passes make programs for."""
-        return Machine.here()
+        return Machine.here(self.tf32)
+
+    @property
+    def tf32(self) -> bool:
+        """Whether the program ran where float32 matmuls may use the tensor cores."""
+        return self.environment.get("tf32") == "True"
 
     def optimize(self, **options: Any) -> Variant:
         """The variant with every pass on, changed by `options` (see `tracefuse.config.Config`).

@@ -18,6 +18,7 @@ from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.passes import Pass
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.simplify import Simplify
@@ -31,6 +32,7 @@ PASSES = {
     "freeze": "drops gradients that nobody wants, and what only they need",
     "cat": "replaces concatenations and slices of them by what they are made of",
     "decompose": "writes cross-entropy, NLL and log-softmax as ops that kernels hold; it needs the pass `fuse`",
+    "pad": "widens matmuls over unaligned rows, such as a vocabulary of 50,257, to what tensor cores are fed fast",
     "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
     "fuse": "turns runs of pointwise ops, casts, views and reductions into Triton kernels; equal ones share one",
 }
@@ -42,15 +44,17 @@ PASS_OF = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"),
 
 @dataclass(frozen=True)
 class Machine:
-    """The passes that depend on the machine, as it lets them work: what its GPU packs of attention, how it draws dropout."""
+    """The passes that depend on the machine, as it lets them work: what its GPU packs of attention, how it draws dropout,
+    whether its tensor cores multiply float32."""
 
     cat: Cat
     fuse: Fuse
+    pad: Pad
 
     @classmethod
-    def here(cls) -> Machine:
-        """This one, as far as its GPU is in use yet."""
-        return cls(Cat(**cat_options()), Fuse(**fuse_options()))
+    def here(cls, tf32: bool = False) -> Machine:
+        """This one, as far as its GPU is in use yet, for a program that has its float32 matmuls on tensor cores or not."""
+        return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32))
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Config:
     freeze: tuple[str, ...] | None = ()
     cat: bool = True
     decompose: bool = True
+    pad: bool = True
     remat: float | None = DEFAULT_WEIGHT
     memory_budget: int | float | None = None
     save: tuple[str, ...] = ()
@@ -87,7 +92,7 @@ class Config:
     def off(cls) -> Config:
         """No pass at all: the trace as it was captured."""
         own = tuple(one.changed(False) for one in registered())
-        return cls(simplify=False, freeze=None, cat=False, decompose=False, remat=None, fuse=False, own=own)
+        return cls(simplify=False, freeze=None, cat=False, decompose=False, pad=False, remat=None, fuse=False, own=own)
 
     def changed(self, **options: Any) -> Config:
         """This configuration with `options` changed. Raises `OptionError` for an unknown name or a bad value.
@@ -125,6 +130,7 @@ class Config:
             "freeze": None if self.freeze is None else Freeze(self.freeze),
             "cat": machine.cat if self.cat else None,
             "decompose": Decompose() if self.decompose and self.fuse else None,
+            "pad": machine.pad if self.pad else None,
             "remat": None if self.remat is None else self._remat(self.remat),
             "fuse": machine.fuse if self.fuse else None,
         }

@@ -32,7 +32,7 @@ class Bar:
     provenance: str
 
 
-FixKind = Literal["on device", "pinned input", "pinned gradient", "as cast", "padded", "passes"]
+FixKind = Literal["on device", "pinned input", "pinned gradient", "as cast", "passes"]
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from tracefuse.capture import Capture, CapturedProgram
 from tracefuse.draws import undisturbed
 from tracefuse.errors import FixError
 from tracefuse.findings import Finding, Fix, FixKind
+from tracefuse.measurements import Said
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.padding import padded
 from tracefuse.optimizers.retype import Place, conversions_back, is_conversion, only_dtype, readers, retyped
 from tracefuse.optimizers.trace import Trace, phase, val
 from tracefuse.side_by_side import replays, same_program
@@ -239,7 +239,6 @@ _CHANGES: dict[FixKind, Callable[[Trace, tuple[str, ...]], Trace]] = {
     "pinned input": _pinned_input,
     "pinned gradient": _pinned_gradient,
     "as cast": _as_cast,
-    "padded": padded,
 }
 
 
@@ -277,4 +276,14 @@ def try_fix(
             progress=progress,
             is_cancelled=is_cancelled,
         )
-    return Trial(fix, timing, (timing.note or "") if mended.kernels else "")
+    trial = Trial(fix, timing, (timing.note or "") if mended.kernels else "")
+    _note(variant, trial)
+    return trial
+
+
+def _note(variant: Variant, trial: Trial) -> None:
+    """Keep what it says for a session file, under every finding that offers this fix."""
+    for one in variant.findings():
+        if trial.fix in one.trials:
+            key = variant.config, one.id, one.trials.index(trial.fix)
+            variant.capture.measurements.trials[key] = Said(trial.verdict, trial.said)

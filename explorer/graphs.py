@@ -1,4 +1,4 @@
-"""CUDA graphs: a whole variant as two recordings that the GPU replays, at the cost of one launch each.
+"""CUDA graphs: a forward and its backward as two recordings that the GPU replays, at the cost of one launch each.
 
     warm up    forward and backward on a side stream, so that nothing is compiled or allocated for the first time later
     capture    forward, then backward, into one pool of memory, in the order in which they are replayed
@@ -17,21 +17,15 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from tracefuse import measure
-from tracefuse.errors import NotSupported, OptionError
-from tracefuse.program import Program
-from tracefuse.replayable import check_replayable
-
-if TYPE_CHECKING:
-    from tracefuse.variant import Variant
+from tracefuse.errors import NotSupported
 
 WARM_UPS = 3  # As many as `make_graphed_callables` takes: lazy initialisation, then cuDNN's choice of an algorithm.
 
@@ -47,100 +41,107 @@ class _Draw:
     states: tuple[torch.Tensor, ...]
 
 
-class Graphs:
-    """Two captured graphs, of `module.forward` and `module.backward`, around the memory of `inputs`.
+@dataclass(frozen=True)
+class Recordable:
+    """Two functions on tensors that graphs can be made of.
 
-    `module` is an exported file. Inputs at the positions in `in_place` are read where they are; of the others the graphs
-    have copies. `held_nbytes` is the GPU memory that they keep between replays. Raises `NotSupported` with CUDA's own words
-    for what CUDA cannot capture.
+    module         `forward(*inputs)`, and a `backward(boxed)` that takes what the forward keeps, the inputs at `read_again`,
+                   then cotangents, in a list that it empties
+    handed_out     how many of the forward's outputs are handed out, from the first on; the others are kept
+    cotangents     ones to record the backward with, made of the forward's outputs; None if there is no backward
     """
 
-    def __init__(self, module: ModuleType, inputs: Sequence[torch.Tensor], in_place: frozenset[int]) -> None:
-        self.module, self.in_place = module, in_place
+    module: ModuleType
+    handed_out: int
+    read_again: Sequence[int]
+    cotangents: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None
+
+
+class Graphs:
+    """Two captured graphs, of the forward and the backward of `step`, around the memory of `inputs`.
+
+    Inputs at the positions in `in_place` are read where they are; of the others the graphs have copies. `kept` is what the
+    backward reads, in memory that each forward overwrites. `held_nbytes` is the GPU memory that they keep between replays.
+    Raises `NotSupported` with CUDA's own words for what CUDA cannot capture.
+    """
+
+    def __init__(self, step: Recordable, inputs: Sequence[torch.Tensor], in_place: frozenset[int]) -> None:
+        self.step, self.in_place = step, in_place
         self.turn = 0  # What the memory that the backward reads is of: counts forwards, and backwards, which use it up.
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.draws: list[_Draw] = []
-        self._draw: Any = getattr(module, "draw_dropout", None)
+        self._draw: Any = getattr(step.module, "draw_dropout", None)
         device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
-        with torch.no_grad(), torch.cuda.device(device), torch.random.fork_rng([device]), _restored_stream():
+        with _outside_autograd(), torch.cuda.device(device), torch.random.fork_rng([device]), _restored_stream():
             before = _reserved_nbytes()
-            self.inputs = [t.detach() if i in in_place else self._copied(i, t.detach()) for i, t in enumerate(inputs)]
-            self._capture(torch.cuda.Stream())
+            given = [t.detach() if i in in_place else _like(t).copy_(t) for i, t in enumerate(inputs)]
+            self._capture(given, torch.cuda.Stream())
+            self.inputs = given
             self.held_nbytes = _reserved_nbytes() - before
 
-    def _capture(self, side: torch.cuda.Stream) -> None:
-        module = self.module
+    def _capture(self, inputs: list[torch.Tensor], side: torch.cuda.Stream) -> None:
+        module = self.step.module
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
-            self._warm_up()
+            self._warm_up(inputs)
             with _drawn(module, self._first_draw):
-                module.forward(*self.inputs)
+                module.forward(*inputs)
         torch.cuda.synchronize()
         pool, waiting = torch.cuda.graph_pool_handle(), iter(self.draws)
         with _drawn(module, lambda *_, **__: next(waiting).states), _recording(self.forward_graph, pool, side):
-            outputs = module.forward(*self.inputs)
-        boxed, self.results, self.gradients = self._boxed(outputs), outputs[: len(module.RESULTS)], []
-        del outputs
-        if module.GRADIENTS:
+            outputs = module.forward(*inputs)
+        self.results = list(outputs[: self.step.handed_out])
+        self._memories = {t.untyped_storage().data_ptr(): _memory_of(t) for t in self.results}
+        self.kept = [_borrowed(t) for t in outputs[self.step.handed_out :]]
+        self.gradients: Sequence[torch.Tensor] = []
+        if self.step.cotangents is not None:
+            boxed = self._boxed(outputs[self.step.handed_out :], inputs)
+            del outputs
             with _recording(self.backward_graph, pool, side):
                 self.gradients = module.backward(boxed)
 
-    def _warm_up(self) -> None:
-        module = self.module
+    def _warm_up(self, inputs: list[torch.Tensor]) -> None:
         for _ in range(WARM_UPS):
-            outputs = module.forward(*self.inputs)
-            self.cotangents = [
-                outputs[i].new_ones(module.memory_size(*layout)).as_strided(*layout)
-                for i, layout in zip(module.ROOTS, module.COTANGENTS, strict=True)
-            ]
-            boxed = self._boxed(outputs)
-            del outputs
-            if module.GRADIENTS:
-                module.backward(boxed)
+            outputs = self.step.module.forward(*inputs)
+            if self.step.cotangents is not None:
+                self.cotangents = self.step.cotangents(outputs)
+                boxed = self._boxed(outputs[self.step.handed_out :], inputs)
+                del outputs
+                self.step.module.backward(boxed)
 
     def _first_draw(self, increments: Sequence[int], *, device: torch.device) -> tuple[torch.Tensor, ...]:
         draw = functools.partial(self._draw, increments, device=device)
         self.draws.append(_Draw(draw, draw()))
         return self.draws[-1].states
 
-    def _boxed(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _boxed(self, kept: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the backward takes, in the list that it empties."""
-        kept = outputs[len(self.module.RESULTS) :]
-        return [*kept, *(self.inputs[i] for i in self.module.READ_AGAIN), *self.cotangents]
+        return [*kept, *(inputs[i] for i in self.step.read_again), *self.cotangents]
 
-    def _copied(self, position: int, given: torch.Tensor) -> torch.Tensor:
-        """A copy in the captured layout."""
-        name, _, shape, stride, dtype = self.module.INPUTS[position]
-        copy = given.new_empty(self.module.memory_size(shape, stride)).as_strided(shape, stride)
-        _write([(copy, self.module.expect(given, name, shape, stride, dtype))])
-        return copy
+    def moved(self, inputs: Sequence[torch.Tensor]) -> int | None:
+        """The position of an input that is read in place and lies elsewhere now, if there is one."""
+        return next((i for i in self.in_place if inputs[i].data_ptr() != self.inputs[i].data_ptr()), None)
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The results of `inputs`, in memory of their own.
-
-        Raises `OptionError` where an input that is read in place lies elsewhere, `ValueError` for another shape or dtype.
-        """
-        new = []
-        for position, (mine, row) in enumerate(zip(self.inputs, self.module.INPUTS, strict=True)):
-            name, _, *layout = row
-            given = self.module.expect(inputs[position], name, *layout)
-            if position not in self.in_place:
-                new.append((mine, given))
-            elif given.data_ptr() != mine.data_ptr():
-                raise OptionError(
-                    f"the graph reads {name} where it was when the graph was captured: write new numbers into it with "
-                    f"{name}.copy_(...), or compile without cuda_graph"
-                )
+        """The results of `inputs`, which have the captured layouts and none of which has `moved`, in memory of their own."""
+        new = [(mine, inputs[i]) for i, mine in enumerate(self.inputs) if i not in self.in_place]
         _write([*new, *(pair for draw in self.draws for pair in zip(draw.states, draw.again(), strict=True))])
         self.turn += 1
         self.forward_graph.replay()
-        return _copies(self.results)
+        return self._results()
+
+    def _results(self) -> list[torch.Tensor]:
+        """Copies of the results; those that share memory do so as copies too."""
+        if len(self._memories) == len(self.results):
+            return _copies(self.results)
+        copies = dict(zip(self._memories, _copies(list(self._memories.values())), strict=True))
+        return [_laid_over(copies[t.untyped_storage().data_ptr()].untyped_storage(), t) for t in self.results]
 
     def backward(self, cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients of the latest forward, in memory of their own, for a cotangent of each result that has one."""
-        module = self.module
-        rows = zip(module.ROOTS, module.COTANGENTS, self.cotangents, cotangents, strict=True)
-        _write([(mine, module.expect(given, module.RESULTS[i], *layout)) for i, layout, mine, given in rows])
+        """The gradients of the latest forward, in memory of their own, for cotangents of the captured layouts."""
+        if self.step.cotangents is None:
+            return []
+        _write(list(zip(self.cotangents, cotangents, strict=True)))
         self.turn += 1
         self.backward_graph.replay()
         return _copies(self.gradients)
@@ -160,6 +161,13 @@ def _drawn(module: ModuleType, draw: Callable[..., tuple[torch.Tensor, ...]]) ->
         module.draw_dropout = own  # type: ignore[attr-defined]
 
 
+@contextmanager
+def _outside_autograd() -> Iterator[None]:
+    """Tensors that are made in here may be written anywhere: those of `torch.inference_mode` only in there."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def _reserved_nbytes() -> int:
     """What the allocator holds of the current GPU, without what it would give back."""
     torch.cuda.empty_cache()
@@ -177,7 +185,10 @@ def _restored_stream() -> Iterator[None]:
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     try:
         # Other threads, such as one that pins a loader's batches, may go on.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with (
+            _own_workspaces(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             yield
     except RuntimeError as error:
         # An op that fails breaks the capture, whose end then fails too: the first of the two says why.
@@ -185,7 +196,22 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
         raise NotSupported(f"CUDA cannot capture this program as a graph: {reason}; leave out cuda_graph") from error
 
 
-def _write(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Matmuls that are recorded take their workspaces from the graph's own pool.
+
+    A graph keeps the address of what cuBLAS scribbles in. torch caches that memory by stream and frees it when somebody else,
+    such as `torch.compile(mode="reduce-overhead")`, records: a graph would then write where another program's tensors lie.
+    Private: `torch._C._cuda_clearCublasWorkspaces`, seen on torch 2.11 to 2.13.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+def _write(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy the second of each pair into the first, which is laid out alike."""
     dense = [_shared_once(*pair) for pair in pairs]
     if dense:
@@ -200,6 +226,36 @@ def _shared_once(mine: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor,
     return mine, given
 
 
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory of the very layout, with whatever is in it."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the memory that `tensor` lies in."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+
+
+def _laid_over(memory: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """What lies in `memory` where `tensor` lies in its own."""
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    alias.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+    alias = alias.conj() if tensor.is_conj() else alias
+    return torch._neg_view(alias) if tensor.is_neg() else alias
+
+
+def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers at the same place, which it does not hold: what the backward makes may lie where they lay.
+
+    Private: `torch._C._construct_storage_from_data_pointer`, seen on torch 2.11 to 2.13.
+    """
+    memory = tensor.untyped_storage()
+    if tensor.device.type != "cuda" or memory.nbytes() == 0:
+        return tensor
+    place = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), tensor.device, memory.nbytes())  # type: ignore[attr-defined]
+    return _laid_over(place, tensor)
+
+
 def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copies = [torch.empty_like(t) for t in tensors]
     if copies:
@@ -210,83 +266,3 @@ def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
     """A few launches for all: private, what torch's own optimizers use. Seen on torch 2.11, 2.13 and 2.15."""
     torch._foreach_copy_(into, of)
-
-
-# --- the callable -----------------------------------------------------------------------------------------------------
-
-
-class _Replay(torch.autograd.Function):
-    """The two graphs as one differentiable operation."""
-
-    @staticmethod
-    def forward(ctx: Any, graphs: Graphs, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results, module = tuple(graphs.forward(inputs)), graphs.module
-        ctx.graphs, ctx.turn = graphs, graphs.turn
-        # Kept only for autograd to notice that one was overwritten before the backward read it.
-        ctx.save_for_backward(*(inputs[i] for i in module.READ_AGAIN if i in graphs.in_place))
-        ctx.mark_non_differentiable(*(results[i] for i in module.WITHOUT_GRADIENT))
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        graphs, module = ctx.graphs, ctx.graphs.module
-        if torch.is_grad_enabled():
-            raise NotSupported("a CUDA graph's backward has no derivative: leave out create_graph=True")
-        if graphs.turn != ctx.turn:
-            raise NotSupported(
-                "the CUDA graph has run again, over what this backward reads: call backward once and before the next "
-                "forward, or compile without cuda_graph"
-            )
-        _ = ctx.saved_tensors
-        gradients: list[torch.Tensor | None] = [None] * len(module.INPUTS)
-        for position, gradient in zip(
-            module.GRADIENTS, graphs.backward([cotangents[i] for i in module.ROOTS]), strict=True
-        ):
-            gradients[position] = gradient
-        return None, *gradients
-
-
-class GraphedProgram(Program):
-    """A `Program` that replays CUDA graphs, captured at its first call. Made by `Variant.compile(cuda_graph=True)`.
-
-    Parameters and buffers must stay where they are (an optimizer's update in place is seen); other inputs may be any
-    tensors of the captured shapes. Results and gradients are copies of their own. A backward must run before the next
-    forward. Raises `NotSupported` with the reason for a program that no graph can replay.
-    """
-
-    in_place: frozenset[int] = frozenset()
-
-    @classmethod
-    def load(cls, variant: Variant) -> GraphedProgram:
-        check_replayable(variant.trace)
-        program = super().load(variant)
-        assert isinstance(program, cls)
-        kept = enumerate(variant.trace.inputs)
-        program.in_place = frozenset(position for position, i in kept if i.kind in ("parameter", "buffer"))
-        return program
-
-    @functools.cached_property
-    def graphs(self) -> Graphs:
-        return Graphs(self.module, list(self._inputs.values()), self.in_place)
-
-    def __call__(self, *tensors: torch.Tensor, **named: torch.Tensor) -> Any:
-        results = _Replay.apply(self.graphs, *self.given(tensors, named))
-        return results[0] if len(results) == 1 else results
-
-    def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> measure.Program:
-        """As `Program.replays`, by graphs of their own. Timed with all that a call copies in and out."""
-        module, count = self.module, len(self._inputs)
-        tensors, cotangents = list(inputs[:count]), list(inputs[count:])
-        graphs, restart = Graphs(module, tensors, self.in_place), self.restarts(rng_states)
-
-        @torch.no_grad()
-        def forward() -> tuple[Any, None]:
-            restart()
-            return graphs.forward(tensors), None
-
-        @torch.no_grad()
-        def backward(state: tuple[Any, None]) -> Sequence[torch.Tensor]:
-            return graphs.backward(cotangents)
-
-        gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
-        return measure.Program(forward, backward if gradients else None, gradients, held_nbytes=graphs.held_nbytes)

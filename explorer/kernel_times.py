@@ -146,15 +146,10 @@ def kernel_times(variant: Variant, progress: Progress | None = None) -> KernelTi
     with undisturbed(inputs):
         programs = (profiled("optimised", variant),)
     found = OpTimes.of(Timeline(measured_on(programs), programs), 0)
-    roofline = peaks and peaks.roofline(allows_tf32(variant))
+    roofline = peaks and peaks.roofline(variant.capture.tf32)
     rows = sorted(kernel_rows(variant.trace, found.us, roofline), key=lambda row: -row.total_us)
     note = "" if variant.runs_triton else CPU_NOTE
     return KernelTimes(found.provenance, roofline.source if roofline else "", tuple(rows), note)
-
-
-def allows_tf32(variant: Variant) -> bool:
-    """Whether the program was captured where float32 matmuls may use the tensor cores."""
-    return variant.capture.environment.get("tf32") == "True"
 
 
 def kernel_rows(trace: Trace, us: Mapping[str, float], peaks: Peaks | None) -> list[KernelRow]:

@@ -19,6 +19,7 @@ from tracefuse.config import Config, Machine
 from tracefuse.errors import SessionError
 from tracefuse.host_reads import Stop
 from tracefuse.measurements import Measurements
+from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.recording import Guard
 from tracefuse.session_parts import Captured, Measured, SavedInputs
@@ -70,7 +71,7 @@ class LoadedCapture(Capture):
         self._built = CapturedProgram(trace, (), (), guards, captured.dropped, captured.optimizers)
         self._names_thawed, self._pinned, self._stops = captured.thawed, captured.pinned, captured.stops
         self._data = captured.data
-        self._machine = Machine(captured.cat, captured.fuse)
+        self._machine = Machine(captured.cat, captured.fuse, Pad(self.tf32))
         self.measurements, self.restored = _measurements(measured), _measurements(measured)
 
     @property
@@ -80,7 +81,7 @@ class LoadedCapture(Capture):
         if not runs_here:
             return self._machine
         torch.cuda.init()  # what a GPU can do is only asked where one is in use
-        return Machine.here()
+        return Machine.here(self.tf32)
 
     @property
     def thawed(self) -> tuple[str, ...]:

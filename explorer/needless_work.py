@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import fx
 
 from tracefuse.findings import Case, Finding, Fix, dtype, grouped, line, names
+from tracefuse.optimizers.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.padding import ALIGNED_BYTES, can_pad, rounded
 from tracefuse.optimizers.retype import behind_views, only_dtype
 from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase, val
+from tracefuse.summary import folded
 from tracefuse.work import work
 
 
@@ -108,7 +109,8 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
     if severity == "high":  # every eager program has some: a remark on how it was written, not an error in it
         severity = "medium"
     if severity is not None and len(nodes) > 1:
-        module, share = _largest_module(case, nodes)
+        module, share = _largest_part(case, nodes, lambda n: folded(origin(n).module))
+        at, _ = _largest_part(case, nodes, line)
         yield Finding(
             "unfused pointwise work",
             severity,
@@ -116,10 +118,10 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
             (
                 ("moved", human_bytes(sum(map(bytes_moved, nodes)))),
                 ("in the backward", str(sum(phase(n) == "backward" for n in nodes))),
-                ("most of it in", f"{module} ({share:.0%})".replace("%", " %")),
+                ("most of it in", f"{module or '(no module)'} ({share:.0%})".replace("%", " %")),
             ),
             names(sorted(nodes, key=lambda n: -case.us([n]))),
-            line(max(nodes, key=lambda n: case.us([n]))),
+            at,
             "compute them in one kernel each run: `fuse`",
             f"at most {case.worth(us)}",
             {"fuse": True},
@@ -128,25 +130,24 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
 
 def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     """Matmuls over a dimension whose rows are no multiple of 16 bytes: tensor cores are fed by slow kernels."""
-    nodes = [n for n in case.trace.ops if work(n) == "matmul" and _odd_width(n)]
-    for width, group in grouped(nodes, _odd_width).items():
+    tf32 = dict(case.environment).get("tf32") == "True"
+    nodes = [n for n in case.trace.ops if _on_tensor_cores(n, tf32) and _odd_width(n)]
+    for (width, wide), group in grouped(nodes, _odd_width).items():
         us = case.us(group)
         severity = case.severity(us)
-        if severity is not None and width is not None:
-            size = val(group[0]).element_size()
-            padded = rounded(width, size)
+        if severity is not None:
+            multiple = ALIGNED_BYTES // val(group[0]).element_size()
             yield Finding(
                 "unaligned matmul",
                 severity,
-                f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {ALIGNED_BYTES // size}",
-                (("dimension", f"{width:,}"), ("padded", f"{padded:,}"), ("dtype", dtype(group[0]))),
+                f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {multiple}",
+                (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
                 names(group),
                 line(group[0]),
-                f"pad it to {padded:,} (a vocabulary: set vocab_size={padded}; the added classes are never targets)",
+                f"pad it to {wide:,}: `pad` does, in each step; without its copies if it is so in the model (a vocabulary: "
+                f"set vocab_size={wide}; the added classes are never targets)",
                 f"part of {case.worth(us)}",
-                fixes=(Fix("padded", f"padded with zeros to {padded:,}, the results cut", names(group)),)
-                if all(map(can_pad, group))
-                else (),
+                {"pad": True},
             )
 
 
@@ -154,19 +155,21 @@ def _parts(node: fx.Node) -> list[fx.Node]:
     return [part for part in node.args[0] if isinstance(part, fx.Node)]  # type: ignore[union-attr]
 
 
-def _odd_width(node: fx.Node) -> int | None:
-    """Elements from row to row where a matmul of half precision reads or writes rows that are not aligned; the most."""
-    value = val(node)
-    if not isinstance(value, torch.Tensor) or value.element_size() != 2:
+def _on_tensor_cores(node: fx.Node, tf32: bool) -> bool:
+    """Whether it is a matmul that tensor cores can do: of half precision, or of float32 where that may be rounded to TF32."""
+    return work(node) == "matmul" and (val(node).element_size() == 2 or (tf32 and val(node).dtype is torch.float32))
+
+
+def _odd_width(node: fx.Node) -> tuple[int, int] | None:
+    """The largest dimension along unaligned rows of a matmul, and what it would be padded to."""
+    wide = unaligned(node)
+    if wide is None:
         return None
-    operands = [val(a) for a in node.all_input_nodes if isinstance(val(a), torch.Tensor)]
-    # How many rows there are, such as an odd number of tokens, moves none of them.
-    matrices = [t for t in [value, *operands] if t.dim() > 1 and min(t.shape[-2:]) > 1]
-    widths = {max(t.stride()[-2:]) for t in matrices}
-    return max((width for width in widths if width > 1 and width * 2 % ALIGNED_BYTES), default=None)
+    return max((a, b) for a, b in zip(dims_of(node), wide, strict=True) if a != b)
 
 
-def _largest_module(case: Case, nodes: Sequence[fx.Node]) -> tuple[str, float]:
-    us = {module: case.us(group) for module, group in grouped(nodes, lambda n: origin(n).module).items()}
-    module = max(us, key=us.__getitem__)
-    return module or "(no module)", us[module] / sum(us.values())
+def _largest_part(case: Case, nodes: Sequence[fx.Node], of: Callable[[fx.Node], str]) -> tuple[str, float]:
+    """The part of the ops that takes longest, and its share of their time."""
+    us = {part: case.us(group) for part, group in grouped(nodes, of).items()}
+    part = max(us, key=us.__getitem__)
+    return part, us[part] / sum(us.values())

@@ -75,6 +75,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _pass("cat"),
     _pass("decompose"),
+    _pass("pad"),
     Option(
         name="remat",
         flags=("--remat",),

@@ -127,6 +127,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "freeze": freeze,
     "cat": switch,
     "decompose": switch,
+    "pad": switch,
     "remat": weight,
     "memory_budget": memory_budget,
     "save": pins,

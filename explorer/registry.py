@@ -21,7 +21,7 @@ from tracefuse.optimizers.guarded import Guarded
 from tracefuse.optimizers.passes import Pass
 from tracefuse.pass_options import PassOption, options_of, read_all
 
-BUILT_IN = ("simplify", "freeze", "cat", "decompose", "remat", "fuse")
+BUILT_IN = ("simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse")
 """The toggles in pipeline order."""
 RESERVED = (*BUILT_IN, "memory_budget", "save", "recompute", "remat_options", "own")
 DEFAULT_PLACE = "remat"

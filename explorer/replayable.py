@@ -21,16 +21,19 @@ aten = torch.ops.aten
 _SYNCHRONISES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-def check_replayable(trace: Trace) -> None:
-    """Raises `NotSupported` with the reason where a graph of `trace` could not be captured or would be wrong."""
-    reason = _refusal(trace)
+def check_replayable(trace: Trace, overwrites: bool = False) -> None:
+    """Raises `NotSupported` with the reason where a graph of `trace` could not be captured or would be wrong.
+
+    With `overwrites` the caller writes new values of inputs where they belong, which a graph does not.
+    """
+    reason = _refusal(trace, overwrites)
     if reason is not None:
         raise NotSupported(f"no CUDA graph of this program: {reason}; leave out cuda_graph")
 
 
-def _refusal(trace: Trace) -> str | None:
+def _refusal(trace: Trace, overwrites: bool) -> str | None:
     written = [out.of for out in trace.outputs if out.kind == "mutation"]
-    if written:
+    if written and not overwrites:
         return f"it overwrites its input {written[0]}, and a graph would not put the new value there"
     elsewhere = [n for n in (*trace.placeholders, *trace.ops) if not _is_on_gpu(n)]
     if elsewhere:

@@ -19,7 +19,7 @@ from tracefuse.profile import profile_step, step_work
 from tracefuse.timing import Estimate, Timing
 
 if TYPE_CHECKING:
-    from tracefuse.graphs import GraphedProgram
+    from tracefuse.graphed_program import GraphedProgram
     from tracefuse.program import Program
     from tracefuse.variant import Variant
 

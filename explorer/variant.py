@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tracefuse.diagnose import Findings
     from tracefuse.findings import Finding, Fix
     from tracefuse.fixes import Trial
-    from tracefuse.graphs import GraphedProgram
+    from tracefuse.graphed_program import GraphedProgram
     from tracefuse.kernel_times import KernelTimes
     from tracefuse.layers import Layers
     from tracefuse.memory import Memory
@@ -103,10 +103,12 @@ class Variant:
 
     @property
     def forward(self) -> Trace:
+        """The first half of `trace`: it returns the results, and what the passes chose to save for the backward."""
         return self.trace.split()[0]
 
     @property
     def backward(self) -> Trace:
+        """The second half of `trace`: from saved values and cotangents to the gradients, recomputation included."""
         return self.trace.split()[1]
 
     @functools.cached_property
@@ -192,7 +194,8 @@ class Variant:
         """Apply what a finding offers first, or any of its `trials`, to the captured program; time both under these passes.
 
         The replays are interleaved, as those of `measure`, whose arguments the others are; results and gradients are compared.
-        Print it. Raises `FixError` where the fix cannot be tried here or would change nothing, else what `measure` raises.
+        Print it; a session file keeps what it says. Raises `FixError` where the fix cannot be tried here or would change
+        nothing, else what `measure` raises.
         """
         from tracefuse.fixes import chosen, try_fix
 
@@ -297,7 +300,7 @@ class Variant:
 
     @functools.cached_property
     def _graphed(self) -> GraphedProgram:
-        from tracefuse.graphs import GraphedProgram
+        from tracefuse.graphed_program import GraphedProgram
 
         return GraphedProgram.load(self)
 

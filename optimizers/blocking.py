@@ -77,7 +77,8 @@ def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
     reductions = [n for n in body.ops if n.target in REDUCTIONS]
     if reductions:
         # All of them have the same rows, or `along_row` refuses.
-        return [rows(shape_of(operand_of(reductions[0])), reduced_dims(reductions[0]), wide, tuning)]
+        shape = shape_of(operand_of(reductions[0]))
+        return [rows(shape, reduced_dims(reductions[0]), wide, tuning, _pitch(body, shape[-1]))]
     output = max(body.returned, key=lambda n: val(n).numel())
     shape, order = shape_of(output), _memory_order(val(output))
     tiled = _tiled(body, shape, order, wide, tuning)
@@ -91,6 +92,14 @@ def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
         return [flat(shape, order, wide, tuning)]
     dim, sizes = parts
     return _placed([flat(_resized(shape, dim, size), order, wide, tuning) for size in sizes], shape, dim, sizes)
+
+
+def _pitch(body: Trace, n_cols: int) -> int | None:
+    """From row to row of inputs of which rows of `n_cols` are the beginning; None where there are none, or of several."""
+    inputs = [p for p in body.placeholders if val(p).dim() > 1 and val(p).stride(-2) > n_cols]
+    pitches = {val(p).stride(-2) for p in inputs}
+    is_whole = all(val(p).is_contiguous() for p in inputs)  # else the last row may end where its memory does
+    return pitches.pop() if len(pitches) == 1 and is_whole else None
 
 
 def _column_layouts(body: Trace, summed: fx.Node, wide: bool, tuning: Tuning) -> list[Layout]:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from tracefuse.optimizers.alignment import UNALIGNED_SHARE, unaligned
 from tracefuse.optimizers.facts import once_per_op, once_per_value, tensors_in
 from tracefuse.optimizers.memory import storage_id
 from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
@@ -229,8 +230,11 @@ def operand_dtype(node: fx.Node) -> torch.dtype | None:
 def roofline_seconds(node: fx.Node, peaks: Peaks) -> float:
     """The least seconds that the op can take on `peaks` as a kernel of its own: bandwidth or arithmetic, the slower.
 
-    Modelled: no launch, no cache. Source: Williams, Waterman and Patterson, "Roofline", 2009.
+    A matmul of 16 bits over unaligned rows gets `UNALIGNED_SHARE` of the arithmetic. Modelled: no launch, no cache.
+    Source: Williams, Waterman and Patterson, "Roofline", 2009.
     """
     work = flops(node)
     compute_s = work / peaks.flops_rate(operand_dtype(node)) if work else 0.0
+    if work and unaligned(node) and val(node).element_size() == 2:
+        compute_s /= UNALIGNED_SHARE
     return max(bytes_moved(node) / peaks.bytes_per_s, compute_s)

@@ -30,7 +30,7 @@ MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matm
 SCATTERS = {"embedding_dense_backward", "index_put", "scatter", "scatter_add", "index_add"}
 
 # ATen runs these as two kernels, a fill and a copy.
-FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default}
+FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default, aten.constant_pad_nd.default}
 
 # One number per row, which ATen computes in one pass.
 PLAIN_REDUCTIONS = {

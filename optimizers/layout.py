@@ -137,9 +137,8 @@ def flat(shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning 
     numel = math.prod(shape)
     block = min(tuning.elements(FLAT_BLOCK), max(32, next_power_of_2(numel)))
     index = variable("index", numel, COL)
-    prologue = [
-        f"index = {program_number(wide)} * COLS + tl.arange(0, COLS)" if numel > block else "index = tl.arange(0, COLS)"
-    ]
+    # Of one program too: where LLVM knows that indices are small, ptxas gets them wrong (`worker.adds_packed_constant`).
+    prologue = [f"index = {program_number(wide)} * COLS + tl.arange(0, COLS)"]
     masks = mask_of(prologue, "col", "index", numel, block)
     return Layout(
         tuple(shape), indices_of(shape, [(index, order)]), widened(prologue, wide), masks, {"col": block}, -(-numel // block),
@@ -147,12 +146,17 @@ def flat(shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning 
     )  # fmt: skip
 
 
-def rows(shape: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tuning = GUESS) -> Layout:
-    """Whole rows per program; `reduced` are the dimensions along the row. Rows too long for registers are read in a loop."""
+def rows(
+    shape: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tuning = GUESS, pitch: int | None = None
+) -> Layout:
+    """Whole rows per program; `reduced` are the dimensions along the row. Rows too long for registers are read in a loop.
+
+    `pitch` is how many elements lie from row to row of an input whose rows go on behind the ones that are reduced.
+    """
     kept = [d for d in range(len(shape)) if d not in reduced]
     n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (kept, reduced))
     if n_cols > MAX_ROW:
-        return _long_rows(shape, kept, reduced, wide, tuning)
+        return _long_rows(shape, kept, reduced, wide, tuning, pitch)
     cols_block = next_power_of_2(n_cols)
     rows_block = max(1, min(tuning.elements(2048) // cols_block, next_power_of_2(n_rows)))
     col = variable("col", n_cols, COL)
@@ -173,12 +177,20 @@ def rows(shape: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tunin
     )  # fmt: skip
 
 
-def _long_rows(shape: Sequence[int], kept: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tuning) -> Layout:
+def _long_rows(
+    shape: Sequence[int], kept: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tuning, pitch: int | None
+) -> Layout:
     n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (kept, reduced))
     block = min(tuning.elements(LOOP_BLOCK), next_power_of_2(n_cols))
     row, col = variable("row", n_rows, SCALAR), variable("col", n_cols, COL)
     prologue, aligned = [f"row = {program_number(wide)}"], None
-    if n_cols % LINE and n_rows * n_cols % LINE == 0:
+    if n_cols % LINE and pitch and pitch % LINE == 0:
+        # Rows that begin at a line are read to the end of the line in which they end.
+        aligned = (f"row * {pitch} + col", f"row * {pitch} + col", "offset_mask")
+        end = -(-n_cols // LINE) * LINE
+        lines = ["col = start + tl.arange(0, COLS)", f"col_mask = col < {n_cols}", f"offset_mask = col < {end}"]
+        masks, header = {"col": "col_mask"}, f"for start in range(0, {n_cols}, COLS):"
+    elif n_cols % LINE and n_rows * n_cols % LINE == 0:
         # Rows that begin at any element are read from the line in which they begin, into the one in which they end.
         aligned = (f"row * {n_cols} + col", "offset", "offset_mask")
         prologue += [f"skip = row * {n_cols} % {LINE}", f"end = ((row + 1) * {n_cols} + {LINE - 1}) // {LINE} * {LINE}"]

@@ -4,7 +4,7 @@
     decision  = one choice of a pass about one value, with its reason
     step      = one pass on one trace: before, after, seconds, decisions
 
-The order is fixed and is the order of the toggles: simplify, freeze, cat, decompose, remat, fuse.
+The order is fixed and is the order of the toggles: simplify, freeze, cat, decompose, pad, remat, fuse.
 """
 
 from __future__ import annotations

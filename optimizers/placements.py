@@ -1,4 +1,4 @@
-"""Ops that put values side by side or into zeros: concatenation, and the backward of slicing and selecting.
+"""Ops that put values side by side or into zeros: concatenation, padding, and the backward of slicing and selecting.
 
 A program computes every piece for all its lanes, masked to the range where the piece lies, and picks. Rows are functions
 `(lowering, node, at, guards) -> Value`, as in `composites`.
@@ -6,7 +6,7 @@ A program computes every piece for all its lanes, masked to the range where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,9 @@ from tracefuse.optimizers.views import Indices, is_index_map, operand_of_view, s
 
 aten = torch.ops.aten
 Guards = tuple[Value, ...]
+
+MOST_READ_IN_VAIN = 1.125
+"""Where padding adds no more than this, what lies in memory there is read as well: without a mask loads are wide."""
 
 
 def _cat(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
@@ -114,22 +117,47 @@ def _slice_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) 
     if args["step"] != 1:
         raise NotFusible(node, "its step is not 1")
     start = args["start"] % size if args["start"] < 0 else args["start"]
-    return _padded(self, node, args["grad_output"], at, guards, args["dim"] % len(at), start)
+    return _padded(self, node, args["grad_output"], at, guards, {args["dim"] % len(at): start})
 
 
-def _padded(self: Lowering, node: fx.Node, part: fx.Node, at: Indices, guards: Guards, dim: int, start: int) -> Value:
-    """`part` at `start` along `dim`, zero elsewhere."""
-    dtype, index, size = COMPUTE_TYPE[val(node).dtype], at[dim], shape_of(part)[dim]
-    if size == 0:
-        return Value(literal(0, dtype), dtype)
-    bounds = [f"({index.text} >= {start})"] if start else []
-    bounds += [f"({index.text} < {start + size})"] if start + size < shape_of(node)[dim] else []
-    inside = (*at[:dim], index.shifted_down(start, size), *at[dim + 1 :])
+def _constant_pad(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    args = arguments(node)
+    pads = args["pad"]
+    if min(pads, default=0) < 0:
+        raise NotFusible(node, "it crops")
+    # The last dimension comes first, each with what stands before it and behind it.
+    starts = {len(at) - 1 - i // 2: pads[i] for i in range(0, len(pads), 2) if pads[i] or pads[i + 1]}
+    return _padded(self, node, args["self"], at, guards, starts, args["value"])
+
+
+def _padded(
+    self: Lowering,
+    node: fx.Node,
+    part: fx.Node,
+    at: Indices,
+    guards: Guards,
+    starts: Mapping[int, int],
+    fill: float = 0,
+) -> Value:
+    """`part`, which begins at `starts` of those dimensions, and `fill` elsewhere."""
+    dtype, shape = COMPUTE_TYPE[val(node).dtype], shape_of(part)
+    outside = literal(fill, dtype)
+    if 0 in shape:
+        return Value(outside, dtype)
+    bounds, inside, lanes = [], list(at), frozenset[str]()
+    for dim, start in starts.items():
+        index, size = at[dim], shape[dim]
+        bounds += [f"({index.text} >= {start})"] if start else []
+        bounds += [f"({index.text} < {start + size})"] if start + size < shape_of(node)[dim] else []
+        inside[dim], lanes = index.shifted_down(start, size), lanes | index.lanes
     if not bounds:
-        return self.value(part, inside, guards)
-    guard = self.emit(node, " & ".join(bounds), "int1", index.lanes, f"in_{part.name}")
-    block = self.value(part, inside, (*guards, guard))
-    return self.emit(node, f"tl.where({guard.text}, {block.text}, 0)", dtype, guard.lanes | block.lanes)
+        return self.value(part, tuple(inside), guards)
+    guard = self.emit(node, " & ".join(bounds), "int1", lanes, f"in_{part.name}")
+    # An index that was shifted down is in bounds only where the guard holds.
+    if not any(starts.values()) and val(node).numel() <= MOST_READ_IN_VAIN * val(part).numel():
+        self.loose.add(guard.text)
+    block = self.value(part, tuple(inside), (*guards, guard))
+    return self.emit(node, f"tl.where({guard.text}, {block.text}, {outside})", dtype, guard.lanes | block.lanes)
 
 
 def _select_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
@@ -144,5 +172,6 @@ def _select_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards)
 PLACEMENTS: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = {
     aten.cat.default: _cat,
     aten.slice_backward.default: _slice_backward,
+    aten.constant_pad_nd.default: _constant_pad,
     aten.select_backward.default: _select_backward,
 }

@@ -25,7 +25,7 @@ from tracefuse.optimizers.composites import REDUCTIONS
 from tracefuse.optimizers.cost import touched_nbytes
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.fusible import is_for_reader, is_remade
-from tracefuse.optimizers.ops import is_getitem, is_random, producer
+from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
 from tracefuse.optimizers.random_ops import is_draw, is_mask
 from tracefuse.optimizers.reductions import MAX_SUMMED_ROW, columns_of, rows_of
 from tracefuse.optimizers.trace import nbytes, phase, tensors
@@ -210,7 +210,12 @@ def _own_operands(node: fx.Node, region_of: dict[fx.Node, Region]) -> set[fx.Nod
 
 
 def _is_no_dearer(moved: set[fx.Node], node: fx.Node, target: Region) -> bool:
-    """Whether a region that computes `node` by the ops `moved` reads no more bytes for that than `node` has."""
+    """Whether a region that computes `node` by the ops `moved` reads no more bytes for that than `node` has.
+
+    Of what a view looks at, a kernel reads only what the view shows.
+    """
+    if all(map(is_view, moved)):
+        return True
     read = {a for one in moved for a in one.all_input_nodes if a not in moved}
     return sum(touched_nbytes(a) for a in read if not _is_at_hand(a, target)) <= nbytes(node)
 

@@ -108,13 +108,13 @@ def evaluate(graph: fx.Graph, target: Callable[..., Any], args: Any, kwargs: Any
 # --- replacing --------------------------------------------------------------------------------------------------------
 
 
-def replace_value(old: fx.Node, new: fx.Node) -> str | None:
+def replace_value(old: fx.Node, new: fx.Node, may_keep: int = 0) -> str | None:
     """Let everything that reads `old` read `new`. Returns None when done, else the reason, with nothing changed.
 
-    `old` stays in the graph, unread: dead code elimination takes it away.
+    The forward may keep `may_keep` more bytes. `old` stays in the graph, unread: dead code elimination takes it away.
     """
-    conflicts = (_type_conflict, _phase_conflict, _overwrite_conflict, _alias_conflict)
-    if reason := next(filter(None, (conflict(old, new) for conflict in conflicts)), None):
+    reason = _type_conflict(old, new) or _phase_conflict(old, new, may_keep)
+    if reason := reason or _overwrite_conflict(old, new) or _alias_conflict(old, new):
         return reason
     retyped, reason = _retype(old, new)
     if reason:
@@ -125,7 +125,7 @@ def replace_value(old: fx.Node, new: fx.Node) -> str | None:
     return None
 
 
-def replace_by(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
+def replace_by(old: fx.Node, build: Callable[[], fx.Node], may_keep: int = 0) -> str | None:
     """Replace `old` by what `build` inserts before it. Returns None when done, else the reason, with nothing inserted.
 
     An operator that cannot take its operands, such as a view of strides that have no such view, is a reason too.
@@ -134,7 +134,7 @@ def replace_by(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
     try:
         with graph.inserting_before(old):
             new = build()
-        reason = _late_reader(old, before) or replace_value(old, new)
+        reason = _late_reader(old, before) or replace_value(old, new, may_keep)
     except (RuntimeError, ValueError) as error:  # a view that strides do not allow is the second on fake tensors (2.13)
         reason = str(error).splitlines()[0]
     while reason is not None and old.prev is not before:
@@ -142,7 +142,7 @@ def replace_by(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
     return reason
 
 
-def replace_under_name(old: fx.Node, build: Callable[[], fx.Node]) -> str | None:
+def replace_under_name(old: fx.Node, build: Callable[[], fx.Node], may_keep: int = 0) -> str | None:
     """`replace_by`; what is built takes the name of a value that is returned, since that one is the user's.
 
     Until dead code elimination takes `old` away, both have it.
@@ -154,7 +154,7 @@ def replace_under_name(old: fx.Node, build: Callable[[], fx.Node]) -> str | None
         new.append(build())
         return new[0]
 
-    reason = replace_by(old, remembered)
+    reason = replace_by(old, remembered, may_keep)
     if reason is None and is_returned and before < new[0]:  # `build` may find a value that has a name already
         new[0].name = old.name
     return reason
@@ -173,14 +173,16 @@ def _type_conflict(old: fx.Node, new: fx.Node) -> str | None:
     return f"{new.name} lies on another device" if moved else None
 
 
-def _phase_conflict(old: fx.Node, new: fx.Node) -> str | None:
+def _phase_conflict(old: fx.Node, new: fx.Node, may_keep: int) -> str | None:
     phases = {phase(user) for user in old.users if user.op == "call_function"}
     if phase(new) == "backward":
         return f"the forward would read the backward value {new.name}" if "forward" in phases else None
     if "backward" not in phases or not is_newly_saved(new):
         return None
     freed, kept = stored_bytes(old) if phase(old) == "forward" else 0, stored_bytes(new)
-    return f"{new.name} would have to be saved for the backward, {human_bytes(kept)}" if kept > freed else None
+    return (
+        f"{new.name} would have to be saved for the backward, {human_bytes(kept)}" if kept > freed + may_keep else None
+    )
 
 
 def _overwrite_conflict(old: fx.Node, new: fx.Node) -> str | None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from replayed import is_same, plain
+from replayed import compiled_outputs, is_same, plain
 from torch import Tensor
 from torch.testing._internal.common_device_type import toleranceOverride
 from torch.testing._internal.common_methods_invocations import op_db
@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from traces import assert_types_are_true
 
 import tracefuse
+from tracefuse.build import build
 from tracefuse.config import Config
-from tracefuse.errors import TracefuseError
-from tracefuse.optimizers.passes import final, run_pipeline
+from tracefuse.errors import ExportError, TracefuseError
 from tracefuse.optimizers.trace import Trace
 
 EXACT = "exact"
@@ -205,7 +205,7 @@ def _check(operator: Operator, program: Program, eager: Run, is_defined: bool) -
     replayed = _outputs(capture, capture.trace, program)
     same, why = _compare(replayed, recorded, operator.tolerance)
     if not is_defined:
-        _outputs(capture, final(capture.trace, run_pipeline(capture.trace, Config.of().passes())), program)
+        _outputs(capture, capture.variant(Config.of()).check().trace, program)
         return Outcome(UNDEFINED, UNDEFINED, "two eager runs from one seed differ")
     if same != EXACT:
         verdict, reason = same, why
@@ -216,15 +216,22 @@ def _check(operator: Operator, program: Program, eager: Run, is_defined: bool) -
 
 
 def _passes(operator: Operator, program: Program, capture: tracefuse.Capture, replayed: Run) -> tuple[str, str]:
-    """The verdict on all passes, against the replay of the captured trace."""
+    """The verdict on all passes, against the replay of the captured trace: of the regenerated program where it compiles,
+    whose kernels run on a GPU, else of the trace."""
+    variant = capture.variant(Config.of())
+    if failed := next((step for step in variant.steps if step.error is not None), None):
+        return CRASHED, f"passes: {failed.name}: {failed.error}"
     try:
-        after = final(capture.trace, run_pipeline(capture.trace, Config.of().passes()))
-        verdict, reason = _compare(_outputs(capture, after, program), replayed, operator.tolerance)
+        build(variant.kernels, jobs=1)  # by this process alone: others do the same beside it
+        values = compiled_outputs(variant)
+    except ExportError as error:  # a step that is none, as of a gradient given to `backward`
+        return REFUSED, f"compile: {_text(error)}"
     except TracefuseError as error:
         return REFUSED, f"passes: {_text(error)}"
     except Exception as error:
         return CRASHED, f"passes: {_text(error)}"
-    if verdict in (EXACT, CLOSE) and (untrue := _untrue(after, capture)):
+    verdict, reason = _compare(_as_run(capture, variant.trace, values, program), replayed, operator.tolerance)
+    if verdict in (EXACT, CLOSE) and (untrue := _untrue(variant.trace, capture)):
         return LAYOUT, f"passes: {untrue}"
     return verdict, f"passes: {reason}" if reason else ""
 
@@ -238,8 +245,12 @@ def _untrue(trace: Trace, capture: tracefuse.Capture) -> str | None:
 
 
 def _outputs(capture: tracefuse.Capture, trace: Trace, program: Program) -> Run:
-    """What `trace` computes of the program's run; operands that it does not overwrite are what they were."""
-    values = tracefuse.replay(trace, capture.example_inputs, capture.rng_states)
+    """What a replay of `trace` computes of the program's run."""
+    return _as_run(capture, trace, tracefuse.replay(trace, capture.example_inputs, capture.rng_states), program)
+
+
+def _as_run(capture: tracefuse.Capture, trace: Trace, values: Sequence[Tensor], program: Program) -> Run:
+    """The outputs of `trace` by what they are of the program's run; operands that it does not overwrite are what they were."""
     inputs = zip(trace.inputs, capture.live_inputs, capture.example_inputs, strict=True)
     live, example = {}, {}
     for entry, tensor, before in inputs:

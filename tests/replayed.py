@@ -51,3 +51,20 @@ def replayed(
     assert set(found["gradient"]) >= set(map(id, trained)), "a gradient is missing"
     assert set(found["mutation"]) >= set(map(id, written)), "a mutation is missing"
     return capture
+
+
+def compiled_outputs(variant: tracefuse.Variant) -> list[Tensor]:
+    """The outputs of the variant's trace, in its order, computed by its compiled program on the captured inputs."""
+    program, examples = variant.compile(), variant.capture.example_inputs
+    module, count = program.module, len(program.inputs)
+    inputs, cotangents = [t.detach() for t in examples[:count]], [t.detach() for t in examples[count:]]
+    program.restarts(variant.capture.rng_states)()
+    with torch.no_grad():
+        outputs = module.forward(*inputs)
+        kept = outputs[len(module.RESULTS) + len(module.MUTATED) :]
+        gradients = module.backward([*kept, *(inputs[at] for at in module.READ_AGAIN), *cotangents])
+    found = {("result", of): value for of, value in zip(module.RESULTS, outputs, strict=False)}
+    found |= {("mutation", of): outputs[at] for of, at in module.MUTATED.items()}
+    of_gradients = (module.INPUTS[at][0] for at in module.GRADIENTS)
+    found |= {("gradient", of): value for of, value in zip(of_gradients, gradients, strict=True)}
+    return [found[out.kind, out.of] for out in variant.trace.outputs]

@@ -21,17 +21,44 @@ def run(name: str, tmp_path: Path, *flags: str) -> tuple[dict, str]:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "out.json").read_text())
-    assert found["environment"]["device"].startswith("CPU")
+    environments = (
+        [case["environment"] for case in found["cases"].values()] if name == "steps.py" else [found["environment"]]
+    )
+    assert all(machine["device"].startswith("CPU") for machine in environments)
     return found, done.stdout
 
 
-def test_rope(tmp_path: Path) -> None:
-    found, printed = run("rope.py", tmp_path, "--budget", "0.5")
-    programs = {p["name"]: p for p in found["cases"]["float32"]["timing"]["programs"]}
-    assert list(programs) == ["eager", "tracefuse", "copy"]
-    assert programs["tracefuse"]["difference"]["gradients"] < 1e-5
-    assert found["cases"]["bfloat16"]["percent_of_copy"]["copy"] == {"forward": 100, "backward": 100, "step": 100}
-    assert "measured on CPU" in printed
+def test_steps(tmp_path: Path) -> None:
+    chosen = ("--case", "rope_float32", "--case", "gpt_lora")
+    found, printed = run("steps.py", tmp_path, "--budget", "0.3", "--check", *chosen)
+    rope, lora = found["cases"].values()
+    assert [p["name"] for p in rope["timing"]["programs"]] == ["tracefuse", "eager", "copy"]
+    assert [p["name"] for p in lora["timing"]["programs"]] == ["tracefuse", "eager", "all trained"]
+    assert (rope["limit"]["what"], lora["limit"]["what"]) == ("copy", "roofline")
+    assert lora["static"]["tracefuse"]["saved_nbytes"] < lora["static"]["all trained"]["saved_nbytes"]
+    assert lora["first_run_s"]["tracefuse"] > 0
+    assert "failed: nothing" in printed
+
+    again, _ = run("steps.py", tmp_path, "--budget", "0.3", "--case", "rope_float32")
+    assert again["cases"]["gpt_lora"] == lora, "what is not measured again stays"
+    assert again["cases"]["rope_float32"] != rope
+
+
+def test_steps_says_what_is_wrong(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(BENCH / "steps.py"),
+        "--small",
+        "--device",
+        "cpu",
+        "--case",
+        "stack",
+        "--limit",
+        "0.1",
+    ]
+    done = subprocess.run([*command, "--check"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "failed: stack: not finished in 0.1 s" in done.stdout
 
 
 def test_kernels(tmp_path: Path) -> None:
@@ -121,6 +148,15 @@ def test_gpt(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert "measured on CPU" in printed
 
 
+def test_gpt_step(tmp_path: Path) -> None:
+    found, printed = run("gpt_step.py", tmp_path, "--budget", "0.5", "--peer", "eager")
+    assert list(found["programs"]) == ["bf16", "tf32"]
+    for program in found["programs"].values():
+        assert [p["name"] for p in program["timing"]["programs"]] == ["captured", "optimised", "eager"]
+        assert program["kernels"] > 0
+    assert "tf32, vocabulary 211" in printed
+
+
 def test_launch(tmp_path: Path) -> None:
     found, printed = run("launch.py", tmp_path, "--budget", "0.3")
     assert list(found["host_us"]) == ["one launch", "1 layer", "10 layers"]
@@ -137,19 +173,6 @@ def test_remat(tmp_path: Path) -> None:
     assert plain["saved_nbytes"] > weights[0]["saved_nbytes"] >= weights[-1]["saved_nbytes"]
     assert all(row["worst_gradient"] < 0.02 for row in weights)
     assert "measured on CPU" in printed
-
-
-def test_freeze(tmp_path: Path) -> None:
-    found, printed = run("freeze.py", tmp_path, "--budget", "0.5")
-    for name, case in found["cases"].items():
-        static, programs = case["static"], {p["name"]: p for p in case["timing"]["programs"]}
-        assert list(programs) == ["all trained", "pruned", "tracefuse", "eager"]
-        assert static["pruned"]["saved_nbytes"] < static["all trained"]["saved_nbytes"]
-        assert static["pruned"]["ops"] < static["all trained"]["ops"]
-        eager, pruned = (programs[p]["difference"]["gradients"] for p in ("eager", "pruned"))
-        assert pruned < 1.5 * eager + 1e-3, name
-        assert "pruned / all trained" in case["ratios"]
-    assert "frozen *, !*.lora_*" in printed
 
 
 def test_cut(tmp_path: Path) -> None:
@@ -209,3 +232,50 @@ def test_recorder(tmp_path: Path) -> None:
     assert found["cost"]["pairs"] >= 5
     assert list(found["view_s"]) == ["run and record", "trace", "passes", "payload", "in all"]
     assert "until the view" in printed
+
+
+def runner(*flags: str) -> tuple[int, str]:
+    command = [sys.executable, str(BENCH / "run.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_runner_lists_benchmarks_by_the_first_line_of_their_docstring() -> None:
+    status, printed = runner()
+    assert status == 0
+    assert "steps        Whole training steps: eager, torch.compile in three modes" in printed
+    listed = {line.split()[0] for line in printed.splitlines()}
+    assert {"steps", "kernels", "memory", "aa"} < listed
+
+
+def test_the_runner_writes_results_by_machine_and_sums_up(tmp_path: Path) -> None:
+    flags = ("--small", "--device", "cpu", "--results", str(tmp_path))
+    status, printed = runner("launch", *flags, "--", "--budget", "0.2")
+    assert status == 0, printed
+    assert json.loads((tmp_path / "launch_cpu.json").read_text())["benchmark"] == "launch"
+    assert "launch     passed" in printed
+
+    status, printed = runner("toggle", "launch", *flags, "--limit", "0.5")
+    assert status == 1
+    assert printed.count("not finished in 0.5 s") == 2
+    assert not (tmp_path / "toggle_cpu.json").exists()
+
+    status, printed = runner("toggle", *flags, "--", "--limit", "1e-9", "--sessions", "1")
+    assert status == 1
+    assert "failed with status 1" in printed
+
+
+def test_the_runner_knows_no_other_names() -> None:
+    status, printed = runner("nothing")
+    assert status == 2
+    assert "there is no benchmark 'nothing'" in printed
+
+
+def test_the_runner_knows_every_script() -> None:
+    sys.path.append(str(BENCH))  # last: both folders have a kernels.py
+    from run import BENCHES, ELSEWHERE
+
+    scripts = {path.name for path in BENCH.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert scripts == {bench.script for bench in BENCHES.values()} | ELSEWHERE.keys()
+    checked = {name for name, bench in BENCHES.items() if bench.check}
+    assert checked == {name for name, bench in BENCHES.items() if '"--check"' in (BENCH / bench.script).read_text()}

@@ -16,23 +16,31 @@ import torch
 from traces import TOLERANCE, assert_types_are_true, coarsest
 
 import tracefuse
+from tracefuse.config import Config, Machine
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.freeze import saved_memory
+from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.passes import final, run_pipeline
 from tracefuse.optimizers.trace import Trace
-from tracefuse.options import Config
+
+MACHINE = Machine(Cat(), Fuse(), Pad(always=True))
+"""One whose matmuls are all padded, the CPU's too."""
 
 CHOICES = {
     "simplify": {"simplify": True},
     "freeze": {"freeze": True},
     "cat": {"cat": True},
     "decompose": {"decompose": True, "fuse": True},
+    "pad": {"pad": True},
     "remat": {"remat": 0.5},
     "remat of all": {"remat": 0.0},
     "remat to half": {"remat": 0.5, "memory_budget": 0.5},
     "remat to nothing": {"remat": 0.5, "memory_budget": 0.0},
     "fuse": {"fuse": True},
     "remat of all, fused": {"simplify": True, "remat": 0.0, "fuse": True},
-    "all": {"simplify": True, "freeze": True, "cat": True, "decompose": True, "remat": 0.5, "fuse": True},
+    "pad, fused": {"decompose": True, "pad": True, "fuse": True},
+    "all": dict.fromkeys(("simplify", "freeze", "cat", "decompose", "pad", "fuse"), True) | {"remat": 0.5},
 }
 
 
@@ -53,7 +61,7 @@ def eager(name: str) -> tuple[tracefuse.Capture, list[torch.Tensor], dict[int, t
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_every_pass_keeps_every_program(name, choice):
     capture, results, gradients = eager(name)
-    passes = Config.off().changed(**CHOICES[choice]).passes()
+    passes = Config.off().changed(**CHOICES[choice]).passes(MACHINE)
     before = capture.trace.code
 
     after = final(capture.trace, run_pipeline(capture.trace, passes))  # which verifies
@@ -96,7 +104,7 @@ def test_no_pass_searches_the_trace_for_a_name(monkeypatch):
     monkeypatch.setattr(Trace, "input_of", search)
     capture, _, _ = eager("gpt")
     options = CHOICES["all"] | {"freeze": ("*mlp*",)}
-    steps = run_pipeline(capture.trace, Config.off().changed(**options).passes())
+    steps = run_pipeline(capture.trace, Config.off().changed(**options).passes(MACHINE))
     assert steps[1].removed
 
 
@@ -188,6 +196,12 @@ def _times_round_trip(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _matmul(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = buffer.clone().t() @ w
+    buffer.zero_()
+    return y
+
+
 def _times_new(buffer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     buffer.mul_(0.9).add_(w.detach() * 0.1)
     return buffer * w.exp()
@@ -220,16 +234,18 @@ MUTATING = {
     "cast": lambda: _mutating(_times_round_trip, torch.float32),
     "after the backward": _after_the_backward,
     "new value": lambda: _mutating(_times_new),
+    "matmul over unaligned rows": lambda: _mutating(_matmul),
 }
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("name", MUTATING)
-def test_every_compiled_pass_mutates_like_eager(name, choice):
+def test_every_compiled_pass_mutates_like_eager(name, choice, monkeypatch):
     """The forward overwrites its inputs before the backward runs, which a replay of the joint trace cannot tell."""
     mutating = MUTATING[name]()
     expected = mutating.observed(mutating.program.run)
-    captures = []
+    captures: list[tracefuse.Capture] = []
+    monkeypatch.setattr(tracefuse.Capture, "machine", MACHINE)
     mutating.observed(lambda: captures.append(tracefuse.capture(mutating.program.run)))
     step = captures[0].variant(Config.off().changed(**CHOICES[choice])).check().compile()
 

@@ -80,7 +80,7 @@ def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, 
         ({"remta": 0}, "did you mean remat"),
         (
             {"whatever": 0},
-            "choose from simplify, freeze, cat, decompose, remat, memory_budget, save, recompute, remat_options, fuse",
+            "choose from simplify, freeze, cat, decompose, pad, remat, memory_budget, save, recompute, remat_options, fuse",
         ),
     ],
 )
@@ -96,6 +96,7 @@ def test_bad_options_name_the_remedy(given: dict, message: str) -> None:
         ([], {}),
         (["--no-simplify", "--no-cat", "--no-fuse"], {"simplify": False, "cat": False, "fuse": False}),
         (["--no-decompose"], {"decompose": False}),
+        (["--no-pad"], {"pad": False}),
         (["--remat", "0"], {"remat": 0}),
         (["--remat", "off"], {"remat": None}),
         (["--no-remat"], {"remat": None}),
@@ -168,15 +169,23 @@ def test_a_configuration_prints_as_the_call_that_makes_it() -> None:
 
 
 def test_passes_are_in_pipeline_order() -> None:
-    assert [p.name for p in Config().passes()] == ["simplify", "freeze", "cat", "decompose", "remat", "fuse"]
-    assert [p.name for p in Config.of(cat=False, remat=None).passes()] == ["simplify", "freeze", "decompose", "fuse"]
-    assert [p.name for p in Config.of(decompose=False).passes()] == ["simplify", "freeze", "cat", "remat", "fuse"]
+    assert [p.name for p in Config().passes()] == ["simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse"]
+    assert [p.name for p in Config.of(cat=False, remat=None).passes()] == [
+        "simplify",
+        "freeze",
+        "decompose",
+        "pad",
+        "fuse",
+    ]
+    assert [p.name for p in Config.of(decompose=False, pad=False).passes()] == [
+        "simplify", "freeze", "cat", "remat", "fuse",
+    ]  # fmt: skip
     assert Config.off().passes() == []
 
 
 def test_nothing_is_taken_apart_where_nothing_is_fused() -> None:
     assert Config.of(fuse=False).decompose
-    assert [p.name for p in Config.of(fuse=False).passes()] == ["simplify", "freeze", "cat", "remat"]
+    assert [p.name for p in Config.of(fuse=False).passes()] == ["simplify", "freeze", "cat", "pad", "remat"]
 
 
 def test_a_pass_says_whether_it_runs_and_what_it_needs() -> None:

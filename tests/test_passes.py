@@ -93,6 +93,7 @@ def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
         "freeze": False,
         "cat": False,
         "decompose": False,
+        "pad": False,
         "remat": False,
         "fuse": False,
     }

@@ -22,6 +22,12 @@ from exactness import Differentiated, check_program
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
+import tracefuse
+from tracefuse.config import Machine
+from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.pad import Pad
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EXAMPLES = int(os.environ.get("TRACEFUSE_EXAMPLES", "0"))
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
@@ -29,6 +35,12 @@ DTYPES = pytest.mark.parametrize("dtype", [f64, f32, bf16], ids=["f64", "f32", "
 
 RELATIVE = {f64: 1e-9, f32: 2e-4, bf16: 0.1}
 """Of the largest element of the exact result, beside four times eager's own error; the interpreter's bf16 is truncated."""
+
+
+@pytest.fixture(autouse=True)
+def _every_matmul_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are drawn are too small to be worth it."""
+    monkeypatch.setattr(tracefuse.Capture, "machine", Machine(Cat(), Fuse(), Pad(always=True)))
 
 
 def trying(examples: int) -> Callable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import cache
 
 import programs
@@ -17,6 +18,7 @@ from tracefuse.chrome_trace import to_chrome_trace
 from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import MeasureError, NotSupported
+from tracefuse.findings import Bar, Finding
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.dot import to_dot
 from tracefuse.optimizers.liveness import peak_bytes
@@ -202,6 +204,15 @@ def test_an_ablation_has_a_bar_and_a_whisker_for_each_pass() -> None:
     assert list(bars.y) == [-2.0, 2.0]
     assert list(bars.error_y.array) == [1.0, 2.0]
     assert list(bars.error_y.arrayminus) == [1.0, 1.0]
+
+
+def test_what_a_copy_consists_of_is_one_bar_of_its_parts() -> None:
+    said = Finding("copy", "high", "a copy", (), (), "", "", "", bars=(Bar("wait", 5e3, "m"), Bar("copy", 4e5, "m")))
+    figure = charts.parts(said)
+    assert [(part.name, *part.x) for part in figure.data] == [("wait: 5 ms", 5.0), ("copy: 400 ms", 400.0)]
+    assert figure.layout.barmode == "stack"
+    with pytest.raises(ValueError, match="“a copy” has no parts"):
+        charts.parts(replace(said, bars=()))
 
 
 def test_a_line_for_each_weight() -> None:

@@ -24,6 +24,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "freeze": (None, (), ("*weight",), ("no such parameter",)),
     "cat": (True, False),
     "decompose": (True, False),
+    "pad": (True, False),
     "remat": (None, 0.0, 0.5, 1.0),
     "memory_budget": (None, 0.5, 0.0),
     "recompute": ((), ("*",)),

@@ -137,6 +137,9 @@ SHAPED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "cat with an empty part": (lambda x: torch.cat([x[:, :0], x * 2, x[:, 3:]], 1), [(4, 6)]),
     "slice of cat": (lambda x, y: torch.cat([x, y], 0)[2:4] * 2, [(3, 5), (3, 5)]),
     "padded": (lambda x: aten.slice_backward(x * 2, [4, 9], 1, 3, 7, 1) + 1, [(4, 4)]),
+    "padded on two sides": (lambda x: aten.constant_pad_nd(x * 2, [1, 2, 0, 3], 0.5) + 1, [(4, 6)]),
+    "padded a little": (lambda x, y: aten.constant_pad_nd(x[:, :61] * y, [0, 3, 0, 1]), [(15, 64), (61,)]),
+    "padded and cut": (lambda x: aten.constant_pad_nd(x[:7] * 2, [0, 0, 0, 1])[:7].exp(), [(8, 5)]),
     "selected": (lambda x: aten.select_backward(x * 2, [4, 3, 5], 1, 2), [(4, 5)]),
     "clone of a transpose": (lambda x: x.transpose(0, 1).clone(memory_format=torch.contiguous_format) * 2, [(17, 9)]),
     "sum of rows": (lambda x: (x * 2).sum(-1), [(5, 33)]),
@@ -156,6 +159,7 @@ SHAPED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "columns of whole rows": (lambda x: (y := torch.softmax(x, -1), (y * x).sum(0)), [(90, 17)]),
     "softmax of long rows": (lambda x: torch.softmax(x * 3, -1), [(2, 40, 17000)]),
     "log_softmax of long, odd rows": (lambda x: (torch.log_softmax(x, -1), x.amax(-1)), [(80, 16501)]),
+    "beginnings of long, aligned rows": (lambda x: torch.log_softmax(x[:, :16501] * 2, -1), [(65, 16512)]),
     "layer norm of long rows": (lambda x, w: torch.native_layer_norm(x, [16500], w, w, 1e-5), [(66, 16500), (16500,)]),
     "segments": (lambda x, y, z: torch.cat([x * 2, y, z.exp()], 1), [(3, 4, 20), (3, 5, 20), (3, 11, 20)]),
     "sums of segments": (

@@ -266,7 +266,7 @@ def test_each_pass_gets_its_own_share_which_ages_with_the_configuration() -> Non
     assert explorer.status == IDLE
     shares = {one["name"]: one["delta_ms"] for one in explorer.payload["passes"]}
     assert shares["fuse"] is None
-    assert {name for name, share in shares.items() if share} == {"simplify", "freeze", "cat", "remat"}
+    assert {name for name, share in shares.items() if share} == {"simplify", "freeze", "cat", "pad", "remat"}
     assert shares["cat"]["low"] <= shares["cat"]["median"] <= shares["cat"]["high"]
     assert shares["freeze"]["provenance"].endswith("the same program without it")
     assert re.search(r": \d+ rounds", shares["cat"]["provenance"])

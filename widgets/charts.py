@@ -1,9 +1,10 @@
 """Charts for reports, as plotly figures: where each op stands under the roofline, memory over a step, what each pass is worth,
-what memory costs in time.
+what memory costs in time, what a copy consists of.
 
     from tracefuse.widgets import charts
     charts.memory(v).show();  charts.roofline(v).write_html("roofline.html")
     charts.pareto(optimizers.pareto(...));  charts.ablation({"cat": estimate, ...}, "measured on …")
+    charts.parts(v.findings()[0])
 
 Every chart's title says whether its numbers are measured or modelled. They are `go.Figure`s: small, and static in a notebook.
 """
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from torch import fx
 
+from tracefuse.findings import Finding, time_text
 from tracefuse.op_times import OpTimes, roofline_of
 from tracefuse.optimizers.cost import Peaks, bytes_moved, flops
 from tracefuse.optimizers.kernel import Kernel
@@ -107,6 +109,9 @@ def ablation(deltas_ms: Mapping[str, Estimate], provenance: str) -> go.Figure:
     """What each pass alone adds to the step in ms, all others on; below zero it makes the step faster. Whiskers are 95 %."""
     figure = _figure(f"What each pass adds to the step: {provenance}", "", "ms")
     medians = [delta.median for delta in deltas_ms.values()]
+    # Below the names: in the bars, whiskers would cross the figures.
+    named = [f"{name}<br>{median:+.3g} ms" for name, median in zip(deltas_ms, medians, strict=True)]
+    figure.update_xaxes(tickvals=list(deltas_ms), ticktext=named)
     return figure.add_bar(
         x=list(deltas_ms),
         y=medians,
@@ -117,9 +122,20 @@ def ablation(deltas_ms: Mapping[str, Estimate], provenance: str) -> go.Figure:
             "array": [delta.high - delta.median for delta in deltas_ms.values()],
             "arrayminus": [delta.median - delta.low for delta in deltas_ms.values()],
         },
-        text=[f"{median:+.3g} ms" for median in medians],
         showlegend=False,
     )
+
+
+def parts(finding: Finding) -> go.Figure:
+    """The time that a finding is about, in ms, as one bar of its parts. Raises `ValueError` for a finding without parts."""
+    if not finding.bars:
+        raise ValueError(f"“{finding.title}” has no parts: look for a finding with `bars`")
+    figure = _figure(f"{finding.title}<br>{finding.bars[0].provenance}", "ms", "")
+    for index, bar in enumerate(finding.bars):
+        name = f"{bar.label}: {time_text(bar.us)}"
+        figure.add_bar(x=[bar.us / 1e3], y=[""], orientation="h", name=name, marker={"color": COLOURS[index]})
+    below = {"orientation": "h", "traceorder": "normal", "y": -0.5, "yanchor": "top"}
+    return figure.update_layout(barmode="stack", height=280, title_font_size=14, showlegend=True, legend=below)
 
 
 def pareto(points: Sequence[Point]) -> go.Figure:

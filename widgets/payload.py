@@ -2,8 +2,8 @@
 
     payload = {
       version: 2,
-      config:   {simplify, freeze, cat, decompose, remat, memory_budget, ...} as `Config`, `remat_options` as an object and the
-                user's own passes by their names: false, true, or an object of options; null or false is off
+      config:   {simplify, freeze, cat, decompose, pad, remat, ...} as `Config`, `remat_options` as an object and the user's
+                own passes by their names: false, true, or an object of options; null or false is off
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators

@@ -19,7 +19,6 @@ from typing import Any
 
 from tracefuse.config import Config
 from tracefuse.gaps import CAUSES
-from tracefuse.kernel_times import allows_tf32
 from tracefuse.measure import Progress
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.cost import Peaks
@@ -80,7 +79,7 @@ class OpByOp:
         noted.note_timeline((variant.config, baseline and baseline.config), found)
         self._note(found)
         known = peaks_if_there_is_room(variant.capture.device, progress)
-        self.peaks = noted.peaks = known and known.roofline(allows_tf32(variant))
+        self.peaks = noted.peaks = known and known.roofline(variant.capture.tf32)
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:

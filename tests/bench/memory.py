@@ -71,7 +71,9 @@ def measured(case: Case, device: str) -> list[dict[str, Any]]:
     eager = step_peak(case, device)
     captured = tracefuse.capture(case.step)
     case.model.zero_grad()
-    baseline = captured.optimize(simplify=False, freeze=None, cat=False, decompose=False, remat=None, fuse=False)
+    baseline = captured.optimize(
+        simplify=False, freeze=None, cat=False, decompose=False, pad=False, remat=None, fuse=False
+    )
     rows, taken = [], {}
     if case.replays:
         optimised = captured.optimize() if device == "cuda" else captured.optimize(fuse=False)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+RESULTS = Path(__file__).parent / "results"
+
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The flags that all benchmarks share."""

@@ -22,7 +22,7 @@ import tracefuse
 from tracefuse.timing import aligned
 from tracefuse.widgets.view import Explorer
 
-SWITCHES = ("simplify", "cat", "decompose", "remat", "fuse")
+SWITCHES = ("simplify", "cat", "decompose", "pad", "remat", "fuse")
 
 
 def main() -> None:

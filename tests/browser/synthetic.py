@@ -116,8 +116,8 @@ def _kernel(name: str) -> dict[str, Any]:
 
 def _config(fused: bool) -> dict[str, Any]:
     return {
-        "simplify": False, "freeze": None, "cat": False, "decompose": False, "remat": None, "memory_budget": None,
-        "remat_options": {}, "save": [], "recompute": [], "fuse": fused,
+        "simplify": False, "freeze": None, "cat": False, "decompose": False, "pad": False, "remat": None,
+        "memory_budget": None, "remat_options": {}, "save": [], "recompute": [], "fuse": fused,
     }  # fmt: skip
 
 

@@ -115,7 +115,14 @@ def test_a_text_that_is_linked_follows_and_leads(
 
 @pytest.mark.parametrize(
     ("name", "off"),
-    [("simplify", "False"), ("cat", "False"), ("remat", "None"), ("decompose", "False"), ("fuse", "False")],
+    [
+        ("simplify", "False"),
+        ("cat", "False"),
+        ("remat", "None"),
+        ("decompose", "False"),
+        ("pad", "False"),
+        ("fuse", "False"),
+    ],
 )
 def test_python_sees_a_switch_and_the_other_view_stays(
     views: tuple[Locator, Locator], press: Press, seen: Callable[[str], str], name: str, off: str

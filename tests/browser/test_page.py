@@ -163,7 +163,9 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
     for _ in range(6):
         walked.append(page.evaluate("document.activeElement.dataset.testid"))
         page.keyboard.press("ArrowDown")
-    assert walked == [f"tf-toggle-{name}" for name in ("simplify", "freeze", "cat", "decompose", "remat", "fuse")]
+    assert walked == [
+        f"tf-toggle-{name}" for name in ("simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse")
+    ]
 
 
 def test_a_kernels_call_leads_to_its_source(page: Page) -> None:

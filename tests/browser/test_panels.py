@@ -87,7 +87,7 @@ def test_passes_that_changed_nothing_are_folded_and_come_back(page: Page, press:
     expect(page.get_by_test_id("tf-idle-passes")).to_be_focused()
     rows = page.get_by_test_id("tf-passes").locator("[data-pass]")
     assert [row.get_attribute("data-pass") for row in rows.all()] == [
-        "simplify", "freeze", "cat", "decompose", "remat", "fuse",
+        "simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse",
     ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import { formatBytes, signed } from "./dom.js";
 
-const BUILT_IN = new Set(["simplify", "freeze", "cat", "decompose", "remat", "fuse"]);
+const BUILT_IN = new Set(["simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse"]);
 
 /** Whether the pass was registered by the user. @param {PassRecord} one */
 export function isOwn(one) {

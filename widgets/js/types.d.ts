@@ -10,6 +10,7 @@ interface Config {
   freeze: string[] | null;
   cat: boolean;
   decompose: boolean;
+  pad: boolean;
   remat: number | null;
   /** A fraction up to 1, or bytes. */
   memory_budget: number | null;

@@ -1,0 +1,243 @@
+"""Matmuls over rows that are not aligned, over rows that are: columns of zeros on the operands, and the result without them.
+
+    y = mm(x, w.t())  # bf16[8192, 50257]               rows of 100,514 bytes: no tensor core is fed 16 bytes at a time
+
+    padded_w = constant_pad_nd(w, [0, 0, 0, 47])  # bf16[50304, 768]
+    y = slice(mm(x, padded_w.t()), 1, 0, 50257)  # a view: whoever reads it skips the rest of each row
+
+A library picks its kernel by the bytes from row to row of both operands and of the result: where they are no multiple of 16,
+those that remain load element by element. So the dimension that lies along such rows is padded. It is the result's last one,
+and of an operand the one along which it lies in memory, which is rows, columns or what is summed over.
+
+Exact: the padded part of a sum is zero times zero, and what is computed of zeros elsewhere is cut off. An operand is padded
+once for all matmuls that read it so. What pads it is an op as any other: a kernel that computes the operand writes it padded
+at once (`fuse`), and of a weight the backward keeps the padded copy or makes it again (`remat`).
+
+A matmul is padded where the roofline says that it gets faster, all copies counted as if no kernel saved any. Left as they are,
+each with a reason: matmuls that are too small for that, in float64, and in float32 without TF32, where no tensor core runs.
+Aligned ones are not mentioned. On a CPU it makes the program that a GPU would run, as `fuse` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.alignment import MATMULS, UNALIGNED_SHARE, Dims, dims_of, factors, is_turned, unaligned
+from tracefuse.optimizers.cost import H100_SXM_DATASHEET as PEAKS
+from tracefuse.optimizers.ops import aten
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.rewrite import mark_overwritten, replace_under_name
+from tracefuse.optimizers.trace import SHORT_DTYPE, Trace, call, eliminate_dead_code, human_bytes, nbytes, val
+
+ALIGNED_SHARE = 0.7
+"""Of the datasheet's arithmetic, what matmuls over aligned rows reach on a real H100."""
+LAUNCH_S = 5e-6
+"""What a copy takes that is over before the next kernel is launched."""
+
+_TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
+
+Copied = tuple[fx.Node, tuple[int, ...], bool]
+"""A value, the shape that it is padded to, and whether it is transposed before."""
+Copies = dict[Copied, fx.Node]
+"""What is padded already."""
+
+
+# --- what it is worth -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Modelled seconds of a matmul as it is and padded, and those of the copies that padding takes, of `copied` bytes."""
+
+    before_s: float
+    padded_s: float
+    copied: int
+    copies: int
+
+    @property
+    def after_s(self) -> float:
+        return self.padded_s + self.copied / PEAKS.bytes_per_s + self.copies * LAUNCH_S
+
+    @property
+    def is_gain(self) -> bool:
+        return self.after_s < self.before_s
+
+    def __str__(self) -> str:
+        copies = f", copies of {human_bytes(self.copied)} included" if self.copies else ""
+        return f"modelled {1e6 * self.before_s:.3g} µs as it is, {1e6 * self.after_s:.3g} µs padded{copies}"
+
+
+def worth(node: fx.Node, wide: Dims, copies: Copies, is_copied: bool = False) -> Worth:
+    """What padding to `wide` is worth beside what is padded already; with `is_copied` the result is copied out again."""
+    missing = [
+        (operand, shape) for operand, shape in _padded_operands(node, wide) if _lying(operand, shape) not in copies
+    ]
+    added = [nbytes(operand) + math.prod(shape) * val(operand).element_size() for operand, shape in missing]
+    added += [2 * nbytes(node)] if is_copied else []
+    return Worth(
+        _seconds(node, dims_of(node), UNALIGNED_SHARE), _seconds(node, wide, ALIGNED_SHARE), sum(added), len(added)
+    )
+
+
+def _seconds(node: fx.Node, dims: Dims, share: float) -> float:
+    """By the roofline, tensor cores reaching `share` of their peak; that of TF32 is half of that of 16 bits."""
+    rows, inner, columns = dims
+    size, count = val(node).element_size(), val(node).numel() // max(1, math.prod(val(node).shape[-2:]))
+    moved = size * (rows * inner + inner * columns + rows * columns)
+    peak = PEAKS.flops_per_s * (1.0 if size == 2 else 0.5)
+    return count * max(moved / PEAKS.bytes_per_s, 2 * rows * inner * columns / (peak * share))
+
+
+# --- padding ----------------------------------------------------------------------------------------------------------
+
+
+def _pad(node: fx.Node, wide: Dims, copies: Copies, is_copied: bool) -> str | None:
+    """Replace the matmul by a padded one and note the copies that it takes. Returns None when done, else why not.
+
+    With `is_copied` the result is copied out of its padded rows, for readers to whom its strides matter.
+    """
+    made = dict(copies)
+
+    def built() -> fx.Node:
+        product = _multiplied(node, wide, made)
+        return (
+            call(product, aten.clone.default, product, memory_format=torch.contiguous_format) if is_copied else product
+        )
+
+    padding = (math.prod(wide[::2]) - math.prod(dims_of(node)[::2])) * nbytes(node) // math.prod(dims_of(node)[::2])
+    reason = replace_under_name(node, built, may_keep=padding)
+    if reason is None:
+        copies.update(made)
+    return reason
+
+
+def _multiplied(node: fx.Node, wide: Dims, copies: Copies) -> fx.Node:
+    """The matmul over aligned rows, and what of its result was asked for."""
+    operands = [_padded(node, operand, shape, copies) for operand, shape in _operands(node, wide)]
+    product = call(node, node.target, *operands, *node.args[len(operands) :], **node.kwargs)  # type: ignore[arg-type]
+    for dim, count in enumerate(val(node).shape):
+        if val(product).shape[dim] != count:
+            product = call(node, aten.slice.Tensor, product, dim, 0, count)
+    return product
+
+
+def _operands(node: fx.Node, wide: Dims) -> list[tuple[fx.Node, tuple[int, ...]]]:
+    """What is added, if anything, and the factors, each with the shape that it is padded to."""
+    rows, inner, columns = wide
+    left, right = factors(node)
+    batch = tuple(val(node).shape[:-2])
+    added = node.args[: MATMULS[node.target]]
+    return [
+        *((one, _unless_broadcast(one, (*batch, rows, columns))) for one in added),  # type: ignore[arg-type]
+        (left, (*batch, rows, inner)),
+        (right, (*batch, inner, columns)),
+    ]  # type: ignore[return-value]
+
+
+def _padded_operands(node: fx.Node, wide: Dims) -> list[tuple[fx.Node, tuple[int, ...]]]:
+    return [(operand, shape) for operand, shape in _operands(node, wide) if tuple(val(operand).shape) != shape]
+
+
+def _unless_broadcast(bias: fx.Node, wide: Sequence[int]) -> tuple[int, ...]:
+    """The shape that a bias is padded to: a dimension of 1 is added to every row or column, the padded ones too."""
+    shape = val(bias).shape
+    return tuple(1 if count == 1 else width for count, width in zip(shape, wide[len(wide) - len(shape) :], strict=True))
+
+
+def _lying(operand: fx.Node, shape: tuple[int, ...]) -> Copied:
+    """How an operand is copied, so that the copy lies as it does."""
+    if not is_turned(val(operand)):
+        return operand, shape, False
+    shape = (*shape[:-2], shape[-1], shape[-2])
+    is_view = operand.target in _TRANSPOSES and _swaps_last(operand) and not is_turned(val(operand.args[0]))  # type: ignore[arg-type]
+    return (operand.args[0], shape, False) if is_view else (operand, shape, True)  # type: ignore[return-value]
+
+
+def _swaps_last(view: fx.Node) -> bool:
+    """Whether the view swaps the last two dimensions, and no others."""
+    rank = val(view).dim()
+    if view.target is aten.permute.default:
+        return [d % rank for d in view.args[1]] == [*range(rank - 2), rank - 1, rank - 2]  # type: ignore[union-attr,operator]
+    return rank == 2 or {d % rank for d in view.args[1:3]} == {rank - 2, rank - 1}  # type: ignore[operator]
+
+
+def _padded(like: fx.Node, operand: fx.Node, shape: tuple[int, ...], copies: Copies) -> fx.Node:
+    """The operand with zeros up to `shape`."""
+    if tuple(val(operand).shape) == shape:
+        return operand
+    copied = source, wanted, turns = _lying(operand, shape)
+    if copied not in copies:
+        lying = _transposed(like, source) if turns else source
+        missing = [count - old for count, old in zip(wanted, val(lying).shape, strict=True)]
+        zeros = [n for count in reversed(missing) for n in (0, count)]
+        copies[copied] = call(like, aten.constant_pad_nd.default, lying, zeros, 0.0)
+    if not is_turned(val(operand)):
+        return copies[copied]
+    view = copies[copied], wanted, True
+    if view not in copies:
+        copies[view] = _transposed(like, copies[copied])
+    return copies[view]
+
+
+def _transposed(like: fx.Node, matrix: fx.Node) -> fx.Node:
+    return call(like, aten.transpose.int, matrix, -2, -1)
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Unaligned matmuls over aligned rows, where that is faster: see the module's docstring."""
+
+    name: ClassVar[str] = "pad"
+
+    tf32: bool = field(default=False, metadata={"help": "float32 matmuls run on tensor cores, so pad them too"})
+    always: bool = field(default=False, metadata={"help": "pad whatever is unaligned, worth it or not"})
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        new, copies = trace.copy(), {}
+        mark_overwritten(new)
+        for node in new.ops:
+            if node.users and (wide := unaligned(node)):
+                decide(self._decision(node, wide, copies))
+        eliminate_dead_code(new.graph)
+        return new
+
+    def _decision(self, node: fx.Node, wide: Dims, copies: Copies) -> Decision:
+        """Pad `node`, if that is worth it, and say what was done."""
+        name, sizes, reason = node.name, _told(node, wide), self._refusal(node)
+        if reason is not None:
+            return Decision(name, "leave", f"{sizes}, but {reason}")
+        for is_copied in (False, True):
+            found = worth(node, wide, copies, is_copied)
+            said = f"{sizes}: {found}{f'; the result is copied, else {reason}' if is_copied else ''}"
+            if not (found.is_gain or self.always):
+                return Decision(name, "leave", said)
+            reason = _pad(node, wide, copies, is_copied)
+            if reason is None:
+                return Decision(name, "pad", said, found.copied)
+        return Decision(name, "leave", f"{sizes}, but {reason}")
+
+    def _refusal(self, node: fx.Node) -> str | None:
+        """Why padding would gain nothing, whatever the sizes."""
+        dtype = val(node).dtype
+        if self.always:
+            return None
+        if val(node).element_size() == 2 or (dtype is torch.float32 and self.tf32):
+            return None
+        which = "float32 without TF32" if dtype is torch.float32 else SHORT_DTYPE.get(dtype, str(dtype))
+        return f"{which} runs on no tensor cores that rows of 16 bytes would feed"
+
+
+def _told(node: fx.Node, wide: Dims) -> str:
+    """`columns 50,257 → 50,304`, of the dimensions that lie along unaligned rows."""
+    names = ("rows", "summed elements", "columns")
+    pairs = zip(names, dims_of(node), wide, strict=True)
+    return ", ".join(f"{name} {a:,} → {b:,}" for name, a, b in pairs if a != b)
