@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from typing import Any
 
 import torch
@@ -36,6 +37,17 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
     """Each argument's default by its name; None for those without."""
     return {a.name: a.default_value if a.has_default_value() else None for a in target._schema.arguments}
+
+
+def is_named(node: fx.Node) -> bool:
+    """Whether a value has a name of its own, mostly the variable's that the program assigned it to, and not that of its op."""
+    if node.op != "call_function":
+        return True
+    target = producer(node).target
+    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    plain = getattr(packet, "__name__", "").strip("_")
+    shorter = plain.removeprefix("scaled_dot_product_")  # as in the names that captures give
+    return re.fullmatch(rf"_*({re.escape(plain)}|{re.escape(shorter)})(_\d+)*(_again)?", node.name) is None
 
 
 def is_getitem(node: fx.Node) -> bool:

@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.memory import storages, stored_bytes
-from tracefuse.optimizers.ops import is_getitem, is_random, is_view
+from tracefuse.optimizers.ops import is_getitem, is_named, is_random, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, phase, tensor_type, tensors, val
 
@@ -143,11 +143,11 @@ def replace_by(old: fx.Node, build: Callable[[], fx.Node], may_keep: int = 0) ->
 
 
 def replace_under_name(old: fx.Node, build: Callable[[], fx.Node], may_keep: int = 0) -> str | None:
-    """`replace_by`; what is built takes the name of a value that is returned, since that one is the user's.
+    """`replace_by`; what is built takes the name of a value that is returned or has one of its own: it is the user's.
 
     Until dead code elimination takes `old` away, both have it.
     """
-    is_returned, before = any(user.op == "output" for user in old.users), old.prev
+    is_the_users, before = is_named(old) or any(user.op == "output" for user in old.users), old.prev
     new: list[fx.Node] = []
 
     def remembered() -> fx.Node:
@@ -155,7 +155,7 @@ def replace_under_name(old: fx.Node, build: Callable[[], fx.Node], may_keep: int
         return new[0]
 
     reason = replace_by(old, remembered, may_keep)
-    if reason is None and is_returned and before < new[0]:  # `build` may find a value that has a name already
+    if reason is None and is_the_users and before < new[0]:  # `build` may find a value that has a name already
         new[0].name = old.name
     return reason
 

@@ -10,8 +10,8 @@
     single operand        stack([x], d)                       unsqueeze(x, d)
     common subexpression  the same op on the same operands    the first one, within one phase: never a value saved anew
 
-Rules run in program order over and over until a sweep changes nothing, so that one rule's result is the next one's operand.
-A rewrite that breaks what the rest relies on, see `optimizers/rewrite.py`, is refused; the decision says why.
+Rules run in program order until a sweep changes nothing: one rule's result is the next one's operand. The user's name goes to
+what is left. A rewrite that breaks what the rest relies on, see `optimizers/rewrite.py`, is refused; the decision says why.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch import fx
 
 from tracefuse.optimizers.axes import as_range, permutation
 from tracefuse.optimizers.memory import storage_id
-from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_mutable, is_random, is_view
+from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_mutable, is_named, is_random, is_view
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_by_call, replace_value, until_settled
+from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_under_name, replace_value, until_settled
 from tracefuse.optimizers.schedule import recomputes
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes, phase, val
+from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, nbytes, phase, val
 
 
 @dataclass(frozen=True)
@@ -257,13 +257,15 @@ def _frozen(arg: Any) -> Hashable:
 
 def _apply(node: fx.Node, rewrite: Rewrite, decide: Decide) -> bool:
     if isinstance(rewrite, Same):
-        refusal = replace_value(node, rewrite.node)
+        refusal, left = replace_value(node, rewrite.node), rewrite.node
+        if not refusal and is_named(node) and not is_named(left) and phase(node) == phase(left):
+            left.name = node.name
     else:
-        refusal = replace_by_call(node, rewrite.target, *rewrite.args, **(rewrite.kwargs or {}))
-    spared = 0 if is_view(node) or is_getitem(node) else nbytes(node)
+        refusal = replace_under_name(node, lambda: call(node, rewrite.target, *rewrite.args, **(rewrite.kwargs or {})))
     if refusal:
         decide(Decision(node.name, "kept", f"{rewrite.reason}, but {refusal}"))
         return False
+    spared = 0 if is_view(node) or is_getitem(node) else nbytes(node)
     decide(Decision(node.name, "simplified", rewrite.reason, spared))
     return True
 
