@@ -211,12 +211,12 @@ def _copy_ops(built: Built, graph: fx.Graph, new: dict, preferred: dict[fx.Node,
 
 
 def _hint(node: fx.Node) -> str | None:
-    """The variable that the user's line assigned to this very value: an op's output, or the first of several."""
+    """The variable that the user's line assigned to this very value: an op's output, the first or each of several."""
     recorded = (node.meta.get("custom") or {}).get("recorded")
     if recorded is None or producer(node).target is not recorded.func:
         return None
-    is_first = node.args[1] == 0 if is_getitem(node) else len(recorded.values) == 1
-    return recorded.hint if is_first else None
+    index = node.args[1] if is_getitem(node) else 0 if len(recorded.values) == 1 else -1
+    return recorded.hint[index] if 0 <= index < len(recorded.hint) else None  # type: ignore[operator]
 
 
 class Names:

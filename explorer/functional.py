@@ -40,13 +40,13 @@ aten = torch.ops.aten
 class Recorded:
     """What the recorder knows of one op, kept in `node.meta["custom"]["recorded"]`: torch copies "custom" when it retraces.
 
-    `values` are the outputs (None for those that are no tensors), `hint` the variable that the user's line assigns.
+    `values` are the outputs (None for those that are no tensors), `hint` the variables that the user's line assigns.
     """
 
     func: Any
     values: tuple[Value | None, ...]
     in_engine: bool
-    hint: str | None = None
+    hint: tuple[str, ...] = ()
 
 
 @dataclass
@@ -76,7 +76,7 @@ def build_graph(recording: Recording, kept: Sequence[Value]) -> Built:
     families = _families(recording)
     hints = _assigned_names(recording.calls)
     for position, call in enumerate(recording.calls):
-        hint = hints.get(position)
+        hint = hints.get(position, ())
         if not call.out_values() and not call.writes():
             built.guards.append(Guard(str(call.func), call.outs, call.origin.source))
         elif call.writes():
@@ -86,7 +86,7 @@ def build_graph(recording: Recording, kept: Sequence[Value]) -> Built:
     return built
 
 
-def _emit(built: Built, call: Call, func: OpOverload, hint: str | None = None) -> fx.Node:
+def _emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()) -> fx.Node:
     args, kwargs = tree_map(
         lambda leaf: built.nodes[leaf] if isinstance(leaf, Value) else leaf, arguments_of(call, func)
     )
@@ -118,7 +118,7 @@ def _item(built: Built, node: fx.Node, index: int) -> fx.Node:
 def _add_in_place(
     built: Built,
     call: Call,
-    hint: str | None,
+    hint: tuple[str, ...],
     families: dict[Value, list[Value]],
     is_read_later: Callable[[Value], bool],
 ) -> None:
@@ -317,8 +317,9 @@ def _families(recording: Recording) -> dict[Value, list[Value]]:
     return families
 
 
-def _assigned_names(calls: Sequence[Call]) -> dict[int, str]:
-    """By position, the call that ends a forward line `name = …`, and that name. Autograd's own detaches do not count."""
+def _assigned_names(calls: Sequence[Call]) -> dict[int, tuple[str, ...]]:
+    """By position, the call that ends a forward line `name = …` or `a, b = …`, and its names. Autograd's own detaches do not
+    count."""
     forward = [
         (position, call)
         for position, call in enumerate(calls)
@@ -329,17 +330,23 @@ def _assigned_names(calls: Sequence[Call]) -> dict[int, str]:
         for (position, call), after in pairwise([*forward, None])
         if after is None or after[1].origin.source != call.origin.source
     ]
-    named = ((p, _target_name(c.origin.source)) for p, c in last_of_line if isinstance(c.outs, (Value, tuple)))  # type: ignore[arg-type]
-    return {position: name for position, name in named if name is not None}
+    named = ((position, _target_names(call.origin.source, call.outs)) for position, call in last_of_line)  # type: ignore[arg-type]
+    return {position: names for position, names in named if names}
 
 
-def _target_name(source: Source) -> str | None:
-    """The variable that the line assigns, if it is one statement with one name; what a lambda on it computes is not that."""
+def _target_names(source: Source, outs: Any) -> tuple[str, ...]:
+    """The variables that the line assigns what an op returns: one, which gets the op's first or only output, or one for each
+    output. Empty if the line is no such statement; what a lambda on it computes is none of them."""
     if source.function == "<lambda>":
-        return None
+        return ()
     try:
         (statement,) = ast.parse(textwrap.dedent(source.text)).body
     except (SyntaxError, ValueError):  # part of a longer statement, or several
-        return None
+        return ()
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else None
+    target = targets[0] if len(targets) == 1 else None
+    if isinstance(target, ast.Name):
+        return (target.id,) if isinstance(outs, (Value, tuple)) else ()
+    names = [part.id for part in getattr(target, "elts", ()) if isinstance(part, ast.Name)]
+    is_unpacked = isinstance(outs, (tuple, list)) and len(names) == len(outs) == len(target.elts)  # type: ignore[union-attr]
+    return tuple(names) if is_unpacked else ()

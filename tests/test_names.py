@@ -42,6 +42,19 @@ def test_a_copy_of_itself_leaves_its_name_to_what_is_left() -> None:
     assert [node.name for node in trace.ops] == ["hidden", "rows", "result"]
 
 
+def test_each_of_several_variables_names_its_own_output() -> None:
+    def run(x: Tensor) -> Tensor:
+        q, k, v = x.split(2, dim=1)
+        best, _ = v.max(0)
+        [first, second] = (q * k).unbind(0)
+        return (first + second) * best
+
+    trace = tracefuse.capture(run, torch.randn(2, 6)).trace
+    assert [
+        n.name for n in trace.ops if is_named(n) and n.name != "result"
+    ] == ["q", "k", "v", "best", "first", "second"]
+
+
 def test_a_name_of_the_users_is_no_operators() -> None:
     def run(x: Tensor) -> Tensor:
         wide, narrow = x.split(2)
@@ -49,4 +62,4 @@ def test_a_name_of_the_users_is_no_operators() -> None:
         return y.exp().sum() + y.sum()
 
     trace = tracefuse.capture(run, torch.randn(4)).trace
-    assert named(trace) & {"y", "split", "split_0", "mul", "exp", "sum", "_sum", "sum_1"} == {"y"}
+    assert named(trace) & {"y", "split", "split_0", "mul", "exp", "sum", "_sum", "sum_1", "wide"} == {"y", "wide"}
