@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -350,8 +351,10 @@ class Variant:
         """
         from tracefuse.side_by_side import time_variant
 
-        self.capture.check()
-        self.timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled, peers)
+        found = self.capture.check()
+        timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled, peers)
+        differs = found is not None and not found.is_rounding
+        self.timing = replace(timing, notes=(*timing.notes, str(found))) if differs else timing
         self.capture.measurements.note_timing((self.config, against and against.config), self.timing)
         return self.timing
 

@@ -79,6 +79,15 @@ def test_measuring_checks_first_and_the_view_says_so() -> None:
     assert [note["text"] for note in notes(variant)] == [str(c.agreement)]
 
 
+def test_a_table_of_times_says_that_the_trace_is_not_the_whole_program() -> None:
+    model, x = layer(), torch.randn(5, 3)
+    with tracefuse.capture() as c:
+        loss = written_by_numpy(x, model)
+        loss.backward()
+    timing = c.optimize().measure(budget_s=0.01)
+    assert str(c.agreement) in str(timing)
+
+
 def test_what_was_freed_or_written_to_since_is_not_compared() -> None:
     model, x = layer(), torch.randn(5, 3)
     with tracefuse.capture() as c:
