@@ -12,7 +12,6 @@ Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from tracefuse.recording import Call, OpFacts, Recording, Value, facts_of, map_t
 from tracefuse.user_source import user_source
 from tracefuse.weak_map import WeakMap
 
-_NOTHING = nullcontext()
 # The engine adds up gradients between nodes.
 _ACCUMULATE = Origin(autograd="accumulate")
 
@@ -106,8 +104,8 @@ class Recorder(TorchDispatchMode, Listener):
         origin, in_engine = self._origin()
         if facts.is_random:
             origin, recorded_kwargs = self._with_rng(origin, func, args, kwargs)
-        read = self._read
-        call = Call(func, map_tensors(read, args), map_tensors(read, recorded_kwargs), None, origin, in_engine)
+        by_name = map_tensors(self._read, recorded_kwargs) if recorded_kwargs else {}
+        call = Call(func, map_tensors(self._read, args), by_name, None, origin, in_engine)
         if facts.may_write:
             for value in call.writes():
                 self._snapshot(value)
@@ -115,8 +113,7 @@ class Recorder(TorchDispatchMode, Listener):
             self.recording.stops.append(Stop(host_read, origin.source, in_engine))
         self._is_running = True
         try:
-            with _lazy_bits() if facts.conjugates else _NOTHING:
-                out = func(*args, **kwargs)
+            out = _run_conjugating(func, args, kwargs) if facts.conjugates else func(*args, **kwargs)
         finally:
             self._is_running = False
         if facts.view is None:
@@ -256,14 +253,15 @@ class Recorder(TorchDispatchMode, Listener):
             self.recording.held.update(self._ids.values())
 
 
-def _lazy_bits() -> AbstractContextManager[None]:
+def _run_conjugating(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where torch calls a dispatch mode, it no longer looks at lazy conjugation and negation: kernels that conjugate by
     themselves, such as that of the pseudo-inverse, would compute something else than without the mode."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate) | torch._C.DispatchKeySet(
         torch._C.DispatchKey.Negative
     )
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    return torch._C._ForceDispatchKeyGuard(included, excluded - keys)
+    with torch._C._ForceDispatchKeyGuard(included, excluded - keys):
+        return func(*args, **kwargs)
 
 
 def _link_views(call: Call, facts: OpFacts) -> None:
