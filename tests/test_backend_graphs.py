@@ -107,17 +107,20 @@ def test_a_loop_replays_both_halves_at_every_step(device: str, recorded: Recorde
     assert recorded.replays() == 8
 
 
-def test_gradients_accumulate(device: str, recorded: Recorded) -> None:
+def test_gradients_accumulate_and_losses_are_kept(device: str, recorded: Recorded) -> None:
     eager, model, run = pair(device)
+    losses = []
 
     def steps() -> None:
         for _ in range(3):
             x = draw(device)
             for called in (eager, run):
-                called(x).square().mean().backward()
+                losses.append(called(x).square().mean())
+                losses[-1].backward()
 
     quietly(steps)
     same(model, eager)
+    torch.testing.assert_close(losses[1::2], losses[::2])
     assert recorded.replays() == 6
 
 
