@@ -94,6 +94,10 @@ def run(options: Namespace, sizes: dict[str, int]) -> dict:
     device = options.device
     torch.manual_seed(0)
     first = GPT(**{k: sizes[k] for k in ("layers", "width", "heads", "vocab", "length")}, dropout=0.0).to(device)
+    for weight in filter(lambda one: one.dim() > 1, first.parameters()):
+        nn.init.normal_(
+            weight, std=0.02
+        )  # as GPT-2 begins: from torch's own start the loss is a hundred times log(vocab)
     source = batches(sizes, device)
     data = [next(source) for _ in range(sizes["steps"])]
     losses, first_s = {}, {}
