@@ -35,6 +35,7 @@ from tracefuse.graphed_halves import GraphedHalves
 from tracefuse.halves import Halves
 from tracefuse.joint import GraphInput, Joint, inputs_of, joint_trace
 from tracefuse.optimizers.trace import val
+from tracefuse.watched import watching
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -66,7 +67,8 @@ def tracefuse(
         inference_compiler=compiling.inference,
         partition_fn=compiling.partition,
     )
-    return run(module, example_inputs)
+    called = run(module, example_inputs)
+    return watching(called, compiling.read_results) if compiling.read_results else called
 
 
 @dataclass
@@ -77,6 +79,7 @@ class _Compiling:
     cuda_graph: bool
     inputs: list[GraphInput]
     examples: Sequence[Any]
+    read_results: tuple[int, ...] = ()
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
@@ -87,7 +90,9 @@ class _Compiling:
         except NotSupported as reason:
             _warn(reason)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
-        return _as_graphs(self.halves(found))
+        halves = self.halves(found)
+        self.read_results = halves.read_results
+        return _as_graphs(halves)
 
     def inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         """A forward that nobody differentiates."""

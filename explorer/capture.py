@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
+from tracefuse.agreement import Agreement, Left, agreement, left_by
 from tracefuse.assemble import Roles, assemble, mark_held
 from tracefuse.config import Config, Machine
 from tracefuse.dropped import Dropped, dropped
@@ -52,6 +53,7 @@ class CapturedProgram(NamedTuple):
     guards: tuple[Guard, ...]
     dropped: tuple[Dropped, ...] = ()
     optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
+    left: tuple[Left | None, ...] = ()
 
 
 class Capture:
@@ -79,6 +81,9 @@ class Capture:
         self.is_recording = False
         self._roles: Roles | None = None
         self._alive: frozenset[Value] = frozenset()
+        self._left: Mapping[Value, Left] = {}
+        self.agreement: Agreement | None = None
+        """What `check` found; None until it, or the first measurement, has replayed the trace."""
         self._optimized: Mapping[str, frozenset[Value]] = {}
         self._variants: dict[Config, Variant] = {}
         self.known_steps: dict[tuple[Pass, ...], Step] = {}
@@ -136,6 +141,7 @@ class Capture:
         gradient_of = _gradient if self._thaw is None else self._thaw.gradient_of
         self._recorder.note_replaced()
         self._roles = roles_of(self._recorder, namespace, returned, gradient_of)
+        self._left = left_by(self._recorder, self._roles, namespace, returned, gradient_of)
         self._alive = self._recorder.alive()
         self._optimized = optimizers_of(self._recorder, namespace)
         if self._thaw is not None:
@@ -147,14 +153,16 @@ class Capture:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
             )
-        return _build(self._recorder, self._roles, self._alive, self._optimized)
+        return _build(self._recorder, self._roles, self._alive, self._optimized, self._left)
 
     @property
     def trace(self) -> Trace:
+        """The joint program, forward then backward, built when first asked for. Raises `CaptureError` if nothing has run."""
         return self._built.trace
 
     @property
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
+        """Tensors that the program read, as they were then, in the order of `trace.inputs`: what replays run on."""
         return self._built.example_inputs
 
     @property
@@ -164,6 +172,7 @@ class Capture:
 
     @property
     def guards(self) -> tuple[Guard, ...]:
+        """Python values taken from tensors (`.item()`, `if t:`), with their lines: the trace holds only for these."""
         return self._built.guards
 
     @property
@@ -195,6 +204,7 @@ class Capture:
 
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
+        """Generator states that the random ops drew from, so that a replay draws the same numbers."""
         return tuple(self._recorder.recording.rng_states)
 
     @property
@@ -215,15 +225,28 @@ class Capture:
 
     @property
     def forward(self) -> Trace:
+        """The first half of `trace`: from the inputs to the results and to what is saved for the backward."""
         return self.trace.split()[0]
 
     @property
     def backward(self) -> Trace:
+        """The second half of `trace`: from saved values and cotangents to gradients; without ops if none was captured."""
         return self.trace.split()[1]
 
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
         return replay(self.trace, self.example_inputs, self.rng_states)
+
+    def check(self) -> Agreement | None:
+        """Replay the trace once and hold it against what the program itself left: bit for bit the same, or what differs.
+
+        Results, gradients and overwritten inputs are compared that are still there as the program left them: call it
+        before they are. It is kept as `agreement`, `measure` does it first, and the view's notes say it. None for a
+        program that did not run here, such as one from a session file. Raises `ReplayError` where an operator does.
+        """
+        if self.agreement is None and self._built.left:
+            self.agreement = agreement(self, self._built.left)
+        return self.agreement
 
     def with_fix(self, fix: Fix | Finding) -> Capture:
         """The capture of the program with `fix`, or with the first that a finding offers: see `tracefuse.fixes`.
@@ -304,7 +327,11 @@ def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
 
 
 def _build(
-    recorder: Recorder, roles: Roles, alive: frozenset[Value], optimized: Mapping[str, frozenset[Value]]
+    recorder: Recorder,
+    roles: Roles,
+    alive: frozenset[Value],
+    optimized: Mapping[str, frozenset[Value]],
+    left: Mapping[Value, Left],
 ) -> CapturedProgram:
     recording = recorder.recording
     if not recording.calls:
@@ -336,4 +363,7 @@ def _build(
     optimizers = {
         name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in optimized.items()
     }
-    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers)
+    # Of a gradient added to an older one the sum is left, and the trace has the summand.
+    summands = [left.get(v) if v not in recording.externals else None for v in roles.gradients.values()]
+    there = (*map(left.get, roles.results), *summands, *map(left.get, built.mutated))
+    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers, there)

@@ -29,8 +29,8 @@ _known: list[weakref.ref[CompiledGraph]] = []
 class CompiledGraph(Capture):
     """One graph that the backend compiled under `config`, as a capture.
 
-    Measured on the model's own parameters and buffers and on the integers of the first call, on random floating-point inputs
-    and on ones as cotangents: a graph keeps no activation alive.
+    Measured on the model's own parameters and buffers and on the integers of the first call, of which the host has a copy, on
+    random floating-point inputs and on ones as cotangents: a graph keeps no memory of the caller's alive.
     """
 
     def __init__(self, trace: Trace, inputs: Sequence[torch.Tensor], config: Config) -> None:
@@ -56,6 +56,7 @@ class CompiledGraph(Capture):
 
     @property
     def trace(self) -> Trace:
+        """The joint graph that AOTAutograd handed over, before any pass of ours."""
         return self._trace
 
     @property
@@ -64,6 +65,7 @@ class CompiledGraph(Capture):
         return ()
 
     def has_parameter_of(self, model: nn.Module) -> bool:
+        """Whether the graph reads one of the model's own parameters: how `tracefuse.compiled(model)` finds its graphs."""
         own = {id(parameter) for parameter in model.parameters()}
         return any(isinstance(kept, weakref.ref) and id(kept()) in own for kept in self._inputs)
 
@@ -78,7 +80,8 @@ def _kept(tensor: torch.Tensor, layout: torch.Tensor, kind: str) -> Callable[[],
     if kind in ("parameter", "buffer"):
         return weakref.ref(tensor)
     if not tensor.is_floating_point() and not tensor.is_complex():
-        return lambda: tensor
+        host = tensor.detach().to("cpu", copy=True)  # the caller's memory may go
+        return lambda: _memory_like(layout).copy_(host)
     drawn_as = layout.dtype if layout.is_complex() else torch.float32  # there are no draws of float8
     return lambda: _memory_like(layout).copy_(torch.randn(layout.shape, dtype=drawn_as, device=layout.device))
 

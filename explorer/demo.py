@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+ROPE_LEAF = Path(__file__).with_name("rope_leaf.tfz")
+"""A session file of a step with a leaf on the CPU, as an H200 ran and measured it: notebook 02 writes such a file."""
 
 
 class SelfAttention(nn.Module):
@@ -64,6 +69,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
         self.head.weight = self.tokens.weight
+        self.apply(_initialise)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         place = torch.arange(tokens.shape[1], device=tokens.device)
@@ -72,6 +78,14 @@ class GPT(nn.Module):
             x = block(x)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _initialise(module: nn.Module) -> None:
+    """As GPT-2: a first loss near log(vocab), where torch's own embedding of unit variance makes it hundreds."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
 
 
 def batch(vocab: int, size: int, length: int, device: str = "cpu") -> tuple[Tensor, Tensor]:

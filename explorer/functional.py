@@ -8,9 +8,11 @@ program (slower: it traces it again). Values get `FakeTensor`s with the very str
 from __future__ import annotations
 
 import ast
+import logging
 import operator
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -232,11 +234,23 @@ def propagate(built: Built, inputs: Sequence[torch.Tensor]) -> None:
         if node.op == "placeholder":
             node.meta["val"] = mode.from_tensor(next(given).detach(), static_shapes=True)
         elif node.op == "call_function":
-            with mode, torch.no_grad():
+            with mode, torch.no_grad(), _without_tracebacks():
                 node.meta["val"] = _fake_value(node)
             wanted = node.meta.pop("dtype", None)
             if wanted is not None and node.meta["val"].dtype != wanted:
                 _cast_after(built, node, wanted)
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """torch logs a traceback where a shape function raises, as that of `_grouped_mm` for float32, though nothing is wrong:
+    what was recorded stands in for it. The logger's name was seen on 2.11 to 2.15."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
 
 
 def _fake_value(node: fx.Node) -> Any:

@@ -185,12 +185,30 @@ def _restored_stream() -> Iterator[None]:
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     try:
         # Other threads, such as one that pins a loader's batches, may go on.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with (
+            _own_workspaces(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             yield
     except RuntimeError as error:
         # An op that fails breaks the capture, whose end then fails too: the first of the two says why.
         reason = str(error.__context__ or error).splitlines()[0]
         raise NotSupported(f"CUDA cannot capture this program as a graph: {reason}; leave out cuda_graph") from error
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Matmuls that are recorded take their workspaces from the graph's own pool.
+
+    A graph keeps the address of what cuBLAS scribbles in. torch caches that memory by stream and frees it when somebody else,
+    such as `torch.compile(mode="reduce-overhead")`, records: a graph would then write where another program's tensors lie.
+    Private: `torch._C._cuda_clearCublasWorkspaces`, seen on torch 2.11 to 2.13.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _write(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -17,7 +17,8 @@ from tracefuse.build import preload
 from tracefuse.compile import load
 from tracefuse.compiled import CompiledGraph
 from tracefuse.export import functions_source
-from tracefuse.joint import Joint
+from tracefuse.joint import RESULT, Joint
+from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.trace import Output, val
 from tracefuse.packed_attention import share_graphs
 
@@ -26,7 +27,8 @@ class Halves:
     """The optimised program of `graph`, which AOTAutograd knows as `joint`.
 
     `results` and `gradients` say where what AOTAutograd wants stands among the outputs of the module's functions, `saved`
-    which of the forward's outputs the backward reads, the last ones, and `read_again` which of its inputs.
+    which of the forward's outputs the backward reads, the last ones, and `read_again` which of its inputs. `read_results` are
+    the numbers of the results that lie in memory that the backward reads.
     """
 
     def __init__(self, joint: Joint, graph: CompiledGraph) -> None:
@@ -42,6 +44,13 @@ class Halves:
         self.gradients = _positions(joint.gradients, backward.outputs)
         self.saved = [at for at, out in enumerate(forward.outputs) if out.kind == "saved"]
         self.read_again = [primals.index(entry.name) for entry in backward.inputs if entry.name in primals]
+
+        kept = {storage for at in self.saved for storage in storages(forward.returned[at])}
+        self.read_results = tuple(
+            int(out.of.removeprefix(RESULT))
+            for out, node in zip(forward.outputs, forward.returned, strict=True)
+            if out.kind == "result" and out.of.startswith(RESULT) and kept & storages(node).keys()
+        )
 
     def forward(self, boxed: list[Any]) -> list[Any]:
         outputs = self.module.forward(*boxed)

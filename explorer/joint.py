@@ -19,6 +19,7 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
     PlainAOTInput,
     PlainAOTOutput,
     TangentAOTInput,
@@ -32,6 +33,8 @@ from tracefuse.user_source import is_torchs_or_ours, label_of
 
 _ORDER = "result", "mutation", "gradient"
 """Of a trace's outputs: programs hand out as many as there are results, from the first on."""
+RESULT = "result_"
+"""What the name of a result begins with; its number among those of dynamo's graph follows."""
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<text>.*)')
 
 
@@ -148,9 +151,11 @@ def _entry(node: fx.Node, names: Names, inputs: Sequence[GraphInput], demanded: 
 
 
 def _result_name(desc: Any) -> str:
+    if isinstance(desc, IntermediateBaseAOTOutput):  # what several results are views of
+        return f"base_of_{_result_name(desc.base_of)}"
     if not isinstance(desc, (PlainAOTOutput, InputMutationAOTOutput)):
         raise NotSupported(f"{desc} is an output of a kind that a trace does not know")
-    return f"result_{desc.idx}" if isinstance(desc, PlainAOTOutput) else f"new_{desc.mutated_input.idx}"
+    return f"{RESULT}{desc.idx}" if isinstance(desc, PlainAOTOutput) else f"new_{desc.mutated_input.idx}"
 
 
 def _is_gradient(desc: Any, node: Any) -> bool:

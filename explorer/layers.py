@@ -112,9 +112,12 @@ class Layers(list[Layer]):
 
     def __str__(self) -> str:
         everything = _together(IN_ALL, self)
-        title = ("module", "type", "forward µs", "backward µs", "ratio", "FLOPs", "share", "saved")
-        rows = [_line(row, everything) for row in (*self.folded, everything)]
-        table = aligned([(*title, "backward by kind, captured → optimised"), *rows])
+        unit, us = ("ms", 1e3) if max(everything.backward_us + everything.forward_us) >= 1e3 else ("µs", 1)
+        title = ("module", "type", f"forward {unit}", f"backward {unit}", "ratio", "FLOPs", "share", "saved")
+        is_changed = any(row.backward_kinds[0] != row.backward_kinds[1] for row in self)
+        kinds = "backward by kind, captured → optimised" if is_changed else "backward by kind"
+        rows = [_line(row, everything, us) for row in (*self.folded, everything)]
+        table = aligned([(*title, kinds), *rows])
         return "\n".join([self.provenance, table, *self._sentences(everything)])
 
     def _sentences(self, everything: Layer) -> list[str]:
@@ -218,13 +221,13 @@ def _together(name: str, rows: Sequence[Layer]) -> Layer:
 # --- as a table -------------------------------------------------------------------------------------------------------
 
 
-def _line(row: Layer, everything: Layer) -> tuple[str, ...]:
+def _line(row: Layer, everything: Layer, unit_us: float) -> tuple[str, ...]:
     all_us = everything.forward_us[1] + everything.backward_us[1]
     return (
         _label(row),
         row.module_type,
-        _pair(row.forward_us),
-        _pair(row.backward_us) if any(row.backward_ops) else "–",
+        _pair(row.forward_us, unit_us),
+        _pair(row.backward_us, unit_us) if any(row.backward_ops) else "–",
         f"{row.ratio:.2g}" if row.ratio else "",
         f"{row.expected_ratio:.2g}" if row.expected_ratio else "",
         _percent(row.forward_us[1] + row.backward_us[1], all_us),
@@ -248,6 +251,6 @@ def _percent(part: float, whole: float) -> str:
     return f"{part / whole:.0%}".replace("%", " %") if whole else ""
 
 
-def _pair(us: Pair) -> str:
-    old, new = (f"{number:.3g}" for number in us)
+def _pair(us: Pair, unit_us: float) -> str:
+    old, new = (f"{number / unit_us:.3g}" for number in us)
     return new if old == new else f"{old} → {new}"

@@ -1,11 +1,9 @@
 """Which values lie in which memory: tensors that are one value although they are several Python objects.
 
 A tensor subclass is a new object for every result, and `w.data = …` gives an object new memory; no operator tells of either.
-What tells is the memory. It is known by weak references: nothing is kept alive, and while a reference is there its identity is
-not given to other memory.
-
-Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `UntypedStorage._cdata`, `_weak_ref` and
-`_free_weak_ref`.
+What tells is the memory. A storage is one Python object as long as anything lies in it (torch keeps the object with the
+storage, 2.11 to 2.15), so it can be known weakly, and nothing is kept: a `StorageWeakRef` keeps the storage's own record,
+which lies between the user's tensors and makes malloc take more pages for the next ones.
 """
 
 from __future__ import annotations
@@ -14,42 +12,43 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tracefuse.weak_map import WeakMap
+
 if TYPE_CHECKING:
     from tracefuse.recording import Value
 
 
-def memory_of(tensor: torch.Tensor | None) -> int | None:
-    """Equal for tensors that share memory while both are alive; None for tensors that have none of their own (sparse)."""
-    return tensor.untyped_storage()._cdata if tensor is not None and tensor.layout == torch.strided else None
-
-
 class Memories:
-    """The values that a program made, by their memory."""
+    """The memory of tensors as numbers that are never given again, and the values that a program made there."""
 
     def __init__(self) -> None:
+        self._numbers: WeakMap[int] = WeakMap()
+        self._count = 0
         self._values: dict[int, Value] = {}
         self._further: dict[int, list[Value]] = {}
-        self._references: list[int] = []
-        self._release = torch.UntypedStorage._free_weak_ref  # when Python ends, `torch` may go before we do
 
-    def __del__(self) -> None:
-        for reference in self._references:
-            self._release(reference)
+    def of(self, tensor: torch.Tensor) -> int | None:
+        """Equal for tensors that share memory; None for tensors that have none of their own (sparse)."""
+        if tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        number = self._numbers.get(storage)
+        if number is None:
+            number = self._numbers[storage] = self._count
+            self._count += 1
+        return number
 
-    def add(self, tensor: torch.Tensor, value: Value) -> None:
+    def add(self, value: Value) -> None:
         memory = value.memory
         if memory is None:
             return
-        if memory in self._values:
+        if self._values.setdefault(memory, value) is not value:
             self._further.setdefault(memory, []).append(value)
-        else:
-            self._values[memory] = value
-            self._references.append(tensor.untyped_storage()._weak_ref())
 
     def find(self, tensor: torch.Tensor) -> Value | None:
         """A value that has this tensor's memory and layout."""
-        memory = memory_of(tensor)
-        if memory not in self._values:
+        memory = self.of(tensor)
+        if memory is None or memory not in self._values:
             return None
         layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
         found = [self._values[memory], *self._further.get(memory, ())]

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
 from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
 from tracefuse.launches import LaunchHook
-from tracefuse.memories import Memories, memory_of
+from tracefuse.memories import Memories
 from tracefuse.optimizers.trace import Origin
 from tracefuse.recording import Call, OpFacts, Recording, Value, facts_of, map_tensors
 from tracefuse.user_source import user_source
@@ -81,7 +81,7 @@ class Recorder(TorchDispatchMode, Listener):
     def note_replaced(self) -> None:
         """The program is over: note the inputs that have other memory now than when it read them."""
         for value, tensor in self.recording.externals.items():
-            if self._ids.get(tensor) is value and value.memory != memory_of(tensor):
+            if self._ids.get(tensor) is value and value.memory != self._memories.of(tensor):
                 self.recording.replaced.setdefault(value, None)
 
     def alive(self) -> frozenset[Value]:
@@ -110,7 +110,7 @@ class Recorder(TorchDispatchMode, Listener):
         if facts.view is None:
             call.outs = map_tensors(self._made, out)
         else:  # the same tensor is another value from now on
-            call.func, call.outs = facts.view, self._new(out)
+            call.func, call.outs = facts.view, self._new(out, self._memories.of(out))
         if facts.aliased:
             _link_views(call, facts)
         self.recording.calls.append(call)
@@ -127,14 +127,14 @@ class Recorder(TorchDispatchMode, Listener):
 
     # --- values ---
 
-    def _new(self, tensor: torch.Tensor) -> Value:
-        value = self._ids[tensor] = Value(self._count, tensor)
+    def _new(self, tensor: torch.Tensor, memory: int | None) -> Value:
+        value = self._ids[tensor] = Value(self._count, tensor, memory)
         self._count += 1
         return value
 
     def _read(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
-        memory = memory_of(tensor)
+        memory = self._memories.of(tensor)
         is_replaced = value is not None and value.memory != memory
         starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled()
         starts = starts and not is_in_engine()  # a checkpoint detaches what it recomputes from
@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode, Listener):
             if starts:
                 self._started.add(same)
             return same
-        fresh = self._new(tensor)
+        fresh = self._new(tensor, memory)
         if starts:
             self._started.add(fresh)
         self.recording.externals[fresh] = tensor
@@ -164,17 +164,17 @@ class Recorder(TorchDispatchMode, Listener):
         """Whether a leaf was made or initialised by the program and autograd is about to start at it: from there on it is
         an input, as if it had been made before."""
         tensor = self.recording.externals.get(value)
-        initialised_here = value in self.recording.snapshots and memory_of(tensor) in self._made_memory
+        initialised_here = value in self.recording.snapshots and self._memories.of(tensor) in self._made_memory
         return (tensor is None or initialised_here) and value not in self._started
 
     def _made(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
         if value is not None:
             return value
-        new = self._new(tensor)
+        new = self._new(tensor, self._memories.of(tensor))
         if new.memory not in self._external_storage:
             self._made_memory.add(new.memory)
-            self._memories.add(tensor, new)
+            self._memories.add(new)
         return new
 
     def _snapshot(self, value: Value) -> None:

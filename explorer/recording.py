@@ -14,7 +14,6 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tracefuse.host_reads import Stop, may_read
-from tracefuse.memories import memory_of
 from tracefuse.optimizers.trace import Origin, Source
 
 aten = torch.ops.aten
@@ -28,10 +27,10 @@ class Value:
 
     __slots__ = ("_base", "device", "dtype", "index", "kind", "memory", "offset", "requires_grad", "shape", "stride")
 
-    def __init__(self, index: int, tensor: torch.Tensor) -> None:
+    def __init__(self, index: int, tensor: torch.Tensor, memory: int | None) -> None:
         self.index = index
         self.kind = kind = kind_of(tensor)
-        self.memory = memory_of(tensor)
+        self.memory = memory
         if kind is None:
             self.shape, self.stride, self.offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
         else:

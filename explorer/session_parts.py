@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 
-from tracefuse.config import Config
+from tracefuse.config import PASSES, Config
 from tracefuse.dropped import Dropped
 from tracefuse.errors import OptionError, SessionError
 from tracefuse.host_reads import Stop
@@ -231,9 +231,11 @@ _OPTIONS = get_type_hints(Config) | _BY_NAME
 
 
 def config_from(data: Any, where: str) -> Config:
-    """Raises `UnknownPass` where a pass of the user's own is on that is not registered here."""
-    rows = record(data, list(_OPTIONS), where)
-    given = {name: read(hint, row, f"{where}.{name}") for (name, hint), row in zip(_OPTIONS.items(), rows, strict=True)}
+    """A pass that came after the file was written was off. Raises `UnknownPass` where a pass of the user's own is on that is
+    not registered here."""
+    names = [name for name in _OPTIONS if name not in PASSES or not isinstance(data, dict) or name in data]
+    rows = record(data, names, where)
+    given = {name: read(_OPTIONS[name], row, f"{where}.{name}") for name, row in zip(names, rows, strict=True)}
     own, off = given.pop("own"), Config.off()
     known = {one.name for one in off.own}
     if missing := [name for name, value in own.items() if value is not False and name not in known]:

@@ -103,10 +103,12 @@ class Variant:
 
     @property
     def forward(self) -> Trace:
+        """The first half of `trace`: it returns the results, and what the passes chose to save for the backward."""
         return self.trace.split()[0]
 
     @property
     def backward(self) -> Trace:
+        """The second half of `trace`: from saved values and cotangents to the gradients, recomputation included."""
         return self.trace.split()[1]
 
     @functools.cached_property
@@ -336,7 +338,8 @@ class Variant:
         ("pinned"), and the captured program is timed beside the two. With `cuda_graph`, replays of this program's CUDA graphs
         are timed too, as a column of their own. With `tune` its kernels' block sizes are tried first, which comes on top of
         `budget_s`. `is_cancelled` is asked between the rounds (see `tracefuse.measure.measure`) and between the kernels that
-        are compiled. Random generators are left as they were.
+        are compiled. Random generators are left as they were. The first measurement of a capture replays its trace once more
+        and holds it against what the program itself left: see `Capture.check`.
 
         `peers` are columns beside the two, in the same rounds: names of `tracefuse.peers.PEERS` ("eager", "torch.compile",
         "torch.compile max-autotune", …), or functions of one's own by name, which run the forward and return what to
@@ -347,6 +350,7 @@ class Variant:
         """
         from tracefuse.side_by_side import time_variant
 
+        self.capture.check()
         self.timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled, peers)
         self.capture.measurements.note_timing((self.config, against and against.config), self.timing)
         return self.timing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-
-def chromium() -> str | None:
-    """The path of an installed Chromium. Playwright's own download is never used."""
-    return next((path for name in CHROMIUM_NAMES if (path := shutil.which(name))), None)
+from lab import chromium
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -264,6 +265,16 @@ def test_a_compiled_graph_of_numbers_that_cannot_be_drawn_is_measured() -> None:
     torch.compile(lambda x: model(x.float()), backend=backend)(
         torch.randn(4, 8).to(torch.float8_e4m3fn)
     ).sum().backward()
+    assert tracefuse.compiled(model)[0].optimize().measure(budget_s=0.1).rounds
+
+
+def test_a_graph_keeps_no_input_alive() -> None:
+    model, given = Tied().double(), tokens()
+    memory = StorageWeakRef(given[0].untyped_storage())
+    torch.compile(model, backend=backend)(*given).backward()
+    del given
+    gc.collect()
+    assert memory.expired()
     assert tracefuse.compiled(model)[0].optimize().measure(budget_s=0.1).rounds
 
 

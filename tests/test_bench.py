@@ -269,3 +269,13 @@ def test_the_runner_knows_no_other_names() -> None:
     status, printed = runner("nothing")
     assert status == 2
     assert "there is no benchmark 'nothing'" in printed
+
+
+def test_the_runner_knows_every_script() -> None:
+    sys.path.append(str(BENCH))  # last: both folders have a kernels.py
+    from run import BENCHES, ELSEWHERE
+
+    scripts = {path.name for path in BENCH.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert scripts == {bench.script for bench in BENCHES.values()} | ELSEWHERE.keys()
+    checked = {name for name, bench in BENCHES.items() if bench.check}
+    assert checked == {name for name, bench in BENCHES.items() if '"--check"' in (BENCH / bench.script).read_text()}

@@ -3,6 +3,7 @@ remedy last."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -106,6 +107,22 @@ def test_an_operator_that_torch_has_no_shape_function_for_is_replayed_as_it_is()
     x = leaf()
     captured = trained(lambda: scale(x * 2, 3.0).sum(), x)
     assert "tracefuse_tests.scale" in captured.optimize().trace.code
+
+
+def test_torch_logs_nothing_where_a_shape_function_raises(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(x: Tensor) -> Tensor:
+        raise RuntimeError("expected inputs of BF16 type")
+
+    library = torch.library.Library("tracefuse_tests", "FRAGMENT")
+    library.define("shift(Tensor x) -> Tensor")
+    library.impl("shift", lambda x: x + 1, "CPU")
+    library.impl("shift", refuse, "Meta")
+    monkeypatch.setattr(logging.getLogger("torch"), "handlers", [caplog.handler])
+    captured = replayed(lambda: torch.ops.tracefuse_tests.shift(leaf().detach()) * 2)
+    assert "tracefuse_tests.shift" in captured.optimize().trace.code
+    assert caplog.messages == []
 
 
 def test_hooks_of_tensors_parameters_and_modules() -> None:

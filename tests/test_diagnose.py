@@ -161,6 +161,24 @@ def test_a_head_of_an_odd_width(width: int, dtype: torch.dtype, count: int) -> N
     assert all("1,001" in one.title and "1,024" in one.fix for one in findings)
 
 
+def test_identical_layers_are_one_place_for_pointwise_ops() -> None:
+    model, x = nn.Sequential(*(nn.Sequential(nn.GELU()) for _ in range(3))), torch.randn(256, 256)
+
+    def step() -> None:
+        torch.exp(model(x.requires_grad_())).sum().backward()
+
+    (finding,) = found("unfused pointwise work", case(tracefuse.capture(step)))
+    assert dict(finding.evidence)["most of it in"].startswith("*.* (")
+
+
+def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None:
+    x, w = torch.randn(64, 256), torch.randn(1001, 256, requires_grad=True)
+    plain = case(tracefuse.capture(lambda: (x @ w.t()).sum().backward()))
+    assert not found("unaligned matmul", plain)
+    (finding,) = found("unaligned matmul", replace(plain, environment=(("tf32", "True"),)))
+    assert "1,001, which is no multiple of 4" in finding.title
+
+
 @pytest.mark.parametrize("rows", [8, 13])
 def test_an_odd_number_of_rows_leaves_them_aligned(rows: int) -> None:
     x = torch.randn(rows, 64, dtype=torch.bfloat16, requires_grad=True)

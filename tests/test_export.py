@@ -98,6 +98,19 @@ def test_the_file_checks_itself_and_times_both(tmp_path):
     assert "Triton kernels themselves are neither checked nor timed" in done.stdout.splitlines()[0]
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [("200000.02", 0), ("200001.0", 1)])
+def test_a_file_allows_what_rounding_its_inputs_changes(tmp_path, factor, verdict):
+    x = torch.rand(1000, requires_grad=True)
+    c = tracefuse.capture(lambda: (x * 200000.0).sin().sum().backward())
+    path = c.optimize(fuse=False).export(tmp_path / "sensitive.py")
+    text = path.read_text()
+    start, end = text.index("def forward("), text.index("def captured_forward(")
+    assert "(x, 200000.0)" in text[start:end]
+    path.write_text(text[:start] + text[start:end].replace("(x, 200000.0)", f"(x, {factor})") + text[end:])
+    done = run_file(path)
+    assert done.returncode == verdict, done.stdout
+
+
 def test_without_kernels_the_file_says_nothing_of_them(tmp_path):
     c = tracefuse.capture(programs.rope(torch.float32).run)
     done = run_file(c.optimize(fuse=False).export(tmp_path / "rope.py"))

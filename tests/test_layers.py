@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import programs
@@ -171,6 +172,14 @@ def test_the_worst_and_the_one_that_is_out_of_line() -> None:
     assert "h.* ×2 is out of line: its backward takes 4 times its forward, its matmuls 2 times" in text
     in_line = Layers([layer("head", 10, 21, (1, 2))], "modelled: by hand")
     assert in_line.out_of_line() is None
+
+
+@pytest.mark.parametrize(("us", "unit", "cells"), [(90, "µs", ["30", "60"]), (1500, "ms", ["0.5", "1"])])
+def test_long_steps_are_told_in_milliseconds(us: float, unit: str, cells: list[str]) -> None:
+    _, title, line, *_ = str(Layers([layer("head", us / 3, us * 2 / 3)], "modelled: by hand")).splitlines()
+    assert re.split("  +", title)[2:4] == [f"forward {unit}", f"backward {unit}"]
+    assert re.split("  +", line)[2:4] == cells
+    assert title.endswith("backward by kind")
 
 
 def test_a_forward_alone_has_no_backward() -> None:

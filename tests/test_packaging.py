@@ -90,13 +90,23 @@ def test_the_wheel_holds_the_files_of_the_tree(root: Path, wheel: set[str]) -> N
 def shipped_name(path: Path) -> str | None:
     """The name in the wheel of a file of the tree, None for one that stays behind."""
     room, *rest = path.parts
-    is_ours = room in ROOMS and (path.suffix == ".py" or path.name == "py.typed" or "static" in rest)
+    is_data = path.suffix == ".tfz" or path.name == "py.typed" or "static" in rest
+    is_ours = room in ROOMS and (path.suffix == ".py" or is_data)
     return PurePosixPath(*ROOMS[room].split("."), *rest).as_posix() if is_ours else None
 
 
 def test_the_wheel_says_how_it_is_started_and_under_which_licence(wheel: set[str]) -> None:
     metadata = {PurePosixPath(name).name for name in wheel if ".dist-info/" in name}
     assert {"METADATA", "entry_points.txt", "LICENSE"} <= metadata
+
+
+def test_the_changelog_has_the_version_that_ships(root: Path, project: dict) -> None:
+    text = (root / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
+    assert versions[0] == "Unreleased"
+    assert versions[1] == project["project"]["version"]
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
 
 
 # --- imports only point down ------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from isomorphism import assert_isomorphic
 
 import tracefuse
 from tracefuse.config import Config, Machine
+from tracefuse.demo import ROPE_LEAF
 from tracefuse.errors import SessionError
 from tracefuse.measurements import Build
 from tracefuse.optimizers.fuse import Fuse
@@ -280,6 +281,17 @@ def test_a_pass_of_ones_own_is_named_and_found_again(registered: None, tmp_path:
     assert len(without.left_out) == 1
 
 
+def test_the_file_that_comes_along_has_the_reference_case_as_a_gpu_measured_it() -> None:
+    """A step whose leaf lies on the CPU. Notebook 02 writes it anew on a GPU, should this version not read it."""
+    captured = tracefuse.load(ROPE_LEAF).variant(Config.off())
+    first = captured.findings()[0]
+    assert first.title == "every backward copies the gradient of `input_ts` from cuda:0 to the CPU"
+    assert dict(first.evidence)["bytes"] == "640 MiB"
+    assert all(bar.provenance.startswith("measured on NVIDIA") for bar in first.bars)
+    tried = [captured.capture.measurements.trials[captured.config, first.id, at] for at in range(len(first.trials))]
+    assert [one.verdict for one in tried] == ["faster", "faster"]
+
+
 # --- files that cannot be written or read -----------------------------------------------------------------------------
 
 
@@ -327,6 +339,15 @@ def set_text(member: str, text: str) -> Edit:
     return lambda members: members.update({member: text.encode()})
 
 
+def test_a_pass_that_a_file_does_not_know_was_off(path: Path, tmp_path: Path) -> None:
+    def forget(measured: Any) -> None:
+        for entry in measured["timings"]:
+            del entry["config"]["decompose"]
+
+    older = tracefuse.load(edited(path, tmp_path / "a.tfz", changing("measured.json", forget)))
+    assert {config.decompose for config, _ in older.measurements.timings} == {False}
+
+
 WRONG: dict[str, tuple[Edit, str]] = {
     "a newer version": (changing("session.json", lambda d: d.update(version=2)), "as version 2 of sessions.*open it with"),
     "another kind of file": (changing("session.json", lambda d: d.update(format="pickle")), "is no session"),
@@ -342,6 +363,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "an array that nobody counts": (lambda m: m.update({"arrays/77": b""}), "has not the parts"),
     "a bomb": (lambda m: m.update({"trace.json": b" " * (20 << 20)}), "more than the"),
     "a time in words": (changing("measured.json", lambda d: d["timings"][0]["timing"].update(rounds="x")), "not a whole"),
+    "an option less": (changing("measured.json", lambda d: d["timings"][0]["config"].pop("save")), "config has"),
     "an unknown option": (changing("measured.json", lambda d: d["timings"][0]["config"].update(x=1)), "config has"),
     "a weight beyond 1": (changing("measured.json", lambda d: d["timings"][0]["config"].update(remat=7.5)), "configuration"),
     "a column too short": (

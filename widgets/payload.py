@@ -223,15 +223,20 @@ def _after_backward(backward: Trace) -> str:
 
 
 def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]]:
-    """What the reader must know before trusting the trace: Python values that are baked into it, what was asked of passes and
-    not done, kernels that cannot run, kernels whose block sizes are this GPU's, numbers that differ beyond all measure."""
+    """What the reader must know before trusting the trace: Python values that are baked into it, whether a replay gives what
+    the run gave, what was asked of passes and not done, kernels that cannot run, kernels whose block sizes are this GPU's,
+    numbers that differ beyond all measure."""
     tuned = sum(not tuning.is_guess for tuning in variant.tunings.values())
     tuning = f"{tuned} of {len(variant.kernels)} kernels run with tuned block sizes: the comment above each says more."
     unfused = [f"{name} runs as ATen operators, unfused: {why}." for name, why in variant.fallbacks.items()]
     apart = difference_notes(timing) if timing else []
+    checked = [] if variant.capture.agreement is None else [str(variant.capture.agreement)]
     return [
         *({"kind": "guard", "text": _guard(guard)} for guard in variant.capture.guards),
-        *({"kind": "note", "text": text} for text in [*remarks(variant), *unfused, *[tuning] * bool(tuned), *apart]),
+        *(
+            {"kind": "note", "text": text}
+            for text in [*checked, *remarks(variant), *unfused, *[tuning] * bool(tuned), *apart]
+        ),
     ]
 
 

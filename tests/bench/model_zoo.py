@@ -143,7 +143,7 @@ MODELS: dict[str, Callable[[], Built]] = {
     "efficientnet": timm("efficientnet_b0"),
     "swin": timm("swin_tiny_patch4_window7_224", 224, embed_dim=24, depths=(1, 1, 2, 1)),
     "vit of timm": timm("vit_tiny_patch16_224", 224, depth=2),
-    "mlp-mixer": timm("mixer_s32_224", 224, num_blocks=2),
+    "mlp-mixer": timm("mixer_s32_224", 224),
     "detector": detector,
 }
 PACKAGES = {"resnet50": "timm", "convnext": "timm", "efficientnet": "timm", "swin": "timm", "vit of timm": "timm"}

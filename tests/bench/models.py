@@ -13,6 +13,7 @@ are left out, and the table says so.
 from __future__ import annotations
 
 import importlib.util
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,8 +42,8 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, tor
 NOISE = 1e-5
 MOVES = 3
 """How often the inputs are moved by a rounding, each time another way."""
-ROUNDINGS = 8
-"""How many of those an optimised program may differ by: it rounds elsewhere, at each of its ops."""
+ROUNDINGS = 2
+"""How many times what that changes an optimised program may differ by: it rounds elsewhere, at each of its ops."""
 EXPORTED_S = 300
 
 
@@ -80,12 +81,11 @@ def try_model(name: str, device: str, dtype: torch.dtype) -> Row:
         row.problem = f"{package} is not installed"
         return row
     torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    model = model.to(device, dtype).train()
-    placed = {key: t.to(device, dtype if t.is_floating_point() else t.dtype) for key, t in inputs.items()}
-    row.parameters = sum(p.numel() for p in model.parameters())
     try:
-        _fill(row, model, placed)
+        model, inputs = MODELS[name]()
+        model = model.to(device, dtype).train()
+        row.parameters = sum(p.numel() for p in model.parameters())
+        _fill(row, model, {key: t.to(device, dtype if t.is_floating_point() else None) for key, t in inputs.items()})
     except TracefuseError as error:
         row.problem = f"{type(error).__name__}: {error}"
     except Exception as error:  # of one model: the others are still to be tried
@@ -130,7 +130,8 @@ def _compare(row: Row, variant: tracefuse.Variant, expected: list[Tensor]) -> No
     moves = [_differences(names, _moved(capture, seed), expected) for seed in range(MOVES)]
     moved = [max(found) for found in zip(*moves, strict=True)]
     row.difference, row.moved = max(differences), max(moved)
-    tolerance = TOLERANCE[coarsest(capture.trace)]
+    # No output is taken for less sensitive than most: a rounding may happen to leave it as it is.
+    tolerance = max(TOLERANCE[coarsest(capture.trace)], ROUNDINGS * statistics.median(moved))
     for name, difference, rounding in zip(names, differences, moved, strict=True):
         if not difference <= max(tolerance, ROUNDINGS * rounding):
             row.problem = (

@@ -1,4 +1,4 @@
-"""README's pictures of the explorer, from a page that `view.py --html` saved on a GPU, drawn by the view as it is now.
+"""README's pictures of the explorer, one of them moving, drawn by the view as it is now from a page of `view.py --html`.
 
 python tests/bench/pictures.py view.html notebooks/images
 """
@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from shutil import which
 
+from apng import animated
 from playwright.sync_api import Page, sync_playwright
 
 from tracefuse.widgets.html import page
@@ -24,6 +25,10 @@ PICTURES = [
     ("explorer_dark_narrow.png", 700, "dark", "trace"),
 ]
 MODULE = "head"
+# File, size, tab, then what is clicked in turn and how many ms each state stands: a page holds what is one switch away.
+SWITCHING = "explorer_switching.png"
+SWITCHING_SIZE, SWITCHING_TAB = {"width": 1100, "height": 620}, "trace"
+SWITCHES = [("", 2500), ("fuse", 2500), ("fuse", 1500), ("remat", 2500), ("remat", 1500)]
 
 
 def main(saved: Path, folder: Path) -> None:
@@ -41,7 +46,23 @@ def main(saved: Path, folder: Path) -> None:
             opened.get_by_test_id(f"tf-tab-{tab}").click()
             opened.wait_for_timeout(500)  # canvases move to where they draw
             opened.screenshot(path=folder / name, full_page=True)
+        opened = browser.new_page(viewport=SWITCHING_SIZE, color_scheme="light")  # type: ignore[arg-type]
+        opened.goto(anew.as_uri())
+        (folder / SWITCHING).write_bytes(switching(opened))
         browser.close()
+
+
+def switching(opened: Page) -> bytes:
+    """An animation: passes switched off and on again, the view as it is after each."""
+    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    opened.get_by_test_id(f"tf-tab-{SWITCHING_TAB}").click()
+    frames = []
+    for name, ms in SWITCHES:
+        if name:
+            opened.get_by_test_id(f"tf-toggle-{name}").click()
+        opened.wait_for_timeout(500)
+        frames.append((opened.screenshot(), ms))
+    return animated(frames)
 
 
 def select(opened: Page) -> None:

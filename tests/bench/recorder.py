@@ -2,9 +2,10 @@
 
     python tests/bench/recorder.py --out recorder.json     48 layers; then seconds until a 128-layer capture can be shown
 
-Steps are run in turn, plain and recorded, and each ratio is of two that followed one another. Memory is what a step adds to
-what was allocated, at its highest, by torch's own count; gradients are None before each. The second part captures a model of
-128 layers, runs all passes and makes the payload that the view shows, without measuring anything.
+Steps are run in turn, plain and recorded, and each ratio is of two that followed one another: of the time that passed and,
+on a CPU, of the processor time that the process took, which other programs on the machine disturb less. Memory is what a step
+adds to what was allocated, at its highest, by torch's own count; gradients are None before each. The second part captures a
+model of 128 layers, runs all passes and makes the payload that the view shows, without measuring anything.
 """
 
 from __future__ import annotations
@@ -57,31 +58,33 @@ class Step:
         self.model.zero_grad(set_to_none=True)
         return added_peak(run, self.device)
 
-    def seconds(self, run: Any) -> float:
+    def seconds(self, run: Any) -> tuple[float, float]:
+        """Of the clock and of the processor."""
         if self.device == "cuda":
             torch.cuda.synchronize()
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         run()
         if self.device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - began_cpu
 
 
 def cost(step: Step, budget_s: float) -> dict[str, Any]:
     step.plain(), step.recorded()  # the first recording imports what recording takes
-    pairs: list[tuple[float, float]] = []
+    pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
     began = time.perf_counter()
     while len(pairs) < FEWEST or (len(pairs) < MOST and time.perf_counter() - began < budget_s):
         plain, recorded = step.seconds(step.plain), step.seconds(step.recorded)
         pairs.append((plain, recorded))
-    ratio = estimate([recorded / plain for plain, recorded in pairs])
+    ratio, processor = (estimate([recorded[i] / plain[i] for plain, recorded in pairs]) for i in (0, 1))
     peaks = step.peak(step.plain), step.peak(step.recorded)
     ops = sum(half.op_count for half in step.recorded().trace.split())
     return {
         "ops": ops,
-        "plain_s": median(plain for plain, _ in pairs),
-        "recorded_s": median(recorded for _, recorded in pairs),
+        "plain_s": median(plain for (plain, _), _ in pairs),
+        "recorded_s": median(recorded for _, (recorded, _) in pairs),
         "ratio": [ratio.median, ratio.low, ratio.high],
+        "processor_ratio": [processor.median, processor.low, processor.high] if step.device == "cpu" else None,
         "pairs": len(pairs),
         "peak_nbytes": peaks,
         "peak_ratio": peaks[1] / peaks[0],
@@ -115,6 +118,8 @@ def main() -> None:
     print(f"{layers} layers, {first['ops']} ops, {sizes}, measured on {environment(options.device)['device']}")
     times = f"plain {1e3 * first['plain_s']:.1f} ms, recorded {1e3 * first['recorded_s']:.1f} ms"
     print(f"{times}, ratio {first['ratio'][0]:.3f} [{low:.3f}, {high:.3f}] of {first['pairs']} pairs")
+    if first["processor_ratio"] is not None:
+        print("processor time, ratio {:.3f} [{:.3f}, {:.3f}]".format(*first["processor_ratio"]))
     plain, recorded = (nbytes / 1e6 for nbytes in first["peak_nbytes"])
     print(f"peak memory {plain:.1f} MB, recorded {recorded:.1f} MB, ratio {first['peak_ratio']:.3f}", flush=True)
     view = until_the_view(Step(deep, SMALL, options.device))

@@ -34,10 +34,11 @@ BENCH = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Bench:
-    """A script of this folder, the flags of a full run, whether it has `--check`, and the seconds that it may take."""
+    """A script of this folder, its flags, those only of a run on a GPU, whether it has `--check`, the seconds it may take."""
 
     script: str
     flags: tuple[str, ...] = ()
+    on_gpu: tuple[str, ...] = ()
     check: bool = False
     limit_s: float = 900.0
 
@@ -49,10 +50,11 @@ class Bench:
 
 BENCHES = {
     "steps": Bench("steps.py", check=True, limit_s=3600),
-    "kernels": Bench("kernels.py", ("--tune",), limit_s=1800),
+    "kernels": Bench("kernels.py", on_gpu=("--tune",), limit_s=1800),
     "dqkv": Bench("dqkv.py"),
     "gpt": Bench("gpt.py"),
-    "remat": Bench("remat.py", ("--torch-compile",), limit_s=1800),
+    "gpt_step": Bench("gpt_step.py", on_gpu=("--breakdown",), limit_s=1800),
+    "remat": Bench("remat.py", on_gpu=("--torch-compile",), limit_s=1800),
     "cut": Bench("cut.py"),
     "depth_chain": Bench("depth.py", ("--program", "chain"), limit_s=1800),
     "depth_gpt": Bench("depth.py", ("--program", "gpt"), limit_s=1800),
@@ -67,7 +69,21 @@ BENCHES = {
     "toggle": Bench("toggle.py", check=True),
     "view": Bench("view.py"),
 }
-"""By the name of their results. `op_db.py`, whose run takes hours, `record_timelines.py` and `pictures.py` are run by hand."""
+"""By the name of their results."""
+
+ELSEWHERE = {
+    "run.py": "this",
+    "readme.py": "writes README from the results",
+    "compile_once.py": "a process of depth.py",
+    "step_once.py": "a process of steps.py",
+    "op_db.py": "takes hours: by hand, in shards",
+    "op_db_table.py": "the table of its results",
+    "models_table.py": "the table of the results of models.py",
+    "first_view.py": "installs from scratch, with network: by hand",
+    "record_timelines.py": "writes the recordings that tests read",
+    "pictures.py": "draws README's pictures from a page of view.py",
+}
+"""Scripts that are no benchmarks of their own, and what they are."""
 
 
 def main() -> None:
@@ -102,6 +118,7 @@ def run(name: str, arguments: Namespace, flags: Sequence[str]) -> tuple[str, str
     folder = arguments.results or (None if arguments.small else RESULTS)
     out = folder and folder.resolve() / f"{name}_{machine(arguments.device)}.json"
     command = [sys.executable, str(BENCH / bench.script), *bench.flags, *["--check"] * bench.check]
+    command += bench.on_gpu if arguments.device == "cuda" else ()
     command += [
         "--device",
         arguments.device,

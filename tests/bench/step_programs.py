@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 from cases import CASES
+from gpt_step import SIZES, SMALL, model_of
 from torch import Tensor, nn
 
-from tracefuse.demo import GPT, SelfAttention, batch
+from tracefuse.demo import batch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from freeze_programs import LoRA, is_frozen
 from programs import chain_loss
-
-GPT_SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "length": 1024, "batch": 8}
-SMALL_GPT = {"layers": 2, "width": 64, "heads": 4, "vocab": 211, "length": 32, "batch": 2}
-bf16, f32 = torch.bfloat16, torch.float32
 
 
 @dataclass(frozen=True)
@@ -67,47 +64,26 @@ def of_case(name: str, title: str) -> Made:
 # --- GPTs -------------------------------------------------------------------------------------------------------------
 
 
-class WrittenOutAttention(SelfAttention):
-    """`SelfAttention` with its scores, mask and softmax written out, as models from before fused attention have it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        size, length, width = x.shape
-        parts = self.qkv(x).split(width, dim=2)
-        q, k, v = (t.view(size, length, self.heads, width // self.heads).transpose(1, 2) for t in parts)
-        scores = (q @ k.transpose(-2, -1)) * (width // self.heads) ** -0.5
-        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        y = scores.masked_fill(later, float("-inf")).softmax(-1) @ v
-        return self.proj(y.transpose(1, 2).reshape(size, length, width))
-
-
-def gpt_model(
-    small: bool, device: str, dtype: torch.dtype, written_out: bool = False
-) -> tuple[GPT, tuple[Tensor, ...]]:
-    """A GPT without dropout, of random weights, and a batch of tokens and targets."""
-    sizes = SMALL_GPT if small else GPT_SIZES
-    model = GPT(**{k: sizes[k] for k in ("layers", "width", "heads", "vocab", "length")}, dropout=0.0)
-    if written_out:
-        for block in model.h:
-            block.attn = WrittenOutAttention(sizes["width"], sizes["heads"], 0.0)
-    return model.to(device, dtype), batch(sizes["vocab"], sizes["batch"], sizes["length"], device)
+def gpt(program: str, small: bool, device: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model of `gpt_step.py`, of random weights and without dropout, and a batch of tokens and targets."""
+    sizes = SMALL if small else SIZES
+    return model_of(program, sizes, device), batch(sizes["vocab"], sizes["batch"], sizes["length"], device)
 
 
 def gpt_bf16(small: bool, device: str) -> TrainingStep:
-    return TrainingStep("GPT, bf16, fused attention", *gpt_model(small, device, bf16))
+    return TrainingStep("GPT, bf16, fused attention", *gpt("bf16", small, device))
 
 
 def gpt_tf32(small: bool, device: str) -> TrainingStep:
-    model, inputs = gpt_model(small, device, f32, written_out=True)
-    return TrainingStep("GPT, TF32, attention written out", model, inputs, tf32=True)
+    return TrainingStep("GPT, TF32, attention by hand", *gpt("tf32", small, device), tf32=True)
 
 
 def gpt_lora(small: bool, device: str) -> TrainingStep:
     """Rank 8 beside the projections of the attention; everything else frozen."""
-    model, inputs = gpt_model(small, "cpu", f32)
+    model, inputs = gpt("bf16", small, device)
     for block in model.h:
         block.attn.qkv, block.attn.proj = LoRA(block.attn.qkv, 8), LoRA(block.attn.proj, 8)
-    inputs = tuple(t.to(device) for t in inputs)
-    return frozen("GPT, bf16, LoRA adapters trained", model.to(device, bf16), inputs, ("*", "!*.lora_*"))
+    return frozen("GPT, bf16, LoRA adapters trained", model.to(device, torch.bfloat16), inputs, ("*", "!*.lora_*"))
 
 
 # --- frozen parameters, residual chains -------------------------------------------------------------------------------
@@ -135,9 +111,12 @@ class MeanSquare(nn.Module):
 def stack(small: bool, device: str) -> TrainingStep:
     rows, sizes = (16, (24, 40, 56, 40, 24)) if small else (8192, (1024, 4096, 6144, 4096, 1024))
     model = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(sizes)))
-    x = torch.randn(rows, sizes[0], device=device, dtype=bf16)
+    x = torch.randn(rows, sizes[0], device=device, dtype=torch.bfloat16)
     return frozen(
-        "linear layers, every second one frozen, bf16", MeanSquare(model).to(device, bf16), (x,), ("*.[02].*",)
+        "linear layers, every second one frozen, bf16",
+        MeanSquare(model).to(device, torch.bfloat16),
+        (x,),
+        ("*.[02].*",),
     )
 
 

@@ -5,10 +5,11 @@
 
 Each program (`step_programs.py`) runs in a process of its own with empty caches: CUDA graphs keep their memory. There all
 columns are differentiable functions of the same tensors, timed in the same rounds; a ratio is a column's step over that of
-tracefuse, so above 1 tracefuse is faster. `first run s` has all compiling in it, of tracefuse the capture and the passes
-too. What has not compiled within `--peer-limit` seconds is given up, and its row says so. The limit is, of programs that only
-move bytes, a copy of the bytes that must move, in the same rounds; of others the sum of the rooflines of the ops that
-tracefuse runs, with measured peaks. Results and gradients are compared with the same step in float64.
+tracefuse, so above 1 tracefuse is faster. `first run s` has all compiling in it, of tracefuse the capture and the passes too;
+what columns before it compiled in the process a column may find. What has not compiled within `--peer-limit` seconds is given
+up, and its row says so. The limit is, of programs that only move bytes, a copy of the bytes that must move, in the same
+rounds; of others the sum of the rooflines of the ops that tracefuse runs, with measured peaks. Results and gradients are
+compared with the same step in float64.
 
 With `--out` of a file that is there, programs that are measured again replace their own entries. `--check` ends with status 1
 where a program failed, or where its gradients (its results, where it has none) are further from float64's than 1.5 times

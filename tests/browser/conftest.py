@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from shutil import which
-from typing import Any
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from lab import RUN_ALL, Lab, browsing, serving
+from playwright.sync_api import Browser, Locator, Page, expect
 
 # Patience for a machine that also runs other tests; nothing here waits when the view is quick.
 PATIENCE_MS = 30_000
 expect.set_options(timeout=PATIENCE_MS)
 
-CHROMIUM_FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-]  # fmt: skip
 # The view of a saved page once more, with a model that keeps what is sent: `sent`, `set(trait, value)`, `show(number)`.
 LIVE = """async () => {
     const text = document.getElementById("module").textContent;
@@ -65,17 +51,6 @@ RUN_CELL = """async (source) => {
     await done.done;
     return text;
 }"""
-START_S = 90
-IS_READY = "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady === true"
-RUN_ALL = """async () => {
-    const panel = window.jupyterapp.shell.currentWidget;
-    await panel.context.ready;
-    await panel.sessionContext.ready;
-    await window.jupyterapp.commands.execute("notebook:run-all-cells");
-    while (panel.sessionContext.session?.kernel?.status !== "idle") await new Promise((done) => setTimeout(done, 25));
-    const outputs = [...panel.content.model.cells].flatMap((cell) => cell.sharedModel.outputs ?? []);
-    return outputs.filter((o) => o.output_type === "error").map((o) => `${o.ename}: ${o.evalue}`);
-}"""
 
 
 @dataclass
@@ -106,79 +81,14 @@ class Watch:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next(found for name in names if (found := which(name)))
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
+    with browsing() as running:
         yield running
-        running.close()
-
-
-@dataclass
-class Lab:
-    url: str
-    root: Path
-
-
-def _settings(folder: Path, plugin: str, **values: Any) -> None:
-    path = folder / f"{plugin}.jupyterlab-settings"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _wait(url: str, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"JupyterLab ended with {process.returncode}:\n{log.read_text()}")
-        try:
-            urllib.request.urlopen(f"{url}/api/status", timeout=1).read()
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.1)
-        else:
-            return
-    raise RuntimeError(f"JupyterLab did not answer in {START_S} s:\n{log.read_text()}")
 
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A JupyterLab with folders of its own, so that no setting of this machine's user reaches it."""
-    home = tmp_path_factory.mktemp("lab")
-    root = home / "root"
-    root.mkdir()
-    _settings(
-        home / "settings", "@jupyterlab/apputils-extension/notification", fetchNews="false", checkForUpdates=False
-    )
-    _settings(home / "settings", "@jupyterlab/notebook-extension/tracker", windowingMode="none")
-    folders = {
-        "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime",
-        "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython",
-    }  # fmt: skip
-    environment = os.environ | {name: str(home / folder) for name, folder in folders.items()}
-    port = _free_port()
-    command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=",
-        f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly",
-    ]  # fmt: skip
-    log = home / "lab.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    try:
-        _wait(f"http://127.0.0.1:{port}", process, log)
-        yield Lab(f"http://127.0.0.1:{port}", root)
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    with serving(tmp_path_factory.mktemp("lab")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +108,7 @@ def open_notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) ->
         pages.append(page)
         page.set_default_timeout(60_000)
         watch.on(page)
-        page.goto(f"{lab.url}/doc/tree/{name}?reset", wait_until="domcontentloaded")
-        page.wait_for_function(IS_READY)
+        lab.open(page, name)
         assert page.evaluate(RUN_ALL) == []
         return page
 

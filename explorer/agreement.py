@@ -1,0 +1,139 @@
+"""Whether the trace is all that the program did: a replay held against what the program itself left behind.
+
+What no operator does is in no trace: a write through `.numpy()` or by a library's pointers, a race of threads or streams. The
+numbers tell: a replay from the captured inputs must give those of the run. Nothing is kept alive to compare with. Results of
+a few bytes are copied when the program ends; of all else it is known which tensor it is and whether it was written to since.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tracefuse.compare import max_abs_difference
+from tracefuse.draws import undisturbed
+
+if TYPE_CHECKING:
+    from tracefuse.assemble import Roles
+    from tracefuse.capture import Capture
+    from tracefuse.optimizers.trace import Output
+    from tracefuse.record import Recorder
+    from tracefuse.recording import Value
+    from tracefuse.roles import GradientOf
+
+SMALL_NBYTES = 4096
+"""Of results that are copied: losses and metrics, which mostly live no longer than the call that returns them."""
+
+
+class Left:
+    """A tensor that the program left. `tensor()` is it, as it was then; None once it is gone or was written to."""
+
+    def __init__(self, tensor: torch.Tensor, may_copy: bool) -> None:
+        is_small = may_copy and tensor.nbytes <= SMALL_NBYTES
+        self._copy = tensor.detach().clone() if is_small else None
+        self._reference = weakref.ref(tensor)
+        self._version = _version(tensor)
+
+    def tensor(self) -> torch.Tensor | None:
+        if self._copy is not None:
+            return self._copy
+        found = self._reference()
+        return found if found is not None and _version(found) == self._version else None
+
+
+def left_by(
+    recorder: Recorder, roles: Roles, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf
+) -> dict[Value, Left]:
+    """What the program that just ended left: results in variables and what it returned, gradients, overwritten inputs."""
+    recording = recorder.recording
+    written = [recording.externals[value] for value in recording.snapshots]
+    visible = [t for t in (*namespace.values(), *tree_leaves(returned)) if isinstance(t, torch.Tensor)]
+    leaves = [t for t in (*visible, *recording.externals.values()) if t.is_leaf and t.requires_grad]
+    gradients = [gradient for leaf in leaves if (gradient := gradient_of(leaf)) is not None]
+    known = {value: t for t in (*written, *visible, *gradients) if (value := recorder.value_of(t)) is not None}
+    outputs = {*roles.results, *recording.snapshots, *roles.gradients.values()}
+    return {value: Left(t, value in roles.results) for value, t in known.items() if value in outputs}
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often it was written to; tensors of inference mode do not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a replay said: of `outputs` results, gradients and overwritten inputs, `compared` were still there, `differing`
+    of them with other bits. Of these `worst` differs most, by `delta`, where outputs of its kind reach `magnitude`."""
+
+    outputs: int
+    compared: int
+    differing: int = 0
+    worst: str = ""
+    delta: float = 0.0
+    magnitude: float = 0.0
+    is_rounding: bool = True
+
+    def __str__(self) -> str:
+        if self.compared == 0:
+            return "No replay could be held against the run: nothing that it left is there as it was."
+        gone = self.outputs - self.compared
+        rest = f" ({gone} more cannot be compared: freed, or written to)" if gone else ""
+        if self.differing == 0:
+            outputs = "output" if self.compared == 1 else "outputs"
+            return f"A replay of the trace gives the run's {self.compared} {outputs} bit for bit{rest}."
+        why = (
+            "Kernels that add up in no fixed order do so"
+            if self.is_rounding
+            else "Something that the run did is not in the trace, such as a write that no operator does (`.numpy()`, a "
+            "library, another thread): write it as an operator, or capture a smaller piece"
+        )
+        return (
+            f"A replay of the trace differs from the run in {self.differing} of {self.compared} outputs, most in "
+            f"{self.worst}: by {self.delta:.3g}, where the largest is {self.magnitude:.3g}{rest}. {why}."
+        )
+
+
+def agreement(capture: Capture, left: Sequence[Left | None]) -> Agreement:
+    """Replay the captured trace once and compare; `left` is what the program left for each of the trace's outputs."""
+    with undisturbed(capture.example_inputs):
+        replayed = capture.replay()
+    found: dict[Output, tuple[float, float]] = {}
+    differing = []
+    for output, mine, one in zip(capture.trace.outputs, replayed, left, strict=True):
+        theirs = None if one is None else one.tensor()
+        if theirs is not None:
+            found[output] = _difference(mine, theirs)
+            differing += [output] if found[output][0] != 0 else []
+    if not differing:
+        return Agreement(len(left), len(found))
+    worst = max(differing, key=lambda output: _relative(output, found))
+    magnitude = _magnitude(worst, found)
+    dtype = replayed[capture.trace.outputs.index(worst)].dtype
+    eps = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+    return Agreement(
+        len(left), len(found), len(differing), f"the {worst.kind} {worst.of}", found[worst][0], magnitude,
+        _relative(worst, found) <= math.sqrt(eps),
+    )  # fmt: skip
+
+
+def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
+    """The largest absolute difference, and the largest finite number."""
+    a, b = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (mine.detach(), theirs.detach()))
+    delta = max_abs_difference("a replay", a, b)
+    finite = torch.nan_to_num(b.double(), 0.0, 0.0, 0.0)
+    return (math.inf if math.isnan(delta) else delta), finite.abs().max().item() if b.numel() else 0.0
+
+
+def _magnitude(output: Output, found: Mapping[Output, tuple[float, float]]) -> float:
+    """The largest number in outputs of its kind: a gradient that would be zero but for rounding is all rounding."""
+    return max(largest for other, (_, largest) in found.items() if other.kind == output.kind)
+
+
+def _relative(output: Output, found: Mapping[Output, tuple[float, float]]) -> float:
+    return found[output][0] / (_magnitude(output, found) or 1.0)

@@ -1,0 +1,125 @@
+"""Whether a replay gives what the run gave: bit for bit, or by how much it does not; and what can no longer be compared."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.agreement import Agreement
+from tracefuse.widgets.payload import notes
+
+
+def layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 4)
+
+
+def test_a_step_with_dropout_and_an_optimizer_is_replayed_bit_for_bit() -> None:
+    model, x = layer(), torch.randn(5, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with tracefuse.capture() as c:
+        loss = nn.functional.dropout(model(x), 0.5).square().mean()
+        loss.backward()
+        optimizer.step()
+    found = c.check()
+    assert found is not None
+    assert (found.compared, found.differing) == (len(c.trace.outputs), 0)
+    assert str(found) == f"A replay of the trace gives the run's {found.compared} outputs bit for bit."
+
+
+def written_by_numpy(x: Tensor, model: nn.Linear) -> Tensor:
+    hidden = model(x)
+    hidden.detach().numpy()[:] = 3
+    return hidden.square().mean()
+
+
+def input_written_by_numpy(x: Tensor, model: nn.Linear) -> Tensor:
+    before = (x * 2).sum()
+    x.numpy()[:] = 3
+    return model(x).mean() + before
+
+
+def written_behind_a_pointer(x: Tensor, model: nn.Linear) -> Tensor:
+    import ctypes
+
+    hidden = model(x)
+    ctypes.memset(hidden.data_ptr(), 0, hidden.nbytes)
+    return hidden.square().mean() + hidden.sum()
+
+
+@pytest.mark.parametrize("program", [written_by_numpy, input_written_by_numpy, written_behind_a_pointer])
+def test_a_write_that_no_operator_does_is_told(program) -> None:
+    model, x = layer(), torch.randn(5, 3)
+    with tracefuse.capture() as c:
+        loss = program(x, model)
+        loss.backward()
+    found = c.check()
+    assert found is not None
+    assert found.differing > 0
+    assert not found.is_rounding
+    assert str(found).endswith("write it as an operator, or capture a smaller piece.")
+    assert str(found) in [note["text"] for note in notes(c.optimize())]
+
+
+def test_measuring_checks_first_and_the_view_says_so() -> None:
+    model, x = layer(), torch.randn(5, 3)
+    with tracefuse.capture() as c:
+        loss = model(x).square().mean()
+        loss.backward()
+    variant = c.optimize()
+    assert c.agreement is None
+    assert notes(variant) == []
+    variant.measure(budget_s=0.01)
+    assert c.agreement == Agreement(3, 3)
+    assert [note["text"] for note in notes(variant)] == [str(c.agreement)]
+
+
+def test_what_was_freed_or_written_to_since_is_not_compared() -> None:
+    model, x = layer(), torch.randn(5, 3)
+    with tracefuse.capture() as c:
+        loss = model(x).square().mean()
+        loss.backward()
+    model.bias.grad = None
+    model.weight.grad.zero_()
+    found = c.check()
+    assert found is not None
+    assert (found.outputs, found.compared, found.differing) == (3, 1, 0)
+    assert "(2 more cannot be compared: freed, or written to)" in str(found)
+
+
+def test_a_gradient_added_to_an_older_one_is_not_compared_with_the_sum() -> None:
+    model, x = layer(), torch.randn(5, 3)
+    model(x).sum().backward()
+    with tracefuse.capture() as c:
+        loss = model(x).sum()
+        loss.backward()
+    assert c.check() == Agreement(3, 1)
+
+
+def test_nothing_large_is_kept_alive_for_it() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+
+    def step() -> Tensor:
+        out = x.sin()
+        out.sum().backward()
+        seen.append(weakref.ref(out))
+        return out
+
+    seen: list[weakref.ref[Tensor]] = []
+    c = tracefuse.capture(step)
+    seen.append(weakref.ref(x.grad))
+    x.grad = None
+    assert [reference() for reference in seen] == [None, None]
+    assert c.check() == Agreement(3, 0)
+
+
+def test_differences_of_rounding_are_told_apart() -> None:
+    found = Agreement(3, 3, 1, "the gradient w", 1e-6, 2.0)
+    assert str(found).endswith("Kernels that add up in no fixed order do so.")
+    assert "not in the trace" in str(replace(found, is_rounding=False))
+    assert str(Agreement(3, 0)).startswith("No replay could be held against the run")
