@@ -33,8 +33,8 @@ def check_supported(recording: Recording) -> None:
     dense ones, or by ops that cannot run again."""
     for kernel, source in recording.launches:
         raise CaptureError(
-            f"the program launches the Triton kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
-            "Wrap the launch in `torch.library.triton_op`, or capture a smaller piece."
+            f"the program launches the kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
+            "Wrap the launch in `torch.library.triton_op` or `custom_op`, or capture a smaller piece."
         )
     for node in recording.unseen:
         raise CaptureError(

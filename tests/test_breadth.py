@@ -496,5 +496,21 @@ def test_a_triton_kernel_that_the_program_launches_itself_is_refused_and_one_in_
     done = subprocess.run(
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
     )
-    assert "launches the Triton kernel double_kernel itself" in done.stdout, done.stderr
-    assert done.stdout.strip().endswith("Wrap the launch in `torch.library.triton_op`, or capture a smaller piece.")
+    assert "launches the kernel double_kernel itself" in done.stdout, done.stderr
+    assert done.stdout.strip().endswith(
+        "Wrap the launch in `torch.library.triton_op` or `custom_op`, or capture a smaller piece."
+    )
+
+
+def test_a_kernel_of_the_jiterator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher computes without an operator; here a stand-in does, as it needs a GPU."""
+    pytest.importorskip("triton")  # recorders listen where it was imported, or where there is a GPU
+    double = torch.cuda.jiterator._create_jit_fn("template <typename T> T twice(T x) { return x + x; }")
+    monkeypatch.setattr(double, "is_cuda_available", True)
+    monkeypatch.setattr(
+        torch._C, "_cuda_jiterator_compile_and_launch_kernel", lambda *given: given[4][0], raising=False
+    )
+    captured = tracefuse.capture(lambda: double(leaf().detach()) + 1)
+    with pytest.raises(CaptureError, match=r"launches the kernel twice itself .*custom_op"):
+        assert captured.trace
+    assert torch.cuda.jiterator._JittedFunction.__call__.__qualname__ == "_JittedFunction.__call__"

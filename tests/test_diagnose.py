@@ -158,7 +158,17 @@ def test_a_head_of_an_odd_width(width: int, dtype: torch.dtype, count: int) -> N
     x, w = torch.randn(64, 256, dtype=dtype), torch.randn(width, 256, dtype=dtype, requires_grad=True)
     findings = found("unaligned matmul", case(tracefuse.capture(lambda: (x @ w.t()).sum().backward())))
     assert len(findings) == count
-    assert all("1,001" in one.title and "1,024" in one.fix for one in findings)
+    assert all("1,001" in one.title and "1,024" in one.fix and one.changes == {"pad": True} for one in findings)
+
+
+def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() -> None:
+    x, w = (torch.randn(n, 1024, dtype=torch.bfloat16, requires_grad=True) for n in (2048, 5003))
+    capture = tracefuse.capture(lambda: (x @ w.t()).sin().sum().backward())
+    assert "unaligned matmul" in {one.name for one in capture.optimize(pad=False).findings()}
+    assert "unaligned matmul" not in {one.name for one in capture.optimize().findings()}
+    small = tracefuse.capture(lambda: (x[:64] @ w[:61].t()).sum().backward())
+    left = [one for one in small.optimize(fuse=False).findings() if one.name == "unaligned matmul"]
+    assert [one.fix for one in left] == ["`pad` left it: the decisions of its step say why"]
 
 
 def test_identical_layers_are_one_place_for_pointwise_ops() -> None:
