@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+ROPE_LEAF = Path(__file__).with_name("rope_leaf.tfz")
+"""A session file of a step with a leaf on the CPU, as an H200 ran and measured it: notebook 02 writes such a file."""
 
 
 class SelfAttention(nn.Module):

@@ -30,6 +30,7 @@ from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, 
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.packed_attention import RUNTIME as PACKING_RUNTIME
 from tracefuse.packed_attention import support as packing_support
+from tracefuse.quick_calls import quick
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
@@ -96,11 +97,11 @@ def module_source(variant: Variant) -> str:
 
 
 def functions_source(variant: Variant) -> str:
-    """A module of the optimised `forward` and `backward` (boxed) alone, with what they call."""
+    """A module of the optimised `forward` and `backward` (boxed) alone, with what they call, at the least cost to the host."""
     imports = "import math\n\nimport torch" + (
         "\nimport triton\nimport triton.language as tl" if variant.kernels else ""
     )
-    return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n"
+    return quick("\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n")
 
 
 def _functions(variant: Variant) -> list[str]:

@@ -71,8 +71,9 @@ class Graphs:
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.draws: list[_Draw] = []
         self._draw: Any = getattr(step.module, "draw_dropout", None)
-        device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
-        with _outside_autograd(), torch.cuda.device(device), torch.random.fork_rng([device]), _restored_stream():
+        self.device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
+        on_device, forked = torch.cuda.device(self.device), torch.random.fork_rng([self.device])
+        with _outside_autograd(), on_device, forked, _restored_stream():
             before = _reserved_nbytes()
             given = [t.detach() if i in in_place else _like(t).copy_(t) for i, t in enumerate(inputs)]
             self._capture(given, torch.cuda.Stream())
@@ -126,9 +127,13 @@ class Graphs:
         """The results of `inputs`, which have the captured layouts and none of which has `moved`, in memory of their own."""
         new = [(mine, inputs[i]) for i, mine in enumerate(self.inputs) if i not in self.in_place]
         _write([*new, *(pair for draw in self.draws for pair in zip(draw.states, draw.again(), strict=True))])
-        self.turn += 1
-        self.forward_graph.replay()
+        self._replay(self.forward_graph)
         return self._results()
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.turn += 1
+        with torch.cuda.device(self.device):  # a graph runs on the stream of the current GPU
+            graph.replay()
 
     def _results(self) -> list[torch.Tensor]:
         """Copies of the results; those that share memory do so as copies too."""
@@ -142,8 +147,7 @@ class Graphs:
         if self.step.cotangents is None:
             return []
         _write(list(zip(self.cotangents, cotangents, strict=True)))
-        self.turn += 1
-        self.backward_graph.replay()
+        self._replay(self.backward_graph)
         return _copies(self.gradients)
 
 
@@ -185,12 +189,30 @@ def _restored_stream() -> Iterator[None]:
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     try:
         # Other threads, such as one that pins a loader's batches, may go on.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with (
+            _own_workspaces(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             yield
     except RuntimeError as error:
         # An op that fails breaks the capture, whose end then fails too: the first of the two says why.
         reason = str(error.__context__ or error).splitlines()[0]
         raise NotSupported(f"CUDA cannot capture this program as a graph: {reason}; leave out cuda_graph") from error
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Matmuls that are recorded take their workspaces from the graph's own pool.
+
+    A graph keeps the address of what cuBLAS scribbles in. torch caches that memory by stream and frees it when somebody else,
+    such as `torch.compile(mode="reduce-overhead")`, records: a graph would then write where another program's tensors lie.
+    Private: `torch._C._cuda_clearCublasWorkspaces`, seen on torch 2.11 to 2.13.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _write(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import fx
 
 from tracefuse.findings import Case, Finding, Fix, dtype, grouped, line, names
@@ -12,6 +13,7 @@ from tracefuse.optimizers.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.retype import behind_views, only_dtype
 from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase, val
+from tracefuse.summary import folded
 from tracefuse.work import work
 
 
@@ -107,7 +109,8 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
     if severity == "high":  # every eager program has some: a remark on how it was written, not an error in it
         severity = "medium"
     if severity is not None and len(nodes) > 1:
-        module, share = _largest_module(case, nodes)
+        module, share = _largest_part(case, nodes, lambda n: folded(origin(n).module))
+        at, _ = _largest_part(case, nodes, line)
         yield Finding(
             "unfused pointwise work",
             severity,
@@ -115,10 +118,10 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
             (
                 ("moved", human_bytes(sum(map(bytes_moved, nodes)))),
                 ("in the backward", str(sum(phase(n) == "backward" for n in nodes))),
-                ("most of it in", f"{module} ({share:.0%})".replace("%", " %")),
+                ("most of it in", f"{module or '(no module)'} ({share:.0%})".replace("%", " %")),
             ),
             names(sorted(nodes, key=lambda n: -case.us([n]))),
-            line(max(nodes, key=lambda n: case.us([n]))),
+            at,
             "compute them in one kernel each run: `fuse`",
             f"at most {case.worth(us)}",
             {"fuse": True},
@@ -127,7 +130,8 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
 
 def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     """Matmuls over a dimension whose rows are no multiple of 16 bytes: tensor cores are fed by slow kernels."""
-    nodes = [n for n in case.trace.ops if _odd_width(n)]
+    tf32 = dict(case.environment).get("tf32") == "True"
+    nodes = [n for n in case.trace.ops if _on_tensor_cores(n, tf32) and _odd_width(n)]
     for (width, wide), group in grouped(nodes, _odd_width).items():
         us = case.us(group)
         severity = case.severity(us)
@@ -151,15 +155,21 @@ def _parts(node: fx.Node) -> list[fx.Node]:
     return [part for part in node.args[0] if isinstance(part, fx.Node)]  # type: ignore[union-attr]
 
 
+def _on_tensor_cores(node: fx.Node, tf32: bool) -> bool:
+    """Whether it is a matmul that tensor cores can do: of half precision, or of float32 where that may be rounded to TF32."""
+    return work(node) == "matmul" and (val(node).element_size() == 2 or (tf32 and val(node).dtype is torch.float32))
+
+
 def _odd_width(node: fx.Node) -> tuple[int, int] | None:
-    """The largest dimension along unaligned rows of a matmul of half precision, and what it would be padded to."""
-    wide = unaligned(node) if work(node) == "matmul" and val(node).element_size() == 2 else None
+    """The largest dimension along unaligned rows of a matmul, and what it would be padded to."""
+    wide = unaligned(node)
     if wide is None:
         return None
     return max((a, b) for a, b in zip(dims_of(node), wide, strict=True) if a != b)
 
 
-def _largest_module(case: Case, nodes: Sequence[fx.Node]) -> tuple[str, float]:
-    us = {module: case.us(group) for module, group in grouped(nodes, lambda n: origin(n).module).items()}
-    module = max(us, key=us.__getitem__)
-    return module or "(no module)", us[module] / sum(us.values())
+def _largest_part(case: Case, nodes: Sequence[fx.Node], of: Callable[[fx.Node], str]) -> tuple[str, float]:
+    """The part of the ops that takes longest, and its share of their time."""
+    us = {part: case.us(group) for part, group in grouped(nodes, of).items()}
+    part = max(us, key=us.__getitem__)
+    return part, us[part] / sum(us.values())

@@ -120,12 +120,17 @@ def write_packed(tensors, parts, is_causal, scale):
 
 def readable_rows(tensor):
     """`tensor` with its rows in one piece and no element shared, as cuDNN reads it; the gradient of a sum is expanded."""
-    is_expanded = any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.contiguous() if is_expanded or tensor.stride(-1) != 1 else tensor
+    steps = tensor.stride()
+    if steps[-1] == 1 and 0 not in steps:
+        return tensor
+    is_expanded = any(step == 0 and size > 1 for size, step in zip(tensor.shape, steps, strict=True))
+    return tensor.contiguous() if is_expanded or steps[-1] != 1 else tensor
 
 
 def unpadded(stats, length):
     """What the forward saved of each row, `[B, H, T, 1]` in one piece: a kernel may have padded its length."""
+    if stats.shape[2:] == (length, 1) and stats.is_contiguous():
+        return stats
     return stats.reshape(*stats.shape[:2], -1)[:, :, :length, None].contiguous()
 
 

@@ -75,6 +75,9 @@ def slow_in_aten(node: fx.Node) -> str | None:
     """Why a kernel of this op alone beats ATen's, which moves no more bytes by its arguments; None where it does not."""
     if node.target in FILL_THEN_COPY:
         return "ATen fills the result first, and copies then"
+    if node.target is aten.gelu.default and val(node).dtype is torch.float32:
+        # `tests/bench/gpt_step.py --program tf32 --breakdown` has both.
+        return "ATen's own kernel of float32 does not keep up with memory"
     is_composite = node.target in REDUCTIONS and node.target not in PLAIN_REDUCTIONS
     if is_composite or columns_of(node) is not None:
         return "ATen's own kernel reads that twice, or at half the speed of memory"

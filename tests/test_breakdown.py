@@ -40,6 +40,7 @@ EVENTS = [
     record("cuda_driver", "cuLaunchKernel", 114, correlation=6),
     record("kernel", "triton_poi_fused_add", 710, 1.0, correlation=6),
     record("cpu_op", "aten::copy_", 120, **{"External id": 7}),
+    record("kernel", "cudnn_generated_sdpa_bprop", 715, 1.0, correlation=8),
     record("gpu_memcpy", "Memcpy DtoD", 720, 0.5, **{"External id": 7, "correlation": 99}),
 ]
 
@@ -52,6 +53,7 @@ def test_kernels_are_told_by_operator_shapes_and_phase():
         Row("forward", "matmul", "addmm 8x4 @ 4x2 BFloat16", 1, 5.0),
         Row("forward", "fused", "ours_kernel", 1, 2.0),
         Row("backward", "fused", "triton_poi_fused_add", 1, 1.0),
+        Row("backward", "attention", "cudnn_generated_sdpa_bprop", 1, 1.0),
         Row("backward", "rest", "aten::copy_: Memcpy DtoD", 1, 0.5),
     ]
 

@@ -143,6 +143,18 @@ def test_the_tuning_that_is_refused_is_named(gpu: Path, monkeypatch: pytest.Monk
     assert build([kernel]) == {}
 
 
+def test_a_kernel_that_the_assembler_gets_wrong_is_refused(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its indices are known to be below 125, `index // 5 % 5 - 2` becomes a packed addition of 16 bits."""
+    padded = kernel_of_types(
+        lambda g, x: torch.ops.aten.slice_backward.default(g * x, [5, 5, 5], 1, 2, 4, 1),
+        ((), torch.float32), ((5, 2, 5), torch.float32),
+    )  # fmt: skip
+    assert build([padded]) == {}
+    made = building.module_text
+    monkeypatch.setattr(building, "module_text", lambda *of: made(*of).replace("tl.program_id(0) * COLS + ", ""))
+    assert "packed 16-bit addition" in build([padded])[padded.name]
+
+
 def test_machine_code_that_was_removed_is_made_again(gpu: Path) -> None:
     kernels = some_kernels(1)
     build(kernels)

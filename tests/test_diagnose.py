@@ -158,7 +158,35 @@ def test_a_head_of_an_odd_width(width: int, dtype: torch.dtype, count: int) -> N
     x, w = torch.randn(64, 256, dtype=dtype), torch.randn(width, 256, dtype=dtype, requires_grad=True)
     findings = found("unaligned matmul", case(tracefuse.capture(lambda: (x @ w.t()).sum().backward())))
     assert len(findings) == count
-    assert all("1,001" in one.title and "1,024" in one.fix for one in findings)
+    assert all("1,001" in one.title and "1,024" in one.fix and one.changes == {"pad": True} for one in findings)
+
+
+def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() -> None:
+    x, w = (torch.randn(n, 1024, dtype=torch.bfloat16, requires_grad=True) for n in (2048, 5003))
+    capture = tracefuse.capture(lambda: (x @ w.t()).sin().sum().backward())
+    assert "unaligned matmul" in {one.name for one in capture.optimize(pad=False).findings()}
+    assert "unaligned matmul" not in {one.name for one in capture.optimize().findings()}
+    small = tracefuse.capture(lambda: (x[:64] @ w[:61].t()).sum().backward())
+    left = [one for one in small.optimize(fuse=False).findings() if one.name == "unaligned matmul"]
+    assert [one.fix for one in left] == ["`pad` left it: the decisions of its step say why"]
+
+
+def test_identical_layers_are_one_place_for_pointwise_ops() -> None:
+    model, x = nn.Sequential(*(nn.Sequential(nn.GELU()) for _ in range(3))), torch.randn(256, 256)
+
+    def step() -> None:
+        torch.exp(model(x.requires_grad_())).sum().backward()
+
+    (finding,) = found("unfused pointwise work", case(tracefuse.capture(step)))
+    assert dict(finding.evidence)["most of it in"].startswith("*.* (")
+
+
+def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None:
+    x, w = torch.randn(64, 256), torch.randn(1001, 256, requires_grad=True)
+    plain = case(tracefuse.capture(lambda: (x @ w.t()).sum().backward()))
+    assert not found("unaligned matmul", plain)
+    (finding,) = found("unaligned matmul", replace(plain, environment=(("tf32", "True"),)))
+    assert "1,001, which is no multiple of 4" in finding.title
 
 
 @pytest.mark.parametrize("rows", [8, 13])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 
 import programs
@@ -225,3 +228,26 @@ def test_measuring_adds_a_column() -> None:
     assert timing.program("CUDA graph").difference.gradients < 1e-4
     assert timing.program("CUDA graph").peak_nbytes > timing.program("optimised").peak_nbytes / 2
     assert timing.program("CUDA graph").times_ms["step"].median < timing.program("optimised").times_ms["step"].median
+
+
+@gpu
+def test_another_recording_does_not_take_the_workspaces_of_matmuls() -> None:
+    """In a process of its own: a matmul that writes where nothing is mapped ends the CUDA context."""
+    program = """
+        import torch, tracefuse
+        a, b = (torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in ((64, 32768), (32768, 64)))
+        w = torch.randn(64, 50257, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        step = tracefuse.capture(lambda: (a @ b @ w).float().square().mean()).optimize().compile(cuda_graph=True)
+        step().backward()
+        expected, w.grad = w.grad, None
+        # What torch.compile(mode="reduce-overhead") does before and after it records.
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        others = [torch.zeros(1 << 20, device="cuda") for _ in range(64)]
+        step().backward()
+        torch.cuda.synchronize()
+        assert torch.equal(w.grad, expected)
+        assert not any(tensor.any() for tensor in others)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

@@ -22,6 +22,7 @@ from isomorphism import assert_isomorphic
 
 import tracefuse
 from tracefuse.config import Config, Machine
+from tracefuse.demo import ROPE_LEAF
 from tracefuse.errors import SessionError
 from tracefuse.measurements import Build
 from tracefuse.optimizers.fuse import Fuse
@@ -278,6 +279,17 @@ def test_a_pass_of_ones_own_is_named_and_found_again(registered: None, tmp_path:
         without = tracefuse.load(path)
     assert [config.as_code() for config, _ in without.measurements.timings] == ["c.optimize()"]
     assert len(without.left_out) == 1
+
+
+def test_the_file_that_comes_along_has_the_reference_case_as_a_gpu_measured_it() -> None:
+    """A step whose leaf lies on the CPU. Notebook 02 writes it anew on a GPU, should this version not read it."""
+    captured = tracefuse.load(ROPE_LEAF).variant(Config.off())
+    first = captured.findings()[0]
+    assert first.title == "every backward copies the gradient of `input_ts` from cuda:0 to the CPU"
+    assert dict(first.evidence)["bytes"] == "640 MiB"
+    assert all(bar.provenance.startswith("measured on NVIDIA") for bar in first.bars)
+    tried = [captured.capture.measurements.trials[captured.config, first.id, at] for at in range(len(first.trials))]
+    assert [one.verdict for one in tried] == ["faster", "faster"]
 
 
 # --- files that cannot be written or read -----------------------------------------------------------------------------

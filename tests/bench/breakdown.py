@@ -83,8 +83,8 @@ def kind(kernel: str, operator: Mapping[str, Any], is_own: Callable[[str], bool]
     name = operator.get("name", "")
     if name in MATMULS:
         return "matmul", f"{name.removeprefix('aten::')} {_factors(operator['args'], MATMULS[name])}"
-    if "attention" in name:
-        return "attention", name.rpartition("::")[2]
+    if "attention" in name or "sdpa" in kernel:  # cuDNN's front end launches its own, outside of any operator
+        return "attention", name.rpartition("::")[2] or kernel
     if kernel.startswith("triton_") or is_own(kernel):
         return "fused", kernel
     return "rest", f"{name}: {kernel[:60]}" if name.startswith("aten::") else kernel[:80]

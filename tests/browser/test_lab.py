@@ -82,7 +82,7 @@ def code(root: Locator) -> str:
     return "\n".join(root.locator(".tf-code .tf-line").all_text_contents())
 
 
-@pytest.mark.parametrize("name", ["simplify", "cat", "decompose", "pad", "remat", "fuse"])
+@pytest.mark.parametrize("name", ["simplify", "cat", "decompose", "remat", "fuse"])
 def test_every_pass_changes_the_shown_trace(root: Locator, name: str) -> None:
     before = code(root)
     switch(root, name)

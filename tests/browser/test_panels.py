@@ -81,7 +81,7 @@ def details(page: Page) -> Locator:
 
 def test_passes_that_changed_nothing_are_folded_and_come_back(page: Page, press: Callable[[Locator], None]) -> None:
     fold = page.get_by_test_id("tf-idle-passes")
-    expect(fold).to_have_text("2 passes changed nothing: freeze, cat")
+    expect(fold).to_have_text("3 passes changed nothing: freeze, cat, pad")
     expect(page.get_by_test_id("tf-pass-cat")).to_have_count(0)
     press(fold)
     expect(page.get_by_test_id("tf-idle-passes")).to_be_focused()
