@@ -243,6 +243,13 @@ def test_the_distance_between_rows_counts_not_their_length() -> None:
     assert unaligned(second) == (64, rounded(61, 2), 64)
 
 
+def test_a_vector_has_no_rows_to_align() -> None:
+    capture = tracefuse.capture(lambda: leaf(64, 1001, dtype=torch.bfloat16) @ leaf(1001, 1, dtype=torch.bfloat16))
+    found = tried(Pad(always=True), capture)
+    (product,) = (n for n in found.after.ops if n.target is aten.mm.default)
+    assert [tuple(val(a).shape) for a in product.args] == [(64, 1024), (1024, 1)]
+
+
 @pytest.mark.parametrize(
     ("count", "size", "width"),
     [
