@@ -145,7 +145,8 @@ def _rebuild(built: Built, roles: Roles, cotangents: Cotangents) -> tuple[Trace,
     inputs, chosen, name_of = [], [], {}
     externals = list(built.placeholders)
     for value, node in sorted(built.placeholders.items(), key=lambda pair: _KINDS.index(roles.sources[pair[0]][0])):
-        if node not in cotangents and (node.users or value in built.mutated):
+        is_named = value in built.mutated or value in roles.gradients
+        if node not in cotangents and (node.users or is_named):
             kind, source = roles.sources[value]
             name_of[value] = name = names.fresh(source or "constant")
             new[node] = graph.create_node("placeholder", name, name=name)

@@ -50,7 +50,11 @@ def tracefuse(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The backend, as `torch.compile` calls it. Raises `OptionError` for an option or a `mode` that there is not."""
+    """The backend, as `torch.compile` calls it, and what runs one graph.
+
+    `options` are those of `Capture.optimize` and `cuda_graph`: True replays both halves as CUDA graphs, which
+    `mode="reduce-overhead"` asks for too. Raises `OptionError` for an option or a `mode` that there is not.
+    """
     if mode not in MODES:
         raise OptionError(
             f"backend='tracefuse' has no mode {mode!r}: take mode='reduce-overhead', which replays CUDA graphs, or choose "

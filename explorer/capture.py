@@ -139,7 +139,7 @@ class Capture:
 
     def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
         gradient_of = _gradient if self._thaw is None else self._thaw.gradient_of
-        self._recorder.note_replaced()
+        self._recorder.note_end()
         self._roles = roles_of(self._recorder, namespace, returned, gradient_of)
         self._left = left_by(self._recorder, self._roles, namespace, returned, gradient_of)
         self._alive = self._recorder.alive()

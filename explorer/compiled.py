@@ -3,7 +3,8 @@
     tracefuse.compiled(model)       a `CompiledGraph` for each graph of a compiled model, in the order of compiling
     tracefuse.explore(model)        the view of the largest of them
 
-A graph is found by its parameters: those of `model`. It is known as long as the code that runs it.
+A graph is found by its parameters: those of `model`, or else any of the same names, shapes and dtypes, since torch runs models
+of one class by one graph, and FSDP gathers other tensors than the model's. It is known as long as the code that runs it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class CompiledGraph(Capture):
         self.config = config
         self._trace = trace
         kinds = [entry.kind for entry in trace.inputs]
+        self._parameters = [weakref.ref(t) for t, kind in zip(inputs, kinds, strict=False) if kind == "parameter"]
         self._inputs = [_kept(*known) for known in zip(inputs, map(val, trace.placeholders), kinds, strict=False)]
         _known[:] = [*(ref for ref in _known if ref() is not None), weakref.ref(self)]
 
@@ -67,7 +69,16 @@ class CompiledGraph(Capture):
     def has_parameter_of(self, model: nn.Module) -> bool:
         """Whether the graph reads one of the model's own parameters: how `tracefuse.compiled(model)` finds its graphs."""
         own = {id(parameter) for parameter in model.parameters()}
-        return any(isinstance(kept, weakref.ref) and id(kept()) in own for kept in self._inputs)
+        return any(id(ref()) in own for ref in self._parameters)
+
+    def has_parameters_like(self, model: nn.Module) -> bool:
+        """Whether the graph's parameters are there, and the model has ones of their names, shapes and dtypes."""
+        if not all(ref() is not None for ref in self._parameters):
+            return False
+        own = {(name, parameter.shape, parameter.dtype) for name, parameter in model.named_parameters()}
+        given = zip(self._trace.inputs, map(val, self._trace.placeholders), strict=True)
+        wanted = {(entry.source, value.shape, value.dtype) for entry, value in given if entry.kind == "parameter"}
+        return bool(wanted) and wanted <= own
 
     def explore(self, **options: Any) -> Any:
         """The view, with the passes that the graph was compiled with, changed by `options`."""
@@ -78,12 +89,23 @@ class CompiledGraph(Capture):
 def _kept(tensor: torch.Tensor, layout: torch.Tensor, kind: str) -> Callable[[], torch.Tensor | None]:
     """What gives the tensor to measure on: itself while it lives, or one like it."""
     if kind in ("parameter", "buffer"):
-        return weakref.ref(tensor)
+        return functools.partial(_alive, weakref.ref(tensor), layout)
     if not tensor.is_floating_point() and not tensor.is_complex():
         host = tensor.detach().to("cpu", copy=True)  # the caller's memory may go
         return lambda: _memory_like(layout).copy_(host)
+    return functools.partial(_drawn_like, layout)
+
+
+def _alive(ref: weakref.ref[torch.Tensor], layout: torch.Tensor) -> torch.Tensor | None:
+    tensor = ref()
+    if tensor is None or tensor.untyped_storage().nbytes() or not tensor.numel():
+        return tensor
+    return _drawn_like(layout)  # FSDP has freed the memory until the next forward
+
+
+def _drawn_like(layout: torch.Tensor) -> torch.Tensor:
     drawn_as = layout.dtype if layout.is_complex() else torch.float32  # there are no draws of float8
-    return lambda: _memory_like(layout).copy_(torch.randn(layout.shape, dtype=drawn_as, device=layout.device))
+    return _memory_like(layout).copy_(torch.randn(layout.shape, dtype=drawn_as, device=layout.device))
 
 
 def _memory_like(layout: torch.Tensor) -> torch.Tensor:
@@ -91,8 +113,13 @@ def _memory_like(layout: torch.Tensor) -> torch.Tensor:
 
 
 def compiled(model: nn.Module) -> list[CompiledGraph]:
-    """The graphs with parameters of `model` that `torch.compile(…, backend="tracefuse")` made, in the order of compiling."""
-    return [graph for ref in _known if (graph := ref()) is not None and graph.has_parameter_of(model)]
+    """The graphs that `torch.compile(…, backend="tracefuse")` made of `model`, in the order of compiling.
+
+    Those with parameters of its own; where there are none, those of models with the same parameters but for their numbers.
+    """
+    known = [graph for ref in _known if (graph := ref()) is not None]
+    own = [graph for graph in known if graph.has_parameter_of(model)]
+    return own or [graph for graph in known if graph.has_parameters_like(model)]
 
 
 def explore(model: nn.Module, **options: Any) -> Any:

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from types import TracebackType
 
 # Whose frames stand between the user's line and an operator while a cell is recorded.
-RECORDER = {"tracefuse.record", "tracefuse.hooks", "tracefuse.host_reads", "tracefuse.capture"}
+RECORDER = {
+    "tracefuse.record",
+    "tracefuse.recording",
+    "tracefuse.memories",
+    "tracefuse.hooks",
+    "tracefuse.host_reads",
+    "tracefuse.capture",
+}
 
 
 def is_recorder(module: str) -> bool:

@@ -71,8 +71,9 @@ class Graphs:
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.draws: list[_Draw] = []
         self._draw: Any = getattr(step.module, "draw_dropout", None)
-        device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
-        with _outside_autograd(), torch.cuda.device(device), torch.random.fork_rng([device]), _restored_stream():
+        self.device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
+        on_device, forked = torch.cuda.device(self.device), torch.random.fork_rng([self.device])
+        with _outside_autograd(), on_device, forked, _restored_stream():
             before = _reserved_nbytes()
             given = [t.detach() if i in in_place else _like(t).copy_(t) for i, t in enumerate(inputs)]
             self._capture(given, torch.cuda.Stream())
@@ -126,9 +127,13 @@ class Graphs:
         """The results of `inputs`, which have the captured layouts and none of which has `moved`, in memory of their own."""
         new = [(mine, inputs[i]) for i, mine in enumerate(self.inputs) if i not in self.in_place]
         _write([*new, *(pair for draw in self.draws for pair in zip(draw.states, draw.again(), strict=True))])
-        self.turn += 1
-        self.forward_graph.replay()
+        self._replay(self.forward_graph)
         return self._results()
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.turn += 1
+        with torch.cuda.device(self.device):  # a graph runs on the stream of the current GPU
+            graph.replay()
 
     def _results(self) -> list[torch.Tensor]:
         """Copies of the results; those that share memory do so as copies too."""
@@ -142,8 +147,7 @@ class Graphs:
         if self.step.cotangents is None:
             return []
         _write(list(zip(self.cotangents, cotangents, strict=True)))
-        self.turn += 1
-        self.backward_graph.replay()
+        self._replay(self.backward_graph)
         return _copies(self.gradients)
 
 

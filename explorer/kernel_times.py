@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 LAUNCH_US = 5.0
 """A kernel that takes less ends before the host has launched the next one."""
 CPU_NOTE = "On a CPU a Triton kernel is the ATen operators that it stands for, and what a cache holds may pass 100 %."
+WIDEST_NAME = 60
+"""Letters of a kernel's name in the table, so that its lines fit into a notebook."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class KernelTimes:
         speed = _figure(found.gb_per_s), _figure(found.tflop_per_s)
         share = "" if found.share is None else f"{found.share:.0%}"
         return (
-            row.name[:80],
+            row.name if len(row.name) <= WIDEST_NAME else f"{row.name[: WIDEST_NAME - 1]}…",
             str(row.calls),
             f"{row.time_us:.4g}",
             part,

@@ -8,14 +8,12 @@ which lies between the user's tensors and makes malloc take more pages for the n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
 
 import torch
 
+from tracefuse.recording import Value, kind_of
 from tracefuse.weak_map import WeakMap
-
-if TYPE_CHECKING:
-    from tracefuse.recording import Value
 
 
 class Memories:
@@ -24,6 +22,7 @@ class Memories:
     def __init__(self) -> None:
         self._numbers: WeakMap[int] = WeakMap()
         self._count = 0
+        self._at: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._values: dict[int, Value] = {}
         self._further: dict[int, list[Value]] = {}
 
@@ -31,11 +30,25 @@ class Memories:
         """Equal for tensors that share memory; None for tensors that have none of their own (sparse)."""
         if tensor.layout is not torch.strided:
             return None
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # a tensor of torch's first vmap
+            return None
         number = self._numbers.get(storage)
-        if number is None:
-            number = self._numbers[storage] = self._count
-            self._count += 1
+        return self._number(storage) if number is None else number
+
+    def _number(self, storage: torch.UntypedStorage) -> int:
+        """A new number, unless another storage that is still there begins at the same address: DLPack and `torch.from_numpy`
+        make a storage of their own of memory that has one."""
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:  # there is no memory: a wrapper's, fake ones, zeros that are only said to be there
+            address = 0
+        known = self._at.get(address)
+        is_shared = known is not None and known() is not None and address != 0
+        number = self._numbers[storage] = self._numbers.get(known()) if is_shared else self._count
+        self._count += not is_shared
+        self._at[address] = weakref.ref(storage)
         return number
 
     def add(self, value: Value) -> None:
@@ -48,7 +61,7 @@ class Memories:
     def find(self, tensor: torch.Tensor) -> Value | None:
         """A value that has this tensor's memory and layout."""
         memory = self.of(tensor)
-        if memory is None or memory not in self._values:
+        if memory is None or memory not in self._values or kind_of(tensor) is not None:
             return None
         layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
         found = [self._values[memory], *self._further.get(memory, ())]

@@ -54,7 +54,8 @@ class Program:
         return self.module.run(*self.given(tensors, named))
 
     def given(self, tensors: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The captured inputs, some replaced by position or by name. Raises `OptionError` for more or other ones."""
+        """The captured inputs, some replaced by position or by name. Raises `OptionError` for more or other ones, for what is
+        no tensor, and for tensors on another kind of device than captured."""
         if not tensors and not named:
             return list(self._inputs.values())
         unknown = sorted(named.keys() - self._inputs.keys())
@@ -64,7 +65,22 @@ class Program:
             raise OptionError(
                 f"the program has {len(self._inputs)} inputs, got {len(tensors)}: {', '.join(self._inputs)}"
             )
-        return list({**self._inputs, **dict(zip(self._inputs, tensors, strict=False)), **named}.values())
+        replaced = {**dict(zip(self._inputs, tensors, strict=False)), **named}
+        for name, tensor in replaced.items():
+            self._check(name, tensor)
+        return list((self._inputs | replaced).values())
+
+    def _check(self, name: str, given: torch.Tensor) -> None:
+        if not isinstance(given, torch.Tensor):
+            raise OptionError(
+                f"{name} is {type(given).__name__}, and the program takes tensors: pass `torch.as_tensor(...)`"
+            )
+        captured = self._inputs[name].device.type
+        if given.device.type != captured:
+            raise OptionError(
+                f"{name} is on {given.device}, and the program was captured with it on {captured}: pass `.to({captured!r})`, "
+                "or capture it again"
+            )
 
     def restarts(self, rng_states: Sequence[torch.Tensor]) -> Callable[[], None]:
         """A function that sets each generator to the state that its first draw was captured with."""

@@ -6,11 +6,13 @@ eager would have freed, except what the program reads from outside (its inputs) 
 of the input's first contents.
 
 Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._current_autograd_node`,
-`torch.autograd._get_sequence_nr`.
+`torch.autograd._get_sequence_nr`, `torch._C._ForceDispatchKeyGuard`, `torch._C._dispatch_tls_local_include_set` and
+`…_exclude_set`.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,12 +29,16 @@ from tracefuse.recording import Call, OpFacts, Recording, Value, facts_of, map_t
 from tracefuse.user_source import user_source
 from tracefuse.weak_map import WeakMap
 
+_NOTHING = nullcontext()
 # The engine adds up gradients between nodes.
 _ACCUMULATE = Origin(autograd="accumulate")
 
 
 class Recorder(TorchDispatchMode, Listener):
     """Context manager that fills `recording`. `names` maps parameters and buffers to ("parameter", dotted path)."""
+
+    # They run, and are refused by name when the trace is asked for.
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,11 +84,16 @@ class Recorder(TorchDispatchMode, Listener):
         value = self._ids.get(tensor)
         return self._memories.find(tensor) if value is None else value
 
-    def note_replaced(self) -> None:
-        """The program is over: note the inputs that have other memory now than when it read them."""
-        for value, tensor in self.recording.externals.items():
+    def note_end(self) -> None:
+        """The program is over: note the inputs that have other memory now than when it read them, and those that have become
+        part of its autograd graph although no operator wrote to them."""
+        recording = self.recording
+        for value, tensor in recording.externals.items():
             if self._ids.get(tensor) is value and value.memory != self._memories.of(tensor):
-                self.recording.replaced.setdefault(value, None)
+                recording.replaced.setdefault(value, None)
+            made_by = tensor.grad_fn
+            if made_by is not None and made_by._sequence_nr() >= self._first_seq and value not in recording.snapshots:
+                recording.unseen.append(made_by.name())
 
     def alive(self) -> frozenset[Value]:
         """The values whose tensors somebody still holds."""
@@ -104,7 +115,8 @@ class Recorder(TorchDispatchMode, Listener):
             self.recording.stops.append(Stop(host_read, origin.source, in_engine))
         self._is_running = True
         try:
-            out = func(*args, **kwargs)
+            with _lazy_bits() if facts.conjugates else _NOTHING:
+                out = func(*args, **kwargs)
         finally:
             self._is_running = False
         if facts.view is None:
@@ -242,6 +254,16 @@ class Recorder(TorchDispatchMode, Listener):
         """A backward is over: what is alive now, its graph being gone, a variable of the program holds."""
         if not is_in_engine():
             self.recording.held.update(self._ids.values())
+
+
+def _lazy_bits() -> AbstractContextManager[None]:
+    """Where torch calls a dispatch mode, it no longer looks at lazy conjugation and negation: kernels that conjugate by
+    themselves, such as that of the pseudo-inverse, would compute something else than without the mode."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate) | torch._C.DispatchKeySet(
+        torch._C.DispatchKey.Negative
+    )
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded - keys)
 
 
 def _link_views(call: Call, facts: OpFacts) -> None:

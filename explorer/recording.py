@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch import nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from tracefuse.host_reads import Stop, may_read
 from tracefuse.optimizers.trace import Origin, Source
@@ -20,6 +22,8 @@ aten = torch.ops.aten
 
 # These write their running statistics although their schema does not say so.
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
+# Found wrong in a dispatch mode by `tests/bench/op_db.py`: torch's kernels conjugate lazily, which modes switch off.
+_CONJUGATING = {aten.linalg_pinv.atol_rtol_tensor, aten.linalg_pinv.atol_rtol_float}
 
 
 class Value:
@@ -29,7 +33,8 @@ class Value:
 
     def __init__(self, index: int, tensor: torch.Tensor, memory: int | None) -> None:
         self.index = index
-        self.kind = kind = kind_of(tensor)
+        kind = kind_of(tensor)
+        self.kind = kind = "batched" if kind is None and memory is None else kind
         self.memory = memory
         if kind is None:
             self.shape, self.stride, self.offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
@@ -40,9 +45,8 @@ class Value:
 
     @property
     def base(self) -> Value:
-        return (
-            self if self._base is None else self._base
-        )  # stored, a cycle that nothing frees but a collection of garbage
+        # Not stored of those that are their own: nothing but a collection of garbage would free them.
+        return self if self._base is None else self._base
 
     @base.setter
     def base(self, value: Value) -> None:
@@ -69,14 +73,20 @@ class Value:
 
 
 def kind_of(tensor: torch.Tensor) -> str | None:
-    """None for a plain dense tensor, else what it is instead."""
+    """None for a plain dense tensor, else what it is instead: of subclasses that run operators themselves, the class."""
     if tensor.is_nested:
         return "nested"
     if tensor.is_quantized:
         return "quantized"
     if tensor.layout is not torch.strided:
         return "sparse" if "sparse" in str(tensor.layout) else "opaque"
-    return type(tensor).__name__ if is_traceable_wrapper_subclass(tensor) else None
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is nn.Parameter:
+        return None
+    if is_lazy(tensor):
+        return "uninitialised"
+    runs_operators = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return kind.__name__ if runs_operators and kind is not FakeTensor else None  # of fake ones nothing real is computed
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
@@ -117,33 +127,39 @@ def values_in(tree: Any) -> list[Value]:
 class OpFacts:
     """What the recorder asks of each op that runs, found out once per operator.
 
-    `view` is the view whose layout an op such as `unsqueeze_` gives to its tensor; `aliased` the position and the name of the
-    arguments in whose memory the results may lie.
+    `conjugates`: its kernel relies on lazy conjugation; `view` is the view whose layout an op such as `unsqueeze_` gives to
+    its tensor; `aliased` the position and the name of the arguments in whose memory the results may lie.
     """
 
-    func: OpOverload
-    is_random: bool
-    may_write: bool
-    may_read: bool
-    view: OpOverload | None
-    aliased: tuple[tuple[int, str], ...]
+    func: OpOverload | HigherOrderOperator
+    is_random: bool = False
+    may_write: bool = False
+    may_read: bool = False
+    conjugates: bool = False
+    view: OpOverload | None = None
+    aliased: tuple[tuple[int, str], ...] = ()
 
 
 _FACTS: dict[int, OpFacts] = {}
 
 
-def facts_of(func: OpOverload) -> OpFacts:
+def facts_of(func: OpOverload | HigherOrderOperator) -> OpFacts:
     facts = _FACTS.get(id(func))  # an operator's own hash runs Python
     if facts is None:
-        facts = _FACTS[id(func)] = OpFacts(
-            func,
-            is_random=torch.Tag.nondeterministic_seeded in func.tags,
-            may_write=func in BATCH_NORMS or any(is_written(a) for a in func._schema.arguments),
-            may_read=may_read(func),
-            view=_view_in_place(func),
-            aliased=_aliased(func),
-        )
+        facts = _FACTS[id(func)] = OpFacts(func) if isinstance(func, HigherOrderOperator) else _facts(func)
     return facts
+
+
+def _facts(func: OpOverload) -> OpFacts:
+    return OpFacts(
+        func,
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        may_write=func in BATCH_NORMS or any(is_written(a) for a in func._schema.arguments),
+        may_read=may_read(func),
+        conjugates=func in _CONJUGATING,
+        view=_view_in_place(func),
+        aliased=_aliased(func),
+    )
 
 
 def is_written(argument: Any) -> bool:
@@ -221,7 +237,8 @@ class Recording:
     overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values that a
     leaf had (`superseded`) before it became an input, where the host reads what a GPU computes (`stops`), the values that were
     still there (`held`) when a backward was over, since the program's variables hold them, and where externals were given
-    other memory (`replaced`), and Triton kernels launched outside of any operator (`launches`)."""
+    other memory (`replaced`), Triton kernels launched outside of any operator (`launches`), and autograd's nodes whose
+    results no operator made (`unseen`)."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -233,3 +250,4 @@ class Recording:
     held: set[Value] = field(default_factory=set)
     replaced: dict[Value, Source | None] = field(default_factory=dict)
     launches: list[tuple[str, Source | None]] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch._ops import HigherOrderOperator
 
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Source
@@ -14,6 +15,8 @@ _REMEDIES = {
     "sparse": "Keep it dense (`.to_dense()`, `nn.Embedding(sparse=False)`)",
     "nested": "Pad it (`torch.nested.to_padded_tensor`)",
     "quantized": "Use `torch.fake_quantize_per_tensor_affine`, or integers and scales as tensors of their own",
+    "batched": "Use `torch.func.vmap`, or a loop over the gradients (`is_grads_batched=False`, `vectorize=False`)",
+    "uninitialised": "Call the model once before the capture",
     "opaque": "Switch that backend's layout off (`torch.backends.mkldnn.flags(enabled=False)`)",
 }
 
@@ -30,10 +33,25 @@ def check_supported(recording: Recording) -> None:
     dense ones, or by ops that cannot run again."""
     for kernel, source in recording.launches:
         raise CaptureError(
-            f"the program launches the Triton kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
-            "Wrap the launch in `torch.library.triton_op`, or capture a smaller piece."
+            f"the program launches the kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
+            "Wrap the launch in `torch.library.triton_op` or `custom_op`, or capture a smaller piece."
+        )
+    for node in recording.unseen:
+        raise CaptureError(
+            f"the forward of {node} makes its result by no operator, and no trace can have it: NumPy or a library does. "
+            "Register it with `torch.library.custom_op`, or capture a smaller piece."
         )
     for call in recording.calls:
+        if isinstance(call.func, HigherOrderOperator):
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} runs graphs or functions of its own, and a trace holds operators on "
+                "tensors. Write it in plain Python (`if` for `torch.cond`), or capture a smaller piece."
+            )
+        if any(isinstance(argument, torch.UntypedStorage) for argument in call.args):
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} works on a storage, which may be written to by no operator. Write to "
+                "the tensor (`tensor.zero_()`), or capture a smaller piece."
+            )
         if call.func.namespace in _COLLECTIVES:
             raise CaptureError(
                 f"{call.func}{where(call.origin.source)} talks to other processes, and a trace is one process's program. "
@@ -44,13 +62,17 @@ def check_supported(recording: Recording) -> None:
                 f"{call.func}{where(call.origin.source)} cannot be replayed: {_NO_REPLAYS[call.func]}, "
                 "or capture a smaller piece."
             )
-        kind = next((v.kind for v in (*call.reads(), *call.out_values()) if v.kind), None)
-        if kind is not None:
-            remedy = _REMEDIES.get(kind, f"Capture the program without {kind} (on one process, before it is sharded)")
-            raise CaptureError(
-                f"{call.func}{where(call.origin.source)} computes with {kind} tensors, and a trace holds dense ones only. "
-                f"{remedy}, or capture a smaller piece."
-            )
+        _check_dense([*call.reads(), *call.out_values()], f"{call.func}{where(call.origin.source)} computes with")
+    _check_dense([given for _, given, _ in recording.roots if given is not None], "a backward starts from")
+
+
+def _check_dense(values: list[Value], what: str) -> None:
+    kind = next((value.kind for value in values if value.kind is not None), None)
+    if kind is not None:
+        remedy = _REMEDIES.get(kind, f"Capture the program without {kind} (on one process, before it is sharded)")
+        raise CaptureError(
+            f"{what} {kind} tensors, and a trace holds dense ones only. {remedy}, or capture a smaller piece."
+        )
 
 
 def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:

@@ -21,6 +21,8 @@ _OURS = tuple(
     os.path.join(os.path.dirname(__file__), name)
     for name in (
         "record.py",
+        "recording.py",
+        "memories.py",
         "hooks.py",
         "launches.py",
         "capture.py",

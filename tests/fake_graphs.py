@@ -16,6 +16,7 @@ from tracefuse.graphs import Recordable
 class FakeGraphs:
     """`tracefuse.graphs.Graphs`, on a CPU, by running the two functions again. `turn` counts what has run."""
 
+    @torch.inference_mode(False)
     def __init__(self, step: Recordable, inputs: Sequence[Tensor], in_place: frozenset[int]) -> None:
         self.step, self.in_place, self.turn = step, in_place, 0
         self.inputs = [t.detach() if at in in_place else t.detach().clone() for at, t in enumerate(inputs)]

@@ -289,6 +289,15 @@ def test_a_graph_goes_with_its_model() -> None:
         graph.optimize().measure(budget_s=0.1)
 
 
+def test_a_model_that_runs_by_the_graph_of_another() -> None:
+    first, second = Tied().double(), Tied().double()
+    for model in (first, second):
+        torch.compile(model, backend=backend)(*tokens()).backward()
+    (graph,) = tracefuse.compiled(first)
+    assert graph in tracefuse.compiled(second)
+    assert second.embed.weight.grad is not None
+
+
 def test_a_model_that_nobody_compiled() -> None:
     with pytest.raises(CaptureError, match="call it once after"):
         tracefuse.explore(nn.Linear(2, 2))

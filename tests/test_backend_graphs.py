@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fake_graphs import FakeGraphs
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -106,17 +107,20 @@ def test_a_loop_replays_both_halves_at_every_step(device: str, recorded: Recorde
     assert recorded.replays() == 8
 
 
-def test_gradients_accumulate(device: str, recorded: Recorded) -> None:
+def test_gradients_accumulate_and_losses_are_kept(device: str, recorded: Recorded) -> None:
     eager, model, run = pair(device)
+    losses = []
 
     def steps() -> None:
         for _ in range(3):
             x = draw(device)
             for called in (eager, run):
-                called(x).square().mean().backward()
+                losses.append(called(x).square().mean())
+                losses[-1].backward()
 
     quietly(steps)
     same(model, eager)
+    torch.testing.assert_close(losses[1::2], losses[::2])
     assert recorded.replays() == 6
 
 
@@ -178,7 +182,8 @@ def test_a_backward_that_keeps_what_it_read_may_come_again(device: str, recorded
     assert recorded.replays() == 2
 
 
-def test_calls_without_gradients_in_between(device: str, recorded: Recorded) -> None:
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_calls_without_gradients_in_between(device: str, recorded: Recorded, without: Callable) -> None:
     eager, model, run = pair(device)
 
     def steps() -> None:
@@ -186,7 +191,7 @@ def test_calls_without_gradients_in_between(device: str, recorded: Recorded) -> 
             x, other = draw(device), draw(device)
             for called, module in ((eager, eager), (run, model)):
                 out = called(x)
-                with torch.no_grad():
+                with without():
                     module.eval()
                     outs.append(called(other))
                     module.train()
@@ -197,6 +202,20 @@ def test_calls_without_gradients_in_between(device: str, recorded: Recorded) -> 
     same(model, eager)
     torch.testing.assert_close(outs[1::2], outs[::2])
     assert recorded.replays() == 6
+
+
+def test_a_backward_has_the_mask_of_its_forward(device: str, recorded: Recorded) -> None:
+    run = torch.compile(lambda x: F.dropout(x, 0.5).tanh(), backend=backend, mode="reduce-overhead")
+    masks = []
+    for _ in range(3):
+        x = torch.rand(64, dtype=torch.float64, device=device).add(1).requires_grad_()
+        out = run(x)
+        out.sum().backward()
+        assert torch.equal(out == 0, x.grad == 0)
+        masks.append(out == 0)
+    assert recorded.replays() == 6
+    assert not torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[1], masks[2])
 
 
 def test_two_models_of_one_class_have_a_recording_each(device: str, recorded: Recorded) -> None:

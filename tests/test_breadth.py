@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -240,6 +241,28 @@ def test_complex_numbers() -> None:
     trained(lambda: (x.conj() * torch.fft.fft(x)).abs().sum() + x.imag.sum(), x)
 
 
+def test_the_pseudo_inverse_of_complex_matrices_is_that_of_eager() -> None:
+    """Torch's own kernel is wrong under any dispatch mode."""
+    x = leaf(3, 4, dtype=torch.complex64)
+    expected = torch.linalg.pinv(x).detach()
+    captured = trained(lambda: torch.linalg.pinv(x).abs().sum(), x)
+    assert torch.equal(captured.replay()[0], expected.abs().sum())
+
+
+def test_memory_shared_with_numpy_or_by_dlpack_is_one_value() -> None:
+    array = torch.randn(4).numpy()
+
+    def run() -> list[Tensor]:
+        first, second = torch.from_numpy(array), torch.from_numpy(array)
+        before = first * 2
+        second.mul_(3)
+        made = before.exp()
+        torch.from_dlpack(made).add_(1)
+        return [before, first * 2, made * 2]
+
+    replayed(run)
+
+
 def test_fake_quantisation() -> None:
     x = leaf()
     trained(lambda: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127).sum(), x)
@@ -344,8 +367,55 @@ def new_data() -> Tensor:
     return loss.detach() + (WEIGHT * WEIGHT).sum()
 
 
+def batched_gradients() -> Tensor:
+    x = leaf()
+    return torch.autograd.grad(x.sin() * x, x, torch.eye(4), is_grads_batched=True, retain_graph=True)[0] * leaf()
+
+
+def made_on_the_way() -> Tensor:
+    return nn.LazyLinear(4)(torch.randn(2, 3))
+
+
+def masked() -> Tensor:
+    x = torch.randn(4)
+    return torch.masked.masked_tensor(x, x > -9).sum().get_data() * leaf()
+
+
+def branches() -> Tensor:
+    with torch.no_grad():
+        x = torch.randn(4)
+        found = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+    return found * leaf()
+
+
+def storage() -> Tensor:
+    made = torch.randn(4) * 2
+    made.untyped_storage().fill_(0)
+    return made * leaf()
+
+
+class OfNumPy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.from_numpy(np.sin(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+def made_by_numpy() -> Tensor:
+    return OfNumPy.apply(leaf() * 2)
+
+
 WEIGHT = leaf(3)
 REFUSED = {
+    batched_gradients: ("starts from batched tensors", "smaller piece"),
+    made_on_the_way: ("uninitialised tensors.*Call the model once", "smaller piece"),
+    masked: ("MaskedTensor", "smaller piece"),
+    branches: ("cond .*runs graphs or functions of its own", "smaller piece"),
+    storage: ("works on a storage", "smaller piece"),
+    made_by_numpy: ("the forward of OfNumPyBackward makes its result by no operator", "smaller piece"),
     coordinates: ("sparse tensors", "smaller piece"),
     sparse_gradient: ("sparse tensors", "smaller piece"),
     jagged: ("nested tensors", "smaller piece"),
@@ -426,5 +496,21 @@ def test_a_triton_kernel_that_the_program_launches_itself_is_refused_and_one_in_
     done = subprocess.run(
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
     )
-    assert "launches the Triton kernel double_kernel itself" in done.stdout, done.stderr
-    assert done.stdout.strip().endswith("Wrap the launch in `torch.library.triton_op`, or capture a smaller piece.")
+    assert "launches the kernel double_kernel itself" in done.stdout, done.stderr
+    assert done.stdout.strip().endswith(
+        "Wrap the launch in `torch.library.triton_op` or `custom_op`, or capture a smaller piece."
+    )
+
+
+def test_a_kernel_of_the_jiterator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher computes without an operator; here a stand-in does, as it needs a GPU."""
+    pytest.importorskip("triton")  # recorders listen where it was imported, or where there is a GPU
+    double = torch.cuda.jiterator._create_jit_fn("template <typename T> T twice(T x) { return x + x; }")
+    monkeypatch.setattr(double, "is_cuda_available", True)
+    monkeypatch.setattr(
+        torch._C, "_cuda_jiterator_compile_and_launch_kernel", lambda *given: given[4][0], raising=False
+    )
+    captured = tracefuse.capture(lambda: double(leaf().detach()) + 1)
+    with pytest.raises(CaptureError, match=r"launches the kernel twice itself .*custom_op"):
+        assert captured.trace
+    assert torch.cuda.jiterator._JittedFunction.__call__.__qualname__ == "_JittedFunction.__call__"

@@ -7,7 +7,7 @@ import torch
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.kernel_times import LAUNCH_US, KernelRow, called, kernel_rows, reached
+from tracefuse.kernel_times import LAUNCH_US, KernelRow, KernelTimes, called, kernel_rows, reached
 from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.ops import does_work
@@ -79,6 +79,12 @@ def test_an_op_that_was_not_timed_has_no_row(variant: tracefuse.Variant) -> None
     (row,) = kernel_rows(variant.trace, {first.name: 3.0}, PEAKS)
     assert isinstance(row, KernelRow)
     assert (row.name, row.time_us) == (called(first), 3.0)
+
+
+def test_a_long_name_is_cut_in_the_table() -> None:
+    rows = tuple(KernelRow("k" * length, True, 1, 2.0, 8, 0, reached(2.0, 8)) for length in (60, 61))
+    whole, cut = str(KernelTimes("measured on a test", "", rows)).splitlines()[3:]
+    assert (whole.split()[0], cut.split()[0]) == ("k" * 60, "k" * 59 + "…")
 
 
 def test_on_a_cpu_the_table_says_what_ran_and_whose_peaks_they_are(

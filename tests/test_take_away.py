@@ -25,6 +25,7 @@ from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.model_explorer import to_model_explorer
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.pareto import pareto
+from tracefuse.side_by_side import SAME
 from tracefuse.timing import estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets import charts
@@ -198,12 +199,14 @@ def test_memory_shows_both_peaks() -> None:
 
 
 def test_an_ablation_has_a_bar_and_a_whisker_for_each_pass() -> None:
-    deltas = {"cat": estimate([-3.0, -2.0, -1.0]), "remat": estimate([1.0, 2.0, 4.0])}
-    (bars,) = charts.ablation(deltas, "measured on a test").data
-    assert list(bars.x) == ["cat", "remat"]
-    assert list(bars.y) == [-2.0, 2.0]
-    assert list(bars.error_y.array) == [1.0, 2.0]
-    assert list(bars.error_y.arrayminus) == [1.0, 1.0]
+    deltas = {"cat": estimate([-3.0, -2.0, -1.0]), "remat": estimate([1.0, 2.0, 4.0]), "pad": SAME}
+    figure = charts.ablation(deltas, "measured on a test")
+    (bars,) = figure.data
+    assert list(bars.x) == ["cat", "remat", "pad"]
+    assert list(bars.y) == [-2.0, 2.0, 0.0]
+    assert list(bars.error_y.array) == [1.0, 2.0, 0.0]
+    assert list(bars.error_y.arrayminus) == [1.0, 1.0, 0.0]
+    assert list(figure.layout.xaxis.ticktext) == ["cat<br>-2 ms", "remat<br>+2 ms", "pad<br>0 ms"]
 
 
 def test_what_a_copy_consists_of_is_one_bar_of_its_parts() -> None:

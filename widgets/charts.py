@@ -110,7 +110,9 @@ def ablation(deltas_ms: Mapping[str, Estimate], provenance: str) -> go.Figure:
     figure = _figure(f"What each pass adds to the step: {provenance}", "", "ms")
     medians = [delta.median for delta in deltas_ms.values()]
     # Below the names: in the bars, whiskers would cross the figures.
-    named = [f"{name}<br>{median:+.3g} ms" for name, median in zip(deltas_ms, medians, strict=True)]
+    named = [
+        f"{name}<br>{median:{'+' if median else ''}.3g} ms" for name, median in zip(deltas_ms, medians, strict=True)
+    ]
     figure.update_xaxes(tickvals=list(deltas_ms), ticktext=named)
     return figure.add_bar(
         x=list(deltas_ms),

@@ -4,7 +4,8 @@
 
 Makes a fresh virtual environment in a scratch folder and installs this working tree into it. `--torch` is what to install
 first, as `.ci/run` does where the newest torch would bring CUDA libraries that the machine has no use for. Needs Chromium, and
-what `pip install '.[test]'` brings in the environment that runs this script.
+what `pip install '.[test]'` brings in the environment that runs this script; `--here` installs nothing and times JupyterLab of
+that one.
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ def main() -> None:
     parser.add_argument(
         "--notebook", default="01_see_a_cell.ipynb", help="its name in notebooks/ (default: %(default)s)"
     )
+    parser.add_argument("--here", action="store_true", help="leave out what installs, and the demo")
     parser.add_argument("--out", type=Path, help="write the JSON here")
     arguments = parser.parse_args()
+    notebook, seconds = ROOT / "notebooks" / arguments.notebook, {}
     with tempfile.TemporaryDirectory() as folder:
-        seconds = legs(Path(folder), arguments.torch, ROOT / "notebooks" / arguments.notebook)
+        python = sys.executable if arguments.here else install(seconds, Path(folder), arguments.torch)
+        walk(seconds, Path(folder) / "lab", python, notebook)
     print("\n", *(f"{took:7.1f} s  {name}\n" for name, took in seconds.items()), sep="")
     write(arguments.out, {"benchmark": "first_view", "environment": environment("cpu"), "seconds": seconds})
 
 
-def legs(folder: Path, torch: str | None, notebook: Path) -> dict[str, float]:
-    """Seconds of each leg, in the order in which a stranger walks them; `folder` is empty."""
-    seconds: dict[str, float] = {}
+def install(seconds: dict[str, float], folder: Path, torch: str | None) -> str:
+    """README's commands in a copy of this tree in `folder`: the interpreter of its virtual environment."""
     tree, python = folder / "tracefuse", folder / "tracefuse" / ".venv" / "bin" / "python"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "node_modules", "build", "*.egg-info"))
     with leg(seconds, "make the virtual environment"):
@@ -61,8 +64,7 @@ def legs(folder: Path, torch: str | None, notebook: Path) -> dict[str, float]:
         run(tree, python.with_name("tracefuse"), "demo")
     with leg(seconds, "install JupyterLab"):
         run(tree, python, "-m", "pip", "install", "-q", ".[lab]")
-    walk(seconds, folder / "lab", str(python), notebook)
-    return seconds
+    return str(python)
 
 
 def walk(seconds: dict[str, float], home: Path, python: str, notebook: Path) -> None:

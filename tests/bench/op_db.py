@@ -170,7 +170,8 @@ def try_operator(worker: Worker, at: int, operator: Operator) -> Tried:
         try:
             samples, outcome, _ = worker.ask(at, len(tried.outcomes), until)
         except TimeoutError:
-            tried.outcomes.append(Outcome(CRASHED, CRASHED, f"more than {worker.options.limit:.0f} s for the operator"))
+            if not tried.outcomes:
+                tried.outcomes.append(Outcome(CRASHED, CRASHED, f"more than {worker.options.limit:.0f} s for a sample"))
             break
         except EOFError:
             outcome = Outcome(CRASHED, CRASHED, "the process died")

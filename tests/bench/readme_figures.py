@@ -119,8 +119,8 @@ def leaf(found: Data, source: str) -> str:
 
 @said("view.py", "view")
 def slow_layer(found: Data, source: str) -> str:
-    step, (_, title, worth, _) = found["step"], found["findings"][0]
-    ratio = step["ratio"]
+    step, findings = found["step"], found["findings"]
+    (_, title, worth, _), ratio = findings[0] if findings else ("", "none", "nothing to gain", False), step["ratio"]
     return (
         f"For the GPT in the picture the first finding is “{title}”: {worth.split(' (')[0]}. With all passes the step takes "
         f"{ms(step['variant_ms']['median'])} instead of {ms(step['baseline_ms']['median'])} (ratio {ratio['low']:.3f} to "

@@ -41,6 +41,9 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--case", choices=STEPS, required=True)
     made.add_argument("--peer-limit", type=float, default=240.0, help="seconds for a column to compile (default: 240)")
+    made.add_argument(
+        "--leave-out", choices=COMPILE, action="append", default=[], help="not this peer (may be repeated)"
+    )
     arguments = made.parse_args()
     write(arguments.out, measured(arguments.case, arguments))
 
@@ -127,7 +130,8 @@ def measured(name: str, arguments: Namespace) -> dict[str, Any]:
         columns.add(label, lambda label=label: optimised(label), limit_s)  # type: ignore[misc]
     if on_gpu:
         columns.add("tracefuse CUDA graph", lambda: graphed(step, variants["tracefuse"]), limit_s)
-        for column, mode in COMPILE.items():
+        columns.failed |= dict.fromkeys(arguments.leave_out, "left out")
+        for column, mode in ((c, m) for c, m in COMPILE.items() if c not in arguments.leave_out):
             columns.add(column, lambda mode=mode: compiled(step, mode), limit_s)  # type: ignore[misc]
     for problem in ("eager", "tracefuse"):
         if problem in columns.failed:

@@ -41,6 +41,9 @@ def main() -> None:
     made.add_argument("--case", choices=STEPS, action="append", help="only this one (may be repeated)")
     made.add_argument("--peer-limit", type=float, default=240.0, help="seconds for a peer to compile (default: 240)")
     made.add_argument("--limit", type=float, default=900.0, help="seconds for a program's process (default: 900)")
+    made.add_argument(
+        "--leave-out", action="append", default=[], help="not this peer: its row says so (may be repeated)"
+    )
     made.add_argument("--check", action="store_true", help="status 1 where a program fails or is wrong")
     arguments = made.parse_args()
     before = json.loads(arguments.out.read_text())["cases"] if arguments.out and arguments.out.exists() else {}
@@ -66,7 +69,7 @@ def in_own_process(name: str, arguments: Namespace) -> dict[str, Any]:
         command = [sys.executable, str(Path(__file__).with_name("step_once.py"))]
         flags = {"case": name, "out": out, **{f: getattr(arguments, f) for f in ("device", "budget", "peer_limit")}}
         command += [text for flag, value in flags.items() for text in (f"--{flag.replace('_', '-')}", str(value))]
-        command += ["--small"] * arguments.small
+        command += ["--small"] * arguments.small + [text for c in arguments.leave_out for text in ("--leave-out", c)]
         try:
             status = subprocess.run(command, env=surroundings, check=False, timeout=arguments.limit).returncode
         except subprocess.TimeoutExpired:
