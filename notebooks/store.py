@@ -32,7 +32,7 @@ import tracefuse
 from tracefuse.widgets.pack import encode
 
 FOLDER = Path(__file__).resolve().parent
-HOW = "store them: python notebooks/store.py run OUT {name} on a GPU, then python notebooks/store.py keep OUT"
+HOW = "python notebooks/store.py run OUT {name} on a GPU, then python notebooks/store.py keep OUT"
 CELL_TIMEOUT_S = 900
 MOST_NBYTES = 4 * 2**20
 """Of all notebooks together, so that a clone stays small."""
@@ -150,17 +150,21 @@ def run(folder: Path, names: Sequence[str]) -> None:
 def keep(folder: Path) -> None:
     """Store the outputs of `run(folder)` in the committed notebooks, views and charts as pictures.
 
-    Raises `SystemExit` where the code has changed since that run.
+    Leaves those whose code has changed since that run as they are, and raises `SystemExit` with their names at the end.
     """
     from draw import drawing
 
+    changed = []
     with drawing() as artist:
         for path in sorted(folder.glob("*.ipynb")):
             stored = store(read(FOLDER / path.name), read(path), artist)
             if stored is None:
-                raise SystemExit(f"{path.name} is not the code that ran; {HOW.format(name=path.stem)}")
+                changed.append(path.stem)
+                continue
             nbformat.write(stored, FOLDER / path.name)
             print(f"stored {path.name}", flush=True)
+    if changed:
+        raise SystemExit(f"not stored, since the code is not what ran: {HOW.format(name=' '.join(changed))}")
 
 
 def store(committed: NotebookNode, executed: NotebookNode, artist: Any) -> NotebookNode | None:
@@ -212,10 +216,10 @@ def _drawn(output: NotebookNode, views: dict[str, str], tab: str | None, artist:
 def problems(notebook: NotebookNode, name: str) -> list[str]:
     """What is wrong with the stored outputs of the notebook called `name`, a sentence each."""
     if not is_stored(notebook):
-        return [f"it holds no outputs; {HOW.format(name=name)}"]
+        return [f"it holds no outputs: {HOW.format(name=name)}"]
     found = []
     if notebook.metadata.get("tracefuse", {}).get("code_sha256") != code_hash(notebook):
-        found.append(f"its outputs are not those of its code; {HOW.format(name=name)}")
+        found.append(f"its outputs are not those of its code: {HOW.format(name=name)}")
     cells = code_cells(notebook)
     if not any(MACHINE.search(output.get("text", "")) for output in cells[0].outputs):
         found.append("its first code cell does not print a GPU, the versions and the date (tracefuse.machine())")

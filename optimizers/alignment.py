@@ -57,8 +57,9 @@ def unaligned(node: fx.Node) -> Dims | None:
     while True:
         wide = tuple(rounded(n, size) if dim in along else n for dim, n in enumerate(dims))
         # A copy that is padded along its other dimension lies in rows of its own, whatever it was a part of.
-        copied = {both[not is_turned(tensor)] for tensor, both in of if any(wide[d] != dims[d] for d in both)}
-        more = {dim for dim in copied if wide[dim] * size % ALIGNED_BYTES}
+        copied = [(t, both) for t, both in of if _has_rows(t) and any(wide[d] != dims[d] for d in both)]
+        lines = {both[0 if is_turned(tensor) else 1] for tensor, both in copied}
+        more = {dim for dim in lines if wide[dim] * size % ALIGNED_BYTES}
         if not more:
             return None if wide == dims else wide  # type: ignore[return-value]
         along |= more
@@ -69,9 +70,13 @@ def is_turned(matrix: torch.Tensor) -> bool:
     return matrix.dim() > 1 and matrix.stride(-2) == 1 and matrix.stride(-1) != 1
 
 
+def _has_rows(matrix: torch.Tensor) -> bool:
+    return min(matrix.shape[-2:]) > 1
+
+
 def _along(tensor: torch.Tensor, dims: tuple[int, int]) -> Iterator[int]:
     """Which of the matrix's two `dims` lies along its rows in memory, if those are not aligned."""
-    if min(tensor.shape[-2:]) < 2:
+    if not _has_rows(tensor):
         return
     is_copied = 1 not in tensor.stride()[-2:]  # by the operator itself
     pitch = tensor.shape[-1] if is_copied else tensor.stride(-1 if is_turned(tensor) else -2)

@@ -13,15 +13,17 @@ Exact: the padded part of a sum is zero times zero, and what is computed of zero
 once for all matmuls that read it so. What pads it is an op as any other: a kernel that computes the operand writes it padded
 at once (`fuse`), and of a weight the backward keeps the padded copy or makes it again (`remat`).
 
-A matmul is padded where the roofline says that it gets faster, all copies counted as if no kernel saved any. Left as they are,
-each with a reason: matmuls that are too small for that, in float64, and in float32 without TF32, where no tensor core runs.
-Aligned ones are not mentioned. On a CPU it makes the program that a GPU would run, as `fuse` does.
+A matmul is padded where the roofline says that it gets faster: those that read one copy share what it takes, and all copies
+count as if no kernel saved any. Left as they are, each with a reason: matmuls that are too small for that, in float64, and in
+float32 without TF32, where no tensor core runs. Aligned ones are not mentioned. On a CPU it makes the program that a GPU would
+run, as `fuse` does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -53,12 +55,13 @@ Copies = dict[Copied, fx.Node]
 
 @dataclass(frozen=True)
 class Worth:
-    """Modelled seconds of a matmul as it is and padded, and those of the copies that padding takes, of `copied` bytes."""
+    """Modelled seconds of a matmul as it is and padded, and its share of the copies that padding takes: how many of them, and
+    how many bytes they move."""
 
     before_s: float
     padded_s: float
-    copied: int
-    copies: int
+    copied: float
+    copies: float
 
     @property
     def after_s(self) -> float:
@@ -73,16 +76,33 @@ class Worth:
         return f"modelled {1e6 * self.before_s:.3g} µs as it is, {1e6 * self.after_s:.3g} µs padded{copies}"
 
 
-def worth(node: fx.Node, wide: Dims, copies: Copies, is_copied: bool = False) -> Worth:
-    """What padding to `wide` is worth beside what is padded already; with `is_copied` the result is copied out again."""
-    missing = [
-        (operand, shape) for operand, shape in _padded_operands(node, wide) if _lying(operand, shape) not in copies
-    ]
-    added = [nbytes(operand) + math.prod(shape) * val(operand).element_size() for operand, shape in missing]
-    added += [2 * nbytes(node)] if is_copied else []
-    return Worth(
-        _seconds(node, dims_of(node), UNALIGNED_SHARE), _seconds(node, wide, ALIGNED_SHARE), sum(added), len(added)
-    )
+def worth(node: fx.Node, wide: Dims, readers: Counter[Copied], is_copied: bool = False) -> Worth:
+    """What padding to `wide` is worth where so many `readers` share the copies; with `is_copied` the result is copied out."""
+    before_s, padded_s = _seconds(node, dims_of(node), UNALIGNED_SHARE), _seconds(node, wide, ALIGNED_SHARE)
+    copied, copies = (2.0 * nbytes(node), 1.0) if is_copied else (0.0, 0.0)
+    for operand, shape in _padded_operands(node, wide):
+        share = 1 / max(1, readers[_lying(operand, shape)])
+        copied += share * (nbytes(operand) + math.prod(shape) * val(operand).element_size())
+        copies += share
+    return Worth(before_s, padded_s, copied, copies)
+
+
+def readers_of(matmuls: Mapping[fx.Node, Dims]) -> Counter[Copied]:
+    """How many of the matmuls read each copy, all padded."""
+    return Counter(_lying(*operand) for node, wide in matmuls.items() for operand in _padded_operands(node, wide))
+
+
+def take_losing(matmuls: dict[fx.Node, Dims]) -> dict[fx.Node, Worth]:
+    """Take out what does not gain, until all that is left does, since fewer share its copies then. Returns what was taken."""
+    taken: dict[fx.Node, Worth] = {}
+    while True:
+        readers = readers_of(matmuls)
+        losing = {node: w for node, wide in matmuls.items() if not (w := worth(node, wide, readers)).is_gain}
+        if not losing:
+            return taken
+        taken |= losing
+        for node in losing:
+            del matmuls[node]
 
 
 def _seconds(node: fx.Node, dims: Dims, share: float) -> float:
@@ -202,28 +222,33 @@ class Pad:
     always: bool = field(default=False, metadata={"help": "pad whatever is unaligned, worth it or not"})
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        new, copies = trace.copy(), {}
+        new = trace.copy()
         mark_overwritten(new)
-        for node in new.ops:
-            if node.users and (wide := unaligned(node)):
-                decide(self._decision(node, wide, copies))
+        found = {node: wide for node in new.ops if node.users and (wide := unaligned(node))}
+        left = {node: f", but {reason}" for node in found if (reason := self._refusal(node)) is not None}
+        chosen = {node: wide for node, wide in found.items() if node not in left}
+        left |= {} if self.always else {node: f": {loss}" for node, loss in take_losing(chosen).items()}
+        readers, copies = readers_of(chosen), {}
+        for node, wide in found.items():
+            if node in left:
+                decide(_left(node, wide, left[node]))
+            elif now := unaligned(node):  # what an operand came to lie in may be aligned
+                decide(self._decision(node, now, readers, copies))
         eliminate_dead_code(new.graph)
         return new
 
-    def _decision(self, node: fx.Node, wide: Dims, copies: Copies) -> Decision:
-        """Pad `node`, if that is worth it, and say what was done."""
-        name, sizes, reason = node.name, _told(node, wide), self._refusal(node)
-        if reason is not None:
-            return Decision(name, "leave", f"{sizes}, but {reason}")
+    def _decision(self, node: fx.Node, wide: Dims, readers: Counter[Copied], copies: Copies) -> Decision:
+        """Pad `node`, if that can be done and is worth it as it is done, and say so."""
+        name, reason = node.name, ""
         for is_copied in (False, True):
-            found = worth(node, wide, copies, is_copied)
-            said = f"{sizes}: {found}{f'; the result is copied, else {reason}' if is_copied else ''}"
+            found = worth(node, wide, readers, is_copied)
+            said = f": {found}{f'; the result is copied, else {reason}' if is_copied else ''}"
             if not (found.is_gain or self.always):
-                return Decision(name, "leave", said)
-            reason = _pad(node, wide, copies, is_copied)
+                return _left(node, wide, said)
+            sizes, reason = _told(node, wide), _pad(node, wide, copies, is_copied)
             if reason is None:
-                return Decision(name, "pad", said, found.copied)
-        return Decision(name, "leave", f"{sizes}, but {reason}")
+                return Decision(name, "pad", f"{sizes}{said}", round(found.copied))
+        return _left(node, wide, f", but {reason}")
 
     def _refusal(self, node: fx.Node) -> str | None:
         """Why padding would gain nothing, whatever the sizes."""
@@ -234,6 +259,10 @@ class Pad:
             return None
         which = "float32 without TF32" if dtype is torch.float32 else SHORT_DTYPE.get(dtype, str(dtype))
         return f"{which} runs on no tensor cores that rows of 16 bytes would feed"
+
+
+def _left(node: fx.Node, wide: Dims, reason: str) -> Decision:
+    return Decision(node.name, "leave", f"{_told(node, wide)}{reason}")
 
 
 def _told(node: fx.Node, wide: Dims) -> str:

@@ -212,6 +212,21 @@ def test_aligned_matmuls_are_not_mentioned() -> None:
     assert step(matmul(8192, 768, 50304, torch.bfloat16)).decisions == ()
 
 
+def test_copies_are_worth_what_all_their_readers_gain() -> None:
+    """The gradient of these logits is no gain to pad for one of the two matmuls that read it, but for both."""
+    torch.manual_seed(0)
+    x, w = (leaf(n, 256, dtype=torch.bfloat16) for n in (2048, 5003))
+    *_, head = run_pipeline(tracefuse.capture(lambda: F.linear(x, w).sin().sum().backward()).trace, [Simplify(), Pad()])
+    assert [one.action for one in head.decisions] == ["pad"] * 3
+    assert sum(n.target is aten.constant_pad_nd.default for n in head.after.ops) == 2
+    assert modelled_s(head.after) < modelled_s(head.before)
+    x.requires_grad_(False)
+    *_, alone = run_pipeline(
+        tracefuse.capture(lambda: F.linear(x, w).sin().sum().backward()).trace, [Simplify(), Pad()]
+    )
+    assert [one.action for one in alone.decisions] == ["pad", "leave"]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     sizes=st.tuples(*[st.integers(1, 20_000) | st.sampled_from([2, 3, 64, 1001, 1024, 50257])] * 3),
@@ -241,6 +256,13 @@ def test_the_distance_between_rows_counts_not_their_length() -> None:
     first, second = (n for n in capture.trace.ops if n.target is aten.mm.default)
     assert unaligned(first) is None
     assert unaligned(second) == (64, rounded(61, 2), 64)
+
+
+def test_a_vector_has_no_rows_to_align() -> None:
+    capture = tracefuse.capture(lambda: leaf(64, 1001, dtype=torch.bfloat16) @ leaf(1001, 1, dtype=torch.bfloat16))
+    found = tried(Pad(always=True), capture)
+    (product,) = (n for n in found.after.ops if n.target is aten.mm.default)
+    assert [tuple(val(a).shape) for a in product.args] == [(64, 1024), (1024, 1)]
 
 
 @pytest.mark.parametrize(

@@ -124,5 +124,6 @@ def test_the_text_of_a_notebook_leaves_figures_to_its_outputs(notebook: Path) ->
 
 def test_readme_names_files_that_are_there(root: Path, text: str) -> None:
     named = set(re.findall(r"`((?:tests|optimizers|explorer|widgets)/[\w/]+\.\w+)`", text))
-    assert named
-    assert [name for name in sorted(named) if not (root / name).exists()] == []
+    linked = set(re.findall(r"\]\(([^)#]+)\)", text))
+    assert {"notebooks/images/explorer_light.png", "notebooks/08_take_it_home.ipynb"} < linked
+    assert [name for name in sorted(named | linked) if not (root / name).exists()] == []

@@ -76,7 +76,6 @@ ELSEWHERE = {
     "readme.py": "writes README from the results",
     "compile_once.py": "a process of depth.py",
     "step_once.py": "a process of steps.py",
-    "first_view.py": "installs into a fresh environment: by hand",
     "op_db.py": "takes hours: by hand, in shards",
     "op_db_table.py": "the table of its results",
     "models_table.py": "the table of the results of models.py",
