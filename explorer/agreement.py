@@ -61,6 +61,12 @@ def left_by(
     return {value: Left(t, value in roles.results) for value, t in known.items() if value in outputs}
 
 
+def read_by_run(recorder: Recorder) -> tuple[Left, ...]:
+    """What the program that just ended read from outside and did not overwrite: replays read it again."""
+    recording = recorder.recording
+    return tuple(Left(t, may_copy=False) for v, t in recording.externals.items() if v not in recording.snapshots)
+
+
 def _version(tensor: torch.Tensor) -> int:
     """How often it was written to; tensors of inference mode do not count."""
     return -1 if tensor.is_inference() else tensor._version
@@ -81,7 +87,9 @@ class Agreement:
 
     def __str__(self) -> str:
         if self.compared == 0:
-            return "No replay could be held against the run: nothing that it left is there as it was."
+            return (
+                "No replay could be held against the run: what it read was written to since, or what it left is gone."
+            )
         gone = self.outputs - self.compared
         rest = f" ({gone} more cannot be compared: freed, or written to)" if gone else ""
         if self.differing == 0:
@@ -90,8 +98,8 @@ class Agreement:
         why = (
             "Kernels that add up in no fixed order do so"
             if self.is_rounding
-            else "Something that the run did is not in the trace, such as a write that no operator does (`.numpy()`, a "
-            "library, another thread): write it as an operator, or capture a smaller piece"
+            else "Something is not in the trace, in the run or since: a write that no operator does (`.numpy()`, a library, "
+            "another thread) or that is not counted (`.data`). Write it as an operator, or capture a smaller piece"
         )
         return (
             f"A replay of the trace differs from the run in {self.differing} of {self.compared} outputs, most in "
@@ -99,8 +107,11 @@ class Agreement:
         )
 
 
-def agreement(capture: Capture, left: Sequence[Left | None]) -> Agreement:
-    """Replay the captured trace once and compare; `left` is what the program left for each of the trace's outputs."""
+def agreement(capture: Capture, left: Sequence[Left | None], read: Sequence[Left]) -> Agreement:
+    """Replay the captured trace once and compare; `left` is what the program left for each of the trace's outputs, `read` what
+    it read. Nothing is compared where that was written to since."""
+    if any(one.tensor() is None for one in read):
+        return Agreement(len(left), 0)
     with undisturbed(capture.example_inputs):
         replayed = capture.replay()
     found: dict[Output, tuple[float, float]] = {}

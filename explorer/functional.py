@@ -206,8 +206,9 @@ def functionalize(
         with preserve_node_meta():
             graph = make_fx(torch.func.functionalize(run, remove="mutations"))(*fakes).graph
     except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].strip()
         raise CaptureError(
-            f"the program writes to views of its tensors and torch could not make it functional ({error}). "
+            f"the program writes to views of its tensors and torch could not make it functional ({reason}). "
             "Write the in-place update as an ordinary expression, or capture a smaller piece."
         ) from error
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]

@@ -62,7 +62,7 @@ def test_a_write_that_no_operator_does_is_told(program) -> None:
     assert found is not None
     assert found.differing > 0
     assert not found.is_rounding
-    assert str(found).endswith("write it as an operator, or capture a smaller piece.")
+    assert str(found).endswith("Write it as an operator, or capture a smaller piece.")
     assert str(found) in [note["text"] for note in notes(c.optimize())]
 
 
@@ -99,6 +99,16 @@ def test_what_was_freed_or_written_to_since_is_not_compared() -> None:
     assert found is not None
     assert (found.outputs, found.compared, found.differing) == (3, 1, 0)
     assert "(2 more cannot be compared: freed, or written to)" in str(found)
+
+
+def test_nothing_is_compared_once_an_optimizer_has_changed_what_the_run_read() -> None:
+    model, x = layer(), torch.randn(5, 3)
+    with tracefuse.capture() as c:
+        loss = model(x).square().mean()
+        loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert c.check() == Agreement(3, 0)
+    assert "was written to since" in str(c.agreement)
 
 
 def test_a_gradient_added_to_an_older_one_is_not_compared_with_the_sum() -> None:

@@ -194,9 +194,11 @@ def _export(variant: tracefuse.Variant) -> str:
             path = variant.export(Path(folder) / "step.py")
         except ExportError as error:
             return f"refused: {error}"
-        done = subprocess.run(
-            [sys.executable, str(path)], capture_output=True, text=True, check=False, cwd=folder, timeout=EXPORTED_S
-        )
+        command = [sys.executable, str(path)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=EXPORTED_S)
+        except subprocess.TimeoutExpired:
+            return f"failed: more than {EXPORTED_S} s"
     if done.returncode == 0:
         return "runs"
     said = [line for line in done.stdout.splitlines() if line.startswith("BAD")] + done.stderr.strip().splitlines()[-3:]

@@ -1,6 +1,6 @@
 """What `models.py` wrote, on one machine or several, as one page.
 
-python tests/bench/models_table.py tests/bench/results/models_cpu.json tests/bench/results/models_h200.json --out models.md
+cd tests/bench/results && python ../models_table.py models_*.json --out models.md
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ def merged(runs: Iterable[Run]) -> list[Run]:
 
 def _label(run: Run) -> str:
     device = "CPU" if run["device"] == "cpu" else run["environment"]["device"].removeprefix("NVIDIA ")
-    return f"{device} {run['dtype']}{' in place' if run['in_place'] else ''}"
+    torch = ".".join(run["environment"]["torch"].split(".")[:2])
+    return f"{device} {run['dtype']}{' in place' if run['in_place'] else ''} (torch {torch})"
 
 
 def table(runs: Sequence[Run]) -> str:

@@ -263,14 +263,16 @@ def recording(found: Data, source: str) -> str:
 @said("models.py", "models")
 def models(found: Data, source: str) -> str:
     rows = [row for row in found["models"] if row["replay"]]
+    tried, dtypes = ({row[name] for row in rows} for name in ("model", "dtype"))
     exact = sum(row["replay"] == "bit for bit" for row in rows)
-    wrong = [row["model"] for row in rows if not is_right(row)]
-    not_run = [row["model"] for row in found["models"] if not row["replay"]]
-    rest = f"; with something left: {', '.join(dict.fromkeys(wrong))}" if wrong else ""
+    wrong = [f"{row['model']} in {row['dtype']}" for row in rows if not is_right(row)]
+    not_run = [row["model"] for row in found["models"] if row["model"] not in tried]
+    rest = f"; with something left: {', '.join(wrong)}" if wrong else ""
     rest += f"; not run: {', '.join(dict.fromkeys(not_run))}" if not_run else ""
     return (
-        f"Training steps of {len(rows)} models: {exact} replay bit for bit, {len(rows) - len(wrong)} give eager's numbers to "
-        f"rounding with all passes, in process and as exported files{rest} ({source})."
+        f"Training steps of {len(tried)} models in {' and '.join(sorted(dtypes))}, {len(rows)} in all: {exact} replay bit for "
+        f"bit, {len(rows) - len(wrong)} give eager's numbers to rounding with all passes, in process and as exported files"
+        f"{rest} ({source}; all of them: `tests/bench/results/models.md`)."
     )
 
 
