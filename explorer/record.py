@@ -30,6 +30,8 @@ from tracefuse.weak_map import WeakMap
 
 # The engine adds up gradients between nodes.
 _ACCUMULATE = Origin(autograd="accumulate")
+# It tells the allocator when memory may be used again, and changes no number.
+_RECORD_STREAM = torch.ops.aten.record_stream.default
 
 
 class Recorder(TorchDispatchMode, Listener):
@@ -100,6 +102,8 @@ class Recorder(TorchDispatchMode, Listener):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = recorded_kwargs = kwargs or {}
         self.before(args, kwargs)
+        if func is _RECORD_STREAM:
+            return func(*args, **kwargs)
         facts = facts_of(func)
         origin, in_engine = self._origin()
         if facts.is_random:

@@ -227,7 +227,6 @@ def test_measuring_adds_a_column() -> None:
     assert [p.name for p in timing.programs] == ["captured", "optimised", "CUDA graph"]
     assert timing.program("CUDA graph").difference.gradients < 1e-4
     assert timing.program("CUDA graph").peak_nbytes > timing.program("optimised").peak_nbytes / 2
-    assert timing.program("CUDA graph").times_ms["step"].median < timing.program("optimised").times_ms["step"].median
 
 
 @gpu
@@ -237,7 +236,9 @@ def test_another_recording_does_not_take_the_workspaces_of_matmuls() -> None:
         import torch, tracefuse
         a, b = (torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in ((64, 32768), (32768, 64)))
         w = torch.randn(64, 50257, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        step = tracefuse.capture(lambda: (a @ b @ w).float().square().mean()).optimize().compile(cuda_graph=True)
+        run = lambda: (a @ b @ w).float().square().mean()
+        step = tracefuse.capture(lambda: run().backward()).optimize().compile(cuda_graph=True)
+        w.grad = None
         step().backward()
         expected, w.grad = w.grad, None
         # What torch.compile(mode="reduce-overhead") does before and after it records.

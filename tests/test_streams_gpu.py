@@ -73,7 +73,7 @@ def test_a_triton_kernel_that_the_program_launches_itself_is_refused() -> None:
 
     x = torch.randn(6, device="cuda")
     captured = tracefuse.capture(lambda: double(x) + 1)
-    with pytest.raises(CaptureError, match=r"(?s)launches the Triton kernel double_kernel itself.*smaller piece\.$"):
+    with pytest.raises(CaptureError, match=r"(?s)launches the kernel double_kernel itself.*smaller piece\.$"):
         _ = captured.trace
     wrapped = torch.library.custom_op(
         "tracefuse_tests::double_on_the_gpu", mutates_args=(), schema="(Tensor x) -> Tensor"
