@@ -62,3 +62,13 @@ def test_a_name_of_the_users_is_no_operators() -> None:
 
     trace = tracefuse.capture(run, torch.randn(4)).trace
     assert named(trace) & {"y", "split", "split_0", "mul", "exp", "sum", "_sum", "sum_1", "wide"} == {"y", "wide"}
+
+
+@pytest.mark.parametrize("name", sorted(programs.PROGRAMS))
+def test_no_new_value_takes_the_name_of_one_that_is_gone(name: str) -> None:
+    variant = tracefuse.capture(programs.PROGRAMS[name](torch.float32).fresh().run).optimize()
+    seen: set[str] = set()
+    for step in variant.steps:
+        before, after = ({node.name for node in trace.ops} for trace in (step.before, step.after))
+        seen |= before
+        assert not (after - before) & seen, step.name
