@@ -299,9 +299,8 @@ def models(found: Data, source: str) -> str:
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
-    "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps,
+    "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps, "gpt": gpt,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
     "models": models,
-    "gpt": gpt,
 }  # fmt: skip
 """By the name that README's marker has."""
