@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from models_table import is_right
+from notebook_figures import lora, slow_layer
 from rendering import Data, Results, by_name, measured_on, mega, ms, said, step_ms, table, three
 from step_programs import STEPS
 
@@ -25,20 +26,20 @@ def steps(results: Results) -> str:
     found = results.get("steps")
     if found is None:
         return "Not measured: no result of `steps.py` is committed."
-    rows = [row for name in STEPS for row in step_rows(name, found["cases"].get(name))]
+    rows = [row for name in STEPS if name in found["cases"] for row in step_rows(name, found["cases"][name])]
+    missing = [name for name in STEPS if name not in found["cases"]]
     machines = Counter(measured_on(c["environment"], "steps.py") for c in found["cases"].values())
     compiling = [compile_row(case) for case in found["cases"].values() if "error" not in case]
     return "\n\n".join([
         table(("ms a step, forward and backward; over tracefuse's", *SHORT, "limit"), rows),
-        f"({'; '.join(machines)})",
+        f"({'; '.join(machines)}{'; not run yet: ' if missing else ''}{', '.join(f'`{name}`' for name in missing)})",
         table(("seconds until the first step is done", *SHORT[1:5]), compiling),
     ])  # fmt: skip
 
 
-def step_rows(name: str, case: Data | None) -> list[list[str]]:
-    blank = [""] * len(COLUMNS)
-    if case is None or "error" in case:
-        return [[name, "not measured" if case is None else case["error"], *blank]]
+def step_rows(name: str, case: Data) -> list[list[str]]:
+    if "error" in case:
+        return [[name, case["error"], *[""] * len(COLUMNS)]]
     programs = by_name(case["timing"])
     cells = [step_cell(column, programs.get(column), case["timing"]["failed"].get(column)) for column in COLUMNS]
     rows = [[case["title"], *cells, f"{three(case['limit']['ms'])} ({case['limit']['what']})"]]
@@ -63,12 +64,6 @@ def compile_row(case: Data) -> list[str]:
     failed, seconds = case["timing"]["failed"], case["first_run_s"]
     cells = [f"{seconds[c]:.1f}" if c in seconds and c not in failed else failed.get(c, "") for c in COLUMNS[1:5]]
     return [case["title"], *cells]
-
-
-def step_case(results: Results, name: str) -> Data | None:
-    """A case of `steps.py` that was measured; None where none was."""
-    case = (results.get("steps") or {"cases": {}})["cases"].get(name)
-    return None if case is None or "error" in case else case
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -117,17 +112,6 @@ def leaf(found: Data, source: str) -> str:
     )
 
 
-@said("view.py", "view")
-def slow_layer(found: Data, source: str) -> str:
-    step, findings = found["step"], found["findings"]
-    (_, title, worth, _), ratio = findings[0] if findings else ("", "none", "nothing to gain", False), step["ratio"]
-    return (
-        f"For the GPT in the picture the first finding is “{title}”: {worth.split(' (')[0]}. With all passes the step takes "
-        f"{ms(step['variant_ms']['median'])} instead of {ms(step['baseline_ms']['median'])} (ratio {ratio['low']:.3f} to "
-        f"{ratio['high']:.3f}) ({source})."
-    )
-
-
 @said("dqkv.py", "dqkv")
 def packed(found: Data, source: str) -> str:
     def sentence(case: Data, shape: str) -> str:
@@ -164,24 +148,6 @@ def depth(results: Results) -> str:
         f"From cold caches a residual chain of 128 layers compiles in {weights}, `torch.compile` takes {peers[0]:.1f} s; "
         f"a 12-layer GPT in {deep['total_s']:.1f} s with {deep['unique_kernels']} kernels for {deep['kernels']} calls, "
         f"`torch.compile` {peers[1]:.1f} s ({measured_on(chain['environment'], 'depth.py')})."
-    )
-
-
-def lora(results: Results) -> str:
-    case = step_case(results, "gpt_lora")
-    if case is None:
-        return "Not measured: no result of `steps.py` for the GPT with LoRA is committed."
-    programs, saved = by_name(case["timing"]), {n: s["saved_nbytes"] / 2**30 for n, s in case["static"].items()}
-    times = {n: ms(step_ms(p, "backward")) for n, p in programs.items() if "backward" in p["times_ms"]}
-    eager, peer = (
-        times["eager"],
-        times.get("torch.compile", case["timing"]["failed"].get("torch.compile", "not measured")),
-    )
-    return (
-        f"Freezing all but LoRA adapters in one capture of a GPT with everything trainable takes its backward from "
-        f"{times['all trained']} to {times['tracefuse']}, and what its forward saves from {saved['all trained']:.2f} to "
-        f"{saved['tracefuse']:.2f} GiB; the model frozen by hand takes {eager} in eager, {peer} under `torch.compile` "
-        f"({measured_on(case['environment'], 'steps.py')})."
     )
 
 

@@ -16,9 +16,10 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True)
 class Results:
-    """The committed results, by benchmark."""
+    """The committed results, by benchmark, and notebooks with what they printed."""
 
     folder: Path = RESULTS
+    notebooks: Path = Path(__file__).parents[2] / "notebooks"
 
     def get(self, name: str) -> Data | None:
         """The result of a benchmark on the first of `MACHINES` that has one."""
