@@ -119,9 +119,11 @@ def _profiler(with_stack: bool) -> torch.profiler.profile:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
+    # Only the file is wanted. Without `acc_events` torch 2.11 warns; with it later versions read all events at once, and
+    # raise where a name that the profiler took from memory is no UTF-8.
     return torch.profiler.profile(
-        activities=activities, with_stack=with_stack, acc_events=True
-    )  # else torch 2.11 warns
+        activities=activities, with_stack=with_stack, acc_events=torch.__version__.startswith("2.11.")
+    )
 
 
 def _wait() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tracefuse
@@ -209,6 +209,7 @@ RECORD = st.fixed_dictionaries(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(RECORD | JSON, max_size=12))
 def test_whatever_a_file_holds_the_account_is_balanced(
     tmp_path_factory: pytest.TempPathFactory, records: list[Any]

@@ -272,7 +272,7 @@ def record(name: str, case: Case, device: str) -> dict[str, Any]:
     config = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=case.with_sync_events)
     for _ in range(3):
         run()
-    with profile(activities=activities, with_stack=case.with_stack, experimental_config=config, acc_events=True) as one:
+    with profile(activities=activities, with_stack=case.with_stack, experimental_config=config) as one:
         run()  # of the first run after a profiler starts, the first ops take longer
         finish(is_gpu)
         with record_function("window"):
