@@ -217,13 +217,15 @@ def view(found: Data, source: str) -> str:
     )
 
 
-@said("recorder.py", "recorder")
-def recording(found: Data, source: str) -> str:
-    cost = found["cost"]
-    return (
-        f"Recording a step of {found['layers']} layers takes {cost['ratio'][0]:.2f} × the step's time and "
-        f"{cost['peak_ratio']:.3f} × its peak memory ({source})."
-    )
+def recording(results: Results) -> str:
+    costs = [
+        f"{found['cost']['ratio'][0]:.2f} × the step's time and {found['cost']['peak_ratio']:.3f} × its peak memory "
+        f"({found['layers']} layers, {measured_on(found['environment'], 'recorder.py')})"
+        for found in results.on_each_machine("recorder")
+    ]
+    if not costs:
+        return "Not measured: no result of `recorder.py` is committed."
+    return f"Recording a step takes {'; '.join(costs)}."
 
 
 def gpt(results: Results) -> str:

@@ -23,8 +23,11 @@ class Results:
 
     def get(self, name: str) -> Data | None:
         """The result of a benchmark on the first of `MACHINES` that has one."""
+        return next(iter(self.on_each_machine(name)), None)
+
+    def on_each_machine(self, name: str) -> list[Data]:
         paths = (self.folder / f"{name}_{machine}.json" for machine in MACHINES)
-        return next((json.loads(path.read_text()) for path in paths if path.exists()), None)
+        return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def ms(value: float) -> str:
