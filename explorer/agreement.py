@@ -2,14 +2,15 @@
 
 What no operator does is in no trace: a write through `.numpy()` or by a library's pointers, a race of threads or streams. The
 numbers tell: a replay from the captured inputs must give those of the run. Nothing is kept alive to compare with. Results of
-a few bytes are copied when the program ends; of all else it is known which tensor it is and whether it was written to since.
+a few bytes are copied when the program ends, and so are running statistics, since a batch norm does not count its writes to
+them; of all else it is known which tensor it is and whether it was written to since.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from tracefuse.compare import max_abs_difference
 from tracefuse.draws import undisturbed
+from tracefuse.recording import BATCH_NORMS
 
 if TYPE_CHECKING:
     from tracefuse.assemble import Roles
@@ -32,19 +34,20 @@ SMALL_NBYTES = 4096
 
 
 class Left:
-    """A tensor that the program left. `tensor()` is it, as it was then; None once it is gone or was written to."""
+    """A tensor that the program left. `tensor()` is it, as it was then; None once it is gone, was written to or lies in other
+    memory (`p.data = …`)."""
 
-    def __init__(self, tensor: torch.Tensor, may_copy: bool) -> None:
-        is_small = may_copy and tensor.nbytes <= SMALL_NBYTES
-        self._copy = tensor.detach().clone() if is_small else None
+    def __init__(self, tensor: torch.Tensor, memory_of: Callable[[torch.Tensor], int | None], copied: bool) -> None:
+        self._copy = tensor.detach().clone() if copied else None
         self._reference = weakref.ref(tensor)
-        self._version = _version(tensor)
+        self._memory_of = memory_of
+        self._state = _version(tensor), memory_of(tensor)
 
     def tensor(self) -> torch.Tensor | None:
         if self._copy is not None:
             return self._copy
         found = self._reference()
-        return found if found is not None and _version(found) == self._version else None
+        return found if found is not None and (_version(found), self._memory_of(found)) == self._state else None
 
 
 def left_by(
@@ -58,13 +61,19 @@ def left_by(
     gradients = [gradient for leaf in leaves if (gradient := gradient_of(leaf)) is not None]
     known = {value: t for t in (*written, *visible, *gradients) if (value := recorder.value_of(t)) is not None}
     outputs = {*roles.results, *recording.snapshots, *roles.gradients.values()}
-    return {value: Left(t, value in roles.results) for value, t in known.items() if value in outputs}
+    uncounted = {value for call in recording.calls if call.func in BATCH_NORMS for value in call.writes()}
+    return {
+        value: Left(t, recorder.memory_of, value in uncounted or (value in roles.results and t.nbytes <= SMALL_NBYTES))
+        for value, t in known.items()
+        if value in outputs
+    }
 
 
 def read_by_run(recorder: Recorder) -> tuple[Left, ...]:
     """What the program that just ended read from outside and did not overwrite: replays read it again."""
     recording = recorder.recording
-    return tuple(Left(t, may_copy=False) for v, t in recording.externals.items() if v not in recording.snapshots)
+    inputs = [t for value, t in recording.externals.items() if value not in recording.snapshots]
+    return tuple(Left(t, recorder.memory_of, copied=False) for t in inputs)
 
 
 def _version(tensor: torch.Tensor) -> int:

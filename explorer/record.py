@@ -84,6 +84,10 @@ class Recorder(TorchDispatchMode, Listener):
         value = self._ids.get(tensor)
         return self._memories.find(tensor) if value is None else value
 
+    def memory_of(self, tensor: torch.Tensor) -> int | None:
+        """Equal for tensors that share memory, as long as it is there; None for tensors that have none of their own."""
+        return self._memories.of(tensor)
+
     def note_end(self) -> None:
         """The program is over: note the inputs that have other memory now than when it read them, and those that have become
         part of its autograd graph although no operator wrote to them."""

@@ -1,7 +1,8 @@
 """Results of a compiled graph that the backward reads: a write in place before it is an error, as it is in eager.
 
 AOTAutograd hands out a result that is a view of what the forward computed as a tensor with a version counter of its own
-(`_unsafe_view`), and so autograd, which compares the counters of what was saved, notices no write to it.
+(`_unsafe_view`), and so autograd, which compares the counters of what was saved, notices no write to it. A result without a
+gradient has no place in autograd's graph: the results beside it have.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ def watching(run: Callable[..., Sequence[Any]], numbers: Sequence[int]) -> Calla
 
     def called(*arguments: Any) -> Sequence[Any]:
         results = run(*arguments)
-        for number in numbers:
-            if results[number].grad_fn is not None:
-                _watch(results[number])
+        made_by = {one.grad_fn for one in results if isinstance(one, torch.Tensor)} - {None}
+        if made_by:
+            for number in numbers:
+                _watch(results[number], made_by)
         return results
 
     return torch.compiler.disable(called, reason="do not trace what autograd is told of")
 
 
-def _watch(result: torch.Tensor) -> None:
+def _watch(result: torch.Tensor, made_by: set[Any]) -> None:
     counter = result.detach()
     counter.data = counter.new_empty(0)  # still counts the writes to `result`, and keeps its memory no longer
     before, shape = counter._version, list(result.shape)
@@ -37,4 +39,5 @@ def _watch(result: torch.Tensor) -> None:
                 f"{shape} of a compiled graph, which its backward reads; write after the backward, or to a copy"
             )
 
-    result.grad_fn.register_prehook(check)  # type: ignore[union-attr]
+    for node in {result.grad_fn} if result.grad_fn is not None else made_by:
+        node.register_prehook(check)

@@ -134,8 +134,9 @@ def _body(ops: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[f
     graph, names = fx.Graph(), Names()
     new: dict[fx.Node, fx.Node] = {}
     for node in inputs:
-        new[node] = graph.placeholder(names.of(node))
+        new[node] = graph.placeholder(node.name)
         new[node].meta = {k: node.meta[k] for k in ("val", "custom") if k in node.meta}
+        new[node].name = names.of(node)  # fx would write `X` as `x`, which may be another value
     for node in ops:
         target, args, kwargs = _call(node)
         args, kwargs = fx.node.map_arg((args, kwargs), new.__getitem__)

@@ -78,7 +78,8 @@ class Lowering:
     `names` are those in use; `own` those that wait for the first block of the value that is called so in the graph, so that
     what is read from `NAME_ptr` is NAME. `stored` maps the text of what is stored to the name of its result.
 
-    A load in bounds needs no guard that is in `loose`: little is read in vain, and nothing uses it.
+    A load in bounds needs no guards that are all in `loose`: little is read in vain, and nothing uses it. Beside another guard
+    they stay: where they do not hold, an index that was shifted down for that one may be out of bounds.
 
     What is computed once all rows of some columns are summed has a lowering of its own, whose `rows` is the one of the
     elements that are summed.
@@ -137,8 +138,9 @@ class Lowering:
         if self.layout.aligned is not None and place == self.layout.aligned[0]:
             _, place, mask = self.layout.aligned
             conditions = [mask]
-        if all(index.upper < size for index, size in zip(at, tensor.shape, strict=True)):
-            guards = tuple(guard for guard in guards if guard.text not in self.loose)
+        is_inside = all(index.upper < size for index, size in zip(at, tensor.shape, strict=True))
+        if is_inside and self.loose.issuperset(guard.text for guard in guards):
+            guards = ()
         for guard in guards if offset.terms else ():
             # A masked pointer must have the mask's shape; where the guard fails, the element at 0 is as good as any.
             place = place if guard.lanes <= lanes else f"tl.where({guard.text}, {place}, 0)"

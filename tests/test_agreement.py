@@ -111,6 +111,28 @@ def test_nothing_is_compared_once_an_optimizer_has_changed_what_the_run_read() -
     assert "was written to since" in str(c.agreement)
 
 
+def test_running_statistics_are_compared_as_the_run_left_them() -> None:
+    torch.manual_seed(0)
+    model, x = nn.BatchNorm1d(3), torch.randn(5, 3)
+    with tracefuse.capture() as c:
+        loss = model(x).square().mean()
+        loss.backward()
+    model(x)  # writes to them again, and counts no write
+    found = c.check()
+    assert found is not None
+    assert found.compared > 0
+    assert found.differing == 0
+
+
+def test_nothing_is_compared_once_a_parameter_was_given_other_memory() -> None:
+    model, x = layer(), torch.randn(5, 3)
+    with tracefuse.capture() as c:
+        loss = model(x).square().mean()
+        loss.backward()
+    model.weight.data = model.weight.data * 2
+    assert c.check() == Agreement(len(c.trace.outputs), 0)
+
+
 def test_a_gradient_added_to_an_older_one_is_not_compared_with_the_sum() -> None:
     model, x = layer(), torch.randn(5, 3)
     model(x).sum().backward()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from kernels import kernel_of, kernel_of_types
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import tracefuse
 from tracefuse.compile import launcher, load
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.kernel import Kernel, make_kernel
@@ -108,3 +111,14 @@ def test_names_that_the_text_uses_itself_are_avoided() -> None:
     kernel, inputs = kernel_of(lambda tl, float: tl * 2 + float, torch.randn(4), torch.randn(4))
     assert not {"tl", "float"} & {n.name for n in kernel.body.graph.nodes}
     torch.testing.assert_close(launcher(kernel)(*inputs), inputs[0] * 2 + inputs[1])
+
+
+def test_variables_that_differ_in_case_alone_are_two() -> None:
+    X = torch.randn(5, 7, dtype=torch.float64)
+    with tracefuse.capture() as c:
+        x = X.sin()
+        y = x * X.cos()
+    step = c.optimize()
+    (kernel,) = step.kernels
+    assert {"X_ptr", "x_ptr", "y_ptr"} <= set(re.findall(r"\w+_ptr", kernel.source))
+    torch.testing.assert_close(step.compile()(), (x, y))

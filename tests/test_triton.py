@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -98,6 +99,40 @@ def test_pointwise(name: str, dtype: torch.dtype) -> None:
     """1037 elements: two programs, the second one mostly masked."""
     x, y = rand(17, 61, dtype=dtype), rand(61, dtype=dtype)
     check_kernel(*kernel_of(POINTWISE[name], x, y.expand(17, 61).clone() if "backward" in name else y))
+
+
+PADDED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "rows": (lambda x: aten.constant_pad_nd(x[:, :61] * 2, [0, 3, 0, 1]), [(15, 64)]),
+    "a slice's gradient": (
+        lambda x: aten.constant_pad_nd(aten.slice_backward(x, [7, 61], 1, 3, 61, 1), [0, 3]),
+        [(7, 58)],
+    ),
+    "a concatenation of rows": (
+        lambda x, y: aten.constant_pad_nd(torch.cat([x * 2, y]), [0, 0, 0, 1]),
+        [(8, 31), (7, 31)],
+    ),
+    "padded in front": (lambda x: aten.constant_pad_nd(aten.constant_pad_nd(x * 2, [3, 0]), [0, 2]), [(15, 58)]),
+}
+
+
+@interpreted
+@pytest.mark.parametrize("name", PADDED)
+def test_what_is_padded_reads_no_memory_but_its_inputs(name: str) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    program, shapes = PADDED[name]
+    kernel, inputs = kernel_of(program, *(rand(*shape) for shape in shapes))
+    memory = {address for t in inputs for address in range(t.data_ptr(), t.data_ptr() + t.nbytes, t.element_size())}
+    load, read = InterpreterBuilder.create_masked_load, set[int]()
+
+    def noted(self: Any, places: Any, mask: Any, *rest: Any) -> Any:
+        read.update(places.data[mask.data].tolist())
+        return load(self, places, mask, *rest)
+
+    with mock.patch.object(InterpreterBuilder, "create_masked_load", noted):
+        check_kernel(kernel, inputs)
+    assert read
+    assert read <= memory
 
 
 @interpreted

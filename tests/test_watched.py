@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import tracefuse
@@ -25,6 +26,7 @@ CASES: dict[str, Callable[[Tensor, Tensor], Results]] = {
     "two views": lambda x, w: (lambda y: (y.view(-1), y.t()))(tanh(x, w)),
     "chunks": lambda x, w: tuple(tanh(x, w).chunk(2)),
     "without a gradient": lambda x, w: (lambda y: (y.detach().view(-1), (y * y).sum()))(tanh(x, w)),
+    "of inputs without gradients": lambda x, w: (lambda y: (y, (y @ w).sum()))(F.linear(x[None], x)),
     "a view that no backward reads": lambda x, w: ((x @ w).view(-1),),
 }
 
