@@ -79,6 +79,7 @@ ELSEWHERE = {
     "op_db.py": "takes hours: by hand, in shards",
     "op_db_table.py": "the table of its results",
     "models_table.py": "the table of the results of models.py",
+    "first_view.py": "installs into a fresh environment: by hand",
     "record_timelines.py": "writes the recordings that tests read",
     "pictures.py": "draws README's pictures from a page of view.py",
 }
