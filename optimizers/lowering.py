@@ -34,6 +34,9 @@ EXACT_IN_HALVES = (torch.bool, torch.int8, torch.uint8)
 
 COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
 
+MOST_STEPS = 50
+"""Of a chain of ops that are lowered one from within the other, at four frames each."""
+
 
 class NotFusible(NotSupported):
     """`node` cannot be computed inside a kernel in this place."""
@@ -96,13 +99,33 @@ class Lowering:
     own: set[str] = field(default_factory=set)
     stored: dict[str, str] = field(default_factory=dict)
     loose: set[str] = field(default_factory=set)
+    depths: dict[fx.Node, int] = field(default_factory=dict)
 
     def value(self, node: fx.Node, at: Indices, guards: tuple[Value, ...] = ()) -> Value:
         """The block of `node`'s elements at `at`, valid where all `guards` hold. Raises `NotFusible`."""
         key = (node, at, guards)
         if key not in self.seen:
+            for far in self._far_operands(node, at, guards):
+                self.value(far, at, guards)
             self.seen[key] = self._lower(node, at, guards)
         return self.seen[key]
+
+    def _far_operands(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> list[fx.Node]:
+        """Ops along a long chain of pointwise ones, the farthest first: lowered before, so that Python's stack holds it."""
+        chain = []
+        while node.target in POINTWISE and (node, at, guards) not in self.seen:
+            chain.append(node)
+            operands = [a for a in node.all_input_nodes if shape_of(a) == shape_of(node)]
+            if not operands:
+                break
+            node = max(operands, key=self._depth)
+        return chain[MOST_STEPS::MOST_STEPS][::-1]
+
+    def _depth(self, node: fx.Node) -> int:
+        if node not in self.depths:
+            for one in node.graph.nodes:
+                self.depths[one] = 1 + max((self.depths[a] for a in one.all_input_nodes), default=0)
+        return self.depths[node]
 
     def emit(self, node: fx.Node, text: str, dtype: str, lanes: Lanes, hint: str = "") -> Value:
         """Name the value of the expression `text`; the same text has one name."""

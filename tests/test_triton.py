@@ -101,6 +101,20 @@ def test_pointwise(name: str, dtype: torch.dtype) -> None:
     check_kernel(*kernel_of(POINTWISE[name], x, y.expand(17, 61).clone() if "backward" in name else y))
 
 
+def steps(x: Tensor) -> Tensor:
+    """Euler's: each op reads the one before."""
+    for _ in range(400):
+        x = x + 0.01 * torch.sin(x)
+    return x
+
+
+def test_a_chain_of_any_length_is_one_kernel() -> None:
+    kernel, inputs = kernel_of(steps, rand(61))
+    assert kernel.source.count("tl.sin") == 400
+    if INTERPRETED:
+        check_kernel(kernel, inputs)
+
+
 PADDED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "rows": (lambda x: aten.constant_pad_nd(x[:, :61] * 2, [0, 3, 0, 1]), [(15, 64)]),
     "a slice's gradient": (
