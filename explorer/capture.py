@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
-from tracefuse.agreement import Agreement, Left, agreement, left_by, read_by_run
+from tracefuse.agreement import Agreement, Left, Read, agreement, left_by
 from tracefuse.assemble import Roles, assemble, mark_held
 from tracefuse.config import Config, Machine
 from tracefuse.dropped import Dropped, dropped
@@ -82,7 +82,7 @@ class Capture:
         self._roles: Roles | None = None
         self._alive: frozenset[Value] = frozenset()
         self._left: Mapping[Value, Left] = {}
-        self._read: tuple[Left, ...] = ()
+        self._read: Read | None = None
         self.agreement: Agreement | None = None
         """What `check` found; None until it, or the first measurement, has replayed the trace."""
         self._optimized: Mapping[str, frozenset[Value]] = {}
@@ -143,7 +143,7 @@ class Capture:
         self._recorder.note_end()
         self._roles = roles_of(self._recorder, namespace, returned, gradient_of)
         self._left = left_by(self._recorder, self._roles, namespace, returned, gradient_of)
-        self._read = read_by_run(self._recorder)
+        self._read = Read(self._recorder)
         self._alive = self._recorder.alive()
         self._optimized = optimizers_of(self._recorder, namespace)
         if self._thaw is not None:
@@ -247,7 +247,7 @@ class Capture:
         first, and the view's notes say it. None for a program that did not run here, such as one from a session file. Raises
         `ReplayError` where an operator does.
         """
-        if self.agreement is None and self._built.left:
+        if self.agreement is None and self._built.left and self._read is not None:
             self.agreement = agreement(self, self._built.left, self._read)
         return self.agreement
 

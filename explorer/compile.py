@@ -171,7 +171,8 @@ def _compiled(module: ModuleType, name: str, launch: Launch, arch: int) -> Any:
     source = ASTSource(function, signature | dict.fromkeys(launch.blocks, "constexpr"), launch.blocks, aligned)
     try:
         with tempfile.TemporaryDirectory() as folder, kept_in(Path(folder)):
-            return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": launch.num_warps})
+            options = {"num_warps": launch.num_warps, "enable_fp_fusion": True}
+            return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     except Exception as error:
         raise BuildError(f"Triton refused {name}: {error}; switch it off with fuse=False") from error
 

@@ -79,7 +79,7 @@ def warm(function: Any, pointers: tuple[str, ...], blocks: dict[str, int], num_w
     from triton.runtime.jit import MockTensor
 
     tensors = [MockTensor(_ElementType(name)) for name in pointers]
-    return function.warmup(*tensors, **blocks, grid=(1,), num_warps=num_warps)
+    return function.warmup(*tensors, **blocks, grid=(1,), num_warps=num_warps, enable_fp_fusion=True)
 
 
 def answer(job: Job) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def triton_ir(kernel: Kernel) -> str:
     pointers = {n: f"*{TRITON_TYPE[t]}" for n, t in zip(function.arg_names, launch.pointers, strict=False)}
     source = ASTSource(function, pointers | dict.fromkeys(launch.blocks, "constexpr"), launch.blocks)
     backend, context = make_backend(target), ir.context()
-    options = backend.parse_options({"num_warps": launch.num_warps})
+    options = backend.parse_options({"num_warps": launch.num_warps, "enable_fp_fusion": True})
     ir.load_dialects(context)
     backend.load_dialects(context)
     implementation, modules = backend.get_codegen_implementation(options), backend.get_module_map()

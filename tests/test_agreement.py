@@ -111,6 +111,38 @@ def test_nothing_is_compared_once_an_optimizer_has_changed_what_the_run_read() -
     assert "was written to since" in str(c.agreement)
 
 
+def uncounted(model: nn.Module, x: Tensor, how: str) -> None:
+    """Writes that no version counts."""
+    if how == "fused":
+        torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
+    elif how == "data":
+        model[0].weight.data.mul_(2)
+    else:
+        model.train()(x)
+
+
+@pytest.mark.parametrize("how", ["fused", "data", "statistics"])
+def test_nothing_is_compared_once_something_wrote_that_counts_no_version(how: str) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), torch.randn(16, 8)
+    model.train(how != "statistics")
+    captured = tracefuse.capture(lambda: model(x).square().mean().backward())
+    uncounted(model, x, how)
+    found = captured.check()
+    assert found is not None
+    assert found.compared == 0
+
+
+def test_an_input_made_in_inference_mode_and_written_since_is_not_compared() -> None:
+    with torch.inference_mode():
+        x = torch.randn(4)
+    captured = tracefuse.capture(lambda: x.exp().clone())
+    with torch.inference_mode():
+        x.copy_(torch.randn(4))
+    found = captured.check()
+    assert found is not None
+    assert found.compared == 0
+
+
 def test_running_statistics_are_compared_as_the_run_left_them() -> None:
     torch.manual_seed(0)
     model, x = nn.BatchNorm1d(3), torch.randn(5, 3)

@@ -46,7 +46,9 @@ def launch_path(module: Any, kernel: Kernel) -> list[bool]:
     try:
         for one in launches(kernel):
             tensors = [torch.empty(8, dtype=dtype) for dtype in one.pointers]
-            getattr(module, one.function).warmup(*tensors, **one.blocks, grid=(1,), num_warps=one.num_warps)
+            getattr(module, one.function).warmup(
+                *tensors, **one.blocks, grid=(1,), num_warps=one.num_warps, enable_fp_fusion=True
+            )
     finally:
         knobs.compilation.listener = None
     return looks
