@@ -257,12 +257,13 @@ def models(found: Data, source: str) -> str:
     exact = sum(row["replay"] == "bit for bit" for row in rows)
     wrong = [f"{row['model']} in {row['dtype']}" for row in rows if not is_right(row)]
     not_run = [row["model"] for row in found["models"] if row["model"] not in tried]
+    exported = sum(row["exported"] == "runs" for row in rows)
     rest = f"; with something left: {', '.join(wrong)}" if wrong else ""
     rest += f"; not run: {', '.join(dict.fromkeys(not_run))}" if not_run else ""
     return (
         f"Training steps of {len(tried)} models in {' and '.join(sorted(dtypes))}, {len(rows)} in all: {exact} replay bit for "
-        f"bit, {len(rows) - len(wrong)} give eager's numbers to rounding with all passes, in process and as exported files"
-        f"{rest} ({source}; all of them: `tests/bench/results/models.md`)."
+        f"bit; with all passes {len(rows) - len(wrong)} are as near to eager as rounding of their inputs explains; {exported} "
+        f"exported files check themselves in a fresh process{rest} ({source}; each of them: `tests/bench/results/models.md`)."
     )
 
 
