@@ -75,8 +75,9 @@ class Read:
     def __init__(self, recorder: Recorder) -> None:
         recording = recorder.recording
         inputs = [t for value, t in recording.externals.items() if value not in recording.snapshots]
-        self._left = [Left(t, recorder.memory_of, copied=False) for t in inputs]
-        self._samples = _samples(inputs)
+        self._memory_of = recorder.memory_of
+        self._left = [Left(t, self._memory_of, copied=False) for t in inputs]
+        self._samples = _samples(inputs, self._memory_of)
 
     def is_unchanged(self) -> bool:
         """Whether all of it is there as it was. A write shows in the version, or in the few numbers that were kept: neither
@@ -85,21 +86,26 @@ class Read:
         tensors = [t for t in found if t is not None]
         if len(tensors) < len(found):
             return False
-        now = _samples(tensors)
-        return all(torch.equal(kept, now[kind]) for kind, kept in self._samples.items())
+        now = _samples(tensors, self._memory_of)
+        return self._samples.keys() == now.keys() and all(
+            torch.equal(kept, now[k]) for k, kept in self._samples.items()
+        )
 
 
 SAMPLED = 16
 """How many numbers of each input are kept."""
 
 
-def _samples(tensors: Sequence[torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], torch.Tensor]:
-    """The bytes of the first numbers of each, in one copy for each dtype and device."""
+def _samples(
+    tensors: Sequence[torch.Tensor], memory_of: Callable[[torch.Tensor], int | None]
+) -> dict[tuple[torch.dtype, torch.device], torch.Tensor]:
+    """The bytes of the first numbers of each, in one copy for each dtype and device. A tensor may have no memory: one of a
+    vmap never has, and FSDP takes it from parameters that it has sharded."""
     rows: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or memory_of(tensor) is None:
             continue
-        if tensor.numel() and not tensor.is_quantized:
+        if tensor.numel() and not tensor.is_quantized and tensor.untyped_storage().nbytes():
             row = tensor.detach().resolve_conj().resolve_neg()
             while row.dim() > 1:
                 row = row[0]

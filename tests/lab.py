@@ -36,6 +36,11 @@ RUN_ALL = """async () => {
     const outputs = [...panel.content.model.cells].flatMap((cell) => cell.sharedModel.outputs ?? []);
     return outputs.filter((o) => o.output_type === "error").map((o) => `${o.ename}: ${o.evalue}`);
 }"""
+# A kernel that is not up yet may never answer; the server ends it with itself.
+SHUT_DOWN = """() => Promise.race([
+    window.jupyterapp.shell.currentWidget.sessionContext.shutdown(),
+    new Promise((done) => setTimeout(done, 10000)),
+])"""
 
 
 def chromium() -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -118,19 +118,12 @@ def _times(timing: dict[str, Any] | None, is_without_kernels: bool) -> Table:
 
 
 def _time(time: dict[str, float] | None) -> str:
-    return f"{time['median']:.4g} {_between(time, '.4g')}" if time else NOT_MEASURED
+    return f"{time['median']:.4g} [{time['low']:.4g}, {time['high']:.4g}]" if time else NOT_MEASURED
 
 
 def _ratio(row: dict[str, Any]) -> str:
     ratio = row["ratio"]
-    return f"{ratio['median']:.3g} {_between(ratio, '.3g')} {row['verdict']}"
-
-
-def _between(found: Mapping[str, float], digits: str) -> str:
-    """The interval; a single round has none."""
-    if found["low"] == found["high"]:
-        return "(1 sample)"
-    return f"[{found['low']:{digits}}, {found['high']:{digits}}]"
+    return f"{ratio['median']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}] {row['verdict']}"
 
 
 def _layers(payload: dict[str, Any]) -> list[Table]:

@@ -24,7 +24,7 @@ from results import environment, write
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lab import browsing, serving
+from lab import SHUT_DOWN, browsing, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_MS = 180_000
@@ -80,7 +80,7 @@ def walk(seconds: dict[str, float], home: Path, python: str, notebook: Path) -> 
         with leg(seconds, "run all, to the first explorer on the screen"):
             page.evaluate(RUN_ALL)
             page.wait_for_selector(EXPLORER)
-        page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+        page.evaluate(SHUT_DOWN)
 
 
 @contextmanager

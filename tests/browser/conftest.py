@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import nbformat
 import pytest
-from lab import RUN_ALL, Lab, browsing, serving
+from lab import RUN_ALL, SHUT_DOWN, Lab, browsing, serving
 from playwright.sync_api import Browser, Locator, Page, expect
 
 # Patience for a machine that also runs other tests; nothing here waits when the view is quick.
@@ -114,7 +114,7 @@ def open_notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) ->
 
     yield run
     for page in pages:
-        page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+        page.evaluate(SHUT_DOWN)
     context.close()
     watch.check()
 

@@ -12,7 +12,7 @@ import draw
 import nbformat
 import pytest
 import store
-from lab import RUN_ALL, Lab
+from lab import RUN_ALL, SHUT_DOWN, Lab
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
@@ -47,7 +47,7 @@ def page(lab: Lab, browser: Browser) -> Iterator[Page]:
     page = context.new_page()
     page.set_default_timeout(60_000)
     yield page
-    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    page.evaluate(SHUT_DOWN)
     context.close()
 
 

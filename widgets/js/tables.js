@@ -60,7 +60,7 @@ function timingRow(row, scale, payload, others) {
 /** @param {Interval | null} time */
 function interval(time) {
   if (!time) return h("span", { class: "tf-note" }, "not measured");
-  return h("span", null, figure(time.median), h("small", { class: "tf-note" }, time.low === time.high ? " 1 sample" : ` ${figure(time.low)}–${figure(time.high)}`));
+  return h("span", null, figure(time.median), h("small", { class: "tf-note" }, ` ${figure(time.low)}–${figure(time.high)}`));
 }
 
 /** @param {Interval | null} time @param {number} scale @param {string} kind */

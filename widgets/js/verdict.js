@@ -188,7 +188,7 @@ export function ratio(row, { timing, runs_triton: runsTriton, kernels }) {
   const within = drifted ? ". Times drifted: those shown are medians of all rounds, the ratio compares within each round" : "";
   const title = `${row.program} / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval ${low.toFixed(2)} to ${high.toFixed(2)}${within}`;
   const text = isSeen ? `${median.toFixed(2)}× ${drifted ? "by round" : "the time"}` : row.verdict;
-  return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, h("small", null, low === high ? " 1 sample" : ` ${low.toFixed(2)}–${high.toFixed(2)}`));
+  return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, h("small", null, ` ${low.toFixed(2)}–${high.toFixed(2)}`));
 }
 
 /** What the figures are against, if not the capture, and what stands in the way of measuring. @param {Payload} payload */
