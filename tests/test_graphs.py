@@ -221,12 +221,14 @@ def test_capturing_leaves_the_generator_where_it_was() -> None:
 
 
 @gpu
+@pytest.mark.alone
 def test_measuring_adds_a_column() -> None:
     program = programs.gpt(torch.float32, "cuda")
     timing = tracefuse.capture(program.run).optimize().measure(budget_s=1, cuda_graph=True)
     assert [p.name for p in timing.programs] == ["captured", "optimised", "CUDA graph"]
     assert timing.program("CUDA graph").difference.gradients < 1e-4
     assert timing.program("CUDA graph").peak_nbytes > timing.program("optimised").peak_nbytes / 2
+    assert timing.program("CUDA graph").times_ms["step"].median < timing.program("optimised").times_ms["step"].median
 
 
 @gpu

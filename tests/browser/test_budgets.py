@@ -18,8 +18,7 @@ from tracefuse.widgets.view import Explorer
 pytestmark = pytest.mark.browser
 
 FIRST_PAINT_MS = 500
-# A second on two quiet cores, and as much again for what else runs there.
-TOGGLE_S = 2.0
+TOGGLE_S = 1.0
 PAGE_BYTES = 1_000_000
 # Three times what it takes on two quiet cores.
 WRITE_S = 30.0
@@ -93,8 +92,20 @@ def test_the_first_paint(written: Path, browser: Browser) -> None:
 
 
 def test_a_toggle_repaints(open_notebook: Callable[..., Page]) -> None:
-    """In JupyterLab, from the click to the new numbers; each pass off, and on again from what is kept."""
-    page = open_notebook(MODEL, CELL)
+    """In JupyterLab, from the click to the new numbers; each pass off, and on again from what is kept; the best of a few
+    notebooks, since other tests run beside."""
+    times: dict[str, float] = {}
+    for _ in range(3):
+        for name, seconds in toggled(open_notebook(MODEL, CELL)).items():
+            times[name] = min(seconds, times.get(name, seconds))
+        if max(times.values()) < TOGGLE_S:
+            break
+    print(f"\ntoggle to repaint, {LAYERS} layers: " + ", ".join(f"{name} {s:.2f} s" for name, s in times.items()))
+    assert max(times.values()) < TOGGLE_S
+
+
+def toggled(page: Page) -> dict[str, float]:
+    """Seconds of each toggle of a fresh capture."""
     expect(page.get_by_test_id("tf-root")).to_have_attribute("data-ready", "1")
     page.get_by_test_id("tf-idle-passes").click()
     times = {}
@@ -102,5 +113,4 @@ def test_a_toggle_repaints(open_notebook: Callable[..., Page]) -> None:
         for is_off in (True, False):
             times[f"{name} {'off' if is_off else 'on'}"] = page.evaluate(TOGGLE, [name, is_off])
             expect(page.get_by_test_id("tf-root")).to_have_attribute("data-busy", "")
-    print(f"\ntoggle to repaint, {LAYERS} layers: " + ", ".join(f"{name} {s:.2f} s" for name, s in times.items()))
-    assert max(times.values()) < TOGGLE_S
+    return times
