@@ -181,10 +181,10 @@ def agreement(capture: Capture, left: Sequence[Left | None], read: Read) -> Agre
 
 def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
     """The largest absolute difference, and the largest finite number."""
-    a, b = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (mine.detach(), theirs.detach()))
-    delta = max_abs_difference("a replay", a, b)
-    finite = torch.nan_to_num(b.double(), 0.0, 0.0, 0.0)
-    return (math.inf if math.isnan(delta) else delta), finite.abs().max().item() if b.numel() else 0.0
+    delta = max_abs_difference("a replay", mine.detach(), theirs.detach())
+    sizes = theirs.detach().to(torch.complex128 if theirs.is_complex() else torch.float64).abs()
+    finite = torch.where(sizes.isfinite(), sizes, 0.0)
+    return (math.inf if math.isnan(delta) else delta), finite.max().item() if finite.numel() else 0.0
 
 
 def _magnitude(output: Output, found: Mapping[Output, tuple[float, float]]) -> float:
