@@ -103,13 +103,14 @@ def _memory_problem(node: fx.Node, owners: dict[int, fx.Node]) -> str | None:
     """What is wrong with the memory of the node's FakeTensor; `owners` are the values that made the memory so far."""
     if node.op != "call_function":
         return None
+    mine = storages(node)
     if is_getitem(node) or is_view(node):
         operand = node.args[0]
-        if storages(node).keys() <= storages(operand).keys() or not _lies_in(node, [operand]):
+        if mine.keys() <= storages(operand).keys() or not _lies_in(node, [operand]):
             return None
         return f"its FakeTensor lies elsewhere than {operand.name}, where it should: have `refresh_views` type it anew"
-    taken = next((owners[memory] for memory in storages(node) if memory in owners), None)
-    owners.update(dict.fromkeys(storages(node), node))
+    taken = next((owners[memory] for memory in mine if memory in owners), None)
+    owners.update(dict.fromkeys(mine, node))
     if taken is None or _lies_in(node, node.all_input_nodes):
         return None
     return f"is no view, and its FakeTensor lies in the memory of {taken.name}"
