@@ -137,7 +137,7 @@ def flat(shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning 
     numel = math.prod(shape)
     block = min(tuning.elements(FLAT_BLOCK), max(32, next_power_of_2(numel)))
     index = variable("index", numel, COL)
-    # Of one program too: where LLVM knows that indices are small, ptxas gets them wrong (`worker.adds_packed_constant`).
+    # Of one program too: where LLVM knows that indices are small, ptxas gets them wrong (`worker.loses_constants`).
     prologue = [f"index = {program_number(wide)} * COLS + tl.arange(0, COLS)"]
     masks = mask_of(prologue, "col", "index", numel, block)
     return Layout(
