@@ -52,11 +52,15 @@ class Estimate:
         """Half the interval over the median."""
         return (self.high - self.low) / 2 / self.median if self.median else math.inf
 
-    def __str__(self) -> str:
+    def text(self, digits: int = 4) -> str:
+        """The median with its interval; of few samples what that covers, of one that it is one."""
         if self.samples == 1:
-            return f"{self.median:.4g} (1 sample)"
-        text = f"{self.median:.4g} [{self.low:.4g}, {self.high:.4g}]"
+            return f"{self.median:.{digits}g} (one sample)"
+        text = f"{self.median:.{digits}g} [{self.low:.{digits}g}, {self.high:.{digits}g}]"
         return text if self.samples >= MIN_ROUNDS else f"{text} ({self.coverage:.0%}, {self.samples} samples)"
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 def estimate(samples: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
@@ -198,9 +202,10 @@ class Timing:
             for phase, time_ms in p.times_ms.items()
         ]
         rest = [(p.name, f"{p.cold_ms:.4g}", _memory(p), *_difference(p)) for p in self.programs]
+        rounds = f"{self.rounds} round{'s' * (self.rounds > 1)}"
         replays = f"{self.inner} replay{'s' * (self.inner > 1)}"
         return "\n".join([
-            f"{self.device}: {self.rounds} rounds of {replays}, interleaved; stopped: {self.stopped}",
+            f"{self.device}: {rounds} of {replays}, interleaved; stopped: {self.stopped}",
             aligned([("program", "phase", "median ms [95 % interval]", RATIO_TITLE, ""), *by_phase]),
             "",
             aligned([("program", "first run ms", "peak memory", "max |Δ| results", "gradients"), *rest]),

@@ -41,7 +41,7 @@ A value's `time_us` is `[before, after]`, null where its op is not in that trace
 whether it was measured ("measured on <device>, op by op, …") or modelled. `saved_bytes` are those of its
 memory where that is kept for the backward, each counted for one value; else 0. `storage` are other values in the same
 memory, `kernel` the Triton kernel that computes it, `of` the parameter that an input is, or whose gradient an output is. An
-interval is `{median, low, high}`, the bounds those of the median's 95 % confidence interval; `ratio` is the variant's time
+interval is `{median, low, high, coverage, samples}`, as `tracefuse.timing.Estimate`; `ratio` is the variant's time
 over the baseline's, below 1 where the variant is faster, with its 99 % interval, and `verdict` what it lets one say ("faster",
 "slower", or why neither).
 

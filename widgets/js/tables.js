@@ -1,6 +1,6 @@
 // The tabs that are plain tables: timing, notes.
 
-import { figure, h } from "./dom.js";
+import { bounds, figure, h } from "./dom.js";
 import { ratio } from "./verdict.js";
 
 const NOT_YET = "Not measured yet. Measuring replays the recorded traces; your code is not run again.";
@@ -60,13 +60,13 @@ function timingRow(row, scale, payload, others) {
 /** @param {Interval | null} time */
 function interval(time) {
   if (!time) return h("span", { class: "tf-note" }, "not measured");
-  return h("span", null, figure(time.median), h("small", { class: "tf-note" }, ` ${figure(time.low)}–${figure(time.high)}`));
+  return h("span", null, figure(time.median), h("small", { class: "tf-note" }, ` ${bounds(time, figure)}`));
 }
 
 /** @param {Interval | null} time @param {number} scale @param {string} kind */
 function bar(time, scale, kind) {
   if (!time) return null;
-  const whisker = h("i", null);
+  const whisker = h("i", { hidden: time.samples === 1 });
   whisker.style.left = `${(100 * time.low) / scale}%`;
   whisker.style.width = `${(100 * (time.high - time.low)) / scale}%`;
   const fill = h("b", null);

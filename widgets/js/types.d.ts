@@ -123,10 +123,13 @@ interface PassDiff {
   backward: Half;
 }
 
+/** A median, and an interval that covers the true one with probability `coverage`: less than 0.95 of few samples. */
 interface Interval {
   median: number;
   low: number;
   high: number;
+  coverage: number;
+  samples: number;
 }
 
 interface TimingRow {
