@@ -33,8 +33,8 @@
     }
 
 `ops`, `saved_bytes` and `peak_bytes` (static: modelled from the trace) are `[before, after]`: of the pass, or of the whole
-pipeline. `measured_peak_bytes`, from the allocator of a GPU, are `[before, after]` too, and `difference` is the largest
-absolute one of the shown program's `{results, gradients}` from the captured one's; both are null where the shown
+pipeline. `measured_peak_bytes`, peak memory by the allocator of a GPU, are `[before, after]` too, and `difference` is the
+largest absolute one of the shown program's `{results, gradients}` from the captured one's; both are null where the shown
 configuration was not measured, and a difference that is no number is null, with a note.
 
 A value's `time_us` is `[before, after]`, null where its op is not in that trace or takes no time; `times` says of each side

@@ -158,8 +158,8 @@ function peakTile({ summary, blocked }) {
   const { peak_bytes: planned, measured_peak_bytes: measured } = summary;
   const bytes = measured ?? planned;
   const badge = measured
-    ? provenance("measured", "measured", `by the GPU's allocator; static: ${formatBytes(planned[0])} → ${formatBytes(planned[1])}`)
-    : provenance("static", "static", "by what each op of the trace reads and writes, and when each value dies; a GPU's allocator was not asked");
+    ? provenance("measured", "measured", `The most bytes alive at once, inputs and parameters included, by the GPU's allocator; static: ${formatBytes(planned[0])} → ${formatBytes(planned[1])}`)
+    : provenance("static", "static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
   return tile("peak", "Peak memory", badge, sizes(bytes), pill(bytes, blocked));
 }
 
