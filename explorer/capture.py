@@ -314,6 +314,8 @@ def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool
     """
     made = Capture(train_all=train_all)
     if fn is None:
+        if args or kwargs:
+            raise TypeError(f"arguments, but no function to call with them: {[*args, *kwargs]}; give it first")
         return made
     made._start(namespace_of(fn, args, kwargs) if train_all else {})
     returned, completed = None, False

@@ -30,7 +30,6 @@ from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, 
 from tracefuse.optimizers.triton import kernel_source
 from tracefuse.packed_attention import RUNTIME as PACKING_RUNTIME
 from tracefuse.packed_attention import support as packing_support
-from tracefuse.quick_calls import quick
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
@@ -101,7 +100,7 @@ def functions_source(variant: Variant) -> str:
     imports = "import math\n\nimport torch" + (
         "\nimport triton\nimport triton.language as tl" if variant.kernels else ""
     )
-    return quick("\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n")
+    return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n"
 
 
 def _functions(variant: Variant) -> list[str]:

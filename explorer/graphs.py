@@ -173,7 +173,8 @@ def _outside_autograd() -> Iterator[None]:
 
 
 def _reserved_nbytes() -> int:
-    """What the allocator holds of the current GPU, without what it would give back."""
+    """What the allocator holds of the current GPU, without what it and cuBLAS would give back."""
+    _free_workspaces()
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved()
 
@@ -206,13 +207,17 @@ def _own_workspaces() -> Iterator[None]:
 
     A graph keeps the address of what cuBLAS scribbles in. torch caches that memory by stream and frees it when somebody else,
     such as `torch.compile(mode="reduce-overhead")`, records: a graph would then write where another program's tensors lie.
-    Private: `torch._C._cuda_clearCublasWorkspaces`, seen on torch 2.11 to 2.13.
     """
-    torch._C._cuda_clearCublasWorkspaces()
+    _free_workspaces()
     try:
         yield
     finally:
-        torch._C._cuda_clearCublasWorkspaces()
+        _free_workspaces()
+
+
+def _free_workspaces() -> None:
+    """Private, seen on torch 2.11 to 2.13: the next matmul of each stream takes a new workspace."""
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def _write(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

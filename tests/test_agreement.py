@@ -196,3 +196,29 @@ def test_differences_of_rounding_are_told_apart() -> None:
     assert str(found).endswith("Kernels that add up in no fixed order do so.")
     assert "not in the trace" in str(replace(found, is_rounding=False))
     assert str(Agreement(3, 0)).startswith("No replay could be held against the run")
+
+
+def test_an_operator_whose_runs_differ_among_themselves_hides_no_write() -> None:
+    """By far more than rounding: what two replays differ by is what a run and a replay may differ by."""
+    drawn = torch.Generator().manual_seed(0)
+
+    @torch.library.custom_op("tracefuse_agreement::in_some_order", mutates_args=())
+    def in_some_order(x: Tensor) -> Tensor:
+        return x * (1 + 1e-2 * torch.rand(x.shape, generator=drawn, dtype=x.dtype))
+
+    x = torch.ones(4096)
+    with tracefuse.capture() as c:
+        y = in_some_order(x)
+        z = y + 1
+    found = c.check()
+    assert found is not None
+    assert (found.is_rounding, found.differing) == (True, 2)
+    assert 1e-3 < found.delta < 1e-1
+
+    with tracefuse.capture() as c:
+        y = in_some_order(x)
+        z = y + 1
+        z.numpy()[0] = 3
+    found = c.check()
+    assert found is not None
+    assert (found.is_rounding, found.worst) == (False, "the result z")

@@ -341,3 +341,8 @@ def test_a_program_without_a_file_has_no_lines_and_is_captured() -> None:
     exec(compile("def run():\n    x.exp().sum().backward()", "<no such file>", "exec"), namespace)
     trace = tracefuse.capture(namespace["run"]).trace
     assert [op_name(node) for node in trace.ops][:2] == ["aten.exp.default", "aten.sum.default"]
+
+
+def test_arguments_without_a_function_are_refused() -> None:
+    with pytest.raises(TypeError, match="give it first"):
+        tracefuse.capture(names=1)

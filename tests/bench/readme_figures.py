@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import starmap
 
 from models_table import is_right
 from notebook_figures import lora, slow_layer
@@ -218,14 +219,22 @@ def view(found: Data, source: str) -> str:
 
 
 def recording(results: Results) -> str:
-    costs = [
-        f"{found['cost']['ratio'][0]:.2f} × the step's time and {found['cost']['peak_ratio']:.3f} × its peak memory "
+    machines = [
+        f"{'; '.join(starmap(recording_of, found['costs'].items()))} "
         f"({found['layers']} layers, {measured_on(found['environment'], 'recorder.py')})"
         for found in results.on_each_machine("recorder")
     ]
-    if not costs:
+    if not machines:
         return "Not measured: no result of `recorder.py` is committed."
-    return f"Recording a step takes {'; '.join(costs)}."
+    return (
+        f"Recording a GPT's step takes {'; '.join(machines)}. A dispatch mode in Python that does nothing takes the time in "
+        "brackets."
+    )
+
+
+def recording_of(title: str, cost: Data) -> str:
+    times = f"{cost['ratio'][0]:.2f} × the step's time [{cost['floor_ratio'][0]:.2f}]"
+    return f"{times} and {cost['peak_ratio']:.3f} × its peak memory where it is {title}"
 
 
 def gpt(results: Results) -> str:
