@@ -42,6 +42,9 @@ PASS_OF = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"),
 """Option -> the pass that it belongs to, where it is not called like that."""
 
 
+REMAT_ALONE = "without fuse, what it recomputes runs as ops of its own: it saves memory and costs time"
+
+
 @dataclass(frozen=True)
 class Machine:
     """The passes that depend on the machine, as it lets them work: what its GPU packs of attention, how it draws dropout,
@@ -148,6 +151,10 @@ class Config:
             return "off: needs fuse"
         value = self.switch(name)
         return "off" if value is None or value is False else "on"
+
+    def note(self, name: str) -> str:
+        """What to know of the pass `name`, which is on, beside the others as they are here; mostly nothing."""
+        return REMAT_ALONE if name == "remat" and self.state(name) == "on" and not self.fuse else ""
 
     @property
     def idle(self) -> tuple[str, ...]:

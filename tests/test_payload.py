@@ -94,6 +94,7 @@ def test_a_pass_that_needs_another_one_is_off_and_says_so_everywhere() -> None:
     assert (record["enabled"], record["state"], record["ops"]) == (False, "off: needs fuse", None)
     assert re.search(r"^decompose +off: needs fuse$", to_text(shown), re.MULTILINE)
     assert "failed" not in to_text(shown)
+    assert re.search(r"^remat: without fuse, what it recomputes runs as ops of its own", to_text(shown), re.MULTILINE)
 
 
 @pytest.mark.parametrize("options", [{}, {"fuse": False}, {"cat": False, "remat": 0.0}, {"freeze": None}])

@@ -71,7 +71,8 @@ def _summary(payload: dict[str, Any]) -> list[str]:
 
 
 def _tables(payload: dict[str, Any]) -> list[Table]:
-    passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]])
+    notes = tuple(f"{p['name']}: {p['note']}" for p in payload["passes"] if p["note"])
+    passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]], below=notes)
     times = _times(payload["timing"], bool(payload["kernels"]) and not payload["runs_triton"])
     return [passes, times, *_layers(payload), *_kernels(payload["kernels"])]
 

@@ -101,6 +101,8 @@ interface PassRecord {
   enabled: boolean;
   /** "on", "off", or "off: needs fuse": then its own switch changes nothing. */
   state: string;
+  /** What to know of it beside the other passes, or "". */
+  note: string;
   /** It ran, and the program that it left is not the one that it was given. */
   changed: boolean;
   ops: [number, number] | null;
