@@ -40,7 +40,7 @@ class Findings(tuple[Finding, ...]):
         return Findings(_left(one) if one.changes and config.changed(**one.changes) == config else one for one in self)
 
     def __repr__(self) -> str:
-        nothing = f"nothing found of: {'; '.join(DETECTORS)}"
+        nothing = f"nothing found; looked for: {'; '.join(DETECTORS)}"
         return "\n\n".join(map(str, self)) or nothing
 
 

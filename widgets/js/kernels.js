@@ -18,7 +18,7 @@ const COLUMNS = /** @type {[string, import("./kernel_rows.js").KernelKey | "", s
   ["speed", "", "of moving its bytes or, where that is its bound, of its arithmetic"],
   ["of peak", "", OF_PEAK],
   ["bound", "", "the nearest roof: memory, compute, or launch where it is over before the next one can begin"],
-  ["blocks", "", "whether its block sizes were tried or are a guess"],
+  ["blocks", "", "tuned: the best block sizes of those that were tried; guess: none were"],
 ]);
 
 /** @implements {Panel} */
