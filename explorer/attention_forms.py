@@ -11,6 +11,7 @@ Attention whose probabilities are read by anything else has to have them: it is 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -161,9 +162,10 @@ def _boolean(node: fx.Node, trace: Trace, keeps: bool) -> Mask:
 def _text(node: fx.Node, trace: Trace) -> str:
     """What the user calls a mask, where that is known; the same for identical layers."""
     base = behind_views(node)
-    if base.op == "placeholder":
-        return folded(trace.input_of(base.name).source or base.name)
-    return base.name if is_named(base) else "<mask>"
+    if base.op != "placeholder":
+        return base.name if is_named(base) else "<mask>"
+    called = trace.input_of(base.name).source
+    return "<mask>" if re.fullmatch(r"(constant(_\d+)?)?", called) else folded(called)
 
 
 def _is_lower_triangle(node: fx.Node, keeps: bool) -> bool:

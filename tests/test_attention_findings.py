@@ -143,7 +143,11 @@ def test_a_mask_without_a_name_is_no_name() -> None:
     def computed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return (q @ k.mT / math.sqrt(WIDTH)).masked_fill(mask & mask.roll(1), float("-inf")).softmax(-1) @ v
 
+    def nameless(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return (q @ k.mT / math.sqrt(WIDTH) + [torch.ones(LENGTH, LENGTH)][0]).softmax(-1) @ v
+
     assert call_of(computed) == "(q, k, v, attn_mask=~<mask>)"
+    assert call_of(nameless) == "(q, k, v, attn_mask=<mask>)"
 
 
 def test_dropout_is_part_of_the_call() -> None:
