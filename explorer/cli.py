@@ -104,7 +104,7 @@ def _parsers() -> dict[str, argparse.ArgumentParser]:
     found = {"": (file, SCRIPT_OPTIONS, PASS_OPTIONS)}
     texts = {
         "demo": ("capture a GPT's training step, optimise, time and export it", DEMO_OPTIONS, PASS_OPTIONS),
-        "cache": ("show what generated kernels keep on disk, and clear it", CACHE_OPTIONS, ()),
+        "cache": ("show or clear the disk cache of generated kernels", CACHE_OPTIONS, ()),
         "peaks": ("print the measured peaks of the GPU or CPU: copying, and matmuls by precision", PEAKS_OPTIONS, ()),
     }
     for name, (text, options, passes) in texts.items():

@@ -37,7 +37,7 @@ The exit status is that of the script where it fails, 1 for an error that tracef
 
 commands:
   tracefuse demo    capture a GPT's training step, optimise, time and export it
-  tracefuse cache   show what generated kernels keep on disk, and clear it
+  tracefuse cache   show or clear the disk cache of generated kernels
   tracefuse peaks   print the measured peaks of the GPU or CPU
 """
 

@@ -30,10 +30,10 @@ from tracefuse.registry import Own, in_order, is_instance, registered, renewed
 
 PASSES = {
     "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
-    "freeze": "drops gradients that nobody wants, and what only they need",
+    "freeze": "drops gradients that are not wanted, and what only they need",
     "cat": "replaces concatenations and slices of them by what they are made of",
-    "decompose": "writes cross-entropy, NLL and log-softmax as ops that kernels hold; it needs the pass `fuse`",
-    "pad": "widens matmuls over unaligned rows, such as a vocabulary of 50,257, to what tensor cores are fed fast",
+    "decompose": "takes cross-entropy, NLL and log-softmax apart into ops for the kernels of `fuse`, which it needs",
+    "pad": "pads matmuls whose rows are not aligned, such as a vocabulary of 50,257, to a width that tensor cores load fast",
     "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
     "fuse": "turns runs of pointwise ops, casts, views and reductions into Triton kernels; equal ones share one",
 }
@@ -41,6 +41,9 @@ PASSES = {
 
 PASS_OF = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"), "remat")
 """Option -> the pass that it belongs to, where it is not called like that."""
+
+
+REMAT_ALONE = "without fuse, what it recomputes runs as ops of its own: it saves memory and costs time"
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,10 @@ class Config:
             return "off: needs fuse"
         value = self.switch(name)
         return "off" if value is None or value is False else "on"
+
+    def note(self, name: str) -> str:
+        """What to know of the pass `name`, which is on, beside the others as they are here; mostly nothing."""
+        return REMAT_ALONE if name == "remat" and self.state(name) == "on" and not self.fuse else ""
 
     @property
     def idle(self) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
                 names(nodes),
                 at,
                 "keep it on the device, or load it into pinned memory and move it with non_blocking=True",
-                f"up to {worth}",
+                f"at most {worth}",
                 fixes=_move_fixes(case, inputs, target) if inputs else (),
             )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tracefuse.attention_findings import attention_in_single_ops
 from tracefuse.config import Config
 from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.findings import SEVERITIES, Case, Detector, Finding
@@ -39,7 +40,7 @@ class Findings(tuple[Finding, ...]):
         return Findings(_left(one) if one.changes and config.changed(**one.changes) == config else one for one in self)
 
     def __repr__(self) -> str:
-        nothing = f"nothing found of: {'; '.join(DETECTORS)}"
+        nothing = f"nothing found; looked for: {'; '.join(DETECTORS)}"
         return "\n\n".join(map(str, self)) or nothing
 
 
@@ -61,6 +62,7 @@ DETECTORS: dict[str, Detector] = {
     "casts and device moves that a profile calls by one name": casts_beside_moves,
     "values, shapes and copies that Python reads and the host waits for": waits_for_the_gpu,
     "weights cast in every step": casts_of_weights,
+    "attention whose scores go through memory": attention_in_single_ops,
     "concatenations: of nothing, and of what one buffer could hold": concatenations,
     "pointwise ops and reductions that run one by one": unfused_pointwise,
     "matmuls over rows that are not aligned": unaligned_matmuls,

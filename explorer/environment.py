@@ -27,6 +27,9 @@ def environment() -> dict[str, str]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "profiler": torch.autograd._profiler_enabled(),
     }
+    attention = torch.backends.cuda
+    if not (attention.flash_sdp_enabled() or attention.mem_efficient_sdp_enabled() or attention.cudnn_sdp_enabled()):
+        found["fused attention"] = "off"
     return found | {name: "on" for name, is_on in slowing.items() if is_on}
 
 

@@ -77,7 +77,7 @@ class RunFindings(Findings):
         return [*(words.name for words in WORDS.values()), "pageable copy"]
 
     def __repr__(self) -> str:
-        return super().__repr__() if self else f"nothing found of: {'; '.join(self.looked_for())}"
+        return super().__repr__() if self else f"nothing found; looked for: {'; '.join(self.looked_for())}"
 
 
 def diagnose_run(run: RunTimeline) -> RunFindings:

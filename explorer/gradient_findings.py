@@ -27,8 +27,8 @@ def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
         case,
         "gradient that no optimizer takes",
         {i.source for i in unheld},
-        f"every backward computes {some}, which no optimizer in sight takes",
-        ("optimizers", f"{optimizers}: {len(held)} of the {len(held) + len(unheld)} parameters with a gradient"),
+        f"every backward computes {some}, which no optimizer updates",
+        ("optimizers found", f"{optimizers}: {len(held)} of the {len(held) + len(unheld)} parameters with a gradient"),
         "`requires_grad_(False)` before the forward, or hand them to the optimizer; `freeze` shows what that spares",
     )
 
@@ -100,14 +100,14 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
     yield Finding(
         "gradient computed and dropped",
         case.severity(us, whole) or "low",
-        f"{counted(len(case.dropped), 'op')} of the backward computed what no gradient, variable or line of Python got",
+        f"{counted(len(case.dropped), 'op')} of the backward computed what nothing used",
         (
             ("written", human_bytes(sum(one.nbytes for one in case.dropped))),
             ("by", ", ".join(name or "the engine" for name in sorted(us_of, key=lambda n: -us_of[n])[:3])),
         ),
         (),
         place(largest.origin.source),
-        "ask for what is used only: `ctx.needs_input_grad` in a backward of your own, fewer `inputs` of autograd.grad, "
+        "compute only what is used: `ctx.needs_input_grad` in a backward of your own, fewer `inputs` of autograd.grad, "
         "requires_grad_(False)",
         f"{time_text(us)} beside the {time_text(case.step_us)} of what is used, {share_text(us, whole)} of both "
         f"(modelled: roofline of the {H100_SXM_DATASHEET.source})",

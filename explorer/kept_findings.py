@@ -74,15 +74,18 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
     yield Finding(
         "saved although cheaper to recompute",
         severity,
-        f"the forward saves {human_bytes(freed)} that the backward could compute again in less time than it takes to keep",
+        f"the forward saves {human_bytes(freed)} that the backward could compute again faster than it is stored and loaded",
         (
             ("saved", f"{human_bytes(saved)}, {human_bytes(found.saved[1])} without"),
             *((("most of it in", ", ".join(f"{m} {human_bytes(n)}" for m, n in of.most_common(2))),) if left else ()),
-            ("to keep", f"{time_text(1e6 * found.kept_s)}; to recompute {time_text(1e6 * found.again_s)}, in kernels"),
+            (
+                "to store and load",
+                f"{time_text(1e6 * found.kept_s)}; to recompute {time_text(1e6 * found.again_s)}, in kernels",
+            ),
         ),
         tuple(value.name for value in left),
         line(nodes[left[0].name]) if left else "",
-        f"compute {counted(len(found.values), 'value')} again: `remat`, with `fuse`",
+        f"compute {counted(len(found.values), 'value')} again in the backward: `remat` with `fuse` does",
         f"{human_bytes(lower)} of a static peak of {human_bytes(found.peak[0])}, {share_text(lower, found.peak[0])}; "
         f"{time_text(spared_us)} a step (modelled: roofline of the {source})",
         {"remat": 1.0, "fuse": True},

@@ -9,7 +9,7 @@
 A row is a Triton kernel, or an ATen operator on operands of one type, with all its calls in a step. The bound is the roof that
 lies nearest: `memory` where moving the bytes takes longer than the arithmetic, else `compute`, and `launch` for what is over
 before the host can launch the next one. Bytes are those that must move, each once: a kernel that reads its operands twice
-reaches less, one whose operands a cache still holds can pass 100 %.
+reaches less, and `AT_PEAK` says why one may reach more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ if TYPE_CHECKING:
 
 LAUNCH_US = 5.0
 """A kernel that takes less ends before the host has launched the next one."""
-CPU_NOTE = "On a CPU a Triton kernel is the ATen operators that it stands for, and what a cache holds may pass 100 %."
+CPU_NOTE = "On a CPU a Triton kernel is the ATen operators that it stands for."
+AT_PEAK = (
+    "at peak: as fast as what the peak was measured with, a copy of far more than caches hold or a large square matmul, or "
+    "faster: where caches still hold the operands, or more is read than written"
+)
+"""What `share_text` means by it."""
 WIDEST_NAME = 60
 """Letters of a kernel's name in the table, so that its lines fit into a notebook."""
 
@@ -79,6 +84,11 @@ def reached(
     return Reached(*rates, least_us, least_us / time_us, launch or roof)
 
 
+def share_text(share: float) -> str:
+    """`97%`; above all of it, `at peak`: a share of more than there is says nothing more."""
+    return f"{share:.0%}" if round(share, 2) <= 1 else "at peak"
+
+
 @dataclass(frozen=True)
 class KernelRow:
     """A Triton kernel, or an ATen operator on operands of the same types: `time_us`, `nbytes` and `flops` are those of one
@@ -114,14 +124,16 @@ class KernelTimes:
     def __str__(self) -> str:
         titles = ("kernel", "calls", "µs each", "share", "moves", "GB/s", "TFLOP/s", "of peak", "bound")
         lines = [self.provenance, f"peaks: {self.peaks or 'not known'}"]
-        lines += [aligned([titles, *(self._texts(row) for row in self.rows)]), self.note]
+        table = [self._texts(row) for row in self.rows]
+        at_peak = AT_PEAK if any(cells[-2] == "at peak" for cells in table) else ""
+        lines += [aligned([titles, *table]), at_peak, self.note]
         return "\n".join(line for line in lines if line)
 
     def _texts(self, row: KernelRow) -> tuple[str, ...]:
         found = row.reached
         part = f"{row.total_us / self.total_us:.0%}" if self.total_us else ""
         speed = _figure(found.gb_per_s), _figure(found.tflop_per_s)
-        share = "" if found.share is None else f"{found.share:.0%}"
+        share = "" if found.share is None else share_text(found.share)
         return (
             row.name if len(row.name) <= WIDEST_NAME else f"{row.name[: WIDEST_NAME - 1]}…",
             str(row.calls),

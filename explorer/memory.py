@@ -4,9 +4,12 @@
     memory = variant.memory(measure=True)      and what an allocator counts during one replay of each program
     print(memory)
 
-"Before" is the program as captured, "after" the one with the variant's passes. Storages are counted once, however many views
-they have, and in bytes as asked for (see `tracefuse.optimizers.liveness`). Static peaks include inputs and parameters, and so
-do the measured ones: what a replay adds, by `tracefuse.allocator`, and the inputs on that device.
+    peak memory   the most bytes alive at once, inputs and parameters included: static, or measured
+    added peak    the same without what lay there before the step: what a replay adds, by an allocator's count
+
+A table of times (`tracefuse.timing`) has added peaks; all else has peak memory, which where it is measured is an added peak
+and the inputs on that device. "Before" is the program as captured, "after" the one with the variant's passes. Storages are
+counted once, however many views they have, and in bytes as asked for (see `tracefuse.optimizers.liveness`).
 """
 
 from __future__ import annotations
@@ -138,9 +141,10 @@ class Memory:
             rows.append(("measured peak", *map(human_bytes, self.measured.peak)))
             rows.append(("  static and workspaces / measured", *self._agreement()))
         said = [f"at {curve.at} {name}" for name, curve in (("as captured", self.before), ("optimised", self.after))]
+        what = "peak memory: the most bytes alive at once, inputs and parameters included"
         where = f"static: read off the traces; the peak is {', '.join(said)}"
         more = [f"{self.measured.device}, one replay each"] if self.measured else []
-        return "\n".join([where, *more, *[self.note] * bool(self.note), aligned(rows)])
+        return "\n".join([where, what, *more, *[self.note] * bool(self.note), aligned(rows)])
 
     def _agreement(self) -> tuple[str, str]:
         before, after = (f"{share:.3f}" for share in self.agreement)

@@ -66,7 +66,7 @@ def concatenations(case: Case) -> Iterator[Finding]:
         yield Finding(
             "concatenation with an empty operand",
             "low",
-            f"{_count(empty)} everything to append nothing",
+            f"{_count(empty)} {human_bytes(sum(map(nbytes, empty)))} to append an empty tensor",
             (("bytes", human_bytes(sum(map(nbytes, empty)))),),
             names(empty),
             line(empty[0]),
@@ -87,7 +87,7 @@ def concatenations(case: Case) -> Iterator[Finding]:
                 (("moved", human_bytes(sum(map(bytes_moved, nodes)))), ("the largest", max(nodes, key=nbytes).name)),
                 names(nodes),
                 line(nodes[0]),
-                "let the producers write into one buffer: `cat`, with `fuse`",
+                "let the producers write into one buffer: `cat` with `fuse` does",
                 case.worth(us),
                 {"cat": True, "fuse": True},
             )
@@ -122,7 +122,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
             ),
             names(sorted(nodes, key=lambda n: -case.us([n]))),
             at,
-            "compute them in one kernel each run: `fuse`",
+            "compute each run of them in one kernel: `fuse` does",
             f"at most {case.worth(us)}",
             {"fuse": True},
         )
@@ -144,7 +144,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
                 (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
                 names(group),
                 line(group[0]),
-                f"pad it to {wide:,}: `pad` does, in each step; without its copies if it is so in the model (a vocabulary: "
+                f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model (a vocabulary: "
                 f"set vocab_size={wide}; the added classes are never targets)",
                 f"part of {case.worth(us)}",
                 {"pad": True},

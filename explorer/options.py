@@ -81,7 +81,8 @@ OPTIONS: tuple[Option, ...] = (
         flags=("--remat",),
         kind="value",
         default=DEFAULT_WEIGHT,
-        help="weight, 0 to 1, of a saved value that is an input of its producer's region; `off` recomputes nothing",
+        help="how much of its bytes a saved value counts that is an input of its producer's region, 0 to 1 (default: 0.5): "
+        "lower recomputes more; `off` recomputes nothing",
         metavar="WEIGHT",
         off_flag="--no-remat",
     ),
@@ -206,7 +207,8 @@ _PEER = Option(
     ("--peer",),
     "list",
     (),
-    f"time another way to run the step too (may be repeated): {', '.join(PEERS)}; of modes the last word will do",
+    f"time another way to run the step too (may be repeated): {', '.join(PEERS)}; a mode may be given by its last word, "
+    "such as max-autotune",
     metavar="NAME",
 )
 
@@ -219,8 +221,8 @@ MAGIC_OPTIONS: tuple[Option, ...] = (
         ("--train-all",),
         "switch",
         False,
-        "capture the gradients of frozen parameters too, to try freezing; for a cell that does not train them itself: what it "
-        "unfreezes and trains stays untrained, a .grad that it clears comes back, and .numpy() and writes in place outside "
+        "record the gradients of frozen parameters too, to try what freezing spares; not for a cell that unfreezes and trains "
+        "parameters itself: they stay untrained, a .grad that it clears comes back, and .numpy() and writes in place outside "
         "no_grad raise",
     ),
     _BUDGET,

@@ -1,4 +1,4 @@
-"""The yardstick: what this machine does at best, measured: copying, and matmuls by precision. No kernel can be faster.
+"""The yardstick: what this machine does at best, measured: copying, and matmuls by precision.
 
     peaks_of(device)        measured when a machine first needs them, in a few seconds, then read from the disk cache
     known_peaks(device)     only if they are known: nothing is run for them
@@ -6,7 +6,7 @@
 
 Measured, because datasheets promise more than a copy or a matmul gets and do not know every model's name. What was measured
 holds for a device: its model, its driver, its clocks' and power's limits, and this torch. A matmul of other sizes may get a
-few percent more, or a copy that a cache holds: then a share of the peak is above 100 %, and stands so.
+few percent more, or a copy that a cache holds: then a share of the peak is above 100 %: `at peak`.
 """
 
 from __future__ import annotations

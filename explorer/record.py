@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from tracefuse.garbage import SetAside
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
 from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
 from tracefuse.launches import LaunchHook
@@ -67,6 +68,7 @@ class Recorder(TorchDispatchMode, Listener):
 
     def __enter__(self) -> Recorder:
         self._first_seq = torch.autograd._get_sequence_nr()
+        SetAside.enter()
         self.modules.attach()
         BackwardHook.enter(self)
         Methods.enter()
@@ -79,6 +81,7 @@ class Recorder(TorchDispatchMode, Listener):
         LaunchHook.leave(self._note_launch)
         BackwardHook.leave(self)
         self.modules.detach()
+        SetAside.leave()
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         """The value that this tensor is, if the program met it."""

@@ -38,16 +38,16 @@ def _finding(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
     evidence = [("reads", ", ".join(f"{how} ×{n}" if n > 1 else how for how, n in ways.items()))]
     evidence += [("bytes", human_bytes(read))] if read else []
     evidence += [("in the backward", str(late))] if (late := sum(s.in_backward for s in stops)) else []
-    does, where = ("stops", "") if on_gpu else ("would stop", " on a GPU")
+    does, where = ("makes", "") if on_gpu else ("would make", " on a GPU")
     return Finding(
         "waits for the GPU",
         "medium" if on_gpu else "low",
-        f"{next(iter(ways))} {does} the host {times} a step{where}",
+        f"{next(iter(ways))} {does} the host wait {times} a step{where}",
         tuple(evidence),
         (),
         at,
         _FIX[stops[0].read.kind],
         "the GPU's idle time until the host has launched what follows: see the timeline"
         if on_gpu
-        else "nothing on a CPU; on a GPU, a stop",
+        else "nothing on a CPU; on a GPU the host would wait",
     )

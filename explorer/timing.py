@@ -1,7 +1,7 @@
 """What measuring yields: medians with intervals, as data, as JSON and as a table. Pure: no clock in here.
 
 timing = device, programs (the first is the baseline), how many rounds, why it stopped
-program timing = per phase an estimate in ms and its ratio to the baseline; cold run; peak memory; difference
+program timing = per phase an estimate in ms and its ratio to the baseline; cold run; added peak; difference
 ratio = the program's time over the baseline's, everywhere: below 1 the program is faster; the median over rounds of the
         ratio in a round, so that what slows a whole round, and drift, cancel
 
@@ -52,11 +52,15 @@ class Estimate:
         """Half the interval over the median."""
         return (self.high - self.low) / 2 / self.median if self.median else math.inf
 
-    def __str__(self) -> str:
+    def text(self, digits: int = 4) -> str:
+        """The median with its interval; of few samples what that covers, of one that it is one."""
         if self.samples == 1:
-            return f"{self.median:.4g} (1 sample)"
-        text = f"{self.median:.4g} [{self.low:.4g}, {self.high:.4g}]"
+            return f"{self.median:.{digits}g} (one sample)"
+        text = f"{self.median:.{digits}g} [{self.low:.{digits}g}, {self.high:.{digits}g}]"
         return text if self.samples >= MIN_ROUNDS else f"{text} ({self.coverage:.0%}, {self.samples} samples)"
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 def estimate(samples: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
@@ -115,7 +119,7 @@ class ProgramTiming:
     """One program's times by phase ("forward", "backward", "step").
 
     `times_ms` are medians over rounds, `ratios` those of its time over the baseline's. `cold_ms` is the first run
-    with all its compiling. `peak_nbytes` is what a replay adds to the allocated GPU memory at its peak; None on the
+    with all its compiling. `peak_nbytes` is the added peak (`tracefuse.memory`) of a replay on a GPU; None on the
     CPU. `difference` is None for what was compared with nothing: the reference itself, a yardstick. `excess_ms` is what the
     program takes more than the baseline, by phase: the median over rounds of the difference in a round.
     """
@@ -198,12 +202,13 @@ class Timing:
             for phase, time_ms in p.times_ms.items()
         ]
         rest = [(p.name, f"{p.cold_ms:.4g}", _memory(p), *_difference(p)) for p in self.programs]
+        rounds = f"{self.rounds} round{'s' * (self.rounds > 1)}"
         replays = f"{self.inner} replay{'s' * (self.inner > 1)}"
         return "\n".join([
-            f"{self.device}: {self.rounds} rounds of {replays}, interleaved; stopped: {self.stopped}",
+            f"{self.device}: {rounds} of {replays}, interleaved; stopped: {self.stopped}",
             aligned([("program", "phase", "median ms [95 % interval]", RATIO_TITLE, ""), *by_phase]),
             "",
-            aligned([("program", "first run ms", "peak memory", "max |Δ| results", "gradients"), *rest]),
+            aligned([("program", "first run ms", "added peak (without inputs)", "max |Δ| results", "gradients"), *rest]),
             *self._work_lines(),
             *(f"{name} did not run: {reason}" for name, reason in self.failed.items()),
             *self.notes,

@@ -63,6 +63,12 @@ class Parts(Step):
         return torch.cat([hidden[:, : WIDTH // 2].neg(), hidden[:, WIDTH // 2 :]], dim=1)  # two parts
 
 
+class ByHand(Step):
+    def between(self, hidden: Tensor) -> Tensor:
+        q = hidden.view(8, 1024, 16, -1).transpose(1, 2)
+        return (torch.softmax(q @ q.mT, -1) @ q).transpose(1, 2).reshape(hidden.shape)  # attention
+
+
 class Vocabulary(Step):
     def __init__(self) -> None:
         super().__init__()
@@ -137,6 +143,7 @@ CAUSES: dict[type[Step], dict[str, str]] = {
     Cast: {"weights cast every step": "# weights cast"},
     EmptyOperand: {"concatenation with an empty operand": "# empty operand"},
     Parts: {"concatenations in the forward": "# two parts"},
+    ByHand: {"attention written by hand": "# attention"},
     Vocabulary: {"unaligned matmul": "# 50,257 wide"},
     Data: {"gradient of data": "self.first(self.x)"},
     Unheld: {"gradient that no optimizer takes": "self.first(self.x)"},

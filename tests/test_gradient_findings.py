@@ -42,8 +42,8 @@ def test_parameters_that_no_optimizer_takes() -> None:
     assert c.optimizers == {"optimizer": {"_1_weight"}}
     assert gradient_findings(c) == ["gradient that no optimizer takes"]
     (finding,) = found("gradient that no optimizer takes", case(c))
-    assert finding.title == "every backward computes the gradient of `0.weight`, which no optimizer in sight takes"
-    assert finding.evidence[0] == ("optimizers", "`optimizer`: 1 of the 2 parameters with a gradient")
+    assert finding.title == "every backward computes the gradient of `0.weight`, which no optimizer updates"
+    assert finding.evidence[0] == ("optimizers found", "`optimizer`: 1 of the 2 parameters with a gradient")
     assert finding.evidence[1] == ("only for that", "2 ops, 0 B saved by the forward")
     assert "loss = model(x)" in finding.source
     assert finding.severity == "high"

@@ -7,7 +7,7 @@ import torch
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.kernel_times import LAUNCH_US, KernelRow, KernelTimes, called, kernel_rows, reached
+from tracefuse.kernel_times import AT_PEAK, LAUNCH_US, KernelRow, KernelTimes, Reached, called, kernel_rows, reached
 from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.ops import does_work
@@ -85,6 +85,16 @@ def test_a_long_name_is_cut_in_the_table() -> None:
     rows = tuple(KernelRow("k" * length, True, 1, 2.0, 8, 0, reached(2.0, 8)) for length in (60, 61))
     whole, cut = str(KernelTimes("measured on a test", "", rows)).splitlines()[3:]
     assert (whole.split()[0], cut.split()[0]) == ("k" * 60, "k" * 59 + "…")
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.974, "97%"), (1.0, "100%"), (1.004, "100%"), (1.02, "at peak"), (1.6, "at peak")]
+)
+def test_nothing_reaches_more_than_the_peak(share: float, said: str) -> None:
+    row = KernelRow("k", True, 1, 2.0, 8, 0, Reached(share=share, bound="memory"))
+    lines = str(KernelTimes("measured on a test", "", (row,))).splitlines()
+    assert said in lines[3]
+    assert (AT_PEAK in lines) == (said == "at peak")
 
 
 def test_on_a_cpu_the_table_says_what_ran_and_whose_peaks_they_are(

@@ -313,6 +313,7 @@ def test_few_samples_say_how_little_they_cover(n: int, coverage: float) -> None:
     found = estimate(list(range(n)))
     assert (found.low, found.high, found.coverage) == (0, n - 1, coverage)
     assert ("sample" in str(found)) == (n < MIN_ROUNDS)
+    assert ("one sample" in str(found)) == (n == 1) == ("[" not in str(found))
 
 
 def test_no_samples_are_no_estimate() -> None:

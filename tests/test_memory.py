@@ -93,6 +93,7 @@ def test_measured_peaks_stand_beside_the_static_ones() -> None:
 def test_the_text_says_static_and_every_reason_in_a_sentence() -> None:
     text = str(gpt().optimize().memory())
     assert text.startswith("static: ")
+    assert "\npeak memory: the most bytes alive at once, inputs and parameters included\n" in text
     assert "measured" not in text
     assert "Operand of a matmul" in text
     assert "h.*.attn" in text

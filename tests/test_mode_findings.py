@@ -8,14 +8,16 @@ import cuda_traces
 import pytest
 import torch
 from test_diagnose import case, found
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import tracefuse
 from tracefuse import mode_findings
-from tracefuse.findings import Case
+from tracefuse.findings import Case, line
 from tracefuse.launch_findings import FEWEST
 from tracefuse.op_times import OpTimes
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import phase
 from tracefuse.peaks import DevicePeaks
 from tracefuse.timing import Estimate
 
@@ -130,7 +132,7 @@ def step_of_an_optimizer(layers: int, width: int = 16, **options: bool) -> trace
 def test_an_optimizer_that_loops_over_its_parameters() -> None:
     capture = step_of_an_optimizer(10, foreach=False)
     (finding,) = found("loop of small kernels", on_hopper(capture))
-    assert finding.title.startswith("one line launches 60 kernels of ")
+    assert finding.title.startswith("one line launches 60 kernels, of ")
     assert finding.severity == "high"
     assert "optimizer.step()" in finding.source
     assert "fused=True" in finding.fix
@@ -153,3 +155,93 @@ def test_kernels_that_take_longer_than_their_launch_are_no_finding() -> None:
     of = on_hopper(step_of_an_optimizer(10, foreach=False))
     slow = OpTimes({n.name: 20.0 for n in of.trace.ops}, "measured on a test")
     assert not found("loop of small kernels", replace(of, times=slow))
+
+
+class Cell(nn.Module):
+    """A recurrent network as one writes it: a line of small ops, again and again."""
+
+    def __init__(self, width: int, rounds: int) -> None:
+        super().__init__()
+        self.turn, self.rounds = nn.Parameter(torch.randn(width, width)), rounds
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[:, 0])
+        for t in range(self.rounds):
+            h = torch.tanh(x[:, t] @ self.turn + h)  # a round
+        return h
+
+
+class Apart(nn.Module):
+    """Rounds that need nothing of each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x[:, t].sin() for t in range(x.shape[1])]).mean()  # a round
+
+
+def step_of(model: nn.Module, rounds: int, width: int = 16) -> tracefuse.Capture:
+    x = torch.randn(2, rounds, width, requires_grad=True)
+    return tracefuse.capture(lambda: model(x).sum().backward())
+
+
+@pytest.mark.parametrize("of", [case, on_hopper])
+def test_a_loop_over_the_steps_of_a_sequence(of) -> None:
+    """On the CPU too, where it is what a GPU would wait for."""
+    capture = step_of(Cell(16, 2 * FEWEST), 2 * FEWEST)
+    (finding,) = found("loop of small kernels", of(capture))
+    assert finding.title.startswith(f"a loop launches {6 * FEWEST} kernels in the forward and ")
+    assert finding.source.endswith("# a round")
+    assert "each round needs the one before" in finding.fix
+    backward = [n for n in capture.trace.ops if does_work(n) and phase(n) == "backward" and "# a round" in line(n)]
+    assert finding.title.split(" in the backward")[0].endswith(f" and {len(backward)}")
+    assert {n.name for n in backward} < set(finding.values)
+
+
+class Apiece(Cell):
+    """The same on three lines, in a module that runs once a round."""
+
+    def __init__(self, width: int, rounds: int) -> None:
+        super().__init__(width, rounds)
+        self.mix = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[:, 0])
+        for t in range(self.rounds):
+            given = x[:, t] * 2
+            h = h + given
+            h = torch.tanh(self.mix(h) * h)  # most
+        return h
+
+
+def test_the_lines_of_a_loop_are_one_finding() -> None:
+    (finding,) = found("loop of small kernels", case(step_of(Apiece(16, FEWEST), FEWEST)))
+    assert finding.title.startswith(f"a loop launches {5 * FEWEST} kernels in the forward and ")
+    assert finding.source.endswith("# most")
+    (also,) = (text for label, text in finding.evidence if label == "also")
+    assert also.count("test_mode_findings.py:") == 2
+
+
+def test_rounds_that_need_nothing_of_each_other_want_another_remedy() -> None:
+    (finding,) = found("loop of small kernels", case(step_of(Apart(), 2 * FEWEST)))
+    assert "no round needs another" in finding.fix
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(lambda: step_of(Cell(16, FEWEST - 1), FEWEST - 1), id="few rounds"),
+        pytest.param(
+            lambda: step_of(nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(FEWEST))), 2, 8),
+            id="layers, each a module of its own",
+        ),
+    ],
+)
+def test_what_is_no_loop_in_the_forward(of) -> None:
+    assert not found("loop of small kernels", case(of()))
+
+
+def test_a_loop_of_large_kernels_is_no_finding() -> None:
+    of = case(step_of(Cell(16, FEWEST), FEWEST))
+    assert found("loop of small kernels", of)
+    slow = OpTimes({n.name: 20.0 for n in of.trace.ops}, "measured on a test")
+    gpu = replace(of, trace=cuda_traces.on_cuda(of.trace), times=slow)
+    assert not found("loop of small kernels", gpu)

@@ -6,11 +6,15 @@ import argparse
 from itertools import product
 
 import pytest
+import torch
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import parse_argstring
 
+import tracefuse as tf
 from tracefuse.errors import OptionError
+from tracefuse.op_times import modelled
 from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.options import (
     DEMO_OPTIONS,
     MAGIC_OPTIONS,
@@ -195,6 +199,21 @@ def test_a_pass_says_whether_it_runs_and_what_it_needs() -> None:
     assert Config.of(fuse=False).state("decompose") == "off: needs fuse"
     for config in (Config(), Config.off(), Config.of(fuse=False), Config.of(remat=0.0, freeze=())):
         assert [name for name in PASSES if config.state(name) == "on"] == [p.name for p in config.passes()]
+
+
+def test_remat_says_what_it_is_worth_without_kernels() -> None:
+    said = Config.of(fuse=False).note("remat")
+    assert said == "without fuse, what it recomputes runs as ops of its own: it saves memory and costs time"
+    for config in (Config(), Config.off(), Config.of(fuse=False, remat=None)):
+        assert {config.note(name) for name in PASSES} == {""}
+
+
+def test_remat_without_kernels_saves_memory_and_costs_time() -> None:
+    x = torch.randn(64, 256, requires_grad=True)
+    capture = tf.capture(lambda: x.sin().exp().cos().tanh().sum().backward())
+    one, other = (capture.optimize(fuse=False, remat=weight).trace for weight in (None, 0.0))
+    assert saved_bytes(other) < saved_bytes(one)
+    assert sum(modelled(other).us.values()) > sum(modelled(one).us.values())
 
 
 def test_options_without_effect_are_known() -> None:

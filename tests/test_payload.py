@@ -94,6 +94,7 @@ def test_a_pass_that_needs_another_one_is_off_and_says_so_everywhere() -> None:
     assert (record["enabled"], record["state"], record["ops"]) == (False, "off: needs fuse", None)
     assert re.search(r"^decompose +off: needs fuse$", to_text(shown), re.MULTILINE)
     assert "failed" not in to_text(shown)
+    assert re.search(r"^remat: without fuse, what it recomputes runs as ops of its own", to_text(shown), re.MULTILINE)
 
 
 @pytest.mark.parametrize("options", [{}, {"fuse": False}, {"cat": False, "remat": 0.0}, {"freeze": None}])
@@ -196,7 +197,8 @@ def test_the_ratio_is_that_of_the_medians_and_says_what_it_means() -> None:
     shown = payload(v, (timing(), v.config))["timing"]
     (row,) = shown["rows"]
     assert (row["baseline_ms"]["median"], row["variant_ms"]["median"]) == (9.0, 6.0)
-    assert row["ratio"] == dict.fromkeys(("median", "low", "high"), pytest.approx(2 / 3))
+    assert [row["ratio"][name] for name in ("median", "low", "high")] == [pytest.approx(2 / 3)] * 3
+    assert row["ratio"]["samples"] == 9
     assert row["verdict"] == "faster"
     assert shown["notes"] == ["9 rounds of 1 replay, interleaved; stopped: coverage 0.0"]
     assert (shown["provenance"], shown["stale"]) == ("measured on CPU", False)
@@ -275,6 +277,25 @@ def test_the_text_has_what_the_view_has() -> None:
     assert "Triton kernels did not run: CPU" in text
     assert v.kernels[0].name in text
     assert "not measured" in text  # the kernels' own times
+
+
+@pytest.mark.parametrize(
+    ("samples", "time", "ratio"),
+    [
+        ([2.0], "2 (one sample)", "2 (one sample) too few rounds to say (1 of 8)"),
+        ([2.0, 2.0, 3.0], "2 [2, 3] (75%, 3 samples)", "2 [2, 3] (75%, 3 samples) too few rounds to say (3 of 8)"),
+        ([2.0] * 8, "2 [2, 2]", "2 [2, 2] slower"),
+    ],
+)
+def test_an_interval_says_of_how_few_samples_it_is(samples: list[float], time: str, ratio: str) -> None:
+    times = {"step": estimate(samples)}
+    programs = tuple(ProgramTiming(name, times, times, 20.0) for name in STEP_MS)
+    v = variant()
+    measured = Timing("measured on CPU", programs, len(samples), 1, "test")
+    shown = payload(v, (measured, v.config))
+    (row,) = (line for line in to_text(shown).splitlines() if line.startswith("step "))
+    assert re.split("  +", row) == ["step", time, time, ratio]
+    assert {row["variant_ms"]["samples"] for row in shown["timing"]["rows"]} == {len(samples)}
 
 
 def test_the_text_says_that_times_are_stale_or_missing() -> None:

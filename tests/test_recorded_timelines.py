@@ -143,7 +143,7 @@ def test_a_finding_about_copies_has_their_bandwidth() -> None:
 
 
 def test_of_a_healthy_step_it_says_what_was_looked_for() -> None:
-    assert repr(loaded("healthy_step").findings()).startswith("nothing found of: waits for the GPU; ")
+    assert repr(loaded("healthy_step").findings()).startswith("nothing found; looked for: waits for the GPU; ")
 
 
 def test_the_script_that_records_them_runs_on_a_cpu_too(tmp_path: Path) -> None:

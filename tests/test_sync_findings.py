@@ -25,11 +25,11 @@ def test_every_read_is_a_finding_with_its_line(how: str) -> None:
         return value * 2
 
     (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
-    assert finding.title == f"{how} would stop the host once a step on a GPU"
+    assert finding.title == f"{how} would make the host wait once a step on a GPU"
     assert ("reads", how) in finding.evidence
     assert "test_no_sync.py:" in finding.source
     assert "lambda:" in finding.source
-    assert (finding.severity, finding.worth) == ("low", "nothing on a CPU; on a GPU, a stop")
+    assert (finding.severity, finding.worth) == ("low", "nothing on a CPU; on a GPU the host would wait")
 
 
 def test_reads_are_grouped_by_line() -> None:
@@ -39,7 +39,7 @@ def test_reads_are_grouped_by_line() -> None:
         return x
 
     (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
-    assert finding.title == "`.item()` would stop the host 3 times a step on a GPU"
+    assert finding.title == "`.item()` would make the host wait 3 times a step on a GPU"
     assert finding.evidence == (("reads", "`.item()` ×3"), ("bytes", "12 B"))
     assert "x.sum().item()" in finding.source
 
@@ -51,7 +51,7 @@ def test_printing_a_tensor_is_one_read(capsys: pytest.CaptureFixture[str]) -> No
 
     (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
     assert capsys.readouterr().out == "tensor(3.) tensor([1., 1., 1.])\n"
-    assert finding.title == "`print(t)` would stop the host 2 times a step on a GPU"
+    assert finding.title == "`print(t)` would make the host wait 2 times a step on a GPU"
     assert "print(x.sum(), x)" in finding.source
 
 
@@ -69,7 +69,7 @@ def test_what_lies_on_the_cpu_of_a_program_on_a_gpu_stops_nobody() -> None:
     (stop,) = on_gpu.stops
     there = Stop(replace(stop.read, device=torch.device("cuda:0")), stop.source)
     (finding,) = found("waits for the GPU", replace(on_gpu, stops=(there,)))
-    assert finding.title == "`.item()` stops the host once a step"
+    assert finding.title == "`.item()` makes the host wait once a step"
     assert finding.severity == "medium"
 
 

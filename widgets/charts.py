@@ -111,7 +111,8 @@ def ablation(deltas_ms: Mapping[str, Estimate], provenance: str) -> go.Figure:
     medians = [delta.median for delta in deltas_ms.values()]
     # Below the names: in the bars, whiskers would cross the figures.
     named = [
-        f"{name}<br>{median:{'+' if median else ''}.3g} ms" for name, median in zip(deltas_ms, medians, strict=True)
+        f"{name}<br>{delta.median:{'+' if delta.median else ''}.3g} ms{' (one sample)' * (delta.samples == 1)}"
+        for name, delta in deltas_ms.items()
     ]
     figure.update_xaxes(tickvals=list(deltas_ms), ticktext=named)
     return figure.add_bar(

@@ -7,8 +7,8 @@
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
-      passes:   [{name, help, enabled, state, changed, ops, saved_bytes, peak_bytes, seconds, options, decisions, error}]
-                all, in pipeline order; `changed`: it ran, and left another program
+      passes:   [{name, help, enabled, state, note, changed, ops, saved_bytes, peak_bytes, seconds, options, decisions,
+                error}]: all, in pipeline order; `changed`: it ran, and left another program
       summary:  {ops, saved_bytes, peak_bytes, measured_peak_bytes, difference, kernels: {unique, launches}}
       forward, backward: {lines: [{code, comment, value, kind, diff}], ops, added, removed}
       values:   {name: {op, type, stride, nbytes, phase, module, module_type, source, reads, uses, twins, saved_bytes,
@@ -33,15 +33,15 @@
     }
 
 `ops`, `saved_bytes` and `peak_bytes` (static: modelled from the trace) are `[before, after]`: of the pass, or of the whole
-pipeline. `measured_peak_bytes`, from the allocator of a GPU, are `[before, after]` too, and `difference` is the largest
-absolute one of the shown program's `{results, gradients}` from the captured one's; both are null where the shown
+pipeline. `measured_peak_bytes`, peak memory by the allocator of a GPU, are `[before, after]` too, and `difference` is the
+largest absolute one of the shown program's `{results, gradients}` from the captured one's; both are null where the shown
 configuration was not measured, and a difference that is no number is null, with a note.
 
 A value's `time_us` is `[before, after]`, null where its op is not in that trace or takes no time; `times` says of each side
 whether it was measured ("measured on <device>, op by op, …") or modelled. `saved_bytes` are those of its
 memory where that is kept for the backward, each counted for one value; else 0. `storage` are other values in the same
 memory, `kernel` the Triton kernel that computes it, `of` the parameter that an input is, or whose gradient an output is. An
-interval is `{median, low, high}`, the bounds those of the median's 95 % confidence interval; `ratio` is the variant's time
+interval is `{median, low, high, coverage, samples}`, as `tracefuse.timing.Estimate`; `ratio` is the variant's time
 over the baseline's, below 1 where the variant is faster, with its 99 % interval, and `verdict` what it lets one say ("faster",
 "slower", or why neither).
 
@@ -52,7 +52,7 @@ roof: measured on the same device, else the datasheet's. All are null without a 
 `bound` is "launch" for a kernel that is over before the next launch. `resources`, null until it was asked for, is `{registers,
 shared_bytes, spills, target}`. Every time stands beside its `provenance`: "measured on <device>" or "not measured".
 
-A pass's `state` is "on", "off", or says what it needs: "off: needs fuse".
+A pass's `state` is "on", "off", or says what it needs: "off: needs fuse"; `note` is what to know beside other passes, or "".
 `options` are those without a control of their own, `{name, kind: "switch" | "number" | "text", value, default, help}`, value
 and default as `tracefuse.pass_options.written` has them. `decisions` are grouped: `{action, reason, nbytes, values}`.
 `lines[].diff` is against what `baseline` says: the capture as it was, before any pass, or a pinned configuration; and so is

@@ -23,6 +23,7 @@ def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, A
         "help": config.help(name),
         "enabled": state == "on",
         "state": state,
+        "note": config.note(name),
         "changed": step is not None and not step.is_unchanged,
         "ops": sizes and [one.ops for one in sizes],
         "saved_bytes": sizes and [one.saved_bytes for one in sizes],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from tracefuse.config import Config
+from tracefuse.findings import counted
 from tracefuse.side_by_side import Ablation
-from tracefuse.timing import MIN_ROUNDS, Estimate, ProgramTiming, Row, Timing
+from tracefuse.timing import Estimate, ProgramTiming, Row, Timing
 from tracefuse.variant import Variant
 
 SHOWN = "optimised"
@@ -39,7 +40,7 @@ def beside_itself(timing: Timing) -> Timing:
 def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:
     """The table of times; the rows of the program that is shown come first, by their phases alone."""
     timing, measured, against = timed
-    replays = "1 replay" if timing.inner == 1 else f"{timing.inner} replays"
+    replays = counted(timing.inner, "replay")
     pinned = [f"beside {against.as_code()}, pinned when this was measured"] if against else []
     return {
         "provenance": timing.device,
@@ -50,7 +51,7 @@ def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:
         "work": [dict(zip(("label", "calls", "us", "note"), row, strict=True)) for row in timing.work_rows],
         "notes": [
             *([timing.work.note] if timing.work else []),
-            f"{timing.rounds} rounds of {replays}, interleaved; stopped: {timing.stopped}",
+            f"{counted(timing.rounds, 'round')} of {replays}, interleaved; stopped: {timing.stopped}",
             *pinned,
             *(f"{name} did not run: {reason}" for name, reason in timing.failed.items()),
             *timing.notes,
@@ -63,9 +64,9 @@ def _timing_row(row: Row) -> dict[str, Any]:
         "label": row.label if row.program == SHOWN else f"{row.label} ({row.program})",
         "program": row.program,
         "phase": row.label,
-        "baseline_ms": _interval(row.baseline_ms),
-        "variant_ms": _interval(row.variant_ms),
-        "ratio": _interval(row.ratio),
+        "baseline_ms": asdict(row.baseline_ms),
+        "variant_ms": asdict(row.variant_ms),
+        "ratio": asdict(row.ratio),
         "verdict": row.verdict,
     }
 
@@ -76,18 +77,13 @@ def share_record(name: str, shown: Config, shares: tuple[Ablation, Config] | Non
     if not shares or delta is None:
         return None
     found, measured = shares
-    few = f", too few for an interval ({MIN_ROUNDS})" if found.rounds < MIN_ROUNDS else ""
-    how = "the same program without it" if name in found.same else f"{found.rounds} rounds{few}"
-    return _interval(delta) | {"provenance": f"{found.device}: {how}", "stale": measured != shown}
-
-
-def _interval(time: Estimate) -> dict[str, float]:
-    return {"median": time.median, "low": time.low, "high": time.high}
+    how = "the same program without it" if name in found.same else counted(found.rounds, "round")
+    return asdict(delta) | {"provenance": f"{found.device}: {how}", "stale": measured != shown}
 
 
 def measured_peak_bytes(timing: Timing, input_bytes: tuple[int, int]) -> list[int] | None:
-    """The most GPU memory that the baseline and the shown program take, their inputs there included, as in a static peak:
-    what a replay adds by the allocator's count, and the `input_bytes` of each on the GPU before it. None on a CPU."""
+    """Peak memory (`tracefuse.memory`) of the baseline and the shown program on a GPU: the added peak of a replay, and the
+    `input_bytes` of each that lay there before it. None on a CPU."""
     shown = _shown(timing)
     peaks = [timing.baseline.peak_nbytes, shown.peak_nbytes if shown else None]
     known = [peak + inputs for peak, inputs in zip(peaks, input_bytes, strict=True) if peak is not None]

@@ -12,7 +12,7 @@ from tracefuse.findings import Bar, bars_text
 from tracefuse.layers import OUTSIDE
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.summary import folded
-from tracefuse.timing import aligned
+from tracefuse.timing import Estimate, aligned
 from tracefuse.widgets.payload_kernels import NOT_MEASURED
 
 HOW_TO_RETURN = "This is what the view showed last. Run the cell again for the view itself."
@@ -71,7 +71,8 @@ def _summary(payload: dict[str, Any]) -> list[str]:
 
 
 def _tables(payload: dict[str, Any]) -> list[Table]:
-    passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]])
+    notes = tuple(f"{p['name']}: {p['note']}" for p in payload["passes"] if p["note"])
+    passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]], below=notes)
     times = _times(payload["timing"], bool(payload["kernels"]) and not payload["runs_triton"])
     return [passes, times, *_layers(payload), *_kernels(payload["kernels"])]
 
@@ -117,13 +118,12 @@ def _times(timing: dict[str, Any] | None, is_without_kernels: bool) -> Table:
     return Table(titles, rows, above, (*timing["notes"], *idle))
 
 
-def _time(time: dict[str, float] | None) -> str:
-    return f"{time['median']:.4g} [{time['low']:.4g}, {time['high']:.4g}]" if time else NOT_MEASURED
+def _time(time: dict[str, Any] | None) -> str:
+    return Estimate(**time).text() if time else NOT_MEASURED
 
 
 def _ratio(row: dict[str, Any]) -> str:
-    ratio = row["ratio"]
-    return f"{ratio['median']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}] {row['verdict']}"
+    return f"{Estimate(**row['ratio']).text(3)} {row['verdict']}"
 
 
 def _layers(payload: dict[str, Any]) -> list[Table]:

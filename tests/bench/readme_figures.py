@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import starmap
 
 from models_table import is_right
 from notebook_figures import lora, slow_layer
@@ -218,14 +219,22 @@ def view(found: Data, source: str) -> str:
 
 
 def recording(results: Results) -> str:
-    costs = [
-        f"{found['cost']['ratio'][0]:.2f} × the step's time and {found['cost']['peak_ratio']:.3f} × its peak memory "
+    machines = [
+        f"{'; '.join(starmap(recording_of, found['costs'].items()))} "
         f"({found['layers']} layers, {measured_on(found['environment'], 'recorder.py')})"
         for found in results.on_each_machine("recorder")
     ]
-    if not costs:
+    if not machines:
         return "Not measured: no result of `recorder.py` is committed."
-    return f"Recording a step takes {'; '.join(costs)}."
+    return (
+        f"Recording a GPT's step takes {'; '.join(machines)}. A dispatch mode in Python that does nothing takes the time in "
+        "brackets."
+    )
+
+
+def recording_of(title: str, cost: Data) -> str:
+    times = f"{cost['ratio'][0]:.2f} × the step's time [{cost['floor_ratio'][0]:.2f}]"
+    return f"{times} and {cost['peak_ratio']:.3f} × its peak memory where it is {title}"
 
 
 def gpt(results: Results) -> str:
@@ -250,6 +259,19 @@ GPT_COLUMNS = {
 }
 
 
+@said("train.py", "train")
+def train(found: Data, source: str) -> str:
+    """How far losses are from eager's, and one step."""
+    sizes, far, programs = found["sizes"], found["greatest_distance_of_losses"], by_name(found["timing"])
+    distances = [f"{name} {distance:.2f}" for name, distance in far.items()]
+    times = [f"{name} {ms(step_ms(program))}" for name, program in programs.items()]
+    return (
+        f"A GPT of {sizes['layers']} layers, {sizes['width']} wide, float32 weights under bfloat16 autocast, over "
+        f"{sizes['steps']} steps of AdamW: the loss is never further from eager's than {', '.join(distances)}. A step with its "
+        f"optimizer: {', '.join(times)} ({source})."
+    )
+
+
 @said("models.py", "models")
 def models(found: Data, source: str) -> str:
     rows = [row for row in found["models"] if row["replay"]]
@@ -270,6 +292,6 @@ def models(found: Data, source: str) -> str:
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps, "gpt": gpt,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
-    "models": models,
+    "models": models, "train": train,
 }  # fmt: skip
 """By the name that README's marker has."""

@@ -2,10 +2,12 @@
 
     python tests/bench/recorder.py --out recorder.json     48 layers; then seconds until a 128-layer capture can be shown
 
-Steps are run in turn, plain and recorded, and each ratio is of two that followed one another: of the time that passed and,
-on a CPU, of the processor time that the process took, which other programs on the machine disturb less. Memory is what a step
-adds to what was allocated, at its highest, by torch's own count; gradients are None before each. The second part captures a
-model of 128 layers, runs all passes and makes the payload that the view shows, without measuring anything.
+Steps are run in turn, and each ratio is of two that followed one another: of the time that passed and, on a CPU, of the
+processor time that the process took, which other programs on the machine disturb less. The floor is a dispatch mode that does
+nothing but hand each operator on: whatever records operators in Python pays that. A GPU gets two sizes: GPT-2 XL, and a
+narrow model whose kernels end sooner than the host can queue them. Memory is what a step adds to what was allocated, at its
+highest, by torch's own count; gradients are None before each. The last part captures a model of 128 layers, runs all passes
+and makes the payload that the view shows, without measuring anything.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from results import environment, parser, write
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tracefuse
 from tracefuse.allocator import added_peak
@@ -25,11 +28,23 @@ from tracefuse.demo import GPT, batch
 from tracefuse.timing import estimate
 from tracefuse.widgets.payload import payload
 
-CPU = {"width": 256, "heads": 4, "vocab": 512, "length": 128, "batch": 4}
-GPU = {"width": 768, "heads": 12, "vocab": 50304, "length": 1024, "batch": 4}
+SIZES: dict[str, dict[str, dict[str, int]]] = {
+    "cpu": {"256 wide": {"width": 256, "heads": 4, "vocab": 512, "length": 128, "batch": 4}},
+    "cuda": {
+        "GPT-2 XL, 1600 wide": {"width": 1600, "heads": 25, "vocab": 50304, "length": 1024, "batch": 8},
+        "768 wide": {"width": 768, "heads": 12, "vocab": 50304, "length": 1024, "batch": 4},
+    },
+}
 SMALL = {"width": 32, "heads": 2, "vocab": 64, "length": 16, "batch": 2}
 LAYERS, DEEP = 48, 128
 FEWEST, MOST = 5, 40
+
+
+class HandOn(TorchDispatchMode):
+    """The least that a dispatch mode does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 class Step:
@@ -47,6 +62,10 @@ class Step:
         loss = self.model(*self.batch)
         loss.backward()
         return loss
+
+    def handed_on(self) -> None:
+        with HandOn():
+            self.plain()
 
     def recorded(self) -> tracefuse.Capture:
         with tracefuse.capture() as c:
@@ -70,25 +89,41 @@ class Step:
 
 
 def cost(step: Step, budget_s: float) -> dict[str, Any]:
-    step.plain(), step.recorded()  # the first recording imports what recording takes
-    pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    step.plain(), step.handed_on(), step.recorded()  # the first recording imports what recording takes
+    rounds: list[list[tuple[float, float]]] = []
     began = time.perf_counter()
-    while len(pairs) < FEWEST or (len(pairs) < MOST and time.perf_counter() - began < budget_s):
-        plain, recorded = step.seconds(step.plain), step.seconds(step.recorded)
-        pairs.append((plain, recorded))
-    ratio, processor = (estimate([recorded[i] / plain[i] for plain, recorded in pairs]) for i in (0, 1))
+    while len(rounds) < FEWEST or (len(rounds) < MOST and time.perf_counter() - began < budget_s):
+        rounds.append([step.seconds(run) for run in (step.plain, step.handed_on, step.recorded)])
+
+    def ratio(of: int, clock: int) -> list[float]:
+        found = estimate([one[of][clock] / one[0][clock] for one in rounds])
+        return [found.median, found.low, found.high]
+
     peaks = step.peak(step.plain), step.peak(step.recorded)
-    ops = sum(half.op_count for half in step.recorded().trace.split())
+    capture = step.recorded()
     return {
-        "ops": ops,
-        "plain_s": median(plain for (plain, _), _ in pairs),
-        "recorded_s": median(recorded for _, (recorded, _) in pairs),
-        "ratio": [ratio.median, ratio.low, ratio.high],
-        "processor_ratio": [processor.median, processor.low, processor.high] if step.device == "cpu" else None,
-        "pairs": len(pairs),
+        "ops": sum(half.op_count for half in capture.trace.split()),
+        "recorded_ops": len(capture._recorder.recording.calls),
+        **{f"{name}_s": median(one[at][0] for one in rounds) for at, name in enumerate(("plain", "floor", "recorded"))},
+        "ratio": ratio(2, 0),
+        "floor_ratio": ratio(1, 0),
+        "processor_ratio": ratio(2, 1) if step.device == "cpu" else None,
+        "rounds": len(rounds),
         "peak_nbytes": peaks,
         "peak_ratio": peaks[1] / peaks[0],
     }
+
+
+def text(found: dict[str, Any]) -> str:
+    times = ", ".join(f"{name} {1e3 * found[f'{name}_s']:.1f} ms" for name in ("plain", "floor", "recorded"))
+    ratios = "; ".join(
+        "{} {:.3f} [{:.3f}, {:.3f}]".format(title, *found[key])
+        for title, key in (("ratio", "ratio"), ("of the floor", "floor_ratio"), ("processor time", "processor_ratio"))
+        if found[key] is not None
+    )
+    plain, recorded = (nbytes / 1e6 for nbytes in found["peak_nbytes"])
+    memory = f"peak memory {plain:.1f} MB, recorded {recorded:.1f} MB, ratio {found['peak_ratio']:.3f}"
+    return f"{found['recorded_ops']} operators recorded: {times}\n{ratios}; {found['rounds']} rounds\n{memory}"
 
 
 def until_the_view(step: Step) -> dict[str, float]:
@@ -111,23 +146,16 @@ def until_the_view(step: Step) -> dict[str, float]:
 
 def main() -> None:
     options: Namespace = parser(__doc__).parse_args()
-    sizes = SMALL if options.small else GPU if options.device == "cuda" else CPU
+    sizes = {"small": SMALL} if options.small else SIZES[options.device]
     layers, deep = (2, 3) if options.small else (LAYERS, DEEP)
-    first = cost(Step(layers, sizes, options.device), options.budget)
-    low, high = first["ratio"][1:]
-    print(f"{layers} layers, {first['ops']} ops, {sizes}, measured on {environment(options.device)['device']}")
-    times = f"plain {1e3 * first['plain_s']:.1f} ms, recorded {1e3 * first['recorded_s']:.1f} ms"
-    print(f"{times}, ratio {first['ratio'][0]:.3f} [{low:.3f}, {high:.3f}] of {first['pairs']} pairs")
-    if first["processor_ratio"] is not None:
-        print("processor time, ratio {:.3f} [{:.3f}, {:.3f}]".format(*first["processor_ratio"]))
-    plain, recorded = (nbytes / 1e6 for nbytes in first["peak_nbytes"])
-    print(f"peak memory {plain:.1f} MB, recorded {recorded:.1f} MB, ratio {first['peak_ratio']:.3f}", flush=True)
+    record: dict[str, Any] = {"environment": environment(options.device), "layers": layers, "costs": {}, "deep": deep}
+    for title, size in sizes.items():
+        found = cost(Step(layers, size, options.device), options.budget)
+        record["costs"][title] = {"sizes": size, **found}
+        print(f"{layers} layers, {title}, measured on {record['environment']['device']}: {text(found)}", flush=True)
     view = until_the_view(Step(deep, SMALL, options.device))
     print(f"{deep} layers until the view: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in view.items()))
-    write(
-        options.out,
-        {"environment": environment(options.device), "layers": layers, "cost": first, "deep": deep, "view_s": view},
-    )
+    write(options.out, record | {"view_s": view})
 
 
 if __name__ == "__main__":

@@ -22,11 +22,13 @@ MEASURED = """() => set("payload", { ...state.payload,
         difference: { results: 2.4e-7, gradients: 3.1e-6 } },
     timing: { provenance: "measured on a device with a long name", stale: false, is_pinned: true,
         config: "c.optimize()", notes: [], work: [], rows: [
-        { label: "step", program: "optimised", phase: "step", baseline_ms: { median: 34.1, low: 33, high: 35 },
-          variant_ms: { median: 19.2, low: 19, high: 20 },
-          ratio: { median: 0.56, low: 0.55, high: 0.57 }, verdict: "faster" }] },
+        { label: "step", program: "optimised", phase: "step",
+          baseline_ms: { median: 34.1, low: 33, high: 35, coverage: 0.96, samples: 20 },
+          variant_ms: { median: 19.2, low: 19, high: 20, coverage: 0.96, samples: 20 },
+          ratio: { median: 0.56, low: 0.55, high: 0.57, coverage: 0.99, samples: 20 }, verdict: "faster" }] },
     passes: state.payload.passes.map((one) => ({ ...one, delta_ms: one.name !== "fuse" ? null :
-        { median: -1.2, low: -1.4, high: -1.0, provenance: "measured on a device", stale: false } })),
+        { median: -1.2, low: -1.4, high: -1.0, coverage: 0.96, samples: 20,
+          provenance: "measured on a device", stale: false } })),
     baseline: { is_pinned: true, call: "c.optimize(fuse=False)" } })"""
 IDLE = "{ busy: '', progress: null, text: '', error: null }"
 
@@ -540,6 +542,14 @@ def test_a_ratio_has_a_colour_only_where_the_kernels_ran(live: Page, runs_triton
     pill = live.get_by_test_id("tf-tile-time").locator(".tf-pill")
     expect(pill).to_contain_text("0.56× the time")
     expect(pill).to_have_class(f"tf-pill tf-{'better' if runs_triton else 'same'}")
+
+
+@pytest.mark.parametrize(("samples", "said"), [(1, "34.1 one sample"), (20, "34.1 33.0–35.0")])
+def test_a_time_of_one_sample_has_no_interval(live: Page, samples: int, said: str) -> None:
+    live.evaluate(MEASURED.replace("samples: 20", f"samples: {samples}"))
+    live.get_by_test_id("tf-tab-timing").click()
+    expect(live.get_by_test_id("tf-timing")).to_contain_text(said)
+    expect(live.get_by_test_id("tf-timing").locator(".tf-bar i:visible")).to_have_count(0 if samples == 1 else 2)
 
 
 def test_while_it_measures_it_can_be_cancelled_and_the_keyboard_is_not_lost(live: Page) -> None:

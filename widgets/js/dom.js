@@ -50,6 +50,14 @@ export function figure(number) {
   return number.toFixed(Math.min(4, Math.max(0, 2 - Math.floor(Math.log10(Math.abs(number))))));
 }
 
+const ENOUGH = 8; // MIN_ROUNDS of tracefuse.timing
+
+/** The interval of an estimate, "1.2–1.3", or that there is one sample. @param {Interval} estimate @param {(number: number) => string} format */
+export function bounds({ low, high, coverage, samples }, format) {
+  if (samples === 1) return "one sample";
+  return `${format(low)}–${format(high)}${samples < ENOUGH ? ` (${Math.round(100 * coverage)} %, ${samples} samples)` : ""}`;
+}
+
 /** @param {number} seconds */
 export function formatSeconds(seconds) {
   return seconds < 1 ? `${short(seconds * 1000)} ms` : `${short(seconds)} s`;

@@ -1,6 +1,6 @@
 // What a pass did to the sizes of the program, in figures. Pure.
 
-import { formatBytes, signed } from "./dom.js";
+import { bounds, formatBytes, signed } from "./dom.js";
 
 const BUILT_IN = new Set(["simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse"]);
 
@@ -44,15 +44,16 @@ export function signedBytes(by) {
   return by > 0 ? `+${formatBytes(by)}` : formatBytes(by);
 }
 
-/** What the pass alone adds to the step; no gain or cost where the interval holds zero. @param {PassRecord["delta_ms"]} delta @returns {Effect} */
+/** What the pass alone adds to the step; no gain or cost where the interval holds zero, or of one sample. @param {PassRecord["delta_ms"]} delta @returns {Effect} */
 function time(delta) {
   if (!delta) return { text: "", mood: "none", title: "time: not measured. Press “Measure each pass”" };
-  const { median, low, high, provenance, stale } = delta;
+  const { median, low, high, samples, provenance, stale } = delta;
+  if (samples === 0) return { text: "·", mood: "none", title: `time: ${provenance}` };
   const spread = (high - low) / 2;
   // Two digits of the spread, and no more of the median than that.
   const digits = spread > 0 ? Math.min(3, Math.max(0, 1 - Math.floor(Math.log10(spread)))) : 3;
-  const mood = high < 0 ? "gain" : low > 0 ? "cost" : "none";
-  const title = `time: with it minus without it, all others kept: ${median} ms, 95 % interval ${low} to ${high} ms; ${provenance}`;
+  const mood = samples === 1 ? "none" : high < 0 ? "gain" : low > 0 ? "cost" : "none";
+  const title = `time: with it minus without it, all others kept: ${median} ms, 95 % interval: ${bounds(delta, (one) => `${one} ms`)}; ${provenance}`;
   const sign = median < 0 ? "−" : "+";
-  return { text: `${sign}${Math.abs(median).toFixed(digits)} ±${spread.toFixed(digits)}`, mood, title: stale ? `${title}; of other passes: measure again` : title };
+  return { text: `${sign}${Math.abs(median).toFixed(digits)}${samples === 1 ? "" : ` ±${spread.toFixed(digits)}`}`, mood, title: stale ? `${title}; of other passes: measure again` : title };
 }

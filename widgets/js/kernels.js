@@ -8,6 +8,7 @@ import { chip } from "./passes.js";
 const SHOWN_CALLS = 24;
 // What tells kernels of one long name apart.
 const HASH = 7;
+const OF_PEAK = "the least time that its bound allows, over its time; at peak: as fast as the copy or the matmul that the peak was measured with, or faster, as where caches hold the operands";
 const COLUMNS = /** @type {[string, import("./kernel_rows.js").KernelKey | "", string][]} */ ([
   ["kernel", "name", ""],
   ["launches", "calls", "in one step"],
@@ -15,9 +16,9 @@ const COLUMNS = /** @type {[string, import("./kernel_rows.js").KernelKey | "", s
   ["one", "", "mean time of one launch"],
   ["step", "time", "time of all launches of a step"],
   ["speed", "", "of moving its bytes or, where that is its bound, of its arithmetic"],
-  ["of peak", "", "the least time that its bound allows, over its time"],
+  ["of peak", "", OF_PEAK],
   ["bound", "", "the nearest roof: memory, compute, or launch where it is over before the next one can begin"],
-  ["blocks", "", "whether its block sizes were tried or are a guess"],
+  ["blocks", "", "tuned: the best block sizes of those that were tried; guess: none were"],
 ]);
 
 /** @implements {Panel} */
@@ -136,16 +137,15 @@ function reached(kernel) {
 }
 
 /** ATen's operators, as far as they were measured. @param {Payload} payload */
-function atenTable({ aten, runs_triton: runsTriton }) {
+function atenTable({ aten }) {
   if (aten.length === 0) return [];
   const [{ provenance, peak_source: peak }] = aten;
   const titles = ["ATen operator", "calls", "moves", "one", "step", "speed", "of peak", "bound"];
   const row = (/** @type {AtenRecord} */ one) =>
     h("tr", null, h("th", { scope: "row" }, one.name), right(one.calls), right(formatBytes(one.nbytes)), right(us(one.time_us)), right(us(one.time_us * one.calls)), ...reached(one));
-  const cached = runsTriton ? "" : " What a CPU's caches hold may pass 100 %.";
   return [
-    h("div", { class: "tf-scroll" }, h("table", { class: "tf-table tf-kernels", "data-testid": "tf-aten" }, h("thead", null, h("tr", null, titles.map((title, at) => h("th", { scope: "col", class: at > 0 && at < 7 ? "tf-right" : null }, title)))), h("tbody", null, aten.map(row)))),
-    h("p", { class: "tf-note" }, `Times: ${provenance}.${peak ? ` Peak: ${peak}; matmuls beside those of their precision.` : ""}${cached}`),
+    h("div", { class: "tf-scroll" }, h("table", { class: "tf-table tf-kernels", "data-testid": "tf-aten" }, h("thead", null, h("tr", null, titles.map((title, at) => h("th", { scope: "col", title: title === "of peak" ? OF_PEAK : null, class: at > 0 && at < 7 ? "tf-right" : null }, title)))), h("tbody", null, aten.map(row)))),
+    h("p", { class: "tf-note" }, `Times: ${provenance}.${peak ? ` Peak: ${peak}; matmuls beside those of their precision.` : ""}`),
   ];
 }
 

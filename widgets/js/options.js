@@ -60,7 +60,7 @@ function budgetOption(one, config, act) {
     slider.setAttribute("aria-valuetext", shown.textContent);
   };
   slider.onchange = () => act.configure({ memory_budget: BUDGETS[Number(slider.value)] });
-  const title = act.live ? "how much of what the forward would keep for the backward it may keep; bytes by memory_budget in Python" : NOT_HELD;
+  const title = act.live ? "share of what the forward saves for the backward that it may save; in bytes: memory_budget= in Python" : NOT_HELD;
   return h("label", { class: "tf-option", title }, "budget", slider, shown);
 }
 
@@ -112,7 +112,7 @@ function freezeOption(config, open, act) {
   const change = (/** @type {any} */ e) => act.configure({ freeze: split(e.target.value) });
   return h(
     "label",
-    { class: "tf-option", title: !act.live ? NOT_HELD : "names or globs of parameters whose gradients nobody wants, separated by commas" },
+    { class: "tf-option", title: !act.live ? NOT_HELD : "names or globs of parameters whose gradients are not wanted, separated by commas" },
     "names",
     h("input", { type: "text", value: open.typed.freeze ?? patterns, placeholder: "h.*.mlp.*", spellcheck: "false", disabled: !act.live, oninput: type, onchange: change, "data-testid": "tf-freeze" }),
   );

@@ -1,6 +1,6 @@
 // The tabs that are plain tables: timing, notes.
 
-import { figure, h } from "./dom.js";
+import { bounds, figure, h } from "./dom.js";
 import { ratio } from "./verdict.js";
 
 const NOT_YET = "Not measured yet. Measuring replays the recorded traces; your code is not run again.";
@@ -29,7 +29,7 @@ function timingTable(payload, status, live) {
       head(["part", was, "optimised", "compared", `optimised / ${was.replace("as ", "")}`, ...others], [1, 2]),
       h("tbody", null, shown.map((row) => timingRow(row, scale, payload, others))),
     ),
-    h("p", { class: "tf-note" }, `${timing.provenance}. Median in ms, with its 95 % interval; a ratio with its 99 % interval, and a difference is called one beyond 1 %. Bars share one scale.`),
+    h("p", { class: "tf-note" }, `${timing.provenance}. Times: median in ms, with a 95 % interval. Ratios: with a 99 % interval; within 1 % of 1 no difference is claimed. Bars share one scale.`),
     !payload.runs_triton && payload.kernels.length > 0 && h("p", { class: "tf-note" }, "Triton kernels did not run: CPU. Both programs ran ATen operators."),
     timing.work.length > 0 && workTable(timing.work),
     timing.notes.map((text) => h("p", { class: "tf-note" }, text)),
@@ -60,13 +60,13 @@ function timingRow(row, scale, payload, others) {
 /** @param {Interval | null} time */
 function interval(time) {
   if (!time) return h("span", { class: "tf-note" }, "not measured");
-  return h("span", null, figure(time.median), h("small", { class: "tf-note" }, ` ${figure(time.low)}–${figure(time.high)}`));
+  return h("span", null, figure(time.median), h("small", { class: "tf-note" }, ` ${bounds(time, figure)}`));
 }
 
 /** @param {Interval | null} time @param {number} scale @param {string} kind */
 function bar(time, scale, kind) {
   if (!time) return null;
-  const whisker = h("i", null);
+  const whisker = h("i", { hidden: time.samples === 1 });
   whisker.style.left = `${(100 * time.low) / scale}%`;
   whisker.style.width = `${(100 * (time.high - time.low)) / scale}%`;
   const fill = h("b", null);

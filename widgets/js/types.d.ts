@@ -101,6 +101,8 @@ interface PassRecord {
   enabled: boolean;
   /** "on", "off", or "off: needs fuse": then its own switch changes nothing. */
   state: string;
+  /** What to know of it beside the other passes, or "". */
+  note: string;
   /** It ran, and the program that it left is not the one that it was given. */
   changed: boolean;
   ops: [number, number] | null;
@@ -123,10 +125,13 @@ interface PassDiff {
   backward: Half;
 }
 
+/** A median, and an interval that covers the true one with probability `coverage`: less than 0.95 of few samples. */
 interface Interval {
   median: number;
   low: number;
   high: number;
+  coverage: number;
+  samples: number;
 }
 
 interface TimingRow {

@@ -1,6 +1,6 @@
 // The verdict bar: what the passes bought in six figures, what they are compared with, and what measures them.
 
-import { figure, formatBytes, formatChange, h, plural } from "./dom.js";
+import { bounds, figure, formatBytes, formatChange, h, plural } from "./dom.js";
 import { TakeAwayMenu } from "./takeaway.js";
 
 export const NEEDS_KERNEL = "there is no kernel behind this view: run the cell in a notebook";
@@ -158,8 +158,8 @@ function peakTile({ summary, blocked }) {
   const { peak_bytes: planned, measured_peak_bytes: measured } = summary;
   const bytes = measured ?? planned;
   const badge = measured
-    ? provenance("measured", "measured", `by the GPU's allocator; static: ${formatBytes(planned[0])} → ${formatBytes(planned[1])}`)
-    : provenance("static", "static", "by what each op of the trace reads and writes, and when each value dies; a GPU's allocator was not asked");
+    ? provenance("measured", "measured", `The most bytes alive at once, inputs and parameters included, by the GPU's allocator; static: ${formatBytes(planned[0])} → ${formatBytes(planned[1])}`)
+    : provenance("static", "static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
   return tile("peak", "Peak memory", badge, sizes(bytes), pill(bytes, blocked));
 }
 
@@ -178,17 +178,18 @@ function small(number) {
 
 /** Optimised over what it was timed against, or that nothing can be said of it; a colour only where its kernels ran. @param {TimingRow} row @param {Payload} payload */
 export function ratio(row, { timing, runs_triton: runsTriton, kernels }) {
-  const { median, low, high } = row.ratio;
+  const { median, low, high, samples } = row.ratio;
+  const spread = bounds(row.ratio, (one) => one.toFixed(2));
   const isPinned = timing?.is_pinned;
   const isJudged = runsTriton || kernels.length === 0;
   const isSeen = row.verdict === "faster" || row.verdict === "slower";
   const mood = isSeen && isJudged ? (row.verdict === "faster" ? "better" : "worse") : null;
   const ofMedians = row.variant_ms && row.baseline_ms ? row.variant_ms.median / row.baseline_ms.median : median;
-  const drifted = ofMedians < low || ofMedians > high;
+  const drifted = samples > 1 && (ofMedians < low || ofMedians > high);
   const within = drifted ? ". Times drifted: those shown are medians of all rounds, the ratio compares within each round" : "";
-  const title = `${row.program} / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval ${low.toFixed(2)} to ${high.toFixed(2)}${within}`;
+  const title = `${row.program} / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval: ${spread}${within}`;
   const text = isSeen ? `${median.toFixed(2)}× ${drifted ? "by round" : "the time"}` : row.verdict;
-  return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, h("small", null, ` ${low.toFixed(2)}–${high.toFixed(2)}`));
+  return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, samples > 1 && h("small", null, ` ${spread}`));
 }
 
 /** What the figures are against, if not the capture, and what stands in the way of measuring. @param {Payload} payload */

@@ -14,11 +14,15 @@ test("less is a gain, more a cost, the same a dot", () => {
 });
 
 test("a time is a gain or a cost only where its interval leaves zero out", () => {
-  const delta = (median, low, high) => ({ ...pass, delta_ms: { median, low, high, provenance: "measured on X", stale: false } });
+  const delta = (median, low, high, samples = 20) => ({ ...pass, delta_ms: { median, low, high, samples, coverage: 0.96, provenance: "measured on X", stale: false } });
   assert.deepEqual([delta(-1.5, -1.6, -1.4), delta(0.2, 0.1, 0.3), delta(-0.1, -0.3, 0.2)].map((one) => moods(one)[3]), ["gain", "cost", "none"]);
   assert.equal(texts(delta(-1.5, -1.6, -1.4))[3], "−1.50 ±0.10");
   assert.equal(texts(delta(-0.034, -0.184, 0.116))[3], "−0.03 ±0.15");
   assert.equal(texts(delta(25, 13, 37))[3], "+25 ±12");
+  const once = delta(-1.5, -1.5, -1.5, 1);
+  assert.deepEqual([texts(once)[3], moods(once)[3]], ["−1.500", "none"]);
+  assert.match(effects(once)[3].title, /one sample/);
+  assert.deepEqual([texts(delta(0, 0, 0, 0))[3], effects(delta(0, 0, 0, 0))[3].title], ["·", "time: measured on X"]);
 });
 
 test("what did not run says so, and how a time is had", () => {

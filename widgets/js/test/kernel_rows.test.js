@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
+import { percent } from "../kernel_facts.js";
 import { computedBy, sorted } from "../kernel_rows.js";
 
 const kernel = (name, calls, bytes, us) => ({ name, calls, nbytes_read: bytes, nbytes_written: 0, time_us: us });
@@ -26,4 +27,8 @@ test("names go by the alphabet, and the list given stays as it was", () => {
 test("a kernel leads to its calls, not to what was removed or is a part", () => {
   const values = { x: { kernel: "k", removed: false, op: "k" }, y: { kernel: "k", removed: true, op: "k" }, z: { kernel: "k", removed: false, op: "getitem" }, w: { kernel: "", removed: false, op: "aten.mm" }, v: { kernel: "k", removed: false, op: "k" } };
   assert.deepEqual([...computedBy(values)], [["k", ["x", "v"]]]);
+});
+
+test("more than the peak that was measured is at peak", () => {
+  assert.deepEqual([0.974, 1.004, 1.02, 1.6].map(percent), ["97 %", "100 %", "at peak", "at peak"]);
 });
