@@ -21,7 +21,7 @@ import torch
 
 from tracefuse.agreement import Agreement, Left, Read, agreement, left_by
 from tracefuse.assemble import Roles
-from tracefuse.captured_program import Captured, CapturedProgram, captured_program
+from tracefuse.captured_program import CapturedProgram, ProgramFacts, captured_program
 from tracefuse.config import Config, Machine
 from tracefuse.environment import environment
 from tracefuse.errors import CaptureError
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tracefuse.widgets.view import Explorer
 
 
-class Capture(Captured):
+class Capture(ProgramFacts):
     """What one block or call did. Enter it as a context manager, or use `capture(fn, *args)`.
 
     After it, `trace` is the joint program, `forward` and `backward` its halves, `example_inputs` the tensors it read, in

@@ -35,7 +35,7 @@ class CapturedProgram(NamedTuple):
     left: tuple[Left | None, ...] = ()
 
 
-class Captured:
+class ProgramFacts:
     """What is read off a captured program, wherever it comes from."""
 
     _built: CapturedProgram
