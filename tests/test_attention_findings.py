@@ -43,8 +43,8 @@ def captured(form: Form, mask: Tensor | None = None) -> tracefuse.Capture:
 def call_of(form: Form, mask: Tensor | None = None) -> str:
     (finding,) = attention_in_single_ops(case(captured(form, mask)))
     assert finding.name == "attention written by hand"
-    return finding.fix.partition(" computes the same")[0].removeprefix(
-        "torch.nn.functional.scaled_dot_product_attention"
+    return finding.fix.partition("` computes the same")[0].removeprefix(
+        "`torch.nn.functional.scaled_dot_product_attention"
     )
 
 
@@ -197,8 +197,8 @@ def test_identical_layers_are_one_finding() -> None:
     model, x = nn.Sequential(Layer(), Layer(), Layer()), torch.randn(BATCH, LENGTH, WIDTH)
     (finding,) = attention_in_single_ops(case(tracefuse.capture(lambda: model(x).sum().backward())))
     assert finding.title.startswith("3 attentions written by hand")
-    assert "attn_mask=*.past != 0, scale=1)" in finding.fix
-    assert "is_causal=True instead" in finding.fix
+    assert "attn_mask=*.past != 0, scale=1)` computes" in finding.fix
+    assert "`is_causal=True` instead" in finding.fix
 
 
 # --- what is none -----------------------------------------------------------------------------------------------------
