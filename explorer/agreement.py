@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from tracefuse.compare import max_abs_difference
 from tracefuse.draws import undisturbed
 from tracefuse.recording import BATCH_NORMS
+from tracefuse.undefined import undefined_outputs
 
 if TYPE_CHECKING:
     from tracefuse.assemble import Roles
@@ -122,7 +123,8 @@ def _version(tensor: torch.Tensor) -> int:
 class Agreement:
     """What a replay said: of `outputs` results, gradients and overwritten inputs, `compared` were still there, `differing`
     of them with other bits. Of these `worst` differs most, by `delta`, where outputs of its kind reach `magnitude`.
-    `is_rounding`: none differs by more than rounding explains, or than twice what replays differ by among themselves."""
+    `is_rounding`: none differs by more than rounding explains, or than twice what replays differ by among themselves.
+    Further ones, `undefined`, show memory that no operator wrote to."""
 
     outputs: int
     compared: int
@@ -131,14 +133,17 @@ class Agreement:
     delta: float = 0.0
     magnitude: float = 0.0
     is_rounding: bool = True
+    undefined: int = 0
 
     def __str__(self) -> str:
+        gone, unset = self.outputs - self.compared - self.undefined, self.undefined
+        reasons = [f"{unset} undefined: memory of an `empty` that no operator wrote to"] if unset else []
+        if self.compared == 0 and gone:
+            reasons = ["what it read was written to since, or what it left is gone", *reasons]
         if self.compared == 0:
-            return (
-                "No replay could be held against the run: what it read was written to since, or what it left is gone."
-            )
-        gone = self.outputs - self.compared
-        rest = f" ({gone} more cannot be compared: freed, or written to)" if gone else ""
+            return f"No replay could be held against the run: {'; '.join(reasons)}."
+        reasons += [f"{gone} more cannot be compared: freed, or written to"] if gone else []
+        rest = f" ({'; '.join(reasons)})" if reasons else ""
         if self.differing == 0:
             outputs = "output" if self.compared == 1 else "outputs"
             return f"A replay of the trace gives the run's {self.compared} {outputs} bit for bit{rest}."
@@ -166,8 +171,11 @@ def agreement(capture: Capture, left: Sequence[Left | None], read: Read) -> Agre
         if theirs is not None:
             found[output] = _difference(mine, theirs)
     differing = [output for output, (delta, _) in found.items() if delta != 0]
+    undefined = undefined_outputs(capture).intersection(found) if differing else frozenset()
+    found = {output: one for output, one in found.items() if output not in undefined}
+    differing = [output for output in differing if output not in undefined]
     if not differing:
-        return Agreement(len(left), len(found))
+        return Agreement(len(left), len(found), undefined=len(undefined))
     far = [
         output
         for output, mine in zip(outputs, replayed, strict=True)
@@ -179,7 +187,7 @@ def agreement(capture: Capture, left: Sequence[Left | None], read: Read) -> Agre
     worst = max(far or differing, key=lambda output: _relative(output, found))
     return Agreement(
         len(left), len(found), len(differing), f"the {worst.kind} {worst.of}", found[worst][0],
-        _magnitude(worst, found), not far,
+        _magnitude(worst, found), not far, len(undefined),
     )  # fmt: skip
 
 
@@ -203,10 +211,10 @@ def _eps(dtype: torch.dtype) -> float:
 
 def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
     """The largest absolute difference, and the largest finite number."""
-    a, b = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (mine.detach(), theirs.detach()))
-    delta = max_abs_difference("a replay", a, b)
-    finite = torch.nan_to_num(b.double(), 0.0, 0.0, 0.0)
-    return (math.inf if math.isnan(delta) else delta), finite.abs().max().item() if b.numel() else 0.0
+    delta = max_abs_difference("a replay", mine.detach(), theirs.detach())
+    sizes = theirs.detach().to(torch.complex128 if theirs.is_complex() else torch.float64).abs()
+    finite = torch.where(sizes.isfinite(), sizes, 0.0)
+    return (math.inf if math.isnan(delta) else delta), finite.max().item() if finite.numel() else 0.0
 
 
 def _magnitude(output: Output, found: Mapping[Output, tuple[float, float]]) -> float:

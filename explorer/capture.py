@@ -29,6 +29,8 @@ from tracefuse.functional import build_graph, functionalize, propagate
 from tracefuse.host_reads import Stop
 from tracefuse.measurements import Measurements
 from tracefuse.namespace import name_of, namespace_of, visible_from
+from tracefuse.optimizers.cost import Peaks
+from tracefuse.optimizers.datasheets import promised
 from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.optimizers.trace import Trace, tensors
@@ -223,7 +225,7 @@ class Capture:
         modelled time. Print it. Raises `UnknownValue` for a pattern that matches nothing."""
         if not any(out.kind == "gradient" for out in self.trace.outputs):
             raise CaptureError("the program has no gradients: call `loss.backward()` in it, and capture it again.")
-        return frozen_costs(self.trace, (patterns,) if isinstance(patterns, str) else tuple(patterns))
+        return frozen_costs(self.trace, (patterns,) if isinstance(patterns, str) else tuple(patterns), self.datasheet)
 
     @property
     def forward(self) -> Trace:
@@ -272,7 +274,12 @@ class Capture:
     @property
     def machine(self) -> Machine:
         """The machine that passes make programs for."""
-        return Machine.here(self.tf32)
+        return Machine.here(self.tf32, self.datasheet)
+
+    @property
+    def datasheet(self) -> Peaks:
+        """What prices go by: the datasheet of the GPU that the program ran on, for one on a CPU that of an H100."""
+        return promised(self.environment["device"] if self.device.type == "cuda" else None)
 
     @property
     def tf32(self) -> bool:

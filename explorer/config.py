@@ -15,6 +15,7 @@ from typing import Any
 from tracefuse.dropout import fuse_options
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.fuse import Fuse
@@ -48,16 +49,17 @@ REMAT_ALONE = "without fuse, what it recomputes runs as ops of its own: it saves
 @dataclass(frozen=True)
 class Machine:
     """The passes that depend on the machine, as it lets them work: what its GPU packs of attention, how it draws dropout,
-    whether its tensor cores multiply float32."""
+    whether its tensor cores multiply float32; and the figures that `remat` prices by."""
 
     cat: Cat
     fuse: Fuse
     pad: Pad
+    peaks: Peaks = H100_SXM_DATASHEET
 
     @classmethod
-    def here(cls, tf32: bool = False) -> Machine:
+    def here(cls, tf32: bool = False, peaks: Peaks = H100_SXM_DATASHEET) -> Machine:
         """This one, as far as its GPU is in use yet, for a program that has its float32 matmuls on tensor cores or not."""
-        return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32))
+        return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32), peaks)
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,14 @@ class Config:
     def _checked(self) -> Config:
         """This configuration, or `OptionError` for values that the pass remat refuses."""
         try:
-            self._remat(self.remat or 0.0)
+            self._remat(self.remat or 0.0, H100_SXM_DATASHEET)
         except ValueError as error:
             raise OptionError(f"remat: {error}") from error
         return self
 
-    def _remat(self, weight: float) -> Remat:
+    def _remat(self, weight: float, peaks: Peaks) -> Remat:
         budget = {} if self.memory_budget is None else {"memory_budget": self.memory_budget}
-        rest = budget | dict(self.remat_options)
+        rest = {"peaks": peaks} | budget | dict(self.remat_options)
         return Remat(producer_input_weight=weight, save=self.save, recompute=self.recompute, **rest)
 
     def passes(self, machine: Machine | None = None) -> list[Pass]:
@@ -134,7 +136,7 @@ class Config:
             "cat": machine.cat if self.cat else None,
             "decompose": Decompose() if self.decompose and self.fuse else None,
             "pad": machine.pad if self.pad else None,
-            "remat": None if self.remat is None else self._remat(self.remat),
+            "remat": None if self.remat is None else self._remat(self.remat, machine.peaks),
             "fuse": machine.fuse if self.fuse else None,
         }
         chosen |= {one.name: one.guarded() for one in self.own}

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_any, tree_map
 
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.eager_memory import IN_PLACE
-from tracefuse.optimizers.ops import is_getitem, is_view, producer
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.trace import Source, set_origin
 from tracefuse.recording import BATCH_NORMS, Call, Guard, Recording, Value
 from tracefuse.refusals import where
@@ -256,34 +256,36 @@ def _without_tracebacks() -> Iterator[None]:
 
 def _fake_value(node: fx.Node) -> Any:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    layout = _recorded_layout(node)
+    layouts = _recorded_layouts(node)
     try:
         value = node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception:
-        # No shape function, or one that needs the data (nonzero): what was recorded is all there is to know.
-        if layout is None and not _is_multi_output(node):
+        if all(layout is None for layout in layouts):
             raise
-        return None if layout is None else _empty(layout)
-    if layout is None or is_view(node) or not isinstance(value, torch.Tensor):
+        # No shape function, or one that needs the data (nonzero): what was recorded is all there is to know.
+        made = tuple(None if layout is None else _empty(layout) for layout in layouts)
+        return made if len(made) > 1 else made[0]
+    if is_view(node) or not layouts:
+        return value
+    if isinstance(value, (tuple, list)):
+        rest = value[len(layouts) :]
+        return type(value)([*map(_as_recorded, value, layouts), *rest])
+    return _as_recorded(value, layouts[0])
+
+
+def _as_recorded(value: Any, layout: Value | None) -> Any:
+    """The fake value, or one of the layout that was recorded where that is another."""
+    if layout is None or not isinstance(value, torch.Tensor):
         return value
     agrees = (tuple(value.shape), value.stride(), value.dtype) == (layout.shape, layout.stride, layout.dtype)
     return value if agrees else _empty(layout)
 
 
-def _is_multi_output(node: fx.Node) -> bool:
+def _recorded_layouts(node: fx.Node) -> tuple[Value | None, ...]:
+    """What was recorded for exactly this op, for each of its results; nothing for items of them, which are what they are, and
+    for what functionalisation added around it."""
     recorded = (node.meta.get("custom") or {}).get("recorded")
-    return recorded is not None and len(recorded.values) > 1
-
-
-def _recorded_layout(node: fx.Node) -> Value | None:
-    """The value that was recorded for exactly this node; None for what functionalisation added around it."""
-    recorded = (node.meta.get("custom") or {}).get("recorded")
-    if recorded is None or producer(node).target is not recorded.func:
-        return None
-    if is_getitem(node):
-        index: Any = node.args[1]
-        return recorded.values[index] if index < len(recorded.values) else None
-    return recorded.values[0] if len(recorded.values) == 1 else None
+    return recorded.values if recorded is not None and node.target is recorded.func else ()
 
 
 def _empty(layout: Value) -> torch.Tensor:

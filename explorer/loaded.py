@@ -79,9 +79,9 @@ class LoadedCapture(Capture):
         """That of the file, so that passes make the programs that were measured; this one's where they can run."""
         runs_here = self._data is not None and self.device.type == "cuda" and torch.cuda.is_available()
         if not runs_here:
-            return self._machine
+            return replace(self._machine, peaks=self.datasheet)
         torch.cuda.init()  # what a GPU can do is only asked where one is in use
-        return Machine.here(self.tf32)
+        return Machine.here(self.tf32, self.datasheet)
 
     @property
     def thawed(self) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks, roofline_seconds
+from tracefuse.optimizers.cost import Peaks, roofline_seconds
+from tracefuse.optimizers.datasheets import promised
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.trace import Trace
 from tracefuse.peaks import known_peaks
@@ -52,11 +53,14 @@ def modelled(trace: Trace, peaks: Peaks | None = None) -> OpTimes:
 
 
 def roofline_of(trace: Trace) -> Peaks:
-    """The measured peaks of the GPU that the trace runs on, where they are known; else an H100's datasheet, as an example."""
-    if not any(device.type == "cuda" for node in (*trace.placeholders, *trace.ops) for device in devices(node)):
-        return H100_SXM_DATASHEET
+    """The measured peaks of the GPU that the trace runs on, where they are known, else its datasheet's; those of an H100, as
+    an example, for a trace on a CPU and where there is no GPU."""
+    if not _is_on_gpu(trace):
+        return promised(None)
     found = known_peaks("cuda")
-    return found.roofline(torch.backends.cuda.matmul.allow_tf32) if found else H100_SXM_DATASHEET
+    if found is not None:
+        return found.roofline(torch.backends.cuda.matmul.allow_tf32)
+    return promised(torch.cuda.get_device_name() if torch.cuda.is_available() else None)
 
 
 def _rooflines(trace: Trace, peaks: Peaks) -> OpTimes:

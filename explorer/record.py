@@ -12,6 +12,7 @@ Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from tracefuse.garbage import SetAside
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
 from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
 from tracefuse.launches import LaunchHook
@@ -66,6 +68,7 @@ class Recorder(TorchDispatchMode, Listener):
 
     def __enter__(self) -> Recorder:
         self._first_seq = torch.autograd._get_sequence_nr()
+        SetAside.enter()
         self.modules.attach()
         BackwardHook.enter(self)
         Methods.enter()
@@ -78,11 +81,16 @@ class Recorder(TorchDispatchMode, Listener):
         LaunchHook.leave(self._note_launch)
         BackwardHook.leave(self)
         self.modules.detach()
+        SetAside.leave()
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         """The value that this tensor is, if the program met it."""
         value = self._ids.get(tensor)
-        return self._memories.find(tensor) if value is None else value
+        if value is None:
+            return self._memories.find(tensor)
+        memory = self._memories.of(tensor)
+        is_same = value.memory == memory or value in self.recording.externals
+        return value if is_same else self._lying_where(tensor, memory)
 
     def memory_of(self, tensor: torch.Tensor) -> int | None:
         """Equal for tensors that share memory, as long as it is there; None for tensors that have none of their own."""
@@ -124,10 +132,10 @@ class Recorder(TorchDispatchMode, Listener):
             out = _run_conjugating(func, args, kwargs) if facts.conjugates else func(*args, **kwargs)
         finally:
             self._is_running = False
-        if facts.view is None:
+        if facts.becomes is None:
             call.outs = map_tensors(self._made, out)
         else:  # the same tensor is another value from now on
-            call.func, call.outs = facts.view, self._new(out, self._memories.of(out))
+            self._become(call, facts, out)
         if facts.aliased:
             _link_views(call, facts)
         self.recording.calls.append(call)
@@ -152,16 +160,17 @@ class Recorder(TorchDispatchMode, Listener):
     def _read(self, tensor: torch.Tensor) -> Value:
         value = self._ids.get(tensor)
         memory = self._memories.of(tensor)
-        is_replaced = value is not None and value.memory != memory
+        is_replaced = value is not None and value.memory != memory  # `tensor.data = ...`
         starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled()
         starts = starts and not is_in_engine()  # a checkpoint detaches what it recomputes from
         if value is not None and not is_replaced and not starts:
             return value
-        if is_replaced and value in self.recording.externals:
-            self.recording.replaced.setdefault(value, user_source())
-        same = self._memories.find(tensor) if value is None and not starts else value
-        if same is not None and not is_replaced and not (starts and self._made_here(same)):
-            if value is None:
+        if is_replaced:
+            same = None if self._note_replaced(value) or starts else self._lying_where(tensor, memory)
+        else:
+            same = self._memories.find(tensor) if value is None and not starts else value
+        if same is not None and not (starts and self._made_here(same)):
+            if same is not value:
                 self._ids[tensor] = same
             if starts:
                 self._started.add(same)
@@ -172,10 +181,36 @@ class Recorder(TorchDispatchMode, Listener):
         self.recording.externals[fresh] = tensor
         if value is not None:
             self.recording.superseded.add(value)
-        elif memory is not None:
+        if memory is not None and (value is None or is_replaced):
             fresh.base = self._external_storage.setdefault(memory, fresh)
         self._externals_of.setdefault(fresh.base, []).append(fresh)
         return fresh
+
+    def _lying_where(self, tensor: torch.Tensor, memory: int | None) -> Value | None:
+        """A value that has the memory and the layout that `tensor` was given."""
+        same = self._memories.find(tensor)
+        if same is not None or memory not in self._external_storage:
+            return same
+        layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        recording = self.recording
+        made = (value for call in reversed(recording.calls) for value in call.out_values())
+        known = itertools.chain(recording.externals, made)
+        return next((value for value in known if value.memory == memory and value.layout == layout), None)
+
+    def _note_replaced(self, value: Value) -> bool:
+        """Note that the tensor of `value` lies in other memory from now on, if it is an input; whether it is one."""
+        if value in self.recording.externals:
+            self.recording.replaced.setdefault(value, user_source())
+            return True
+        return False
+
+    def _become(self, call: Call, facts: OpFacts, tensor: torch.Tensor) -> None:
+        """What the op made of its tensor is a value of its own; `call` makes it from then on, and writes to nothing."""
+        memory = self._memories.of(tensor)
+        if call.args[0].memory != memory:
+            self._note_replaced(call.args[0])
+        call.func, call.args = facts.becomes(*call.args)
+        call.outs = self._new(tensor, memory)
 
     def _made_here(self, value: Value) -> bool:
         """Whether a leaf was made or initialised by the program and autograd is about to start at it: from there on it is

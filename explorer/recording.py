@@ -24,6 +24,11 @@ aten = torch.ops.aten
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
 # Found wrong in a dispatch mode by `tests/bench/op_db.py`: torch's kernels conjugate lazily, which modes switch off.
 _CONJUGATING = {aten.linalg_pinv.atol_rtol_tensor, aten.linalg_pinv.atol_rtol_float}
+# These write nothing, but give their tensor other memory.
+_OTHER_MEMORY = {
+    aten.set_.source_Tensor: lambda tensor, source: (aten.alias.default, (source,)),
+    aten.set_.default: lambda tensor: (aten.new_empty.default, (tensor, [0])),
+}
 
 
 class Value:
@@ -127,8 +132,9 @@ def values_in(tree: Any) -> list[Value]:
 class OpFacts:
     """What the recorder asks of each op that runs, found out once per operator.
 
-    `conjugates`: its kernel relies on lazy conjugation; `view` is the view whose layout an op such as `unsqueeze_` gives to
-    its tensor; `aliased` the position and the name of the arguments in whose memory the results may lie.
+    `conjugates`: its kernel relies on lazy conjugation; `becomes` tells, of an op such as `unsqueeze_` or `set_` with its
+    arguments, which op on which of them makes what its tensor is from then on; `aliased` the position and the name of the
+    arguments, of that op, in whose memory the results may lie.
     """
 
     func: OpOverload | HigherOrderOperator
@@ -136,7 +142,7 @@ class OpFacts:
     may_write: bool = False
     may_read: bool = False
     conjugates: bool = False
-    view: OpOverload | None = None
+    becomes: Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None = None
     aliased: tuple[tuple[int, str], ...] = ()
 
 
@@ -154,11 +160,11 @@ def _facts(func: OpOverload) -> OpFacts:
     return OpFacts(
         func,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
-        may_write=func in BATCH_NORMS or any(is_written(a) for a in func._schema.arguments),
+        may_write=func in BATCH_NORMS or (func not in _OTHER_MEMORY and any(map(is_written, func._schema.arguments))),
         may_read=may_read(func),
         conjugates=func in _CONJUGATING,
-        view=_view_in_place(func),
-        aliased=_aliased(func),
+        becomes=_OTHER_MEMORY.get(func) or _view_in_place(func),
+        aliased=() if func is aten.set_.default else _aliased(func),
     )
 
 
@@ -166,13 +172,13 @@ def is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _view_in_place(func: OpOverload) -> OpOverload | None:
+def _view_in_place(func: OpOverload) -> Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None:
     if torch.Tag.inplace_view not in func.tags:
         return None
     packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
     twin = getattr(packet, func._overloadname, None)
     aliases = [a for a in twin._schema.arguments if a.alias_info is not None] if twin is not None else []
-    return twin if aliases and not any(map(is_written, aliases)) else None
+    return (lambda *args: (twin, args)) if aliases and not any(map(is_written, aliases)) else None
 
 
 def _aliased(func: OpOverload) -> tuple[tuple[int, str], ...]:

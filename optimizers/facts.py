@@ -104,10 +104,10 @@ def share_facts(node: fx.Node, copy: fx.Node) -> None:
 
 
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
-    """Every tensor of a value: one, or several for a multi-output op."""
+    """Every tensor of a value: one, or several for a multi-output op, of which some yield lists."""
     if isinstance(value, torch.Tensor):
         return (value,)
-    return tuple(v for v in value if isinstance(v, torch.Tensor)) if isinstance(value, (tuple, list)) else ()
+    return tuple(t for one in value for t in tensors_in(one)) if isinstance(value, (tuple, list)) else ()
 
 
 @once_per_value

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -67,10 +67,6 @@ class Worth:
     def after_s(self) -> float:
         return self.padded_s + self.copied / PEAKS.bytes_per_s + self.copies * LAUNCH_S
 
-    @property
-    def is_gain(self) -> bool:
-        return self.after_s < self.before_s
-
     def __str__(self) -> str:
         copies = f", copies of {human_bytes(self.copied)} included" if self.copies else ""
         return f"modelled {1e6 * self.before_s:.3g} µs as it is, {1e6 * self.after_s:.3g} µs padded{copies}"
@@ -92,12 +88,12 @@ def readers_of(matmuls: Mapping[fx.Node, Dims]) -> Counter[Copied]:
     return Counter(_lying(*operand) for node, wide in matmuls.items() for operand in _padded_operands(node, wide))
 
 
-def take_losing(matmuls: dict[fx.Node, Dims]) -> dict[fx.Node, Worth]:
+def take_losing(matmuls: dict[fx.Node, Dims], is_gain: Callable[[Worth], bool]) -> dict[fx.Node, Worth]:
     """Take out what does not gain, until all that is left does, since fewer share its copies then. Returns what was taken."""
     taken: dict[fx.Node, Worth] = {}
     while True:
         readers = readers_of(matmuls)
-        losing = {node: w for node, wide in matmuls.items() if not (w := worth(node, wide, readers)).is_gain}
+        losing = {node: w for node, wide in matmuls.items() if not is_gain(w := worth(node, wide, readers))}
         if not losing:
             return taken
         taken |= losing
@@ -219,15 +215,14 @@ class Pad:
     name: ClassVar[str] = "pad"
 
     tf32: bool = field(default=False, metadata={"help": "float32 matmuls run on tensor cores, so pad them too"})
-    always: bool = field(default=False, metadata={"help": "pad whatever is unaligned, worth it or not"})
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
         new = trace.copy()
         mark_overwritten(new)
         found = {node: wide for node in new.ops if node.users and (wide := unaligned(node))}
-        left = {node: f", but {reason}" for node in found if (reason := self._refusal(node)) is not None}
+        left = {node: f", but {reason}" for node in found if (reason := self.refusal(node)) is not None}
         chosen = {node: wide for node, wide in found.items() if node not in left}
-        left |= {} if self.always else {node: f": {loss}" for node, loss in take_losing(chosen).items()}
+        left |= {node: f": {loss}" for node, loss in take_losing(chosen, self.is_gain).items()}
         readers, copies = readers_of(chosen), {}
         for node, wide in found.items():
             if node in left:
@@ -243,18 +238,20 @@ class Pad:
         for is_copied in (False, True):
             found = worth(node, wide, readers, is_copied)
             said = f": {found}{f'; the result is copied, else {reason}' if is_copied else ''}"
-            if not (found.is_gain or self.always):
+            if not self.is_gain(found):
                 return _left(node, wide, said)
             sizes, reason = _told(node, wide), _pad(node, wide, copies, is_copied)
             if reason is None:
                 return Decision(name, "pad", f"{sizes}{said}", round(found.copied))
         return _left(node, wide, f", but {reason}")
 
-    def _refusal(self, node: fx.Node) -> str | None:
+    def is_gain(self, found: Worth) -> bool:
+        """Whether a matmul gets faster, by what padding it is worth."""
+        return found.after_s < found.before_s
+
+    def refusal(self, node: fx.Node) -> str | None:
         """Why padding would gain nothing, whatever the sizes."""
         dtype = val(node).dtype
-        if self.always:
-            return None
         if val(node).element_size() == 2 or (dtype is torch.float32 and self.tf32):
             return None
         which = "float32 without TF32" if dtype is torch.float32 else SHORT_DTYPE.get(dtype, str(dtype))

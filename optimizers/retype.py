@@ -18,7 +18,14 @@ from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.ops import is_view, producer
-from tracefuse.optimizers.rewrite import evaluate, is_overwritten, layouts, mark_overwritten, replace_value
+from tracefuse.optimizers.rewrite import (
+    evaluate,
+    is_overwritten,
+    layouts,
+    mark_overwritten,
+    refresh_views,
+    replace_value,
+)
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, phase, val
 from tracefuse.optimizers.verify import verify
 
@@ -53,6 +60,7 @@ def retyped(trace: Trace, places: Mapping[str, Place]) -> Trace:
             if is_conversion(node) and _place_of(node) == _place_of(node.args[0]):
                 replace_value(node, node.args[0])  # type: ignore[arg-type]
     eliminate_dead_code(new.graph)
+    refresh_views(new.graph)
     verify(new)
     return new
 

@@ -259,9 +259,10 @@ def _moves(node: fx.Node) -> bool:
 
 
 def refresh_views(graph: fx.Graph) -> None:
-    """Type anew, in place, the views whose operand came to lie in other memory, so that `storages` tells aliases again."""
+    """Type anew, in place, the views, and the items of several results, whose operand came to lie in other memory, so that
+    `storages` tells aliases again."""
     for node in graph.nodes:
-        if node.op == "call_function" and is_view(node) and not storages(node).keys() <= storages(node.args[0]).keys():
+        if node.op == "call_function" and _moves(node) and not storages(node).keys() <= storages(node.args[0]).keys():
             node.meta["val"] = evaluate(graph, node.target, node.args, node.kwargs, {})
 
 

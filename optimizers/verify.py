@@ -3,12 +3,14 @@
     names are unique identifiers and defined before use     every value has its FakeTensor, all of one FakeTensorMode
     the signature matches placeholders and outputs           a forward op never reads a backward value
     nothing writes to its arguments                          forward ops come before backward ops
+    a view's FakeTensor lies in its operand's memory, that of any other op in memory of its own
 
 A failure shows the message, the op, the user's line and the ops around it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ from torch import fx
 
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.optimizers.facts import once_per_value, tensors_in
-from tracefuse.optimizers.ops import is_mutable
+from tracefuse.optimizers.memory import storage_id, storages
+from tracefuse.optimizers.ops import is_getitem, is_mutable, is_view
 from tracefuse.optimizers.render import render_op
-from tracefuse.optimizers.trace import Trace, origin, phase
+from tracefuse.optimizers.trace import Trace, fake_mode, origin, phase, val
 
 CONTEXT_OPS = 5
 
@@ -33,9 +36,10 @@ def verify(trace: Trace) -> None:
     seen: set[fx.Node] = set()
     names: set[str] = set()
     modes: set[int] = set()
+    owners: dict[int, fx.Node] = {}
     backward_began = False
     for node in trace.graph.nodes:
-        problem = _problem(node, seen, names)
+        problem = _problem(node, seen, names) or _memory_problem(node, owners)
         if problem is None and node.op == "call_function":
             if backward_began and phase(node) == "forward":
                 problem = "a forward op stands after the backward has begun"
@@ -93,6 +97,33 @@ def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
     if node.op == "placeholder" and not isinstance(value, torch.Tensor):
         return f"is an input of type {type(value).__name__}, not a tensor"
     return None
+
+
+def _memory_problem(node: fx.Node, owners: dict[int, fx.Node]) -> str | None:
+    """What is wrong with the memory of the node's FakeTensor; `owners` are the values that made the memory so far."""
+    if node.op != "call_function":
+        return None
+    mine = storages(node)
+    if is_getitem(node) or is_view(node):
+        operand = node.args[0]
+        if mine.keys() <= storages(operand).keys() or not _lies_in(node, [operand]):
+            return None
+        return f"its FakeTensor lies elsewhere than {operand.name}, where it should: have `refresh_views` type it anew"
+    taken = next((owners[memory] for memory in mine if memory in owners), None)
+    owners.update(dict.fromkeys(mine, node))
+    if taken is None or _lies_in(node, node.all_input_nodes):
+        return None
+    return f"is no view, and its FakeTensor lies in the memory of {taken.name}"
+
+
+def _lies_in(node: fx.Node, operands: Sequence[fx.Node]) -> bool:
+    """Whether what the op yields lies in the memory of one of `operands`: tried out, since `reshape` says that it returns a
+    view and may copy, and dropout with a probability of 0 may return what it was given."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), val)
+    with fake_mode(node.graph), torch.no_grad():
+        made = tensors_in(node.target(*args, **kwargs))
+    theirs = {memory for operand in operands for memory in storages(operand)}
+    return not theirs.isdisjoint(map(storage_id, made))
 
 
 def _report(trace: Trace, node: fx.Node, problem: str) -> str:

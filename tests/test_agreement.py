@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -222,3 +223,49 @@ def test_an_operator_whose_runs_differ_among_themselves_hides_no_write() -> None
     found = c.check()
     assert found is not None
     assert (found.is_rounding, found.worst) == (False, "the result z")
+
+
+def unset(x: Tensor, model: nn.Linear) -> tuple[Tensor, ...]:
+    """Two results of memory that is not, or not all, written to, and one for which all of it is."""
+    buffer, part, whole = torch.empty(64), torch.empty_like(x), x.new_empty(5, 4)
+    part[:2] = x[:2]
+    torch.add(model(x).detach(), 1, out=whole)
+    return buffer * 2, part, whole
+
+
+def test_memory_that_nothing_wrote_to_is_known_as_undefined(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = layer(), torch.randn(5, 3)
+    c = tracefuse.capture(unset, x, model)
+    monkeypatch.setattr(tracefuse.Capture, "replay", with_other_memory(tracefuse.Capture.replay))
+    found = c.check()
+    assert (found.outputs, found.compared, found.differing, found.undefined) == (3, 1, 0, 2)
+    assert str(found) == (
+        "A replay of the trace gives the run's 1 output bit for bit (2 undefined: memory of an `empty` that no operator wrote "
+        "to)."
+    )
+
+
+def with_other_memory(replay: Callable[[tracefuse.Capture], tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """`replay` where memory that is taken holds NaN, so that it is not by chance as it was in the run."""
+
+    def replayed(capture: tracefuse.Capture) -> tuple[Tensor, ...]:
+        torch.use_deterministic_algorithms(True)
+        try:
+            return replay(capture)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    return replayed
+
+
+def test_what_differs_for_another_reason_beside_undefined_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def both(x: Tensor, model: nn.Linear) -> tuple[Tensor, ...]:
+        hidden = model(x)
+        hidden.detach().numpy()[:] = 3
+        return hidden * 2, torch.empty(64) * 2
+
+    c = tracefuse.capture(both, torch.randn(5, 3), layer())
+    monkeypatch.setattr(tracefuse.Capture, "replay", with_other_memory(tracefuse.Capture.replay))
+    found = c.check()
+    assert (found.compared, found.differing, found.undefined, found.is_rounding) == (1, 1, 1, False)
+    assert "1 undefined" in str(found)

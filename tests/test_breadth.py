@@ -367,6 +367,14 @@ def new_data() -> Tensor:
     return loss.detach() + (WEIGHT * WEIGHT).sum()
 
 
+def new_memory() -> Tensor:
+    made = WEIGHT * 2
+    with torch.no_grad():
+        INPUT.mul_(2)
+        INPUT.set_(torch.randn(4))
+    return made.sum() * INPUT
+
+
 def batched_gradients() -> Tensor:
     x = leaf()
     return torch.autograd.grad(x.sin() * x, x, torch.eye(4), is_grads_batched=True, retain_graph=True)[0] * leaf()
@@ -408,7 +416,7 @@ def made_by_numpy() -> Tensor:
     return OfNumPy.apply(leaf() * 2)
 
 
-WEIGHT = leaf(3)
+WEIGHT, INPUT = leaf(3), torch.randn(4)
 REFUSED = {
     batched_gradients: ("starts from batched tensors", "smaller piece"),
     made_on_the_way: ("uninitialised tensors.*Call the model once", "smaller piece"),
@@ -422,6 +430,7 @@ REFUSED = {
     nested: ("nested tensors", "smaller piece"),
     quantised: ("quantized tensors", "smaller piece"),
     new_data: ("gives one of its inputs new data", "before the capture"),
+    new_memory: ("gives one of its inputs new data.*INPUT.set_", "before the capture"),
 }
 if torch.backends.mkldnn.is_available():
     REFUSED[mkldnn_lstm] = ("mkldnn_rnn_layer_backward", "smaller piece")

@@ -13,19 +13,14 @@ from dataclasses import dataclass
 import programs
 import pytest
 import torch
+from padded import PADS_ALL
 from traces import TOLERANCE, assert_types_are_true, coarsest
 
 import tracefuse
-from tracefuse.config import Config, Machine
-from tracefuse.optimizers.cat import Cat
+from tracefuse.config import Config
 from tracefuse.optimizers.freeze import saved_memory
-from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.passes import final, run_pipeline
 from tracefuse.optimizers.trace import Trace
-
-MACHINE = Machine(Cat(), Fuse(), Pad(always=True))
-"""One whose matmuls are all padded, the CPU's too."""
 
 CHOICES = {
     "simplify": {"simplify": True},
@@ -61,7 +56,7 @@ def eager(name: str) -> tuple[tracefuse.Capture, list[torch.Tensor], dict[int, t
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_every_pass_keeps_every_program(name, choice):
     capture, results, gradients = eager(name)
-    passes = Config.off().changed(**CHOICES[choice]).passes(MACHINE)
+    passes = Config.off().changed(**CHOICES[choice]).passes(PADS_ALL)
     before = capture.trace.code
 
     after = final(capture.trace, run_pipeline(capture.trace, passes))  # which verifies
@@ -104,7 +99,7 @@ def test_no_pass_searches_the_trace_for_a_name(monkeypatch):
     monkeypatch.setattr(Trace, "input_of", search)
     capture, _, _ = eager("gpt")
     options = CHOICES["all"] | {"freeze": ("*mlp*",)}
-    steps = run_pipeline(capture.trace, Config.off().changed(**options).passes(MACHINE))
+    steps = run_pipeline(capture.trace, Config.off().changed(**options).passes(PADS_ALL))
     assert steps[1].removed
 
 
@@ -245,7 +240,7 @@ def test_every_compiled_pass_mutates_like_eager(name, choice, monkeypatch):
     mutating = MUTATING[name]()
     expected = mutating.observed(mutating.program.run)
     captures: list[tracefuse.Capture] = []
-    monkeypatch.setattr(tracefuse.Capture, "machine", MACHINE)
+    monkeypatch.setattr(tracefuse.Capture, "machine", PADS_ALL)
     mutating.observed(lambda: captures.append(tracefuse.capture(mutating.program.run)))
     step = captures[0].variant(Config.off().changed(**CHOICES[choice])).check().compile()
 

@@ -277,6 +277,14 @@ def test_max_abs_difference(mine: list[float], expected: list[float], delta: flo
     assert max_abs_difference("p", torch.tensor(mine), torch.tensor(expected, dtype=torch.float64)) == delta
 
 
+def test_the_parts_of_complex_numbers_count_each() -> None:
+    one = torch.tensor([1 + 2j, complex(math.inf, 1)])
+    assert max_abs_difference("p", one, one.clone()) == 0
+    assert max_abs_difference("p", one, torch.tensor([4 - 2j, complex(math.inf, 1)])) == 5
+    assert max_abs_difference("p", one, one.conj()) == 4
+    assert max_abs_difference("p", torch.tensor([1.0]), torch.tensor([1 + 1j])) == 1
+
+
 def test_a_nan_on_one_side_shows_as_nan() -> None:
     assert math.isnan(max_abs_difference("p", torch.tensor([1.0, nan, 2.0]), torch.tensor([1.0, 1.0, 1.0])))
 

@@ -9,16 +9,15 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from padded import PADS_ALL, PadAll
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from traces import tried
 
 import tracefuse
-from tracefuse.config import Config, Machine
+from tracefuse.config import Config
 from tracefuse.optimizers.alignment import rounded, unaligned
-from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.cost import H100_SXM_DATASHEET, roofline_seconds
-from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.pad import LAUNCH_S, Pad
@@ -27,7 +26,6 @@ from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Input, Output, Trace, nbytes, origin, phase, val
 
 aten = torch.ops.aten
-ALWAYS = Machine(Cat(), Fuse(), Pad(always=True))
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -79,7 +77,7 @@ def of_nothing() -> Tensor:
 def test_padded_matmuls_compute_the_same(program: Callable[[], Tensor]) -> None:
     torch.manual_seed(0)
     capture = tracefuse.capture(lambda: program().sum().backward())
-    found = tried(Pad(always=True), capture)
+    found = tried(PadAll(), capture)
     assert not any(map(unaligned, found.after.ops))
     assert bool(found.reasons("pad")) == (program is not of_nothing)
     assert not found.reasons("leave")
@@ -89,14 +87,14 @@ def test_padded_matmuls_compute_the_same(program: Callable[[], Tensor]) -> None:
 def test_a_bias_that_is_broadcast_is_added_to_padded_rows_and_columns_too(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     b, x, w = leaf(*shape), leaf(5, 7), leaf(7, 13)
-    found = tried(Pad(always=True), tracefuse.capture(lambda: torch.addmm(b, x, w).square().sum().backward()))
+    found = tried(PadAll(), tracefuse.capture(lambda: torch.addmm(b, x, w).square().sum().backward()))
     assert found.reasons("pad")
 
 
 def test_a_value_that_is_infinite_stays_in_its_row() -> None:
     x, w = torch.randn(4, 5, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
     x[1, 2] = float("inf")
-    found = tried(Pad(always=True), tracefuse.capture(lambda: x @ w))
+    found = tried(PadAll(), tracefuse.capture(lambda: x @ w))
     (y,) = tracefuse.replay(found.after, found.captured.example_inputs)
     assert y.isinf().all(1).tolist() == [False, True, False, False]
     assert not y.isnan().any()
@@ -104,7 +102,7 @@ def test_a_value_that_is_infinite_stays_in_its_row() -> None:
 
 def test_a_result_that_is_returned_keeps_its_strides_and_its_name() -> None:
     x, w = torch.randn(8, 32), torch.randn(32, 61)
-    found = tried(Pad(always=True), tracefuse.capture(lambda: x @ w))
+    found = tried(PadAll(), tracefuse.capture(lambda: x @ w))
     assert found.ops == ["constant_pad_nd", "mm", "slice", "clone"]
     assert found.after.returned[0].name == found.captured.trace.returned[0].name
 
@@ -120,7 +118,7 @@ def head(vocabulary: int = 5003) -> tracefuse.Capture:
 
 
 def test_operands_are_padded_once_for_all_that_read_them() -> None:
-    found = tried([Simplify(), Pad(always=True)], head())
+    found = tried([Simplify(), PadAll()], head())
     pads = [n for n in found.after.ops if n.target is aten.constant_pad_nd.default]
     assert [tuple(val(n).shape) for n in pads] == [(5008, 32), (64, 5008)]
     assert [phase(n) for n in pads] == ["forward", "backward"]
@@ -129,7 +127,7 @@ def test_operands_are_padded_once_for_all_that_read_them() -> None:
 def test_with_kernels_the_logits_and_their_gradient_are_written_once() -> None:
     """By the matmul and by the loss's kernel, padded; the weight's copy is the only one that is made of anything."""
     capture = head()
-    steps = run_pipeline(capture.trace, Config().passes(ALWAYS))
+    steps = run_pipeline(capture.trace, Config().passes(PADS_ALL))
     after = steps[-1].after
     large = [n for n in after.ops if does_work(n) and nbytes(n) >= 64 * 5003 * 8]
     assert [tuple(val(n).shape) for n in large] == [(64, 5008)] * 2
@@ -260,7 +258,7 @@ def test_the_distance_between_rows_counts_not_their_length() -> None:
 
 def test_a_vector_has_no_rows_to_align() -> None:
     capture = tracefuse.capture(lambda: leaf(64, 1001, dtype=torch.bfloat16) @ leaf(1001, 1, dtype=torch.bfloat16))
-    found = tried(Pad(always=True), capture)
+    found = tried(PadAll(), capture)
     (product,) = (n for n in found.after.ops if n.target is aten.mm.default)
     assert [tuple(val(a).shape) for a in product.args] == [(64, 1024), (1024, 1)]
 
@@ -288,5 +286,5 @@ def test_the_modelled_time_knows_that_unaligned_matmuls_are_slow() -> None:
 
 
 def test_what_is_padded_says_where_it_comes_from() -> None:
-    found = tried(Pad(always=True), head())
+    found = tried(PadAll(), head())
     assert all(origin(n).source is not None for n in found.after.ops if n.target is aten.constant_pad_nd.default)

@@ -97,7 +97,7 @@ def test_without_a_measured_copy_it_is_the_datasheet_that_says_so() -> None:
 
 
 def test_of_a_gpu_that_nothing_is_known_of_there_is_no_share() -> None:
-    found = speed(3 * 10**8, 200.0, profile_of(device="measured on NVIDIA H100 PCIe"))
+    found = speed(3 * 10**8, 200.0, profile_of(device="measured on NVIDIA L4"))
     assert (found["gb_per_s"], found["peak_share"], found["peak_source"]) == (pytest.approx(1500), None, "")
 
 

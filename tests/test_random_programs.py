@@ -21,12 +21,9 @@ from drawn_programs import Drawn, programs
 from exactness import Differentiated, check_program
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
+from padded import PADS_ALL
 
 import tracefuse
-from tracefuse.config import Machine
-from tracefuse.optimizers.cat import Cat
-from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.pad import Pad
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EXAMPLES = int(os.environ.get("TRACEFUSE_EXAMPLES", "0"))
@@ -40,7 +37,7 @@ RELATIVE = {f64: 1e-9, f32: 2e-4, bf16: 0.1}
 @pytest.fixture(autouse=True)
 def _every_matmul_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are drawn are too small to be worth it."""
-    monkeypatch.setattr(tracefuse.Capture, "machine", Machine(Cat(), Fuse(), Pad(always=True)))
+    monkeypatch.setattr(tracefuse.Capture, "machine", PADS_ALL)
 
 
 def trying(examples: int) -> Callable:

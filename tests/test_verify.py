@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.ops import is_getitem
+from tracefuse.optimizers.rewrite import refresh_views
+from tracefuse.optimizers.trace import Trace, call, val
 from tracefuse.optimizers.verify import VerifyError, verify
 
 aten = torch.ops.aten
@@ -87,6 +89,54 @@ def test_values_of_two_fake_modes_do_not_mix(trace):
     trace.node("y").meta["val"] = FakeTensorMode().from_tensor(torch.ones(4))
     with pytest.raises(VerifyError, match="another FakeTensorMode"):
         verify(trace)
+
+
+def retyped(trace: Trace, name: str, val: torch.Tensor) -> None:
+    trace.node(name).meta["val"] = val
+
+
+def test_a_view_lies_in_the_memory_of_its_operand() -> None:
+    """Else static memory counts it twice: the mistake of a pass that replaces the operand and forgets its views."""
+    x = torch.randn(4, 6)
+    trace = tracefuse.capture(lambda: (x * 2).t().sin()).trace.copy()
+    verify(trace)
+    view = val(trace.node("t"))
+    with view.fake_mode:
+        retyped(trace, "t", torch.empty_strided(view.shape, view.stride()))
+    with pytest.raises(VerifyError, match="t: its FakeTensor lies elsewhere than mul"):
+        verify(trace)
+    refresh_views(trace.graph)
+    verify(trace)
+
+
+def test_an_item_lies_in_the_memory_of_the_op_that_yields_it() -> None:
+    x = torch.randn(4, 6)
+    trace = tracefuse.capture(lambda: x.max(0).values + x).trace.copy()
+    item = next(n for n in trace.ops if is_getitem(n))
+    with val(item).fake_mode:
+        retyped(trace, item.name, torch.empty(6))
+    with pytest.raises(VerifyError, match="lies elsewhere than _max"):
+        verify(trace)
+    refresh_views(trace.graph)
+    verify(trace)
+
+
+def test_what_is_no_view_has_memory_of_its_own(trace) -> None:
+    retyped(trace, "y", val(trace.node("mul")))
+    with pytest.raises(VerifyError, match="is no view, and its FakeTensor lies in the memory of y"):
+        verify(trace)
+
+
+def test_an_operator_that_may_copy_is_believed() -> None:
+    """`reshape` says that it returns a view, and copies where it must."""
+    x = torch.randn(4, 6)
+    trace = tracefuse.capture(lambda: x.t().sin().cos()).trace.copy()
+    sin = next(n for n in trace.ops if n.target is aten.sin.default)
+    with trace.graph.inserting_after(sin):
+        flat = call(sin, aten.reshape.default, sin, [24])
+    with trace.graph.inserting_after(flat):
+        call(sin, aten.reshape.default, trace.placeholders[0], [24])
+    verify(trace)
 
 
 def test_only_inputs_and_calls_are_ops(trace):

@@ -17,7 +17,8 @@ from tracefuse.compile import HOPPER, resources
 from tracefuse.errors import OptionError
 from tracefuse.kernel_times import Reached, kernel_rows, reached
 from tracefuse.op_times import OpTimes
-from tracefuse.optimizers.cost import H100_SXM_DATASHEET, Peaks
+from tracefuse.optimizers.cost import Peaks
+from tracefuse.optimizers.datasheets import datasheet_of
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.long_sum_kernel import LongSum
@@ -111,8 +112,7 @@ def speed(
 
 def _promised(profile: Profile | None) -> Peaks | None:
     """The datasheet's peaks of the profiled GPU, where they are known."""
-    is_known = profile is not None and "H100" in profile.device and "HBM3" in profile.device
-    return H100_SXM_DATASHEET if is_known else None
+    return datasheet_of(profile.device.removeprefix("measured on ")) if profile is not None else None
 
 
 def _speed_record(found: Reached, peaks: Peaks | None) -> dict[str, Any]:

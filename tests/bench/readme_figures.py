@@ -259,6 +259,19 @@ GPT_COLUMNS = {
 }
 
 
+@said("train.py", "train")
+def train(found: Data, source: str) -> str:
+    """How far losses are from eager's, and one step."""
+    sizes, far, programs = found["sizes"], found["greatest_distance_of_losses"], by_name(found["timing"])
+    distances = [f"{name} {distance:.2f}" for name, distance in far.items()]
+    times = [f"{name} {ms(step_ms(program))}" for name, program in programs.items()]
+    return (
+        f"A GPT of {sizes['layers']} layers, {sizes['width']} wide, float32 weights under bfloat16 autocast, over "
+        f"{sizes['steps']} steps of AdamW: the loss is never further from eager's than {', '.join(distances)}. A step with its "
+        f"optimizer: {', '.join(times)} ({source})."
+    )
+
+
 @said("models.py", "models")
 def models(found: Data, source: str) -> str:
     rows = [row for row in found["models"] if row["replay"]]
@@ -279,6 +292,6 @@ def models(found: Data, source: str) -> str:
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps, "gpt": gpt,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
-    "models": models,
+    "models": models, "train": train,
 }  # fmt: skip
 """By the name that README's marker has."""

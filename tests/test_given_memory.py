@@ -1,0 +1,122 @@
+"""Tensors that are given the memory of another, by `set_` or `.data = …`: what they hold then is what was computed there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import tracefuse
+from tracefuse.optimizers.trace import Trace
+
+Give = Callable[[Tensor, Tensor], None]
+
+
+def by_set(tensor: Tensor, other: Tensor) -> None:
+    tensor.set_(other)
+
+
+def by_data(tensor: Tensor, other: Tensor) -> None:
+    tensor.data = other
+
+
+def read(x: Tensor, y: Tensor, give: Give) -> Tensor:
+    made = x * 2
+    give(made, y * 3)
+    return made + 1
+
+
+def returned(x: Tensor, y: Tensor, give: Give) -> Tensor:
+    made = x * 2
+    give(made, y * 3)
+    return made
+
+
+def overwritten(x: Tensor, y: Tensor, give: Give) -> Tensor:
+    made, other = x * 2, y * 3
+    give(made, other)
+    made.mul_(2)
+    return other + 1
+
+
+def overwritten_before(x: Tensor, y: Tensor, give: Give) -> Tensor:
+    made, other = x * 2, y * 3
+    view = other[1:]
+    other.mul_(2)
+    give(made, view)
+    return made + 1
+
+
+def with_a_view_of_what_it_was(x: Tensor, y: Tensor, give: Give) -> Tensor:
+    made = x * 2
+    view = made.view(2, 2)
+    give(made, y * 3)
+    made.add_(1)
+    return view + made.sum()
+
+
+def inputs_own(x: Tensor, y: Tensor, give: Give) -> Tensor:
+    made = x * 2
+    y.mul_(2)
+    give(made, y)
+    return made + 1
+
+
+def view_of_a_written_input(x: Tensor, y: Tensor, give: Give) -> Tensor:
+    view, made = y[1:], x * 2
+    y.mul_(2)
+    give(made, view)
+    return made + 1
+
+
+PROGRAMS = [
+    read,
+    returned,
+    overwritten,
+    overwritten_before,
+    with_a_view_of_what_it_was,
+    inputs_own,
+    view_of_a_written_input,
+]
+
+
+def names(trace: Trace) -> set[str]:
+    return {entry.source for entry in trace.inputs}
+
+
+@pytest.mark.parametrize("give", [by_set, by_data])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_trace_is_the_program_for_other_numbers_too(program: Callable[..., Tensor], give: Give) -> None:
+    x, y = torch.randn(4), torch.randn(4)
+    captured = tracefuse.capture(program, x, y, give)
+    assert captured.check().differing == 0
+    given = {"x": torch.randn(4), "y": torch.randn(4)}
+    again = tracefuse.replay(captured.trace, [given[entry.source].clone() for entry in captured.trace.inputs])
+    assert torch.equal(again[0], program(given["x"], given["y"], give))
+    reads_x = program is with_a_view_of_what_it_was
+    assert names(captured.trace) == ({"x", "y"} if reads_x else {"y"})
+
+
+@pytest.mark.parametrize("give", [by_set, by_data])
+def test_a_gradient_that_is_given_other_memory_is_what_was_computed_there(give: Give) -> None:
+    weight, x = torch.randn(4, requires_grad=True), torch.randn(4)
+    with tracefuse.capture() as captured:
+        (weight * x).sum().backward()
+        give(weight.grad, weight.grad * 0.5)
+    assert captured.check().differing == 0
+    gradient = next(at for at, out in enumerate(captured.trace.outputs) if out.kind == "gradient")
+    torch.testing.assert_close(captured.replay()[gradient], x / 2)
+
+
+def test_a_tensor_that_gave_its_memory_back_is_filled_anew() -> None:
+    def emptied(x: Tensor, y: Tensor) -> Tensor:
+        made = x * 2
+        made.set_()
+        return made.resize_(4).copy_(y) + 1
+
+    captured = tracefuse.capture(emptied, torch.randn(4), torch.randn(4))
+    other = torch.randn(4)
+    inputs = [other if entry.source == "y" else torch.zeros(4) for entry in captured.trace.inputs]
+    assert torch.equal(tracefuse.replay(captured.trace, inputs)[0], other + 1)
