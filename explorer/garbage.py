@@ -1,9 +1,8 @@
 """Python's collections of garbage while a program is recorded.
 
 They come by the number of objects that were made, and a recording makes some ten for each operator. A full one visits every
-object of the process, most of them torch's own: in a step of 48 layers that cost as much as all else that recording does. While
-a recorder is entered, what was there before is set aside (`gc.freeze`), and collections visit what the program and the recorder
-made since.
+object of the process, most of them torch's own. So while a recorder is entered, what was there before is set aside
+(`gc.freeze`), and collections visit what the program and the recorder made since.
 """
 
 from __future__ import annotations

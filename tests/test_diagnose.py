@@ -222,4 +222,6 @@ def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -
     capture = tracefuse.capture(programs.rope_full(torch.float32).run)
     found = capture.variant(Config.off()).findings()
     assert str(found) == repr(found) == "\n\n".join(map(str, found))
-    assert str(capture.optimize().findings()).startswith("nothing found; looked for: gradients that every backward copies")
+    assert str(capture.optimize().findings()).startswith(
+        "nothing found; looked for: gradients that every backward copies"
+    )

@@ -39,12 +39,22 @@ def test_what_was_there_is_set_aside_and_what_is_made_is_collected() -> None:
     assert earlier() is None
 
 
-def test_it_ends_with_an_error_too_and_with_the_last_of_several() -> None:
-    with pytest.raises(RuntimeError, match="stop"), tracefuse.capture():
+def test_it_ends_with_the_last_of_several() -> None:
+    with tracefuse.capture():
         with tracefuse.capture():
             torch.ones(2).sum()
         assert gc.get_freeze_count() > 0
-        raise RuntimeError("stop")
+    assert gc.get_freeze_count() == 0
+
+
+def failing() -> None:
+    torch.ones(2).sum()
+    raise RuntimeError("stop")
+
+
+def test_it_ends_with_an_error_too() -> None:
+    with pytest.raises(RuntimeError, match="stop"):
+        tracefuse.capture(failing)
     assert gc.get_freeze_count() == 0
 
 

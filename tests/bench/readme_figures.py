@@ -267,8 +267,8 @@ def train(found: Data, source: str) -> str:
     times = [f"{name} {ms(step_ms(program))}" for name, program in programs.items()]
     return (
         f"A GPT of {sizes['layers']} layers, {sizes['width']} wide, float32 weights under bfloat16 autocast, over "
-        f"{sizes['steps']} steps of AdamW: the loss is never further from eager's than {', '.join(distances)}. A step with its "
-        f"optimizer: {', '.join(times)} ({source})."
+        f"{sizes['steps']} steps of AdamW: the loss is never further from eager's than {', '.join(distances)}. "
+        f"A step with its optimizer: {', '.join(times)} ({source})."
     )
 
 
