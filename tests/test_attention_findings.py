@@ -154,7 +154,10 @@ def test_dropout_is_part_of_the_call() -> None:
     def dropped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return F.dropout(torch.softmax(q @ k.mT / math.sqrt(WIDTH), -1), 0.1) @ v
 
-    assert call_of(dropped) == "(q, k, v, dropout_p=0.1)"
+    def dropped_as_on_a_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return torch.native_dropout(torch.softmax(q @ k.mT / math.sqrt(WIDTH), -1), 0.1, True)[0] @ v
+
+    assert call_of(dropped) == call_of(dropped_as_on_a_gpu) == "(q, k, v, dropout_p=0.1)"
 
 
 def test_the_bytes_are_those_of_the_scores_and_probabilities() -> None:
