@@ -58,28 +58,28 @@ def attention_in_single_ops(case: Case) -> Iterator[Finding]:
 
 
 def _remedy(one: Attention) -> str:
-    fix = f"{one.call} computes the same in one kernel that keeps the scores on chip"
+    fix = f"`{one.call}` computes the same in one kernel that keeps the scores on chip"
     masks = one.scores.masks
     if masks and not any(mask.is_causal for mask in masks):
-        fix += "; is_causal=True instead of a mask that is the lower triangle"
+        fix += "; `is_causal=True` instead of a mask that is the lower triangle"
     if one.dropout_p:
-        fix += "; dropout_p=0.0 outside of training"
+        fix += "; `dropout_p=0.0` outside of training"
     source = origin(one.softmax).source
     if source is not None and "transformers" in source.file:
-        fix += '; in transformers: attn_implementation="sdpa"'
+        fix += '; in transformers: `attn_implementation="sdpa"`'
     return fix
 
 
 def _why_math(case: Case, one: Attention) -> str:
     """Who chose the math backend, as far as the capture knows."""
     if dict(case.environment).get(_FUSED_OFF) == "off":
-        return "torch.backends.cuda.enable_*_sdp, or sdpa_kernel, had switched all fused kernels off: leave one on"
+        return "`torch.backends.cuda.enable_*_sdp`, or `sdpa_kernel`, had switched all fused kernels off: leave one on"
     value = val(one.softmax)
     if value.dtype == torch.float64:
         return "torch chose it, since no fused kernel takes float64: float32 or bfloat16, where they are enough"
     return (
         "within `sdpa_kernel(SDPBackend.MATH)` you chose it: leave a fused one in; else torch did, since no fused kernel "
-        "takes these inputs: torch.backends.cuda.can_use_efficient_attention(…, debug=True) says why"
+        "takes these inputs: `torch.backends.cuda.can_use_efficient_attention(…, debug=True)` says why"
     )
 
 

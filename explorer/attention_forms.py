@@ -185,7 +185,7 @@ def _mixed(softmax: fx.Node, returned: set[fx.Node]) -> tuple[fx.Node, float] | 
     """The product that alone reads the probabilities, after dropout or a cast, and the probability of dropout."""
     node, dropout_p = softmax, 0.0
     while True:
-        readers = [u for u in node.users if phase(u) == "forward" and packet_name(u) != "empty_like"]
+        readers = [u for u in node.users if phase(u) == "forward" and _reads(u)]
         if len(readers) != 1 or node in returned:
             return None
         (reader,) = readers
@@ -197,6 +197,11 @@ def _mixed(softmax: fx.Node, returned: set[fx.Node]) -> tuple[fx.Node, float] | 
             return None
         dropout_p = dropout_p or drawn or 0.0
         node = reader
+
+
+def _reads(reader: fx.Node) -> bool:
+    """Whether it reads the numbers: not for their shape alone, and not a dropout's mask."""
+    return packet_name(reader) != "empty_like" and not (is_getitem(reader) and reader.args[1] != 0)
 
 
 def _dropped(node: fx.Node, reader: fx.Node) -> float | None:

@@ -7,7 +7,8 @@
     options           those of `Capture.optimize`: torch.compile(model, backend="tracefuse", options={"remat": 0.5})
     cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
-What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op, and a warning says why.
+What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op, and a warning says why; with
+`dynamic=False` each size is compiled anew.
 
 Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`, `_disable_current_modes`: torch 2.11 to
 2.13.

@@ -24,11 +24,13 @@ MEASURED = f"the host's {HOST_US} µs per op was measured on an H100's"
 FEWEST = 50
 LINES = 4  # of a loop that are named beside the one that launches the most
 
-_LISTS = "torch._foreach_* over lists of tensors, or one flat buffer"
-_OPTIMIZER = "an optimizer: fused=True, or foreach=True; a loop of your own: torch._foreach_* over lists of tensors"
+_LISTS = "`torch._foreach_*` over lists of tensors, or one flat buffer"
+_OPTIMIZER = (
+    "an optimizer: `fused=True`, or `foreach=True`; a loop of your own: `torch._foreach_*` over lists of tensors"
+)
 _SEQUENCE = (
     "each round needs the one before: compute what does not, such as products of the inputs, in one op before the loop; "
-    "for the rest nn.RNN, nn.LSTM or nn.GRU, or launch it as a CUDA graph (cuda_graph=True)"
+    "for the rest `nn.RNN`, `nn.LSTM` or `nn.GRU`, or launch it as a CUDA graph (`cuda_graph=True`)"
 )
 _INDEPENDENT = f"no round needs another: one op over a dimension for the rounds, or {_LISTS}"
 

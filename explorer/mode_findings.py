@@ -90,7 +90,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
         (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),
         names(ops),
         line(max(ops, key=flops)),
-        'torch.set_float32_matmul_precision("high"), if 10 bits of mantissa in the products are enough; or bfloat16',
+        '`torch.set_float32_matmul_precision("high")`, if 10 bits of mantissa in the products are enough; or bfloat16',
         f"at most {time_text(spared)} of {time_text(whole)} a step, {share_text(spared, whole)} ({source})",
     )
 

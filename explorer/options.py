@@ -81,8 +81,8 @@ OPTIONS: tuple[Option, ...] = (
         flags=("--remat",),
         kind="value",
         default=DEFAULT_WEIGHT,
-        help="how much of its bytes a saved value counts that is an input of its producer's region, 0 to 1 (default: 0.5): "
-        "lower recomputes more; `off` recomputes nothing",
+        help="how much of its bytes a value counts that is in memory anyway (a matmul or a later kernel reads it), 0 to 1 "
+        "(default: 0.5): the lower, the more is recomputed; `off` recomputes nothing",
         metavar="WEIGHT",
         off_flag="--no-remat",
     ),

@@ -43,8 +43,8 @@ def captured(form: Form, mask: Tensor | None = None) -> tracefuse.Capture:
 def call_of(form: Form, mask: Tensor | None = None) -> str:
     (finding,) = attention_in_single_ops(case(captured(form, mask)))
     assert finding.name == "attention written by hand"
-    return finding.fix.partition(" computes the same")[0].removeprefix(
-        "torch.nn.functional.scaled_dot_product_attention"
+    return finding.fix.partition("` computes the same")[0].removeprefix(
+        "`torch.nn.functional.scaled_dot_product_attention"
     )
 
 
@@ -154,7 +154,10 @@ def test_dropout_is_part_of_the_call() -> None:
     def dropped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return F.dropout(torch.softmax(q @ k.mT / math.sqrt(WIDTH), -1), 0.1) @ v
 
-    assert call_of(dropped) == "(q, k, v, dropout_p=0.1)"
+    def dropped_as_on_a_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return torch.native_dropout(torch.softmax(q @ k.mT / math.sqrt(WIDTH), -1), 0.1, True)[0] @ v
+
+    assert call_of(dropped) == call_of(dropped_as_on_a_gpu) == "(q, k, v, dropout_p=0.1)"
 
 
 def test_the_bytes_are_those_of_the_scores_and_probabilities() -> None:
@@ -197,8 +200,8 @@ def test_identical_layers_are_one_finding() -> None:
     model, x = nn.Sequential(Layer(), Layer(), Layer()), torch.randn(BATCH, LENGTH, WIDTH)
     (finding,) = attention_in_single_ops(case(tracefuse.capture(lambda: model(x).sum().backward())))
     assert finding.title.startswith("3 attentions written by hand")
-    assert "attn_mask=*.past != 0, scale=1)" in finding.fix
-    assert "is_causal=True instead" in finding.fix
+    assert "attn_mask=*.past != 0, scale=1)` computes" in finding.fix
+    assert "`is_causal=True` instead" in finding.fix
 
 
 # --- what is none -----------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ function moreButton(more, act) {
 
 /** What prints all decisions of a pass. @param {PassRecord} one @param {Payload} payload */
 function printing({ name }, { call, passes }) {
-  if (!call) return "re-run with `-o c` to print them";
+  if (!call) return "re-run with -o c to print them";
   const place = passes.filter((one) => one.enabled).findIndex((one) => one.name === name);
   return `\`print(${call}.steps[${place}])\` has all`;
 }

@@ -57,7 +57,7 @@ export class KernelPanel {
     const { error: problem } = view.status;
     const isOfRow = kernels.some(({ name }) => name === problem?.at);
     const error = problem?.panel === "kernels" && !isOfRow && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-kernels" }, problem.message);
-    const none = config.fuse ? "No region of this trace became a Triton kernel; the decisions of `fuse` say why." : "Switch `fuse` on to turn regions into Triton kernels.";
+    const none = config.fuse ? "No region of this trace became a Triton kernel; the decisions of the pass fuse say why." : "Switch fuse on to turn regions into Triton kernels.";
     if (kernels.length === 0) return [h("p", { class: "tf-note" }, none), ...atenTable(view.payload)];
     const timed = kernels.find((kernel) => kernel.time_us !== null);
     const untimed = runsTriton ? "No times of single kernels: press Measure." : "No times: a CPU never runs Triton kernels, it runs their ATen operators.";

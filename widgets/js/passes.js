@@ -91,7 +91,7 @@ function row(one, payload, open, act, problem) {
       h("span", { class: "tf-pass-name", title: one.help }, one.name, isOwn(one) && h("span", { class: "tf-badge" }, "yours")),
       one.enabled ? figures(one) : h("span", { class: "tf-note tf-state" }, one.state),
     ),
-    one.note && h("p", { class: "tf-note" }, one.note),
+    one.note && h("p", { class: "tf-option" }, one.note),
     ...(one.enabled ? options(one, payload, open, act) : []),
     problem && alert(problem),
     one.error && h("p", { class: "tf-error", role: "alert" }, h("b", null, "✕ failed, and left out: "), one.error),
