@@ -259,6 +259,15 @@ GPT_COLUMNS = {
 }
 
 
+@said("first_view.py", "first_view")
+def first_view(found: Data, source: str) -> str:
+    legs = [f"{name} {seconds:.0f} s" for name, seconds in found["seconds"].items()]
+    return (
+        f"From a machine with Python alone to the first explorer in JupyterLab {sum(found['seconds'].values()):.0f} s passed: "
+        f"{', '.join(legs)} ({source})."
+    )
+
+
 @said("train.py", "train")
 def train(found: Data, source: str) -> str:
     """How far losses are from eager's, and one step."""
@@ -292,6 +301,6 @@ def models(found: Data, source: str) -> str:
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps, "gpt": gpt,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
-    "models": models, "train": train,
+    "models": models, "train": train, "first_view": first_view,
 }  # fmt: skip
 """By the name that README's marker has."""
