@@ -168,7 +168,7 @@ def _tasks(kernel: Kernel, tuning: Tuning) -> list[_Task]:
         for one in launches(kernel, tuning)
     ]
     # Without the path: a cache may be moved, and the text is in the name.
-    keys = [f"checked build {name} {j.function} {j.pointers} {sorted(j.blocks.items())} {j.num_warps}" for j in jobs]
+    keys = [f"build checked {name} {j.function} {j.pointers} {sorted(j.blocks.items())} {j.num_warps}" for j in jobs]
     return [_Task((kernel, tuning), job, key) for job, key in zip(jobs, keys, strict=True)]
 
 

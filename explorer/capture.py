@@ -14,18 +14,17 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from tracefuse.agreement import Agreement, Left, Read, agreement, left_by
-from tracefuse.assemble import Roles, assemble, mark_held
+from tracefuse.assemble import Roles
+from tracefuse.captured_program import CapturedProgram, ProgramFacts, captured_program
 from tracefuse.config import Config, Machine
-from tracefuse.dropped import Dropped, dropped
 from tracefuse.environment import environment
 from tracefuse.errors import CaptureError
-from tracefuse.functional import build_graph, functionalize, propagate
 from tracefuse.host_reads import Stop
 from tracefuse.measurements import Measurements
 from tracefuse.namespace import name_of, namespace_of, visible_from
@@ -33,11 +32,8 @@ from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.datasheets import promised
 from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
-from tracefuse.optimizers.trace import Trace, tensors
-from tracefuse.optimizers.verify import verify
 from tracefuse.record import Recorder
-from tracefuse.recording import Guard, Value
-from tracefuse.refusals import check_supported, check_unreplaced
+from tracefuse.recording import Value
 from tracefuse.replay import replay
 from tracefuse.roles import optimizers_of, roles_of
 from tracefuse.thaw import Thaw
@@ -48,17 +44,7 @@ if TYPE_CHECKING:
     from tracefuse.widgets.view import Explorer
 
 
-class CapturedProgram(NamedTuple):
-    trace: Trace
-    example_inputs: tuple[torch.Tensor, ...]
-    live_inputs: tuple[torch.Tensor, ...]
-    guards: tuple[Guard, ...]
-    dropped: tuple[Dropped, ...] = ()
-    optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
-    left: tuple[Left | None, ...] = ()
-
-
-class Capture:
+class Capture(ProgramFacts):
     """What one block or call did. Enter it as a context manager, or use `capture(fn, *args)`.
 
     After it, `trace` is the joint program, `forward` and `backward` its halves, `example_inputs` the tensors it read, in
@@ -157,54 +143,12 @@ class Capture:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
             )
-        return _build(self._recorder, self._roles, self._alive, self._optimized, self._left)
-
-    @property
-    def trace(self) -> Trace:
-        """The joint program, forward then backward, built when first asked for. Raises `CaptureError` if nothing has run."""
-        return self._built.trace
-
-    @property
-    def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Tensors that the program read, as they were then, in the order of `trace.inputs`: what replays run on."""
-        return self._built.example_inputs
-
-    @property
-    def live_inputs(self) -> tuple[torch.Tensor, ...]:
-        """The user's own tensors, as they are now; an input that the program overwrote differs from its example."""
-        return self._built.live_inputs
-
-    @property
-    def guards(self) -> tuple[Guard, ...]:
-        """Python values taken from tensors (`.item()`, `if t:`), with their lines: the trace holds only for these."""
-        return self._built.guards
+        return captured_program(self._recorder, self._roles, self._alive, self._optimized, self._left)
 
     @property
     def stops(self) -> tuple[Stop, ...]:
         """Where the host reads what a GPU computes, or would if there were one, in the order of the run."""
         return tuple(self._recorder.recording.stops)
-
-    @property
-    def dropped(self) -> tuple[Dropped, ...]:
-        """What autograd computed and nothing got: no part of the trace."""
-        return self._built.dropped
-
-    @property
-    def optimizers(self) -> Mapping[str, frozenset[str]]:
-        """The names of the inputs that each optimizer holds, by its variable; optimizers that hold none are left out."""
-        return self._built.optimizers
-
-    @functools.cached_property
-    def device(self) -> torch.device:
-        """Where the program computes: the GPU if any of its values lies on one, wherever its inputs lie."""
-        found = (tensor.device for node in self.trace.graph.nodes for tensor in tensors(node))
-        return next((device for device in found if device.type == "cuda"), torch.device("cpu"))
-
-    @property
-    def pinned(self) -> frozenset[str]:
-        """Names of the inputs that lie in pinned memory of the host."""
-        pairs = zip(self.trace.inputs, self.example_inputs, strict=True)
-        return frozenset(i.name for i, tensor in pairs if tensor.device.type == "cpu" and tensor.is_pinned())
 
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
@@ -226,16 +170,6 @@ class Capture:
         if not any(out.kind == "gradient" for out in self.trace.outputs):
             raise CaptureError("the program has no gradients: call `loss.backward()` in it, and capture it again.")
         return frozen_costs(self.trace, (patterns,) if isinstance(patterns, str) else tuple(patterns), self.datasheet)
-
-    @property
-    def forward(self) -> Trace:
-        """The first half of `trace`: from the inputs to the results and to what is saved for the backward."""
-        return self.trace.split()[0]
-
-    @property
-    def backward(self) -> Trace:
-        """The second half of `trace`: from saved values and cotangents to gradients; without ops if none was captured."""
-        return self.trace.split()[1]
 
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
@@ -336,46 +270,3 @@ def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool
 
 def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
     return leaf.grad
-
-
-def _build(
-    recorder: Recorder,
-    roles: Roles,
-    alive: frozenset[Value],
-    optimized: Mapping[str, frozenset[Value]],
-    left: Mapping[Value, Left],
-) -> CapturedProgram:
-    recording = recorder.recording
-    if not recording.calls:
-        raise CaptureError(
-            "nothing was captured: the program ran no PyTorch operator. Call the model inside the block."
-        )
-    if not roles.results and not roles.gradients:
-        raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
-    check_supported(recording)
-    externals = list(recording.externals)
-    inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
-    seeds = [given for _, given, _ in recording.roots if given is not None]
-    kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
-    built = build_graph(recording, kept)
-    mark_held(built, recording)
-    # Rewritten, a program tells only those values from their copies that are outputs.
-    is_rewritten = built.needs_functionalize
-    if is_rewritten:
-        built = functionalize(built, inputs, externals, kept)
-    built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
-    propagate(built, inputs)
-    unread = () if is_rewritten else dropped(built, recording, {*roles.results, *roles.gradients.values(), *alive})
-    trace, chosen = assemble(built, recording, roles)
-    check_unreplaced(recording, [externals[x] for x in chosen if isinstance(x, int)])
-    verify(trace)
-    examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
-    live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)
-    name_of_value = {externals[x]: i.name for x, i in zip(chosen, trace.inputs, strict=True) if isinstance(x, int)}
-    optimizers = {
-        name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in optimized.items()
-    }
-    # Of a gradient added to an older one the sum is left, and the trace has the summand.
-    summands = [left.get(v) if v not in recording.externals else None for v in roles.gradients.values()]
-    there = (*map(left.get, roles.results), *summands, *map(left.get, built.mutated))
-    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers, there)

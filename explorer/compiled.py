@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tracefuse.capture import Capture, CapturedProgram
+from tracefuse.capture import Capture
+from tracefuse.captured_program import CapturedProgram
 from tracefuse.config import Config
 from tracefuse.errors import CaptureError
 from tracefuse.namespace import name_of, visible_from

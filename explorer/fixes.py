@@ -18,7 +18,8 @@ from torch import fx
 
 from tracefuse import measure
 from tracefuse.assemble import Roles
-from tracefuse.capture import Capture, CapturedProgram
+from tracefuse.capture import Capture
+from tracefuse.captured_program import CapturedProgram
 from tracefuse.draws import undisturbed
 from tracefuse.errors import FixError
 from tracefuse.findings import Finding, Fix, FixKind

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from tracefuse.assemble import Roles
-from tracefuse.capture import Capture, CapturedProgram
+from tracefuse.capture import Capture
+from tracefuse.captured_program import CapturedProgram
 from tracefuse.config import Config, Machine
 from tracefuse.errors import SessionError
 from tracefuse.host_reads import Stop

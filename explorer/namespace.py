@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+_OWN_REFERENCES = 3
+"""To a frame's dict of variables while only this module looks at it: the frame's, ours, and the argument that counts them."""
+
 
 def visible_from(frame: FrameType) -> dict[str, Any]:
-    return {**frame.f_globals, **frame.f_locals}
+    """The globals and locals of a running frame, in a dict that keeps nothing alive once it is dropped."""
+    return {**frame.f_globals, **_locals_of(frame)}
+
+
+def _locals_of(frame: FrameType) -> dict[str, Any]:
+    """A function's frame keeps the dict that it makes of its variables until it ends, and with it what they held, on CPython
+    before 3.13. So that dict is emptied, unless somebody holds it too, by `locals()`; it is made anew when next asked for."""
+    made = frame.f_locals
+    found = dict(made)
+    is_snapshot = sys.version_info < (3, 13) and bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+    if is_snapshot and sys.getrefcount(made) <= _OWN_REFERENCES:
+        made.clear()
+    return found
 
 
 def name_of(thing: Any, names: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from tracefuse.garbage import SetAside
 from tracefuse.hooks import BackwardHook, ModuleStack, is_in_engine
@@ -312,7 +312,7 @@ def _link_views(call: Call, facts: OpFacts) -> None:
     for position, name in facts.aliased:
         given = call.args[position] if position < len(call.args) else call.kwargs.get(name)
         if isinstance(given, Value):
-            for out in call.out_values():
+            for out in (call.outs,) if isinstance(call.outs, Value) else call.out_values():
                 if out is not given and out.base is out:
                     out.base = given.base
             return
@@ -321,7 +321,10 @@ def _link_views(call: Call, facts: OpFacts) -> None:
 def device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
     if kwargs.get("device") is not None:
         return torch.device(kwargs["device"])
-    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+    for given in args:
+        if isinstance(given, torch.Tensor):
+            return given.device
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     return tensors[0].device if tensors else torch.get_default_device()
 
 

@@ -11,32 +11,24 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracefuse.config import Config
-from tracefuse.errors import TracefuseError
 from tracefuse.measurements import Build
 from tracefuse.namespace import name_of, visible_from
-from tracefuse.optimizers.collection import uncollected
-from tracefuse.optimizers.passes import Step, final, run_pipeline
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimized import Optimized
 
 if TYPE_CHECKING:
     from tracefuse.capture import Capture
-    from tracefuse.diagnose import Findings
     from tracefuse.findings import Finding, Fix
     from tracefuse.fixes import Trial
     from tracefuse.graphed_program import GraphedProgram
     from tracefuse.kernel_times import KernelTimes
-    from tracefuse.layers import Layers
     from tracefuse.memory import Memory
-    from tracefuse.op_times import OpTimes
-    from tracefuse.optimizers.kernel import Kernel
     from tracefuse.optimizers.layout import Tuning
     from tracefuse.peers import Asked
     from tracefuse.program import Program
@@ -46,49 +38,14 @@ if TYPE_CHECKING:
     from tracefuse.widgets.view import Explorer
 
 
-class PassError(TracefuseError):
-    """A pass that could not do what its options ask for."""
-
-
-class Variant:
-    """A capture under a `Config`. Made by `Capture.optimize` and `with_config`; computed when asked for, then kept."""
+class Variant(Optimized):
+    """A capture under a `Config`, as a program that runs. Made by `Capture.optimize` and `with_config`."""
 
     def __init__(self, capture: Capture, config: Config) -> None:
-        self.capture = capture
-        self.config = config
+        super().__init__(capture, config)
         self.timing: Timing | None = None
         self.fallbacks: dict[str, str] = {}
         """Kernels that cannot run on this GPU and why, found when they are built; their ATen ops run instead."""
-
-    def __repr__(self) -> str:
-        return f"<tracefuse.Variant {self.config.as_code()}: {self.trace.op_count} ops, {len(self.kernels)} kernels>"
-
-    @functools.cached_property
-    @uncollected()
-    def steps(self) -> tuple[Step, ...]:
-        """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
-        steps: list[Step] = []
-        trace = self.capture.trace
-        known = self.capture.known_steps
-        passes = tuple(self.config.passes(self.capture.machine))
-        for count, one in enumerate(passes, 1):
-            key = passes[:count]
-            if key not in known:
-                (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
-            steps.append(known[key])
-            trace = known[key].after
-        return tuple(steps)
-
-    def check(self) -> Variant:
-        """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""
-        own = {one.name for one in self.config.own}
-        for step in self.steps:
-            if step.error is not None:
-                message = f"{step.name}: {step.error}"
-                if step.name in own:
-                    message = f'{message.rstrip(".")}; tracefuse.unregister("{step.name}") takes it away'
-                raise PassError(message) from step.cause
-        return self
 
     def check_exportable(self) -> Variant:
         """This variant, or `ExportError` where it is more than one differentiable step: neither compiled nor exported."""
@@ -96,28 +53,6 @@ class Variant:
 
         check_one_step(self)
         return self
-
-    @property
-    def trace(self) -> Trace:
-        """The joint trace after the last pass."""
-        return final(self.capture.trace, self.steps)
-
-    @property
-    def forward(self) -> Trace:
-        """The first half of `trace`: it returns the results, and what the passes chose to save for the backward."""
-        return self.trace.split()[0]
-
-    @property
-    def backward(self) -> Trace:
-        """The second half of `trace`: from saved values and cotangents to the gradients, recomputation included."""
-        return self.trace.split()[1]
-
-    @functools.cached_property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels of the trace, each once, in the order of their first use."""
-        from tracefuse.optimizers.kernel import Kernel
-
-        return tuple(dict.fromkeys(n.target for n in self.trace.ops if isinstance(n.target, Kernel)))
 
     @property
     def runs_triton(self) -> bool:
@@ -131,38 +66,6 @@ class Variant:
 
         return tuned(self.kernels)
 
-    @property
-    def baseline(self) -> Variant:
-        """The same capture without any pass: the trace as it ran."""
-        return self.capture.variant(Config.off())
-
-    @property
-    def op_times(self) -> OpTimes:
-        """Time of each op of the trace: measured where a timeline of this variant was taken, else modelled, by this
-        GPU's measured peaks where they are known."""
-        from tracefuse.op_times import modelled
-
-        return self.capture.measurements.op_times(self.config) or modelled(self.trace)
-
-    def layers(self) -> Layers:
-        """What each module takes in the forward and in the backward, as captured and with the passes. Print it.
-
-        Times are measured after `timeline()`, or after *Measure* in the view; until then modelled.
-        """
-        from tracefuse.layers import layers
-
-        return layers(self.capture.trace, self.trace, self._times_beside_the_captured())
-
-    def _times_beside_the_captured(self) -> tuple[OpTimes, OpTimes]:
-        """Both measured or both modelled: one beside the other would look like a change."""
-        from tracefuse.op_times import modelled
-
-        known = self.capture.measurements
-        measured = known.op_times(self.baseline.config), known.op_times(self.config)
-        if measured[0] is not None and measured[1] is not None:
-            return measured[0], measured[1]
-        return modelled(self.capture.trace), modelled(self.trace)
-
     def memory(self, measure: bool = False) -> Memory:
         """The memory that the step needs, as captured and with the passes: bytes alive while each op runs, by kind; what is
         alive at the peak; what is saved for the backward, by module and by reason. Print it.
@@ -173,17 +76,6 @@ class Variant:
         from tracefuse.memory import measured_memory, memory
 
         return measured_memory(self) if measure else memory(self.capture.trace, self.trace, self.steps)
-
-    def findings(self, times: OpTimes | None = None) -> Findings:
-        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
-        Print it.
-
-        `times` are those of its ops (default: `op_times`, measured after `timeline()`, until then modelled).
-        """
-        from tracefuse.diagnose import diagnose
-        from tracefuse.findings import Case
-
-        return diagnose(Case.of(self.capture, self.trace, times or self.op_times)).under(self.config)
 
     def try_fix(
         self,
@@ -202,24 +94,6 @@ class Variant:
 
         return try_fix(self, chosen(fix), progress, budget_s, is_cancelled)
 
-    def to_dot(self, depth: int | None = 2) -> str:
-        """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""
-        from tracefuse.optimizers.dot import to_dot
-
-        return to_dot(self.trace, depth, self.op_times.us, self.op_times.provenance)
-
-    def to_svg(self, depth: int | None = 2) -> str:
-        """`to_dot(depth)` drawn. Raises `NotSupported` where no Graphviz is installed."""
-        from tracefuse.drawing import to_svg
-
-        return to_svg(self.to_dot(depth))
-
-    def to_model_explorer(self) -> dict[str, Any]:
-        """Both traces as Google's Model Explorer opens them; `json.dump` it."""
-        from tracefuse.optimizers.model_explorer import to_model_explorer
-
-        return to_model_explorer(self.trace, self.op_times.us, self.config.as_code(), self.op_times.provenance)
-
     def timeline(self) -> Timeline:
         """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline`."""
         from tracefuse.timeline import timeline
@@ -237,10 +111,6 @@ class Variant:
         from tracefuse.kernel_times import kernel_times
 
         return kernel_times(self, progress)
-
-    def with_config(self, **changes: Any) -> Variant:
-        """The variant of the same capture with `changes` to the configuration; equal configurations share one."""
-        return self.capture.variant(self.config.changed(**changes))
 
     @functools.cached_property
     def source(self) -> str:

@@ -8,7 +8,8 @@ A launch finds that machine code if Triton computes the same key for it, a hash 
 alignment of its arguments, constants, options, target and the compiler itself. So a job goes through `JITFunction.warmup`,
 the very path of a launch up to the launch, with arguments that are only types; and the compiler is known by `compiler_key`
 wherever our machine code is written or read. Private to Triton, seen on 3.6, 3.7 and 3.9: `MockTensor`,
-`driver.set_active`, `triton.runtime.cache.triton_key`, `starting_line_number`.
+`driver.set_active`, `triton.runtime.cache.triton_key`, `starting_line_number`. The disassembly of a `CompiledKernel`,
+`asm["sass"]`: seen on 3.6 and 3.7.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,21 +87,24 @@ def answer(job: Job) -> dict[str, Any]:
     """What the compiler made of `job`: `entry`, its folder's name in the cache, and `shared_bytes`; or `error`."""
     try:
         made = compiled(job)
+        is_wrong = loses_constants(made.asm)
     except Exception as error:  # the compiler's own, of any type: it is the answer
         return {"error": f"{type(error).__name__}: {error}"}
-    if adds_packed_constant(made.asm["ptx"]):
-        return {
-            "error": "ptxas adds 0 for the constant of a packed 16-bit addition (seen with 12.8 and 13.1, for sm_90)"
-        }
+    if is_wrong:
+        return {"error": "ptxas adds 0 for the constant of a packed 16-bit addition (seen with CUDA 12.8 and 13.1)"}
     return {"entry": Path(next(iter(made.metadata_group.values()))).parent.name, "shared_bytes": made.metadata.shared}
 
 
-def adds_packed_constant(ptx: str) -> bool:
-    """Whether there is an `add.s16x2` of a constant, which LLVM makes where it knows that integers are small: ptxas of CUDA
-    12.8 and 13.1 encodes it with a constant of 0 (`VIADD.16x2 R0, R2, 0x0`), and an index is off by it."""
-    constants = set(re.findall(r"mov\.b32\s+(%r\d+), -?\d+;", ptx))
-    added = re.findall(r"add\.[su]16x2\s+%r\d+, (%r\d+), (%r\d+);", ptx)
-    return any(operand in constants for operands in added for operand in operands)
+def loses_constants(asm: Mapping[str, str]) -> bool:
+    """Whether an `add.s16x2`, which LLVM makes where it knows that integers are small, lost a constant, so that an index or a
+    number is off by it.
+
+    Where only one half of the sum is read, ptxas of CUDA 12.8 and 13.1, for sm_90, sm_100 and sm_120, narrows the addition and
+    encodes what it knows of the other operand as 0 (`VIADD.16x2 R0, R2, 0x0`; a true 0 is `RZ`). Which operand it knows is in
+    its hands, so it is the machine code that tells. The other packed integer operations, minima and maxima, come out right.
+    """
+    is_packed = re.search(r"\badd\.[su]16x2\b", asm["ptx"]) is not None
+    return is_packed and re.search(r"VIADD\.16x2 [^;]*, 0x0\b", asm["sass"]) is not None
 
 
 @functools.cache

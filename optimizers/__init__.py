@@ -31,7 +31,8 @@ pass is the file of its name, and what it is made of is one file each:
             pareto, weights       memory against time, and what a weight costs, as data
     fuse    regions               what may share a kernel
             merging, duplicating  what saves bytes
-            blocking, layout      how programs share out the elements
+            blocking, layout      how programs share out the elements; of rows and columns
+                                  that are reduced, row_layouts and column_layouts
             lowering, loops       the text, pulled from the outputs through views; what stands in a loop
             functions, triton     one launch or two; the file
 """

@@ -22,10 +22,11 @@ from tracefuse.optimizers.column_layouts import columns
 from tracefuse.optimizers.composites import REDUCTIONS
 from tracefuse.optimizers.expressions import TRANSCENDENTAL
 from tracefuse.optimizers.indexing import Lanes, ravel, reshape
-from tracefuse.optimizers.layout import GUESS, Layout, Tuning, flat, probe, repeated, rows, segment, tiles
+from tracefuse.optimizers.layout import GUESS, Layout, Tuning, flat, probe, repeated, segment, tiles
 from tracefuse.optimizers.lowering import Lowering
 from tracefuse.optimizers.ops import arguments, is_getitem
 from tracefuse.optimizers.reductions import NORM_BACKWARD, Geometry, columns_of, operand_of, reduced_dims
+from tracefuse.optimizers.row_layouts import rows
 from tracefuse.optimizers.trace import Trace, nbytes, tensors, val
 from tracefuse.optimizers.views import Indices, shape_of
 

@@ -17,12 +17,13 @@ import tracefuse
 from tracefuse import build as building
 from tracefuse import cache, cache_folders, worker, workers
 from tracefuse.build import build, build_all, jitted_text, preload
-from tracefuse.compile import load, module_text
+from tracefuse.compile import load, machine_code, module_text
 from tracefuse.optimizers.kernel import Kernel
 from tracefuse.optimizers.launch import HEADER
 from tracefuse.optimizers.layout import GUESS, Tuning
 from tracefuse.optimizers.triton import kernel_source, launches
 from tracefuse.widgets.payload import payload
+from tracefuse.worker import loses_constants
 from tracefuse.workers import Gpu, Worker, WorkerLost
 
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")
@@ -155,6 +156,37 @@ def test_a_kernel_that_the_assembler_gets_wrong_is_refused(gpu: Path, monkeypatc
     made = building.module_text
     monkeypatch.setattr(building, "module_text", lambda *of: made(*of).replace("tl.program_id(0) * COLS + ", ""))
     assert "packed 16-bit addition" in build([padded])[padded.name]
+
+
+def of_16_bits(x: torch.Tensor) -> torch.Tensor:
+    return (x * 3 - 2).clamp(-5, 7) + x
+
+
+@pytest.mark.parametrize("shape", [(32, 64), (3, 5, 7)])
+def test_packed_additions_that_the_assembler_gets_right_are_no_reason(gpu: Path, shape: tuple[int, ...]) -> None:
+    """Both halves of a pair of 16-bit numbers are read."""
+    kernel = kernel_of_types(of_16_bits, (shape, torch.int16))
+    (made,) = machine_code(kernel)
+    assert "add.s16x2" in made.asm["ptx"] or shape != (32, 64)
+    assert build([kernel]) == {}
+
+
+@pytest.mark.parametrize(
+    ("ptx", "sass", "is_lost"),
+    [
+        ("add.s16x2 %r3, %r1, %r2;", "--:-:-:-:1\tVIADD.16x2 R0, R2, 0x0;", True),
+        ("add.u16x2 %r3, %r1, %r2;", "--:-:-:-:1\tVIADD.16x2 R0, R2.reuse, 0x0;", True),
+        ("add.s16x2 %r3, %r1, %r2;", "--:-:-:-:1\tVIADD.16x2 R0, R2, 0x60006;", False),
+        ("add.s16x2 %r3, %r1, %r2;", "--:-:-:-:1\tVIADD.16x2 R0, R2, RZ;", False),
+        ("min.s16x2 %r3, %r1, %r2;", "--:-:-:-:1\tVIMNMX.S16x2 R0, R2, 0x60006, PT;", False),
+    ],
+)
+def test_what_the_machine_code_of_a_lost_constant_looks_like(ptx: str, sass: str, is_lost: bool) -> None:
+    assert loses_constants({"ptx": ptx, "sass": sass}) is is_lost
+
+
+def test_only_kernels_with_packed_additions_are_disassembled() -> None:
+    assert not loses_constants({"ptx": "add.s32 %r3, %r1, 5;"})
 
 
 def test_machine_code_that_was_removed_is_made_again(gpu: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from traces import captured
 
+from tracefuse.optimized import PassError
 from tracefuse.optimizers.errors import PassDefect, UnknownValue
 from tracefuse.optimizers.passes import Decide, Decision, run_pipeline
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace
-from tracefuse.variant import PassError
 
 
 @dataclass(frozen=True)

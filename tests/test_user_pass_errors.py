@@ -15,10 +15,10 @@ import tracefuse
 from tracefuse import registry
 from tracefuse.config import Config
 from tracefuse.errors import RegistrationError
+from tracefuse.optimized import PassError
 from tracefuse.optimizers.errors import PassDefect, UnknownValue
 from tracefuse.optimizers.passes import Decision
 from tracefuse.readers import READERS
-from tracefuse.variant import PassError
 from tracefuse.widgets.payload import payload
 
 

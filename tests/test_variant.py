@@ -10,7 +10,7 @@ import torch
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.variant import PassError
+from tracefuse.optimized import PassError
 
 
 @pytest.fixture(scope="module")

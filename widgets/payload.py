@@ -72,6 +72,7 @@ from tracefuse.errors import ExportError, SessionError
 from tracefuse.layers import Layer, layers
 from tracefuse.measurements import Said, TrialKey
 from tracefuse.op_times import OpTimes, modelled
+from tracefuse.optimized import PassError
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.saved import REASONS
@@ -81,7 +82,7 @@ from tracefuse.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.side_by_side import Ablation
 from tracefuse.summary import remarks
 from tracefuse.timing import Timing
-from tracefuse.variant import PassError, Variant
+from tracefuse.variant import Variant
 from tracefuse.widgets.payload_findings import finding_records
 from tracefuse.widgets.payload_kernels import Resources, aten_records, kernel_calls, kernel_records
 from tracefuse.widgets.payload_passes import config_record, pass_record
