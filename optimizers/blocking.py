@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.optimizers.column_layouts import columns
+from tracefuse.optimizers.column_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, columns
 from tracefuse.optimizers.composites import REDUCTIONS
 from tracefuse.optimizers.expressions import TRANSCENDENTAL
 from tracefuse.optimizers.indexing import Lanes, ravel, reshape
@@ -108,20 +108,28 @@ def _column_layouts(body: Trace, summed: fx.Node, wide: bool, tuning: Tuning) ->
     assert geometry is not None
     norm: fx.Node | None = summed.args[0] if is_getitem(summed) else None  # type: ignore[assignment]
     shape = shape_of(arguments(norm)["grad_out"] if norm is not None else operand_of(summed))
-    whole_rows = any(n.target in REDUCTIONS and _reduces_rows(n) for n in body.ops)
+    grain = _grain(body, geometry)
     large = [p for p in body.placeholders if 2 * val(p).numel() >= geometry.numel]
     read_nbytes = max(1, sum(val(p).element_size() for p in large))
-    parts = None if whole_rows else _segments(body, shape)
+    parts = None if grain is WHOLE_ROWS else _segments(body, shape)
     if parts is None or parts[0] not in geometry.col_dims:
-        return [columns(shape, geometry, wide, whole_rows, tuning, read_nbytes=read_nbytes)]
+        return [columns(shape, geometry, wide, grain, tuning, read_nbytes=read_nbytes)]
     dim, sizes = parts
     narrowed = [_narrowed(geometry, shape[dim], size) for size in sizes]
     cols = [one.sizes[2] for one in narrowed]
     layouts = [
-        columns(_resized(shape, dim, size), one, wide, False, tuning, cols, read_nbytes)
+        columns(_resized(shape, dim, size), one, wide, grain, tuning, cols, read_nbytes)
         for size, one in zip(sizes, narrowed, strict=True)
     ]
     return [replace(layout, columns=geometry) for layout in _placed(layouts, shape, dim, sizes)]
+
+
+def _grain(body: Trace, geometry: Geometry) -> Grain:
+    """How a kernel that sums down the columns of `geometry` shares them out."""
+    if any(n.target in REDUCTIONS and _reduces_rows(n) for n in body.ops):
+        return WHOLE_ROWS
+    writes_sums_only = below_columns(body).issuperset(body.returned)
+    return SUMS if writes_sums_only and geometry.sizes[2] >= SUMS.cols else BESIDE
 
 
 def _reduces_rows(node: fx.Node) -> bool:

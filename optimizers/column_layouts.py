@@ -7,14 +7,13 @@ what the chunks gave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tracefuse.optimizers.indexing import unravel, variable
 from tracefuse.optimizers.layout import (
     COL,
     GUESS,
     LOOP_BLOCK,
-    PROGRAMS,
     ROW,
     SCALAR,
     STAGES,
@@ -34,10 +33,23 @@ from tracefuse.optimizers.layout import (
 )  # fmt: skip
 from tracefuse.optimizers.reductions import Geometry
 
-COLUMN_BLOCK = 128
-"""Columns per program where they are summed: 256 bytes of bf16 in one row."""
-WHOLE_ROW_PROGRAMS = 264
-"""The same for programs that hold whole rows, of which only one or two at a time find registers on a multiprocessor."""
+
+@dataclass(frozen=True)
+class Grain:
+    """How columns are shared out: `cols` per program, 0 for all of them, `elements` per step, and about so many `programs`."""
+
+    cols: int
+    elements: int
+    programs: int
+
+
+SUMS = Grain(64, 2048, 528)
+"""Of kernels that write nothing but sums: four programs for each multiprocessor of an H100 or H200, each with steps enough
+that loads are under way while it adds."""
+BESIDE = Grain(128, TILE, 1024)
+"""Of kernels that write what they sum, too: so many programs fill a GPU several times over."""
+WHOLE_ROWS = Grain(0, LOOP_BLOCK, 264)
+"""Of programs that hold whole rows: only one or two at a time find registers on a multiprocessor."""
 STAGED_NBYTES = 100 * 1024
 """Shared memory for the loads under way of one program: two such programs run on a multiprocessor of 227 KiB."""
 
@@ -46,7 +58,7 @@ def columns(
     shape: Sequence[int],
     columns: Geometry,
     wide: bool,
-    whole_rows: bool = False,
+    grain: Grain = BESIDE,
     tuning: Tuning = GUESS,
     segments: Sequence[int] = (),
     read_nbytes: int = 4,
@@ -54,21 +66,20 @@ def columns(
     """Sums down the columns of a domain: a program reads block after block of the rows of some columns.
 
     Where the columns are too few for the GPU, their rows are cut into `chunks`, each summed by a program of its own.
-    `whole_rows`: the kernel reduces rows too, so that a program holds all columns. `segments`: the columns of all segments
-    that share this one's blocks. `read_nbytes`: bytes read per element, of all inputs that have so many.
+    `grain` is `WHOLE_ROWS` where the kernel reduces rows too, so that a program holds all columns. `segments`: the columns of
+    all segments that share this one's blocks. `read_nbytes`: bytes read per element, of all inputs that have so many.
     """
     n_outer, n_rows, n_cols = columns.sizes
     parts = segments or (n_cols,)
-    cols_block = next_power_of_2(n_cols) if whole_rows else min(next_power_of_2(min(parts)), COLUMN_BLOCK)
-    elements = tuning.elements(LOOP_BLOCK if whole_rows else TILE)
-    rows_block = max(1, min(elements // cols_block, next_power_of_2(n_rows)))
+    cols_block = min(next_power_of_2(min(parts)), grain.cols) if grain.cols else next_power_of_2(n_cols)
+    rows_block = max(1, min(tuning.elements(grain.elements) // cols_block, next_power_of_2(n_rows)))
     row_blocks, col_blocks = -(-n_rows // rows_block), sum(-(-part // cols_block) for part in parts)
-    wanted = max(1, (WHOLE_ROW_PROGRAMS if whole_rows else PROGRAMS) // (n_outer * col_blocks))
+    wanted = max(1, grain.programs // (n_outer * col_blocks))
     steps = largest_divisor(row_blocks, max(1, row_blocks // wanted))
     chunks = -(-row_blocks // steps)
     stages = min(STAGES, 1 + STAGED_NBYTES // (rows_block * cols_block * read_nbytes))
     layout = _columns(shape, columns, wide, (rows_block, cols_block), steps, chunks, tuning, stages)
-    if not whole_rows:
+    if grain is not WHOLE_ROWS:
         return layout
     return replace(layout, reduced=columns.col_dims, col=variable("col", n_cols, COL))
 

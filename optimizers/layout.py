@@ -33,8 +33,6 @@ LOOP_BLOCK = 2048
 """Elements of a long row that a program reads per step, and of whole rows per step where columns are summed too."""
 STAGES = 3
 """Steps of a loop over rows whose loads are under way at a time."""
-PROGRAMS = 1024
-"""So many programs fill a GPU several times over: more work than that may be done by the same program."""
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,20 @@ A failure shows the message, the op, the user's line and the ops around it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.optimizers.facts import once_per_value, tensors_in
-from tracefuse.optimizers.memory import storage_id, storages
+from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.ops import is_getitem, is_mutable, is_view
 from tracefuse.optimizers.render import render_op
-from tracefuse.optimizers.trace import Trace, fake_mode, origin, phase, val
+from tracefuse.optimizers.trace import Trace, origin, phase
 
 CONTEXT_OPS = 5
 
@@ -105,25 +107,32 @@ def _memory_problem(node: fx.Node, owners: dict[int, fx.Node]) -> str | None:
         return None
     mine = storages(node)
     if is_getitem(node) or is_view(node):
-        operand = node.args[0]
-        if mine.keys() <= storages(operand).keys() or not _lies_in(node, [operand]):
+        if any(mine.keys() <= storages(one).keys() for one in node.all_input_nodes) or _may_copy(node.target):
             return None
-        return f"its FakeTensor lies elsewhere than {operand.name}, where it should: have `refresh_views` type it anew"
-    taken = next((owners[memory] for memory in mine if memory in owners), None)
+        names = ", ".join(one.name for one in node.all_input_nodes)
+        return f"its FakeTensor lies elsewhere than {names}, where it should: have `refresh_views` type it anew"
+    taken = {memory: owners[memory] for memory in mine if memory in owners}
     owners.update(dict.fromkeys(mine, node))
-    if taken is None or _lies_in(node, node.all_input_nodes):
+    if not taken or (_may_return_operand(node.target) and _lie_in(taken, node.all_input_nodes)):
         return None
-    return f"is no view, and its FakeTensor lies in the memory of {taken.name}"
+    return f"is no view, and its FakeTensor lies in the memory of {next(iter(taken.values())).name}"
 
 
-def _lies_in(node: fx.Node, operands: Sequence[fx.Node]) -> bool:
-    """Whether what the op yields lies in the memory of one of `operands`: tried out, since `reshape` says that it returns a
-    view and may copy, and dropout with a probability of 0 may return what it was given."""
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), val)
-    with fake_mode(node.graph), torch.no_grad():
-        made = tensors_in(node.target(*args, **kwargs))
-    theirs = {memory for operand in operands for memory in storages(operand)}
-    return not theirs.isdisjoint(map(storage_id, made))
+@functools.cache
+def _may_copy(target: Any) -> bool:
+    """Whether an operator that says that it returns a view is made of others, which copy where they must, as `reshape` is."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(key)
+
+
+@functools.cache
+def _may_return_operand(target: Any) -> bool:
+    """Whether an operator that does not say so may return what it was given, as dropout with a probability of 0 does."""
+    return not isinstance(target, OpOverload) or torch.Tag.pointwise not in target.tags
+
+
+def _lie_in(taken: Iterable[int], operands: Iterable[fx.Node]) -> bool:
+    return {memory for operand in operands for memory in storages(operand)}.issuperset(taken)
 
 
 def _report(trace: Trace, node: fx.Node, problem: str) -> str:

@@ -12,6 +12,8 @@ from kernels import kernel_of_types
 from torch import Tensor
 
 from tracefuse.compile import machine_code
+from tracefuse.optimizers.column_layouts import BESIDE, SUMS
+from tracefuse.optimizers.triton import kernel_source, launches
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")
 aten = torch.ops.aten
@@ -46,3 +48,17 @@ def summed(*inputs: Tensor) -> tuple[Tensor, Tensor]:
 def test_loads_under_way_fit_shared_memory(fn: Callable[..., Any], types: list[Any]) -> None:
     for made in machine_code(kernel_of_types(fn, *types)):
         assert made.metadata.shared <= H100_SHARED_NBYTES
+
+
+@pytest.mark.parametrize("rows", [2048, 16384, 65536])
+def test_sums_alone_are_read_in_steps_by_what_runs_at_a_time(rows: int) -> None:
+    kernel = kernel_of_types(lambda x: x.sum(0), ((rows, 2304), bf16))
+    first, finish = launches(kernel)
+    assert 264 <= first.programs <= 2 * SUMS.programs
+    assert finish.programs < first.programs
+    assert (first.blocks["COLS"], "num_stages" in kernel_source(kernel)) == (SUMS.cols, True)
+
+
+def test_what_is_summed_and_written_too_keeps_whole_lines() -> None:
+    first, _ = launches(kernel_of_types(summed, ((65536, 3072), bf16), ((65536, 3072), bf16)))
+    assert first.blocks["COLS"] == BESIDE.cols

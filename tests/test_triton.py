@@ -200,6 +200,7 @@ SHAPED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "sum of a broadcast": (lambda x: x.expand(5, 16).sum(-1), [(5, 1)]),
     "softmax": (lambda x: torch.softmax(x * 3, -1), [(2, 3, 17)]),
     "sum of columns": (lambda x: (x * 2).sum(0), [(100, 70)]),
+    "sum of columns in steps": (lambda x: (x * 2).sum(0), [(9001, 300)]),
     "sum of columns and what follows": (lambda x, w: (x * 2, (x * 2).sum((0, 1)) * w + 1), [(6, 30, 33), (33,)]),
     "mean of columns": (lambda x: x.exp().mean(0, keepdim=True), [(77, 5)]),
     "sums in the middle": (lambda x: ((x * 2).sum(1), x.square().sum(1, keepdim=True)), [(3, 90, 5)]),
