@@ -65,7 +65,7 @@ def _remedy(one: Attention) -> str:
     if one.dropout_p:
         fix += "; `dropout_p=0.0` outside of training"
     source = origin(one.softmax).source
-    if source is not None and "transformers" in source.file:
+    if source is not None and "/transformers/models/" in source.file:
         fix += '; in transformers: `attn_implementation="sdpa"`'
     return fix
 

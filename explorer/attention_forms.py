@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import fx
 
@@ -23,6 +24,9 @@ from tracefuse.optimizers.trace import Trace, phase, val
 from tracefuse.summary import folded
 
 _CALL = "torch.nn.functional.scaled_dot_product_attention"
+_ONES, _ZEROS = ({f"{name}", f"{name}_like", f"new_{name}"} for name in ("ones", "zeros"))
+NO_SCORE = -1e3
+"""Scores of this and less have no probability beside any that a model computes."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class Attention:
     def call(self) -> str:
         """The call that computes the same."""
         masks = self.scores.masks
-        given = [", is_causal=True"] if masks and all(m.is_causal for m in masks) else []
+        is_square = len(set(val(self.softmax).shape[-2:])) == 1
+        given = [", is_causal=True"] if masks and is_square and all(m.is_causal for m in masks) else []
         if masks and not given:
             text = masks[0].text if len(masks) == 1 else f"<{' and '.join(m.text for m in masks)}, as one>"
             given.append(f", attn_mask={text}")
@@ -115,13 +120,27 @@ def _scores(node: fx.Node, trace: Trace) -> Scores | None:
     if name == "add" and arguments(node)["alpha"] == 1 and isinstance(node.args[1], fx.Node):
         first, second = node.args
         return _masked(first, _additive(second, trace), trace) or _masked(second, _additive(first, trace), trace)
-    if name == "masked_fill":
+    if name == "masked_fill" and _counts_for_nothing(node.args[2]):
         return _masked(node.args[0], _boolean(node.args[1], trace, keeps=False), trace)
     if name == "where":
-        keeps, first, second = node.args
-        kept = _masked(first, _boolean(keeps, trace, keeps=True), trace)
-        return kept or _masked(second, _boolean(keeps, trace, keeps=False), trace)
+        condition, first, second = node.args
+        if _counts_for_nothing(second):
+            return _masked(first, _boolean(condition, trace, keeps=True), trace)
+        if _counts_for_nothing(first):
+            return _masked(second, _boolean(condition, trace, keeps=False), trace)
     return None
+
+
+def _counts_for_nothing(value: Any) -> bool:
+    """Whether a score of this value has no probability. A number that the trace does not hold is taken to be such a one: what
+    else would scores be filled with."""
+    if not isinstance(value, fx.Node):
+        return value <= NO_SCORE
+    base = behind_views(value)
+    number = {"scalar_tensor": 0, "full": 1}.get(packet_name(base))
+    if number is not None:
+        return _counts_for_nothing(base.args[number])
+    return val(base).numel() == 1 and base.op == "placeholder"
 
 
 def _is_parameter(node: fx.Node, trace: Trace) -> bool:
@@ -142,8 +161,11 @@ def _masked(node: fx.Node, mask: Mask, trace: Trace) -> Scores | None:
 def _additive(node: fx.Node, trace: Trace) -> Mask:
     """A mask that is added: minus infinity above the diagonal is the causal one."""
     base = behind_views(node)
-    filled = packet_name(base) == "masked_fill" and _is_lower_triangle(base.args[1], keeps=False)
-    return Mask(_text(base, trace), filled or _is_lower_triangle(base, keeps=False))
+    name = packet_name(base)
+    filled = name == "masked_fill" and _counts_for_nothing(base.args[2]) and packet_name(base.args[0]) in _ZEROS
+    above = name == "triu" and packet_name(base.args[0]) == "full" and _counts_for_nothing(base.args[0])
+    is_causal = _is_lower_triangle(base.args[1], keeps=False) if filled else above and arguments(base)["diagonal"] == 1
+    return Mask(_text(base, trace), is_causal)
 
 
 def _boolean(node: fx.Node, trace: Trace, keeps: bool) -> Mask:
@@ -172,7 +194,7 @@ def _is_lower_triangle(node: fx.Node, keeps: bool) -> bool:
     """Whether scores on and below the diagonal stay: those where `node` is not zero, or with `keeps=False` where it is."""
     base = behind_views(node)
     name = packet_name(base)
-    if name in ("tril", "triu"):
+    if name in ("tril", "triu") and packet_name(behind_views(base.args[0])) in _ONES:
         return arguments(base)["diagonal"] == (0 if keeps else 1) and (name == "tril") == keeps
     if name in ("logical_not", "bitwise_not") or (name == "eq" and base.args[1] == 0):
         return _is_lower_triangle(base.args[0], not keeps)

@@ -52,13 +52,14 @@ class StepWork:
         gaps = (
             f"of it {idle_us:.4g} µs idle" if idle_us >= 0 else f"{-idle_us:.4g} µs of it at once, on several streams"
         )
+        of = "one sample" if rounds == 1 else f"median of {rounds} rounds"
         return [
             ("Triton kernels", self.triton.calls, self.triton.us, "a region each"),
             ("ATen's kernels", self.aten.calls, self.aten.us, ""),
             ("copies and fills", self.copies.calls, self.copies.us, ""),
             ("the GPU's work", all_of_it.calls, all_of_it.us, "in one profiled step"),
             ("first to last", None, self.window_us, gaps),
-            ("step, end to end", None, 1e3 * step_ms, f"unprofiled, median of {rounds} rounds"),
+            ("step, end to end", None, 1e3 * step_ms, f"unprofiled, {of}"),
         ]
 
     @property

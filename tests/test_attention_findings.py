@@ -100,6 +100,21 @@ def causal_by_adding(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (q @ k.mT / math.sqrt(WIDTH) + future).softmax(-1) @ v
 
 
+def triangle_of_another_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    band = mask.tril()
+    return (q @ k.mT / math.sqrt(WIDTH)).masked_fill(~band, float("-inf")).softmax(-1) @ v
+
+
+def triangle_of_ones_added(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    later = torch.ones(LENGTH, LENGTH).triu(1)
+    return (q @ k.mT / math.sqrt(WIDTH) + later).softmax(-1) @ v
+
+
+def filled_then_added(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    future = torch.zeros(LENGTH, LENGTH).masked_fill(torch.ones(LENGTH, LENGTH).tril() == 0, float("-inf"))
+    return (q @ k.mT / math.sqrt(WIDTH) + future).softmax(-1) @ v
+
+
 def einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(WIDTH)
     return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), v)
@@ -124,6 +139,9 @@ FORMS: list[tuple[Form, str]] = [
     (causal, "(q, k, v, is_causal=True)"),
     (causal_by_a_triangle, "(q, k, v, is_causal=True)"),
     (causal_by_adding, "(q, k, v, is_causal=True)"),
+    (triangle_of_another_mask, "(q, k, v, attn_mask=band)"),
+    (triangle_of_ones_added, "(q, k, v, attn_mask=later)"),
+    (filled_then_added, "(q, k, v, is_causal=True)"),
     (einsum, "(q, k, v)"),
     (baddbmm, "(q, k, v, scale=0.3)"),
 ]
@@ -135,6 +153,7 @@ def test_the_call_computes_the_same(form: Form, call: str) -> None:
     mask = torch.randn(LENGTH, LENGTH) if form in (added, added_then_scaled) else keeps()
     assert call_of(form, mask) == call
     names = {"q": q * 0.25 if form is scaled_queries else q, "k": k, "v": v, "mask": mask}
+    names |= {"band": mask.tril() if mask.dtype is torch.bool else mask, "later": torch.ones(LENGTH, LENGTH).triu(1)}
     same = eval(f"attention{call}", {"attention": F.scaled_dot_product_attention}, names)
     torch.testing.assert_close(same, form(q, k, v, mask), rtol=1e-4, atol=1e-5)
 
@@ -228,11 +247,22 @@ def short(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return plain(q[:, :, :8], k[:, :, :8], v[:, :, :8], mask)
 
 
+def filled_with_zero(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill(~mask, 0.0).softmax(-1) @ v
+
+
+def clamped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return torch.where(scores > 0, scores, 0.0).softmax(-1) @ v
+
+
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@pytest.mark.parametrize("form", [returned, capped, over_queries, over_the_other_dimension, short, fused])
+@pytest.mark.parametrize(
+    "form", [returned, capped, filled_with_zero, clamped, over_queries, over_the_other_dimension, short, fused]
+)
 def test_what_the_call_cannot_do_or_need_not_is_left_alone(form: Form) -> None:
     assert not list(attention_in_single_ops(case(captured(form))))
 

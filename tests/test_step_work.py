@@ -49,6 +49,7 @@ def test_the_parts_add_up_to_the_gpus_work_and_with_idle_time_to_the_window() ->
     assert rows["the GPU's work"][:2] == (5, 37)
     assert rows["first to last"] == (None, 42, "of it 5 µs idle")
     assert rows["step, end to end"] == (None, 45, "unprofiled, median of 8 rounds")
+    assert work.rows(0.045, 1)[-1][3] == "unprofiled, one sample"
 
 
 def test_work_on_several_streams_is_not_called_idle() -> None:

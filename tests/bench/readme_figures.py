@@ -237,28 +237,6 @@ def recording_of(title: str, cost: Data) -> str:
     return f"{times} and {cost['peak_ratio']:.3f} × its peak memory where it is {title}"
 
 
-def gpt(results: Results) -> str:
-    """A GPT's step by `gpt_step.py`, a sentence a dtype."""
-    found = {name: results.get(f"gpt_step_{name}") for name in ("bf16", "tf32")}
-    sentences = [gpt_sentence(name, data) for name, data in found.items() if data is not None]
-    return " ".join(sentences) or "Not measured: no result of `gpt_step.py` is committed."
-
-
-def gpt_sentence(name: str, data: Data) -> str:
-    programs = by_name(data["programs"][name]["timing"])
-    times = [f"{title} {ms(step_ms(programs[of]))}" for title, of in GPT_COLUMNS.items() if of in programs]
-    source = measured_on(data["environment"], "gpt_step.py")
-    return f"A GPT's step in {name}, {data['sizes']['vocab']:,} tokens: {', '.join(times)} ({source})."
-
-
-GPT_COLUMNS = {
-    "eager": "eager",
-    "`torch.compile`": "torch.compile",
-    "tracefuse": "optimised",
-    "CUDA graphs": "CUDA graph",
-}
-
-
 @said("first_view.py", "first_view")
 def first_view(found: Data, source: str) -> str:
     legs = [f"{name} {seconds:.0f} s" for name, seconds in found["seconds"].items()]
@@ -299,7 +277,7 @@ def models(found: Data, source: str) -> str:
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
-    "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps, "gpt": gpt,
+    "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
     "models": models, "train": train, "first_view": first_view,
 }  # fmt: skip
