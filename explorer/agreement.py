@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from tracefuse.compare import max_abs_difference
 from tracefuse.draws import undisturbed
-from tracefuse.recording import BATCH_NORMS
+from tracefuse.recording import BATCH_NORMS, is_leaf
 from tracefuse.undefined import undefined_outputs
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def left_by(
     recording = recorder.recording
     written = [recording.externals[value] for value in recording.snapshots]
     visible = [t for t in (*namespace.values(), *tree_leaves(returned)) if isinstance(t, torch.Tensor)]
-    leaves = [t for t in (*visible, *recording.externals.values()) if t.is_leaf and t.requires_grad]
+    leaves = [t for t in (*visible, *recording.externals.values()) if t.requires_grad and is_leaf(t)]
     gradients = [gradient for leaf in leaves if (gradient := gradient_of(leaf)) is not None]
     known = {value: t for t in (*written, *visible, *gradients) if (value := recorder.value_of(t)) is not None}
     outputs = {*roles.results, *recording.snapshots, *roles.gradients.values()}

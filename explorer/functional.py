@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_any, tree_map
 
+from tracefuse.default_dtype import implied_dtype, state_dtype
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.eager_memory import IN_PLACE
 from tracefuse.optimizers.trace import Source, set_origin
@@ -93,6 +94,8 @@ def _emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()
     values = tuple(v if isinstance(v, Value) else None for v in outs)
     node.meta["custom"]["recorded"] = Recorded(func, values if func is call.func else (None,), call.in_engine, hint)
     node.meta["custom"][IN_PLACE] = call.func._schema.is_mutable
+    if (dtype := implied_dtype(call)) is not None:
+        state_dtype(node, call, dtype)
     return node
 
 

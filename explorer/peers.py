@@ -28,6 +28,7 @@ from tracefuse.draws import draws
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.measure import Program, Progress
 from tracefuse.optimizers.trace import eliminate_dead_code
+from tracefuse.recording import is_leaf
 from tracefuse.timing import Timing
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def forward_function(variant: Variant) -> fx.GraphModule:
 def _own(variant: Variant, own: Own) -> Program:
     if isinstance(own, Program):
         return own
-    leaves = [t for t in variant.capture.live_inputs if t.requires_grad and t.is_leaf]
+    leaves = [t for t in variant.capture.live_inputs if t.requires_grad and is_leaf(t)]
 
     def forward() -> tuple[tuple[Any, ...]]:
         with torch.enable_grad():

@@ -26,7 +26,7 @@ from tracefuse.host_reads import HostRead, Listener, Methods, Stop, read_by
 from tracefuse.launches import LaunchHook
 from tracefuse.memories import Memories
 from tracefuse.optimizers.trace import Origin
-from tracefuse.recording import Call, OpFacts, Recording, Value, facts_of, map_tensors
+from tracefuse.recording import Call, OpFacts, Recording, Value, facts_of, is_leaf, map_tensors, node_of
 from tracefuse.user_source import user_source
 from tracefuse.weak_map import WeakMap
 
@@ -103,7 +103,7 @@ class Recorder(TorchDispatchMode, Listener):
         for value, tensor in recording.externals.items():
             if self._ids.get(tensor) is value and value.memory != self._memories.of(tensor):
                 recording.replaced.setdefault(value, None)
-            made_by = tensor.grad_fn
+            made_by = node_of(tensor)
             if made_by is not None and made_by._sequence_nr() >= self._first_seq and value not in recording.snapshots:
                 recording.unseen.append(made_by.name())
 
@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode, Listener):
         value = self._ids.get(tensor)
         memory = self._memories.of(tensor)
         is_replaced = value is not None and value.memory != memory  # `tensor.data = ...`
-        starts = tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled()
+        starts = tensor.requires_grad and torch.is_grad_enabled() and is_leaf(tensor)
         starts = starts and not is_in_engine()  # a checkpoint detaches what it recomputes from
         if value is not None and not is_replaced and not starts:
             return value

@@ -94,6 +94,23 @@ def kind_of(tensor: torch.Tensor) -> str | None:
     return kind.__name__ if runs_operators and kind is not FakeTensor else None  # of fake ones nothing real is computed
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows of nothing that made it. A view that was made without autograd, of what autograd knows, is none:
+    once it was written to, torch raises where it is asked."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """Autograd's node that made it, if one did; None where torch raises, as `is_leaf` says."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     """`tree`, arguments or results of an operator, with `function(t)` for each tensor in it.
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.assemble import Roles
 from tracefuse.record import Recorder
-from tracefuse.recording import Recording, Value
+from tracefuse.recording import Recording, Value, is_leaf
 
 # Nobody has more optimizers than that in a list.
 _FEW = 100
@@ -72,7 +72,7 @@ def _unread(recording: Recording) -> dict[Value, str]:
 def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
     """Every leaf that may have got a gradient: inputs of the program, and leaves that it made and bound to a name."""
     inputs = [(t, "") for t in recorder.recording.externals.values()]
-    return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.is_leaf and t.requires_grad]
+    return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.requires_grad and is_leaf(t)]
 
 
 def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:

@@ -28,6 +28,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from tracefuse.recording import is_leaf
+
 
 @dataclass
 class _Thawed:
@@ -108,4 +110,4 @@ def _parameters_in(namespace: Mapping[str, Any]) -> Iterator[nn.Parameter]:
 def _is_frozen(parameter: nn.Parameter) -> bool:
     """Whether autograd could train it and does not. Weights in integers or made in inference mode cannot have a gradient."""
     differentiable = parameter.is_floating_point() or parameter.is_complex()
-    return differentiable and parameter.is_leaf and not (parameter.requires_grad or parameter.is_inference())
+    return differentiable and is_leaf(parameter) and not (parameter.requires_grad or parameter.is_inference())

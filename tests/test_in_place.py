@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -187,3 +189,56 @@ def test_an_operator_that_writes_and_has_no_functional_form_is_refused_by_name()
         CaptureError, match=r"tracefuse_tests.add_one_.*y\)\) overwrites .* Register an operator that returns"
     ):
         _ = tracefuse.capture(run).trace
+
+
+def scaled_row(w: Tensor) -> None:
+    w[0] *= 0.1
+
+
+def renormed_rows(w: Tensor) -> None:
+    for row in w:
+        row.div_(row.norm())
+
+
+def clamped_flat(w: Tensor) -> None:
+    flat = w.view(-1)
+    flat.mul_(2)
+    flat.clamp_(-1, 1)
+
+
+@pytest.mark.parametrize("write", [scaled_row, renormed_rows, clamped_flat])
+def test_views_of_a_trained_leaf_may_be_written_without_autograd(write: Callable[[Tensor], None]) -> None:
+    """torch raises where it is asked whether such a view is a leaf, or what made it."""
+    torch.manual_seed(0)
+    w = torch.randn(3, 3, requires_grad=True)
+
+    def step() -> Tensor:
+        with torch.no_grad():
+            write(w)
+        loss = (w * w).sum()
+        loss.backward()
+        return loss
+
+    start = w.detach().clone()
+    expected, gradient = step().detach().clone(), w.grad
+    assert gradient is not None
+    with torch.no_grad():
+        w.copy_(start)
+    w.grad = None
+    c = tracefuse.capture(step)
+    assert str(c.check()).endswith("bit for bit.")
+    replayed = dict(zip([f"{o.kind} {o.of}" for o in c.trace.outputs], c.replay(), strict=True))
+    torch.testing.assert_close(next(t for name, t in replayed.items() if name.startswith("result")), expected)
+    torch.testing.assert_close(next(t for name, t in replayed.items() if name.startswith("gradient")), gradient)
+
+
+def test_a_variable_that_is_such_a_view_does_not_disturb_another_capture() -> None:
+    w = torch.randn(3, 3, requires_grad=True)
+    with torch.no_grad():
+        row = w[0]
+        row.mul_(2)
+    with tracefuse.capture() as c:
+        loss = (w * w).sum()
+        loss.backward()
+    assert str(c.check()).endswith("bit for bit.")
+    assert row.shape == (3,)
