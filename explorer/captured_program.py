@@ -115,7 +115,7 @@ def captured_program(
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
     kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
-    built = build_graph(recording, kept)
+    built = build_graph(recording, kept, {value: name for value, (_, name) in roles.sources.items()})
     mark_held(built, recording)
     # Rewritten, a program tells only those values from their copies that are outputs.
     is_rewritten = built.needs_functionalize

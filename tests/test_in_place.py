@@ -118,6 +118,120 @@ def test_inputs_that_share_memory_without_overlapping_are_written_one_by_one() -
     assert ops(capture.trace) == ["mul", "add", "slice", "mul"]
 
 
+def cache_and_slice() -> tuple[Callable[[], Tensor], str]:
+    cache, weight = torch.zeros(2, 4, 3), matrix()[:, :3].requires_grad_()
+    current = cache[:, 1]
+
+    def run() -> Tensor:
+        current.copy_(weight[:2].detach())
+        return (cache * weight.sum(0)).sum()
+
+    return run, r"copy_.* current, and cache"
+
+
+def parameters_and_flat() -> tuple[Callable[[], Tensor], str]:
+    layer, flat = nn.Linear(3, 2), torch.randn(8)
+    layer.weight.data, layer.bias.data = flat[:6].view(2, 3), flat[6:]
+
+    def run() -> Tensor:
+        flat.mul_(0.5)
+        return layer(torch.ones(4, 3)).sum()
+
+    return run, r"mul_.* flat, and weight"
+
+
+def overlapping() -> tuple[Callable[[], Tensor], str]:
+    base = torch.randn(6)
+    first, second = base[:4], base[2:]
+
+    def run() -> Tensor:
+        product = first * second
+        first.add_(1)
+        return product + second
+
+    return run, r"add_.* first, and second"
+
+
+def transposed() -> tuple[Callable[[], Tensor], str]:
+    weight = nn.Parameter(torch.randn(4, 4))
+    same = nn.Parameter(weight.detach().t())
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            weight.mul_(0.5)
+        return (weight @ same).sum()
+
+    return run, r"mul_.* weight, and same"
+
+
+def row_of_a_state_dict() -> tuple[Callable[[], Tensor], str]:
+    layer = nn.Linear(3, 2)
+    state = layer.state_dict()
+
+    def run() -> Tensor:
+        state["bias"][0] = 0
+        return layer(torch.ones(4, 3)).sum()
+
+    return run, r"copy_.*shape \[2\], and bias"
+
+
+def leaf_made_from_a_tensor() -> tuple[Callable[[], Tensor], str]:
+    def run() -> Tensor:
+        made = torch.ones(3) * 2
+        leaf = nn.Parameter(made)
+        loss = leaf.sum()
+        made.add_(1)
+        return loss + leaf.sum()
+
+    return run, r"add_.*, and a tensor of shape \[3\]"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [cache_and_slice, parameters_and_flat, overlapping, transposed, row_of_a_state_dict, leaf_made_from_a_tensor],
+)
+def test_a_write_to_one_input_that_another_one_shows_is_refused_with_both_names(make) -> None:
+    run, text = make()
+    with pytest.raises(CaptureError, match=rf"(?s){text} lies in the same memory and is read .*`view = tensor"):
+        _ = tracefuse.capture(run).trace
+
+
+def test_inputs_that_lie_between_each_other_are_written_one_by_one() -> None:
+    both = torch.randn(4, 6)
+    left, right = both[:, :3], both[:, 3:]
+
+    def run() -> Tensor:
+        left[0] = 1
+        return left * right
+
+    replayed(run, written=[left])
+
+
+def test_a_write_to_an_input_whose_aliases_were_read_before_is_no_concern_of_theirs() -> None:
+    base = torch.randn(6)
+    first = base[:4]
+
+    def run() -> Tensor:
+        total = base.sum()
+        first.add_(total)
+        return first * 2
+
+    replayed(run, written=[first])
+
+
+@pytest.mark.parametrize("split", [lambda x: torch.unsafe_chunk(x, 2), lambda x: x.unsafe_split_with_sizes([1, 2])])
+def test_parts_that_are_views_untold_show_in_the_whole(split) -> None:
+    """The schemas of these do not say that their results are views."""
+    x = torch.randn(3, 4)
+
+    def run() -> Tensor:
+        whole = x * 2
+        split(whole)[0].mul_(3)
+        return whole + 1
+
+    replayed(run)
+
+
 def test_views_made_after_the_write_show_it_without_a_second_tracing() -> None:
     """As in two optimizer steps: the transposed weight of the second one is made after the first write."""
     layer, x = nn.Linear(3, 4), torch.randn(5, 3)
