@@ -1,8 +1,8 @@
 """From what ran to a functional program: a `Recording` becomes an `fx.Graph` without in-place ops.
 
 An in-place op whose memory nobody sees through another view is renamed into its functional twin, and later readers read
-the twin's output. Where other views of the same memory are read later, `torch.func.functionalize` rewrites the whole
-program (slower: it traces it again).
+the twin's output. Where other views of the same memory are read later, `tracefuse.retracing` rewrites the whole program
+(slower: it traces it again).
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_any, tree_map
 
 from tracefuse.errors import CaptureError
@@ -199,41 +196,6 @@ def _overwrite(built: Built, families: dict[Value, list[Value]], written: Value,
             if value in built.placeholders:
                 built.mutated[value] = node
             built.nodes[value] = node
-
-
-def functionalize(
-    built: Built, inputs: Sequence[torch.Tensor], externals: Sequence[Value], kept: Sequence[Value]
-) -> Built:
-    """`built` without in-place ops, by tracing it again through `torch.func.functionalize`; only `kept` values have nodes."""
-    values = [*kept, *built.mutated]
-    built.graph.output((*(built.nodes[v] for v in kept), *built.mutated.values()))
-    module = fx.GraphModule(torch.nn.Module(), built.graph)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs]
-
-    def run(*args: torch.Tensor) -> Any:
-        with torch.no_grad():
-            return fx.Interpreter(module).run(*args)
-
-    try:
-        with preserve_node_meta():
-            graph = make_fx(torch.func.functionalize(run, remove="mutations"))(*fakes).graph
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].strip()
-        raise CaptureError(
-            f"the program writes to views of its tensors and torch could not make it functional ({reason}). "
-            "Write the in-place update as an ordinary expression, or capture a smaller piece."
-        ) from error
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    by_placeholder = dict(zip(placeholders, externals, strict=True))
-    start = dict(zip(externals, placeholders, strict=True))
-    found = list(zip(values, graph.output_node().args[0], strict=True))
-    copies = [n for n in graph.nodes if n.target is aten.copy_.default and n.args[0] in by_placeholder]
-    mutated = {by_placeholder[n.args[0]]: n.args[1] for n in copies} | dict(found[len(kept) :])
-    graph.erase_node(graph.output_node())
-    for node in copies:
-        graph.erase_node(node)
-    return Built(graph, start, start | dict(found[: len(kept)]), mutated, built.guards)
 
 
 # --- names ---------------------------------------------------------------------------------------

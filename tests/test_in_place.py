@@ -356,3 +356,82 @@ def test_a_variable_that_is_such_a_view_does_not_disturb_another_capture() -> No
         loss.backward()
     assert str(c.check()).endswith("bit for bit.")
     assert row.shape == (3,)
+
+
+def masked_after_a_write() -> Tensor:
+    h = torch.randn(6, 4) * WEIGHT
+    h[:, 0] = 0
+    return h[h[:, 1] > 0].square().sum()
+
+
+def found_after_a_write() -> Tensor:
+    h = WEIGHT * 2
+    h[:, 0].mul_(0.5)
+    return h.index_select(0, (h[:, 1] > 0).nonzero().squeeze(1)).square().sum()
+
+
+def repeated_after_a_write() -> Tensor:
+    h = WEIGHT * 1
+    h[:, 0] = 0
+    return torch.repeat_interleave(h, torch.tensor([1, 2, 0, 3, 1, 0]), 0).square().sum()
+
+
+def mixture_of_experts() -> Tensor:
+    x = torch.randn(6, 4)
+    weights, chosen = (x @ WEIGHT.t()).softmax(-1).topk(2)
+    out = torch.zeros_like(x)
+    out[:, -1] = 1
+    for expert in range(6):
+        row, column = torch.where(chosen == expert)
+        out.index_add_(0, row, x[row] * WEIGHT[expert] * weights[row, column, None])
+    return out.square().sum()
+
+
+def packed_sequence() -> Tensor:
+    lstm = nn.LSTM(4, 3, bidirectional=True, batch_first=True).double()
+    packed = nn.utils.rnn.pack_padded_sequence(
+        (torch.randn(3, 6, 4) * WEIGHT).double(), torch.tensor([6, 3, 2]), batch_first=True
+    )
+    return nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)[0].square().sum()
+
+
+WEIGHT = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [masked_after_a_write, found_after_a_write, repeated_after_a_write, mixture_of_experts, packed_sequence],
+)
+def test_writes_through_views_beside_shapes_that_depend_on_numbers(loss_of: Callable[[], Tensor]) -> None:
+    """Fake tensors cannot follow: the program is traced again on its inputs, drawing what it drew and nothing more."""
+    counter = torch.zeros(2, 3)
+
+    def run() -> Tensor:
+        WEIGHT.grad = None
+        row = counter[0]
+        counter.add_(1)
+        loss = loss_of() * row.sum()
+        loss.backward()
+        return loss
+
+    captured = tracefuse.capture(run)
+    seed, counted = torch.get_rng_state(), counter.clone()
+    assert captured.check().differing == 0
+    assert torch.equal(torch.get_rng_state(), seed)
+    assert torch.equal(counter, counted)
+    assert captured.trace.outputs[-1].of == "counter"
+    assert torch.equal(captured.replay()[-1], counter)
+    replayed(run, written=[counter], trained=[WEIGHT])
+
+
+def test_a_write_that_cannot_be_made_functional_is_refused_with_op_and_line() -> None:
+    def run() -> Tensor:
+        y = torch.ones(4, dtype=torch.cdouble, requires_grad=True) * 2
+        y.real.mul_(3)
+        loss = y.abs().sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(CaptureError, match=r"first by aten\.mul_.*y\.real\.mul_\(3\)\), .* Write the") as caught:
+        _ = tracefuse.capture(run).trace
+    assert "torch.compile" not in str(caught.value)
