@@ -34,6 +34,7 @@ from tracefuse.optimizers.frozen_costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.record import Recorder
 from tracefuse.recording import Value
+from tracefuse.refusals import note_unrecordable
 from tracefuse.replay import replay
 from tracefuse.roles import optimizers_of, roles_of
 from tracefuse.thaw import Thaw
@@ -121,6 +122,8 @@ class Capture(ProgramFacts):
         try:
             if completed:
                 self._finish(namespace, returned)
+            elif (error := sys.exception()) is not None:
+                note_unrecordable(error, self._recorder.recording)
         finally:
             if self._thaw is not None:
                 self._thaw.__exit__(None, None, None)

@@ -14,12 +14,13 @@ from tracefuse.assemble import Roles, assemble, mark_held
 from tracefuse.dropped import Dropped, dropped
 from tracefuse.errors import CaptureError
 from tracefuse.fake_values import propagate
-from tracefuse.functional import build_graph, functionalize
+from tracefuse.functional import build_graph
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.record import Recorder
 from tracefuse.recording import Guard, Value
 from tracefuse.refusals import check_supported, check_unreplaced
+from tracefuse.retracing import functionalize
 
 
 class CapturedProgram(NamedTuple):
@@ -115,12 +116,12 @@ def captured_program(
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
     kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
-    built = build_graph(recording, kept)
+    built = build_graph(recording, kept, {value: name for value, (_, name) in roles.sources.items()})
     mark_held(built, recording)
     # Rewritten, a program tells only those values from their copies that are outputs.
     is_rewritten = built.needs_functionalize
     if is_rewritten:
-        built = functionalize(built, inputs, externals, kept)
+        built = functionalize(built, recording, dict(zip(externals, inputs, strict=True)), kept)
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
     propagate(built, inputs)
     unread = () if is_rewritten else dropped(built, recording, {*roles.results, *roles.gradients.values(), *alive})

@@ -27,7 +27,7 @@ def propagate(built: Built, inputs: Sequence[torch.Tensor]) -> None:
         if node.op == "placeholder":
             node.meta["val"] = mode.from_tensor(next(given).detach(), static_shapes=True)
         elif node.op == "call_function":
-            with mode, torch.no_grad(), _without_tracebacks():
+            with mode, torch.no_grad(), without_tracebacks():
                 node.meta["val"] = _fake_value(node)
             wanted = node.meta.pop("dtype", None)
             if wanted is not None and node.meta["val"].dtype != wanted:
@@ -35,7 +35,7 @@ def propagate(built: Built, inputs: Sequence[torch.Tensor]) -> None:
 
 
 @contextmanager
-def _without_tracebacks() -> Iterator[None]:
+def without_tracebacks() -> Iterator[None]:
     """torch logs a traceback where a shape function raises, as that of `_grouped_mm` for float32, though nothing is wrong:
     what was recorded stands in for it. The logger's name was seen on 2.11 to 2.15."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")

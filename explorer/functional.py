@@ -1,8 +1,8 @@
 """From what ran to a functional program: a `Recording` becomes an `fx.Graph` without in-place ops.
 
 An in-place op whose memory nobody sees through another view is renamed into its functional twin, and later readers read
-the twin's output. Where other views of the same memory are read later, `torch.func.functionalize` rewrites the whole
-program (slower: it traces it again).
+the twin's output. Where other views of the same memory are read later, `tracefuse.retracing` rewrites the whole program
+(slower: it traces it again).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,13 +18,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_any, tree_map
 
 from tracefuse.default_dtype import implied_dtype, state_dtype
 from tracefuse.errors import CaptureError
+from tracefuse.lifetimes import Lifetimes
 from tracefuse.optimizers.eager_memory import IN_PLACE
 from tracefuse.optimizers.trace import Source, set_origin
 from tracefuse.recording import BATCH_NORMS, Call, Guard, Recording, Value
@@ -65,20 +63,20 @@ class Built:
             table.update({value: new for value, node in table.items() if node is old})
 
 
-def build_graph(recording: Recording, kept: Sequence[Value]) -> Built:
-    """The recorded calls as a graph with one placeholder per external. `kept` are the values that will be outputs."""
+def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Value, str]) -> Built:
+    """The recorded calls as a graph with one placeholder per external. `kept` are the values that will be outputs, `names`
+    those of externals. Raises `CaptureError` where a write to one external shows in another, or has no functional form."""
     built = Built(fx.Graph())
     for index, value in enumerate(recording.externals):
         built.nodes[value] = built.placeholders[value] = built.graph.placeholder(f"input_{index}")
-    last_read = _last_reads(recording.calls, kept) | dict.fromkeys(recording.externals, len(recording.calls))
-    families = _families(recording)
+    lifetimes = Lifetimes.of(recording, kept, names)
     hints = _assigned_names(recording.calls)
     for position, call in enumerate(recording.calls):
         hint = hints.get(position, ())
         if not call.out_values() and not call.writes():
             built.guards.append(Guard(str(call.func), call.outs, call.origin.source))
         elif call.writes():
-            _add_in_place(built, call, hint, families, lambda v, at=position: last_read.get(v, -1) > at)
+            _add_in_place(built, call, hint, lifetimes, position)
         else:
             _bind(built, call.outs, _emit(built, call, call.func, hint))
     return built
@@ -119,12 +117,18 @@ def _add_in_place(
     built: Built,
     call: Call,
     hint: tuple[str, ...],
-    families: dict[Value, list[Value]],
-    is_read_later: Callable[[Value], bool],
+    lifetimes: Lifetimes,
+    position: int,
 ) -> None:
-    twin, written = functional_twin(call.func), call.writes()
+    twin, written, families = functional_twin(call.func), call.writes(), lifetimes.families
     others = [v for w in written for v in families[w.base] if v in built.nodes and v.is_otherwise(w)]
-    if twin is None or len({w.base for w in written}) < len(written) or any(map(is_read_later, others)):
+    is_seen = any(v in built.placeholders or lifetimes.is_read_after(position, v) for v in others)
+    stays = twin is None or len({w.base for w in written}) < len(written) or is_seen
+    for value in written:
+        other = lifetimes.shown_elsewhere(value, position)
+        if other is not None and (stays or other.base is not value.base):
+            raise _shared(call, lifetimes, value, other)
+    if stays:
         if call.func in BATCH_NORMS:
             raise CaptureError(
                 f"{call.func}{where(call.origin.source)} overwrites running statistics that are also read through a view. "
@@ -144,6 +148,15 @@ def _add_in_place(
         _bind(built, fresh, node)
     for value, new in zip(written, _new_contents(built, call, node, len(fresh)), strict=True):
         _overwrite(built, families, value, new)
+
+
+def _shared(call: Call, lifetimes: Lifetimes, written: Value, other: Value) -> CaptureError:
+    name, other_name = (lifetimes.name_of(v) for v in (written, other))
+    return CaptureError(
+        f"{call.func}{where(call.origin.source)} overwrites {name}, and {other_name} lies in the same memory and is read "
+        f"afterwards{where(lifetimes.read_last_by(other))}. A trace takes inputs for independent of each other. Read and "
+        "write one of the two only, and make the other inside the program (`view = tensor[...]`)."
+    )
 
 
 def _emit_bernoulli(built: Built, call: Call) -> fx.Node:
@@ -188,58 +201,7 @@ def _overwrite(built: Built, families: dict[Value, list[Value]], written: Value,
             built.nodes[value] = node
 
 
-def functionalize(
-    built: Built, inputs: Sequence[torch.Tensor], externals: Sequence[Value], kept: Sequence[Value]
-) -> Built:
-    """`built` without in-place ops, by tracing it again through `torch.func.functionalize`; only `kept` values have nodes."""
-    values = [*kept, *built.mutated]
-    built.graph.output((*(built.nodes[v] for v in kept), *built.mutated.values()))
-    module = fx.GraphModule(torch.nn.Module(), built.graph)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs]
-
-    def run(*args: torch.Tensor) -> Any:
-        with torch.no_grad():
-            return fx.Interpreter(module).run(*args)
-
-    try:
-        with preserve_node_meta():
-            graph = make_fx(torch.func.functionalize(run, remove="mutations"))(*fakes).graph
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].strip()
-        raise CaptureError(
-            f"the program writes to views of its tensors and torch could not make it functional ({reason}). "
-            "Write the in-place update as an ordinary expression, or capture a smaller piece."
-        ) from error
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    by_placeholder = dict(zip(placeholders, externals, strict=True))
-    start = dict(zip(externals, placeholders, strict=True))
-    found = list(zip(values, graph.output_node().args[0], strict=True))
-    copies = [n for n in graph.nodes if n.target is aten.copy_.default and n.args[0] in by_placeholder]
-    mutated = {by_placeholder[n.args[0]]: n.args[1] for n in copies} | dict(found[len(kept) :])
-    graph.erase_node(graph.output_node())
-    for node in copies:
-        graph.erase_node(node)
-    return Built(graph, start, start | dict(found[: len(kept)]), mutated, built.guards)
-
-
-# --- lifetimes, families, names ---------------------------------------------------------------------------------------
-
-
-def _last_reads(calls: Sequence[Call], kept: Sequence[Value]) -> dict[Value, int]:
-    last = {v: position for position, call in enumerate(calls) for v in call.reads()}
-    return last | dict.fromkeys(kept, len(calls))
-
-
-def _families(recording: Recording) -> dict[Value, list[Value]]:
-    """All values of one memory, by its base."""
-    everything = dict.fromkeys(recording.externals)
-    for call in recording.calls:
-        everything |= dict.fromkeys((*call.reads(), *call.out_values()))
-    families: dict[Value, list[Value]] = {}
-    for value in everything:
-        families.setdefault(value.base, []).append(value)
-    return families
+# --- names ---------------------------------------------------------------------------------------
 
 
 def _assigned_names(calls: Sequence[Call]) -> dict[int, tuple[str, ...]]:

@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode, Listener):
         if facts.is_random:
             origin, recorded_kwargs = self._with_rng(origin, func, args, kwargs)
         by_name = map_tensors(self._read, recorded_kwargs) if recorded_kwargs else {}
-        call = Call(func, map_tensors(self._read, args), by_name, None, origin, in_engine)
+        call = Call(facts.func, map_tensors(self._read, args), by_name, None, origin, in_engine)
         if facts.may_write:
             for value in call.writes():
                 self._snapshot(value)

@@ -24,6 +24,11 @@ aten = torch.ops.aten
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
 # Found wrong in a dispatch mode by `tests/bench/op_db.py`: torch's kernels conjugate lazily, which modes switch off.
 _CONJUGATING = {aten.linalg_pinv.atol_rtol_tensor, aten.linalg_pinv.atol_rtol_float}
+# These return views although their schema does not say so, as these others do whose schema does.
+_VIEWS = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
 # These write nothing, but give their tensor other memory.
 _OTHER_MEMORY = {
     aten.set_.source_Tensor: lambda tensor, source: (aten.alias.default, (source,)),
@@ -149,9 +154,9 @@ def values_in(tree: Any) -> list[Value]:
 class OpFacts:
     """What the recorder asks of each op that runs, found out once per operator.
 
-    `conjugates`: its kernel relies on lazy conjugation; `becomes` tells, of an op such as `unsqueeze_` or `set_` with its
-    arguments, which op on which of them makes what its tensor is from then on; `aliased` the position and the name of the
-    arguments, of that op, in whose memory the results may lie.
+    It is recorded as `func`; `conjugates`: its kernel relies on lazy conjugation; `becomes` tells, of an op such as
+    `unsqueeze_` or `set_` with its arguments, which op on which of them makes what its tensor is from then on; `aliased` the
+    position and the name of the arguments, of that op, in whose memory the results may lie.
     """
 
     func: OpOverload | HigherOrderOperator
@@ -175,13 +180,13 @@ def facts_of(func: OpOverload | HigherOrderOperator) -> OpFacts:
 
 def _facts(func: OpOverload) -> OpFacts:
     return OpFacts(
-        func,
+        _VIEWS.get(func, func),
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
         may_write=func in BATCH_NORMS or (func not in _OTHER_MEMORY and any(map(is_written, func._schema.arguments))),
         may_read=may_read(func),
         conjugates=func in _CONJUGATING,
         becomes=_OTHER_MEMORY.get(func) or _view_in_place(func),
-        aliased=() if func is aten.set_.default else _aliased(func),
+        aliased=() if func is aten.set_.default else _aliased(_VIEWS.get(func, func)),
     )
 
 

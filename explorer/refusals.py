@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
+
 import torch
 from torch._ops import HigherOrderOperator
 
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Source
-from tracefuse.recording import Recording, Value
+from tracefuse.recording import Call, Recording, Value
+from tracefuse.user_source import is_torchs_or_ours
 
 aten = torch.ops.aten
 
@@ -43,10 +46,7 @@ def check_supported(recording: Recording) -> None:
         )
     for call in recording.calls:
         if isinstance(call.func, HigherOrderOperator):
-            raise CaptureError(
-                f"{call.func}{where(call.origin.source)} runs graphs or functions of its own, and a trace holds operators on "
-                "tensors. Write it in plain Python (`if` for `torch.cond`), or capture a smaller piece."
-            )
+            raise CaptureError(_of_higher_order(call))
         if any(isinstance(argument, torch.UntypedStorage) for argument in call.args):
             raise CaptureError(
                 f"{call.func}{where(call.origin.source)} works on a storage, which may be written to by no operator. Write to "
@@ -64,6 +64,23 @@ def check_supported(recording: Recording) -> None:
             )
         _check_dense([*call.reads(), *call.out_values()], f"{call.func}{where(call.origin.source)} computes with")
     _check_dense([given for _, given, _ in recording.roots if given is not None], "a backward starts from")
+
+
+def note_unrecordable(error: BaseException, recording: Recording) -> None:
+    """Tell the reader of an error that came from torch, in a program with operators that run graphs of their own, that these
+    may fail where a recorder sees them."""
+    higher_order = next((call for call in recording.calls if isinstance(call.func, HigherOrderOperator)), None)
+    raised_in = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    if higher_order is not None and raised_in and is_torchs_or_ours(raised_in[0]):
+        error.add_note(f"tracefuse: under a capture torch may fail here. {_of_higher_order(higher_order)}")
+
+
+def _of_higher_order(call: Call) -> str:
+    return (
+        f"{call.func}{where(call.origin.source)} runs graphs or functions of its own, and a trace holds operators on tensors. "
+        "Write it in plain Python (`if` for `torch.cond`, `F.scaled_dot_product_attention` with a mask for `flex_attention`), "
+        "or capture a smaller piece."
+    )
 
 
 def _check_dense(values: list[Value], what: str) -> None:

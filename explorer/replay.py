@@ -43,19 +43,19 @@ def _run(node: fx.Node, values: dict[fx.Node, Any], rng_states: Sequence[torch.T
     try:
         if state is None or not rng_states:
             return node.target(*args, **kwargs)  # type: ignore[operator]
-        return _run_from(rng_states[state], node, args, kwargs)
+        return draw_from(rng_states[state], node.target, args, kwargs)
     except Exception as error:
         source = origin(node).source
         where = f" ({source.file}:{source.line}: {source.text})" if source else ""
         raise ReplayError(f"{node.format_node()}{where} raised: {error}") from error
 
 
-def _run_from(state: torch.Tensor, node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Draw from `state` and leave the generator as it was."""
+def draw_from(state: torch.Tensor, op: Any, args: Any, kwargs: Any) -> Any:
+    """What the random `op` draws from `state`; the generator is left as it was."""
     generator = default_generator(device_of(args, kwargs))
     before = generator.get_state()
     generator.set_state(state)
     try:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return op(*args, **kwargs)
     finally:
         generator.set_state(before)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from replayed import replayed
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.utils import parametrizations
 
 import tracefuse
@@ -443,6 +444,37 @@ def test_refused_by_name_with_the_remedy_last(program: Callable[[], Tensor]) -> 
     captured = tracefuse.capture(lambda: program().sum().backward())
     with pytest.raises(CaptureError, match=rf"(?s){named}.*{remedy}\.$"):
         _ = captured.trace
+
+
+def test_an_error_of_torchs_about_an_operator_that_it_cannot_run_under_a_recorder_names_it() -> None:
+    weight = leaf()
+
+    def branch() -> None:
+        torch.cond(weight.sum() > 0, torch.sin, torch.cos, (weight,)).sum().backward()
+
+    def attention() -> Tensor:
+        q = torch.randn(1, 2, 128, 16)
+        with torch.no_grad():
+            return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + (i - j))
+
+    for program, named in ((branch, "cond "), (attention, "flex_attention ")):
+        torch._dynamo.reset()  # what it compiled under a dispatch mode it takes up again without one, and fails
+        program()
+        with pytest.raises(Exception) as caught:  # noqa: PT011 of torch, another in each version
+            tracefuse.capture(program)
+        (note,) = caught.value.__notes__
+        assert f"{named}(test_breadth.py:" in note
+        assert note.endswith("or capture a smaller piece.")
+
+
+def test_the_programs_own_error_is_left_as_it_is() -> None:
+    def program() -> None:
+        branches()
+        raise ValueError("the user's")
+
+    with pytest.raises(ValueError, match="the user's") as caught:
+        tracefuse.capture(program)
+    assert not hasattr(caught.value, "__notes__")
 
 
 @pytest.fixture

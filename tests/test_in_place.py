@@ -118,6 +118,120 @@ def test_inputs_that_share_memory_without_overlapping_are_written_one_by_one() -
     assert ops(capture.trace) == ["mul", "add", "slice", "mul"]
 
 
+def cache_and_slice() -> tuple[Callable[[], Tensor], str]:
+    cache, weight = torch.zeros(2, 4, 3), matrix()[:, :3].requires_grad_()
+    current = cache[:, 1]
+
+    def run() -> Tensor:
+        current.copy_(weight[:2].detach())
+        return (cache * weight.sum(0)).sum()
+
+    return run, r"copy_.* current, and cache"
+
+
+def parameters_and_flat() -> tuple[Callable[[], Tensor], str]:
+    layer, flat = nn.Linear(3, 2), torch.randn(8)
+    layer.weight.data, layer.bias.data = flat[:6].view(2, 3), flat[6:]
+
+    def run() -> Tensor:
+        flat.mul_(0.5)
+        return layer(torch.ones(4, 3)).sum()
+
+    return run, r"mul_.* flat, and weight"
+
+
+def overlapping() -> tuple[Callable[[], Tensor], str]:
+    base = torch.randn(6)
+    first, second = base[:4], base[2:]
+
+    def run() -> Tensor:
+        product = first * second
+        first.add_(1)
+        return product + second
+
+    return run, r"add_.* first, and second"
+
+
+def transposed() -> tuple[Callable[[], Tensor], str]:
+    weight = nn.Parameter(torch.randn(4, 4))
+    same = nn.Parameter(weight.detach().t())
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            weight.mul_(0.5)
+        return (weight @ same).sum()
+
+    return run, r"mul_.* weight, and same"
+
+
+def row_of_a_state_dict() -> tuple[Callable[[], Tensor], str]:
+    layer = nn.Linear(3, 2)
+    state = layer.state_dict()
+
+    def run() -> Tensor:
+        state["bias"][0] = 0
+        return layer(torch.ones(4, 3)).sum()
+
+    return run, r"copy_.*shape \[2\], and bias"
+
+
+def leaf_made_from_a_tensor() -> tuple[Callable[[], Tensor], str]:
+    def run() -> Tensor:
+        made = torch.ones(3) * 2
+        leaf = nn.Parameter(made)
+        loss = leaf.sum()
+        made.add_(1)
+        return loss + leaf.sum()
+
+    return run, r"add_.*, and a tensor of shape \[3\]"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [cache_and_slice, parameters_and_flat, overlapping, transposed, row_of_a_state_dict, leaf_made_from_a_tensor],
+)
+def test_a_write_to_one_input_that_another_one_shows_is_refused_with_both_names(make) -> None:
+    run, text = make()
+    with pytest.raises(CaptureError, match=rf"(?s){text} lies in the same memory and is read .*`view = tensor"):
+        _ = tracefuse.capture(run).trace
+
+
+def test_inputs_that_lie_between_each_other_are_written_one_by_one() -> None:
+    both = torch.randn(4, 6)
+    left, right = both[:, :3], both[:, 3:]
+
+    def run() -> Tensor:
+        left[0] = 1
+        return left * right
+
+    replayed(run, written=[left])
+
+
+def test_a_write_to_an_input_whose_aliases_were_read_before_is_no_concern_of_theirs() -> None:
+    base = torch.randn(6)
+    first = base[:4]
+
+    def run() -> Tensor:
+        total = base.sum()
+        first.add_(total)
+        return first * 2
+
+    replayed(run, written=[first])
+
+
+@pytest.mark.parametrize("split", [lambda x: torch.unsafe_chunk(x, 2), lambda x: x.unsafe_split_with_sizes([1, 2])])
+def test_parts_that_are_views_untold_show_in_the_whole(split) -> None:
+    """The schemas of these do not say that their results are views."""
+    x = torch.randn(3, 4)
+
+    def run() -> Tensor:
+        whole = x * 2
+        split(whole)[0].mul_(3)
+        return whole + 1
+
+    replayed(run)
+
+
 def test_views_made_after_the_write_show_it_without_a_second_tracing() -> None:
     """As in two optimizer steps: the transposed weight of the second one is made after the first write."""
     layer, x = nn.Linear(3, 4), torch.randn(5, 3)
@@ -242,3 +356,82 @@ def test_a_variable_that_is_such_a_view_does_not_disturb_another_capture() -> No
         loss.backward()
     assert str(c.check()).endswith("bit for bit.")
     assert row.shape == (3,)
+
+
+def masked_after_a_write() -> Tensor:
+    h = torch.randn(6, 4) * WEIGHT
+    h[:, 0] = 0
+    return h[h[:, 1] > 0].square().sum()
+
+
+def found_after_a_write() -> Tensor:
+    h = WEIGHT * 2
+    h[:, 0].mul_(0.5)
+    return h.index_select(0, (h[:, 1] > 0).nonzero().squeeze(1)).square().sum()
+
+
+def repeated_after_a_write() -> Tensor:
+    h = WEIGHT * 1
+    h[:, 0] = 0
+    return torch.repeat_interleave(h, torch.tensor([1, 2, 0, 3, 1, 0]), 0).square().sum()
+
+
+def mixture_of_experts() -> Tensor:
+    x = torch.randn(6, 4)
+    weights, chosen = (x @ WEIGHT.t()).softmax(-1).topk(2)
+    out = torch.zeros_like(x)
+    out[:, -1] = 1
+    for expert in range(6):
+        row, column = torch.where(chosen == expert)
+        out.index_add_(0, row, x[row] * WEIGHT[expert] * weights[row, column, None])
+    return out.square().sum()
+
+
+def packed_sequence() -> Tensor:
+    lstm = nn.LSTM(4, 3, bidirectional=True, batch_first=True).double()
+    packed = nn.utils.rnn.pack_padded_sequence(
+        (torch.randn(3, 6, 4) * WEIGHT).double(), torch.tensor([6, 3, 2]), batch_first=True
+    )
+    return nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)[0].square().sum()
+
+
+WEIGHT = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [masked_after_a_write, found_after_a_write, repeated_after_a_write, mixture_of_experts, packed_sequence],
+)
+def test_writes_through_views_beside_shapes_that_depend_on_numbers(loss_of: Callable[[], Tensor]) -> None:
+    """Fake tensors cannot follow: the program is traced again on its inputs, drawing what it drew and nothing more."""
+    counter = torch.zeros(2, 3)
+
+    def run() -> Tensor:
+        WEIGHT.grad = None
+        row = counter[0]
+        counter.add_(1)
+        loss = loss_of() * row.sum()
+        loss.backward()
+        return loss
+
+    captured = tracefuse.capture(run)
+    seed, counted = torch.get_rng_state(), counter.clone()
+    assert captured.check().differing == 0
+    assert torch.equal(torch.get_rng_state(), seed)
+    assert torch.equal(counter, counted)
+    assert captured.trace.outputs[-1].of == "counter"
+    assert torch.equal(captured.replay()[-1], counter)
+    replayed(run, written=[counter], trained=[WEIGHT])
+
+
+def test_a_write_that_cannot_be_made_functional_is_refused_with_op_and_line() -> None:
+    def run() -> Tensor:
+        y = torch.ones(4, dtype=torch.cdouble, requires_grad=True) * 2
+        y.real.mul_(3)
+        loss = y.abs().sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(CaptureError, match=r"first by aten\.mul_.*y\.real\.mul_\(3\)\), .* Write the") as caught:
+        _ = tracefuse.capture(run).trace
+    assert "torch.compile" not in str(caught.value)
