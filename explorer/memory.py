@@ -30,6 +30,7 @@ from tracefuse.optimizers.passes import Step
 from tracefuse.optimizers.saved import REASONS
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, tensor_type, val
 from tracefuse.saved_rows import Group, Pair, SavedRow, by_module, by_reason, line_of, saved_rows
+from tracefuse.summary import unmet
 from tracefuse.timeline import stepwise_replay
 from tracefuse.timing import aligned
 
@@ -172,7 +173,7 @@ def static_memory(variant: Variant) -> Memory:
     capture = variant.capture
     found = memory(capture.trace, variant.trace, variant.steps)
     eager_peak = None if capture.backwards > 1 else found.eager_peak
-    return replace(found, eager_peak=eager_peak, notes=tuple(filter(None, [capture.order])))
+    return replace(found, eager_peak=eager_peak, notes=tuple(filter(None, [capture.order, *unmet(variant)])))
 
 
 def curve(trace: Trace) -> Curve:

@@ -33,7 +33,10 @@ class Optimized:
         self.config = config
 
     def __repr__(self) -> str:
-        return f"<tracefuse.Variant {self.config.as_code()}: {self.trace.op_count} ops, {len(self.kernels)} kernels>"
+        from tracefuse.summary import unmet
+
+        counts = f"{self.trace.op_count} ops, {len(self.kernels)} kernels"
+        return "\n".join([f"<tracefuse.Variant {self.config.as_code()}: {counts}>", *unmet(self)])
 
     @functools.cached_property
     @uncollected()

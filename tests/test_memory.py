@@ -127,6 +127,23 @@ def test_of_a_session_file_the_peak_as_eager_frees_is_not_known(tmp_path: Path) 
     assert "as eager frees" in str(here)
 
 
+# --- a budget that is missed ------------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_cannot_be_met_is_said_where_the_variant_and_its_memory_are_printed() -> None:
+    missed = gpt().optimize(memory_budget="1 kB")
+    (note,) = missed.memory().notes
+    assert "more than the budget of 1000 B" in note
+    assert note in str(missed.memory())
+    assert note in repr(missed)
+
+
+def test_of_a_budget_that_is_met_nothing_is_said() -> None:
+    met = gpt().optimize(memory_budget="2 GB")
+    assert met.memory().notes == ()
+    assert repr(met).endswith("kernels>")
+
+
 # --- several backwards ------------------------------------------------------------------------------------------------
 
 
