@@ -10,12 +10,14 @@ worth: "high" from a fifth, "medium" from a twentieth, and below a hundredth it 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tracefuse.attention_findings import attention_in_single_ops
 from tracefuse.config import Config
 from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step
-from tracefuse.findings import SEVERITIES, Case, Detector, Finding
+from tracefuse.findings import SEVERITIES, Case, Detector, Finding, counted
 from tracefuse.gradient_findings import (
     dropped_gradients,
     gradients_no_optimizer_takes,
@@ -26,8 +28,11 @@ from tracefuse.kept_findings import kept_for_nothing
 from tracefuse.launch_findings import loops_of_small_kernels
 from tracefuse.mode_findings import matmuls_without_tf32, modes_that_slow
 from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
+from tracefuse.optimizers.passes import Step
 from tracefuse.sync_findings import waits_for_the_gpu
 from tracefuse.to_copy_findings import casts_beside_moves
+
+MOST_REASONS = 2  # of a pass that are told for one finding
 
 
 class Findings(tuple[Finding, ...]):
@@ -35,18 +40,30 @@ class Findings(tuple[Finding, ...]):
 
     __slots__ = ()
 
-    def under(self, config: Config) -> Findings:
-        """As under a configuration: a pass that is on already is no fix, its decisions say what it left."""
-        return Findings(_left(one) if one.changes and config.changed(**one.changes) == config else one for one in self)
+    def under(self, config: Config, steps: Sequence[Step]) -> Findings:
+        """As under a configuration: a pass that is on already is no fix, and `steps`, what it made, say why it left this."""
+        return Findings(
+            _left(one, steps) if one.changes and config.changed(**one.changes) == config else one for one in self
+        )
 
     def __repr__(self) -> str:
         nothing = f"nothing found; looked for: {'; '.join(DETECTORS)}"
         return "\n\n".join(map(str, self)) or nothing
 
 
-def _left(finding: Finding) -> Finding:
-    passes = " and ".join(f"`{name}`" for name in finding.changes or ())
-    return replace(finding, changes=None, fix=f"{passes} left it: the decisions of its step say why")
+def _left(finding: Finding, steps: Sequence[Step]) -> Finding:
+    on = [(at - len(steps), step) for at, step in enumerate(steps) if step.name in (finding.changes or ())]
+    passes = " and ".join(f"`{step.name}`" for _, step in on)
+    reasons = Counter(
+        decision.reason for _, step in on for decision in step.decisions if decision.value in finding.values
+    ).most_common()
+    said = [f"{reason} ({counted(count, 'op')})" for reason, count in reasons[:MOST_REASONS]]
+    shown = "; ".join(
+        [*said, *[f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))]
+    )
+    where = " and ".join(f"`print(v.steps[{at}])`" for at, _ in on)
+    fix = f"none: {passes} left it{f', since {shown}' * bool(shown)}; {where} has all decisions"
+    return replace(finding, changes=None, fix=fix)
 
 
 def diagnose(case: Case) -> Findings:

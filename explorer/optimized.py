@@ -132,7 +132,7 @@ class Optimized:
         from tracefuse.diagnose import diagnose
         from tracefuse.findings import Case
 
-        return diagnose(Case.of(self.capture, self.trace, times or self.op_times)).under(self.config)
+        return diagnose(Case.of(self.capture, self.trace, times or self.op_times)).under(self.config, self.steps)
 
     def to_dot(self, depth: int | None = 2) -> str:
         """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""
