@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
+from tracefuse.draws import is_in_engine
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import origin, phase
 from tracefuse.record import Recorder
@@ -62,14 +63,14 @@ def _lines_of_histories(recorder: Recorder) -> Iterator[str]:
 
 def forwards_first(graph: fx.Graph) -> str:
     """Of a program's ops as they ran, with their phases: what the trace does to memory by running all forwards first; "" where
-    no backward reads what a forward computed after another backward."""
+    autograd reads nothing that a forward computed after another backward. An optimizer does read such, as a decayed weight."""
     is_late = False
     for node in graph.nodes:
         if node.op != "call_function":
             continue
         if phase(node) == "backward":
             is_late = True
-        elif is_late and does_work(node) and any(phase(user) == "backward" for user in node.users):
+        elif is_late and does_work(node) and any(map(is_in_engine, node.users)):
             return (
                 f"The program goes on with a forward{where(origin(node).source)} after a backward, and the trace runs all "
                 "forwards first: peaks, and what is saved for the backward, are those of this order, not of the program. "

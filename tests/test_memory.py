@@ -184,6 +184,18 @@ def test_one_micro_batch_is_in_the_order_of_the_program() -> None:
     assert found.eager_peak is not None
 
 
+def test_an_optimizer_that_decays_weights_is_no_second_forward() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1, foreach=False)
+
+    def step() -> None:
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+    capture = tracefuse.capture(step)
+    assert (capture.backwards, capture.order) == (1, "")
+
+
 def test_backwards_of_one_forward_are_in_order_but_free_otherwise() -> None:
     x = torch.randn(8, requires_grad=True)
 
