@@ -39,6 +39,7 @@ _RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
 _BOXED = "boxed"
 MAX_SORTED = 2**20
 MAX_GUARDS = 20  # Lines of a file's head that say which path was taken.
+NAMED = 5  # of the values that go beyond one step
 MAX_INTEGERS = 64  # Captured integers of one input that a file holds: a line that people still read.
 
 
@@ -205,9 +206,10 @@ def check_one_step(variant: Variant) -> None:
     backward = variant.backward
     late = [out.of for out in backward.outputs if out.kind in ("result", "mutation")]
     if late:
+        more = f" and {len(late) - NAMED} more" if len(late) > NAMED else ""
         raise ExportError(
-            f"{', '.join(late)} depends on gradients (an optimizer step, a second forward, or autograd.grad): a step is one "
-            "forward and one backward. Capture only those."
+            "a step is one forward and one backward, and here an optimizer step, a second forward or autograd.grad goes on "
+            f"with gradients: {', '.join(late[:NAMED])}{more}. Capture only those two."
         )
     roots = [i.source for i in backward.inputs if i.kind == "cotangent"]
     if len(set(roots)) != len(roots):

@@ -207,7 +207,21 @@ def test_more_than_one_step_is_refused():
         (weight * 2).sum().backward()
         optimizer.step()
 
-    with pytest.raises(ExportError, match="Capture only those"):
+    with pytest.raises(
+        ExportError, match=r"^a step is one forward and one backward, .*: weight\. Capture only those two"
+    ):
+        _ = tracefuse.capture(step).optimize().source
+
+
+def test_of_many_values_beyond_a_step_five_are_named():
+    weights = [torch.ones(3, requires_grad=True) for _ in range(12)]
+    optimizer = torch.optim.SGD(weights, lr=0.1, foreach=False)
+
+    def step() -> None:
+        sum((weight * 2).sum() for weight in weights).backward()
+        optimizer.step()
+
+    with pytest.raises(ExportError, match=r": \w+(, \w+){4} and 7 more\. Capture only those two"):
         _ = tracefuse.capture(step).optimize().source
 
 

@@ -153,6 +153,18 @@ def test_guards_are_notes() -> None:
     assert "if y.mean().item() > 1.0" in note["text"]
 
 
+def test_a_value_that_a_line_reads_again_and_again_is_one_note() -> None:
+    x = torch.ones(3, requires_grad=True)
+
+    def step() -> None:
+        total = sum(x.detach().sum().item() for _ in range(4))
+        (x * total).sum().backward()
+
+    (note,) = payload(tracefuse.capture(step).optimize())["notes"]
+    assert note["kind"] == "guard"
+    assert note["text"].startswith("4 times: The cell read 3.0 from a tensor")
+
+
 def notes_of(shown: dict) -> list[str]:
     assert all(note["kind"] == "note" for note in shown["notes"])
     texts = [note["text"] for note in shown["notes"]]

@@ -62,6 +62,7 @@ are no part of this: see `tracefuse.widgets.timeline_payload`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -231,14 +232,19 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     tuning = f"{tuned} of {len(variant.kernels)} kernels run with tuned block sizes: the comment above each says more."
     unfused = [f"{name} runs as ATen operators, unfused: {why}." for name, why in variant.fallbacks.items()]
     apart = difference_notes(timing) if timing else []
+    guards = Counter(map(_guard, variant.capture.guards))
     checked = [] if variant.capture.agreement is None else [str(variant.capture.agreement)]
     return [
-        *({"kind": "guard", "text": _guard(guard)} for guard in variant.capture.guards),
+        *({"kind": "guard", "text": _counted(text, count)} for text, count in guards.items()),
         *(
             {"kind": "note", "text": text}
             for text in [*checked, *remarks(variant), *unfused, *[tuning] * bool(tuned), *apart]
         ),
     ]
+
+
+def _counted(text: str, count: int) -> str:
+    return text if count == 1 else f"{count} times: {text}"
 
 
 def _guard(guard: Any) -> str:
