@@ -7,8 +7,8 @@
     options           those of `Capture.optimize`: torch.compile(model, backend="tracefuse", options={"remat": 0.5})
     cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
-What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op, and a warning says why; with
-`dynamic=False` each size is compiled anew.
+What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op. A warning says why, at the
+user's call, and so does `tracefuse.explore(model)`.
 
 Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`, `_disable_current_modes`: torch 2.11 to
 2.13.
@@ -17,7 +17,6 @@ Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +28,15 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tracefuse.compiled import CompiledGraph
-from tracefuse.config import Config
+from tracefuse.compiled import CompiledGraph, note_refused
+from tracefuse.config import Config, option_names, unknown_option
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.graphed_halves import GraphedHalves
 from tracefuse.halves import Halves
-from tracefuse.joint import GraphInput, Joint, inputs_of, joint_trace
+from tracefuse.joint import Joint, inputs_of, joint_trace
+from tracefuse.joint_refusals import GraphInput
 from tracefuse.optimizers.trace import val
+from tracefuse.user_source import warn_user
 from tracefuse.watched import watching
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -62,6 +63,10 @@ def tracefuse(
             "passes by options={'remat': 0.5}"
         )
     chosen = MODES[mode] | dict(options or {})
+    known = [*option_names(), "cuda_graph"]
+    for name in chosen:
+        if name not in known:
+            raise OptionError(unknown_option(name, known))
     cuda_graph = chosen.pop("cuda_graph", False)
     if not isinstance(cuda_graph, bool):
         raise OptionError(f"cuda_graph={cuda_graph!r}: take True or False")
@@ -91,9 +96,9 @@ class _Compiling:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Forward and backward of the optimised joint program, as AOTAutograd wants them from a partitioner."""
         try:
-            found = joint_trace(joint.graph, num_fwd_outputs, self.inputs)
+            found = self.joint(joint.graph, num_fwd_outputs)
         except NotSupported as reason:
-            _warn(reason)
+            self.refuse(reason)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         halves = self.halves(found)
         self.read_results = halves.read_results
@@ -103,21 +108,26 @@ class _Compiling:
         """A forward that nobody differentiates."""
         returned = module.graph.output_node().args[0]
         try:
-            found = joint_trace(module.graph, len(returned), self.inputs)  # type: ignore[arg-type]
+            found = self.joint(module.graph, len(returned))  # type: ignore[arg-type]
         except NotSupported as reason:
-            _warn(reason)
+            self.refuse(reason)
             return make_boxed_func(module.forward)
         return boxed(self.halves(found).forward)
 
-    def halves(self, joint: Joint) -> Halves:
-        # Kernels are compiled and loaded with real tensors, and AOTAutograd traces with fake ones.
+    # Constants are read, and kernels compiled and loaded, with real tensors, and AOTAutograd traces with fake ones.
+
+    def joint(self, graph: fx.Graph, result_count: int) -> Joint:
         with _disable_current_modes():
-            graph = CompiledGraph(joint.trace, self.examples, self.config)
+            return joint_trace(graph, result_count, self.inputs)
+
+    def halves(self, joint: Joint) -> Halves:
+        with _disable_current_modes():
+            graph = CompiledGraph(joint.trace, (*self.examples, *joint.constants), self.config)
             return (GraphedHalves if self.cuda_graph else Halves)(joint, graph)
 
-
-def _warn(reason: NotSupported) -> None:
-    warnings.warn(f"a graph of this model runs op by op, without tracefuse: {reason}", stacklevel=2)
+    def refuse(self, reason: NotSupported) -> None:
+        note_refused(self.examples, str(reason))
+        warn_user(f"a graph of this model runs op by op, without tracefuse: {reason}.")
 
 
 def boxed(run: Boxed) -> Boxed:
@@ -149,7 +159,7 @@ class _Half:
 def _as_graphs(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Both halves as graphs of one call each, with the types of all that goes in and out."""
     front, back = halves.variant.forward, halves.variant.backward
-    primals, kept = list(map(val, front.placeholders)), halves.kept_values()
+    primals, kept = halves.primals(), halves.kept_values()
     results = [None if value is None else val(value) for value in halves.among(front.returned, halves.results)]
     tangents = [val(p) for p, i in zip(back.placeholders, back.inputs, strict=True) if i.kind == "cotangent"]
     wanted = [None if value is None else val(value) for value in halves.among(back.returned, halves.gradients)]

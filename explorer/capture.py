@@ -216,7 +216,7 @@ class Capture(ProgramFacts):
     @property
     def datasheet(self) -> Peaks:
         """What prices go by: the datasheet of the GPU that the program ran on, for one on a CPU that of an H100."""
-        return promised(self.environment["device"] if self.device.type == "cuda" else None)
+        return promised(self.environment.get("device") if self.device.type == "cuda" else None)
 
     @property
     def tf32(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from tracefuse.agreement import Left
 from tracefuse.assemble import Roles, assemble, mark_held
+from tracefuse.blind_spots import blind_spots
 from tracefuse.dropped import Dropped, dropped
 from tracefuse.errors import CaptureError
 from tracefuse.fake_values import propagate
@@ -34,6 +35,7 @@ class CapturedProgram(NamedTuple):
     dropped: tuple[Dropped, ...] = ()
     optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
     left: tuple[Left | None, ...] = ()
+    unrecorded: tuple[str, ...] = ()
 
 
 class ProgramFacts:
@@ -65,6 +67,11 @@ class ProgramFacts:
     def dropped(self) -> tuple[Dropped, ...]:
         """What autograd computed and nothing got: no part of the trace."""
         return self._built.dropped
+
+    @property
+    def unrecorded(self) -> tuple[str, ...]:
+        """What of the program the trace does not show, a sentence each with its remedy."""
+        return self._built.unrecorded
 
     @property
     def optimizers(self) -> Mapping[str, frozenset[str]]:
@@ -137,4 +144,4 @@ def captured_program(
     # Of a gradient added to an older one the sum is left, and the trace has the summand.
     summands = [left.get(v) if v not in recording.externals else None for v in roles.gradients.values()]
     there = (*map(left.get, roles.results), *summands, *map(left.get, built.mutated))
-    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers, there)
+    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers, there, blind_spots(recorder))

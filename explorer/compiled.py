@@ -24,8 +24,11 @@ from tracefuse.config import Config
 from tracefuse.errors import CaptureError
 from tracefuse.namespace import name_of, visible_from
 from tracefuse.optimizers.trace import Trace, val
+from tracefuse.weak_map import WeakMap
 
 _known: list[weakref.ref[CompiledGraph]] = []
+_refused: WeakMap[str] = WeakMap()
+"""Why a graph with that parameter was not compiled."""
 
 
 class CompiledGraph(Capture):
@@ -123,6 +126,13 @@ def compiled(model: nn.Module) -> list[CompiledGraph]:
     return own or [graph for graph in known if graph.has_parameters_like(model)]
 
 
+def note_refused(inputs: Sequence[Any], reason: str) -> None:
+    """A graph that reads `inputs` runs without tracefuse: for `explore` to say."""
+    for tensor in inputs:
+        if isinstance(tensor, nn.Parameter):
+            _refused[tensor] = reason
+
+
 def explore(model: nn.Module, **options: Any) -> Any:
     """The view of the largest graph that was compiled of `model` with `backend="tracefuse"`; `options` change its passes.
 
@@ -134,12 +144,19 @@ def explore(model: nn.Module, **options: Any) -> Any:
         )
     graphs = compiled(model)
     if not graphs:
-        raise CaptureError(
-            'nothing of this model was compiled: call it once after torch.compile(model, backend="tracefuse"). Where you did, '
-            "torch left it to Python: TORCH_LOGS=graph_breaks names the line (a value read in a loop, such as `.item()`)."
-        )
+        raise CaptureError(_why_none(model))
     largest = max(graphs, key=lambda graph: graph.trace.op_count)
     known_as = name_of(model, visible_from(sys._getframe(1))) or "model"
     return largest.variant(largest.config.changed(**options)).explore(
         f"tracefuse.compiled({known_as})[{graphs.index(largest)}]"
+    )
+
+
+def _why_none(model: nn.Module) -> str:
+    reason = next((why for p in model.parameters() if (why := _refused.get(p)) is not None), None)
+    if reason is not None:
+        return f"nothing of this model was compiled: its graph runs op by op, without tracefuse: {reason}."
+    return (
+        'nothing of this model was compiled: call it once after torch.compile(model, backend="tracefuse"). Where you did, '
+        "torch left it to Python: TORCH_LOGS=graph_breaks names the line (a value read in a loop, such as `.item()`)."
     )

@@ -108,7 +108,7 @@ class Config:
         known = [*READERS, *(one.name for one in own)]
         for name in options:
             if name not in known:
-                raise OptionError(_unknown(name, known))
+                raise OptionError(unknown_option(name, known))
         given = _without_instances(options)
         built_in = {name: READERS[name](name, value) for name, value in given.items() if name in READERS}
         mine = tuple(one.changed(given[one.name]) if one.name in given else one for one in own)
@@ -209,7 +209,13 @@ class Config:
         return f"{of}.optimize({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
 
-def _unknown(name: str, known: list[str]) -> str:
+def option_names() -> list[str]:
+    """What `Config.of` takes."""
+    return [*READERS, *(one.name for one in registered())]
+
+
+def unknown_option(name: str, known: list[str]) -> str:
+    """That there is no option `name`, with the one of `known` that was probably meant."""
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     return f"there is no option {name!r}: {hint}choose from {', '.join(known)}"

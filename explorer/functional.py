@@ -20,6 +20,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_any, tree_map
 
+from tracefuse.default_dtype import implied_dtype, state_dtype
 from tracefuse.errors import CaptureError
 from tracefuse.lifetimes import Lifetimes
 from tracefuse.optimizers.eager_memory import IN_PLACE
@@ -91,6 +92,8 @@ def _emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()
     values = tuple(v if isinstance(v, Value) else None for v in outs)
     node.meta["custom"]["recorded"] = Recorded(func, values if func is call.func else (None,), call.in_engine, hint)
     node.meta["custom"][IN_PLACE] = call.func._schema.is_mutable
+    if (dtype := implied_dtype(call)) is not None:
+        state_dtype(node, call, dtype)
     return node
 
 

@@ -13,7 +13,6 @@ that nobody documents. Seen on torch 2.11 to 2.13.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from tracefuse.halves import Halves
 from tracefuse.joint import Joint
 from tracefuse.optimizers.trace import val
 from tracefuse.replayable import check_replayable
+from tracefuse.user_source import warn_user
 
 IDLE = 4
 """Recordings that nobody waits for when another is wanted: of a model that is used with other weights in turn, as many as
@@ -73,11 +73,11 @@ class GraphedHalves(Halves):
         kept = super().kept_values()
         return [*kept, val(self.variant.forward.placeholders[0]).new_empty(1, dtype=torch.float32, device="cpu")]
 
-    def forward(self, boxed: list[Any]) -> list[Any]:
+    def _forward(self, boxed: list[Any]) -> list[Any]:
         recording = self._free_recording(boxed)
         ticket = [torch.empty(1)] if self._is_differentiated else []
         if recording is None:
-            return [*super().forward(boxed), *ticket]
+            return [*super()._forward(boxed), *ticket]
         results = recording.graphs.forward(boxed)
         again = [boxed[at] for at in self.read_again]
         boxed.clear()
@@ -138,4 +138,4 @@ class GraphedHalves(Halves):
     def _warn(self, reason: str) -> None:
         if reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(f"a graph of this model runs without CUDA graphs: {reason}", stacklevel=2)
+            warn_user(f"a graph of this model runs without CUDA graphs: {reason}")

@@ -32,6 +32,7 @@ class Halves:
     """
 
     def __init__(self, joint: Joint, graph: CompiledGraph) -> None:
+        self.constants = joint.constants
         self.variant = graph.variant(graph.config).check()
         self.variant.build()
         self.module = load(functions_source(self.variant))
@@ -53,6 +54,10 @@ class Halves:
         )
 
     def forward(self, boxed: list[Any]) -> list[Any]:
+        boxed.extend(self.constants)
+        return self._forward(boxed)
+
+    def _forward(self, boxed: list[Any]) -> list[Any]:
         outputs = self.module.forward(*boxed)
         again = [boxed[at] for at in self.read_again]
         boxed.clear()
@@ -60,6 +65,11 @@ class Halves:
 
     def backward(self, boxed: list[Any]) -> list[Any]:
         return self.among(self.module.backward(boxed), self.gradients)
+
+    def primals(self) -> list[torch.Tensor]:
+        """Fake tensors like those that AOTAutograd hands to the forward."""
+        placeholders = self.variant.forward.placeholders
+        return [val(p) for p in placeholders[: len(placeholders) - len(self.constants)]]
 
     def kept_values(self) -> list[torch.Tensor]:
         """Fake tensors like those that the forward hands to the backward."""

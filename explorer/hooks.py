@@ -1,7 +1,7 @@
 """Hooks of the recorder: where backwards start, and which `nn.Module`s are running.
 
 Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`,
-`torch._C._current_graph_task_id`.
+`torch._C._current_graph_task_id`. Of compiled modules, on 2.13: `nn.Module._compiled_call_impl`, `_orig_mod`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ class BackwardHook:
 
     @classmethod
     def _run(cls, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = [recorder for thread, recorder in cls._recorders if thread == threading.get_ident()]
+        here = threading.get_ident()
+        ours = [recorder for thread, recorder in cls._recorders if thread == here]
+        if not is_in_engine():  # a checkpoint's own, which the recorder sees on any thread
+            for recorder in (recorder for thread, recorder in cls._recorders if thread != here):
+                recorder.note_backward_elsewhere(outputs)
         for recorder in ours:
             recorder.note_roots(outputs, args[0] if args else kwargs["grad_tensors"])
         found = cls._engine(outputs, *args, **kwargs)
@@ -65,6 +69,8 @@ class ModuleStack:
         self._paths: WeakMap[str] = WeakMap()
         self._names = names
         self._handles: list[Any] = []
+        self.compiled: dict[str, None] = {}
+        """Classes of the modules that ran and that `torch.compile` had compiled."""
 
     def attach(self) -> None:
         self._thread = threading.get_ident()
@@ -92,6 +98,10 @@ class ModuleStack:
         if module not in self._paths:
             self.add_root(module)
         self._stack.append((self._paths.get(module) or "", type(module).__name__))
+        if module._compiled_call_impl is not None:
+            self.compiled[type(module).__name__] = None
+        elif "_orig_mod" in module._modules:
+            self.compiled[type(module._orig_mod).__name__] = None
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         if self._stack and self.is_ours():

@@ -3,6 +3,9 @@
     joint graph   placeholders: primals, tangents      outputs: mutated inputs, results, then a gradient per primal or None
     trace         inputs with kinds and names, cotangents          results, mutations, gradients; nothing for None
 
+A tensor that the graph itself holds (`torch.tensor([2, 3])` in the forward) is one more input of the trace, behind the
+primals, and a number (`torch.tensor(0.5)`, the zero of `y[:, 0] = 0`) an op that makes it.
+
 What torch calls its inputs and outputs is private: descriptors in `meta["desc"]`, seen on torch 2.11 to 2.13.
 """
 
@@ -20,46 +23,50 @@ from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
     IntermediateBaseAOTOutput,
-    PlainAOTInput,
     PlainAOTOutput,
     TangentAOTInput,
 )
 
 from tracefuse.assemble import Names
 from tracefuse.errors import NotSupported
-from tracefuse.optimizers.trace import Input, InputKind, Origin, Output, Phase, Source, Trace, eliminate_dead_code
+from tracefuse.joint_refusals import GraphInput, check_graph, number
+from tracefuse.optimizers.trace import (
+    Input,
+    InputKind,
+    Origin,
+    Output,
+    Phase,
+    Trace,
+    eliminate_dead_code,
+)
 from tracefuse.optimizers.verify import verify
-from tracefuse.user_source import is_torchs_or_ours, label_of
+from tracefuse.user_source import noted_source
+
+aten = torch.ops.aten
 
 _ORDER = "result", "mutation", "gradient"
 """Of a trace's outputs: programs hand out as many as there are results, from the first on."""
 RESULT = "result_"
 """What the name of a result begins with; its number among those of dynamo's graph follows."""
-_FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<text>.*)')
-
-
-@dataclass(frozen=True)
-class GraphInput:
-    """One input of the graph that dynamo found: its kind, and what the user calls it ("h.0.attn.weight")."""
-
-    kind: InputKind
-    source: str
 
 
 @dataclass(frozen=True)
 class Joint:
     """A trace and where its outputs stand among those of the graph: `results` by position among `result_count` forward
-    outputs (None: the graph returns None there), `gradients` by primal."""
+    outputs (None: the graph returns None there), `gradients` by primal. `constants` are what its inputs behind the primals
+    are."""
 
     trace: Trace
     results: tuple[Output | None, ...]
     gradients: tuple[Output | None, ...]
+    constants: tuple[torch.Tensor, ...]
 
 
 def inputs_of(module: fx.GraphModule, examples: Sequence[Any]) -> list[GraphInput]:
-    """What dynamo's graph reads, in order."""
+    """What dynamo's graph reads, in order; not the lists of compiled autograd, whose items have no names."""
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    return [_graph_input(node, example) for node, example in zip(placeholders, examples, strict=True)]
+    pairs = zip(placeholders, examples, strict=True)
+    return [_graph_input(node, example) for node, example in pairs if not isinstance(example, (list, tuple))]
 
 
 def _graph_input(node: fx.Node, example: Any) -> GraphInput:
@@ -79,22 +86,27 @@ def _graph_input(node: fx.Node, example: Any) -> GraphInput:
 def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]) -> Joint:
     """The trace of a joint graph, or of a forward alone, whose first `result_count` outputs are the forward's.
 
-    Raises `NotSupported`, with the reason, for what a trace cannot say: sizes that are symbols, ops that hold graphs, side
-    effects.
+    Raises `NotSupported`, with the line and the remedy, for what a trace cannot say: see `tracefuse.joint_refusals`.
     """
-    _check(graph)
+    check_graph(graph, inputs)
     new: dict[fx.Node, fx.Node] = {}
     made, names = fx.Graph(), Names()
     returned = list(graph.output_node().args[0])  # type: ignore[arg-type]
     descriptors = graph.output_node().meta.get("desc") or [None] * len(returned)
     demanded = {desc.grad_of for desc, node in zip(descriptors, returned, strict=True) if _is_gradient(desc, node)}
-    entries = []
-    for node in graph.find_nodes(op="placeholder"):
-        entry = _entry(node, names, inputs, demanded)
+    held = _constants(graph)
+    known = {node: _entry(node, names, inputs, demanded) for node in graph.find_nodes(op="placeholder")}
+    lifted = {
+        node: Input(name := names.fresh("constant"), "buffer", name)
+        for node, tensor in held.items()
+        if _is_input(node, tensor)
+    }
+    # Cotangents come last.
+    ordered = sorted((known | lifted).items(), key=lambda pair: pair[1].kind == "cotangent")
+    for node, entry in ordered:
         new[node] = made.create_node("placeholder", entry.name, name=entry.name)
         new[node].meta = {"val": node.meta["val"]}
-        entries.append(entry)
-    _copy_ops(graph, made, new, names)
+    _copy_ops(graph, made, new, names, held)
     by_source = {node.meta.get("desc"): new[node].name for node in graph.find_nodes(op="placeholder")}
     outputs = [
         _output(at, node, desc, by_source) for at, (node, desc) in enumerate(zip(returned, descriptors, strict=True))
@@ -103,40 +115,9 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
     pairs.sort(key=lambda pair: _ORDER.index(pair[0].kind))
     made.output(tuple(node for _, node in pairs))
     eliminate_dead_code(made)
-    trace = Trace(made, tuple(entries), tuple(out for out, _ in pairs))
+    trace = Trace(made, tuple(entry for _, entry in ordered), tuple(out for out, _ in pairs))
     verify(trace)
-    return Joint(trace, tuple(outputs[:result_count]), tuple(outputs[result_count:]))
-
-
-def _check(graph: fx.Graph) -> None:
-    for node in graph.nodes:
-        if node.op in ("get_attr", "call_module", "call_method"):
-            raise NotSupported(f"{node.name} is a {node.op} of the graph, not an operator")
-        if node.op == "call_function" and not _is_operator(node.target):
-            raise NotSupported(f"{node.name} calls {node.target}, which is no operator of torch.ops")
-        value = node.meta.get("val")
-        if node.op != "output" and not _is_static(value):
-            raise NotSupported(f"{node.name} has sizes that are symbols: compile with dynamic=False")
-
-
-def _is_operator(target: Any) -> bool:
-    return target is operator.getitem or isinstance(target, torch._ops.OpOverload)
-
-
-def _is_static(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_static, value))
-    if isinstance(value, torch.Tensor):
-        sizes = (*value.shape, *value.stride(), value.storage_offset())
-        return all(isinstance(size, int) for size in sizes)
-    return value is None or _number(value) is not None
-
-
-def _number(value: Any) -> int | float | None:
-    """`value` if it is a number, or a symbol that stands for one: attention returns the lengths of its sequences."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
-        return value.node.maybe_as_int() if isinstance(value, torch.SymInt) else value.node.maybe_as_float()
-    return value if isinstance(value, (int, float)) else None
+    return Joint(trace, tuple(outputs[:result_count]), tuple(outputs[result_count:]), tuple(map(held.get, lifted)))
 
 
 def _entry(node: fx.Node, names: Names, inputs: Sequence[GraphInput], demanded: set[Any]) -> Input:
@@ -144,8 +125,6 @@ def _entry(node: fx.Node, names: Names, inputs: Sequence[GraphInput], demanded: 
     if isinstance(desc, TangentAOTInput):
         of = _result_name(desc.output)
         return Input(names.fresh(f"grad_{of}"), "cotangent", of)
-    if not isinstance(desc, PlainAOTInput):
-        raise NotSupported(f"{node.name} is an input of a kind that a trace does not know: {desc}")
     known = inputs[desc.idx]
     return Input(names.fresh(known.source.replace(".", "_")), known.kind, known.source, desc in demanded)
 
@@ -175,10 +154,16 @@ def _output(at: int, node: Any, desc: Any, names: Mapping[Any, str]) -> Output |
     return Output("result", _result_name(desc))
 
 
-# --- ops ---
+# --- ops and constants ---
 
 
-def _copy_ops(graph: fx.Graph, made: fx.Graph, new: dict[fx.Node, fx.Node], names: Names) -> None:
+def _copy_ops(
+    graph: fx.Graph,
+    made: fx.Graph,
+    new: dict[fx.Node, fx.Node],
+    names: Names,
+    constants: Mapping[fx.Node, torch.Tensor],
+) -> None:
     """All forward ops, then all backward ones."""
     phases: dict[fx.Node, Phase] = {}
     for node in graph.nodes:
@@ -189,20 +174,43 @@ def _copy_ops(graph: fx.Graph, made: fx.Graph, new: dict[fx.Node, fx.Node], name
     for phase in ("forward", "backward"):
         for node in graph.nodes:
             if node.op == "call_function" and phases[node] == phase and not _is_constant(node, new):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
-                new[node] = made.create_node("call_function", node.target, args, kwargs, names.fresh(_name(node, args)))
+                target, args, kwargs = _lifted(node, constants) or (node.target, node.args, node.kwargs)
+                args, kwargs = fx.node.map_arg((args, kwargs), new.__getitem__)
+                new[node] = made.create_node("call_function", target, args, kwargs, names.fresh(_name(node, args)))
                 new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": {"tracefuse": _origin(node)}}
 
 
 def _is_constant(node: fx.Node, new: dict[fx.Node, Any]) -> bool:
     """Whether the op yields a number; its readers read that."""
-    found = _number(node.meta["val"])
+    found = number(node.meta["val"])
     if found is not None:
         new[node] = found
     return found is not None
 
 
+def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
+    """The tensors that the graph itself holds, by the nodes that stand for them."""
+    held = {node: getattr(graph.owning_module, node.target) for node in graph.find_nodes(op="get_attr")}
+    return {node: tensor for node, tensor in held.items() if isinstance(tensor, torch.Tensor)}
+
+
+def _is_input(node: fx.Node, constant: torch.Tensor) -> bool:
+    return bool(constant.dim()) or any(user.target is not aten.lift_fresh_copy.default for user in node.users)
+
+
+def _lifted(node: fx.Node, constants: Mapping[fx.Node, torch.Tensor]) -> tuple[Any, tuple, dict[str, Any]] | None:
+    """What yields a copy of a constant, if `node` does: a number is made anew."""
+    if node.target is not aten.lift_fresh_copy.default or node.args[0] not in constants:
+        return None
+    constant = constants[node.args[0]]
+    if constant.dim():
+        return aten.clone.default, node.args, {}
+    return aten.full.default, ([], constant.item()), {"dtype": constant.dtype, "device": constant.device}
+
+
 def _name(node: fx.Node, args: Any) -> str:
+    if node.target is aten.lift_fresh_copy.default:
+        return "constant"
     if node.target is operator.getitem:
         return f"{args[0].name}_{args[1]}"
     return re.sub(r"_\d+$", "", node.name).strip("_")
@@ -211,18 +219,9 @@ def _name(node: fx.Node, args: Any) -> str:
 def _origin(node: fx.Node) -> Origin:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path, kind = next(reversed(stack.values()), ("", None)) if stack else ("", None)
-    return Origin(_module_path(path), getattr(kind, "__name__", ""), _source(node), seq=node.meta.get("seq_nr"))
+    return Origin(_module_path(path), getattr(kind, "__name__", ""), noted_source(node), seq=node.meta.get("seq_nr"))
 
 
 def _module_path(path: str) -> str:
     """`L['self'].h.0.attn` as "h.0.attn"."""
     return re.sub(r"^L\['[^']*'\]\.?", "", path).replace("_modules.", "")
-
-
-def _source(node: fx.Node) -> Source | None:
-    """The innermost line of the user's, of the stack that dynamo noted."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    for frame in reversed(frames):
-        if not is_torchs_or_ours(frame["file"]):
-            return Source(frame["file"], int(frame["line"]), frame["function"], frame["text"], label_of(frame["file"]))
-    return None

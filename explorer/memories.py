@@ -32,7 +32,10 @@ class Memories:
             return None
         try:
             storage = tensor.untyped_storage()
-        except NotImplementedError:  # a tensor of torch's first vmap
+        except (
+            NotImplementedError,
+            ValueError,
+        ):  # a tensor of torch's first vmap; a parameter that is not initialised yet
             return None
         number = self._numbers.get(storage)
         return self._number(storage) if number is None else number

@@ -51,6 +51,7 @@ class Recorder(TorchDispatchMode, Listener):
     def begin(self) -> None:
         """Forget what was recorded so far: the program begins here."""
         self.recording = Recording()
+        self.has_backward_elsewhere = False
         self._first_seq = torch.autograd._get_sequence_nr()
         self._ids: WeakMap[Value] = WeakMap()
         self._count = 0
@@ -289,6 +290,10 @@ class Recorder(TorchDispatchMode, Listener):
             if root is not None:
                 given = None if gradient is None else self._read(gradient)
                 self.recording.roots.append((root, given, gradient))
+
+    def note_backward_elsewhere(self, outputs: Any) -> None:
+        """A backward is about to start on another thread, where nothing is recorded."""
+        self.has_backward_elsewhere |= any(isinstance(t, torch.Tensor) and t in self._ids for t in outputs)
 
     def note_held(self) -> None:
         """A backward is over: what is alive now, its graph being gone, a variable of the program holds."""

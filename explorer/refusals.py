@@ -14,7 +14,7 @@ from tracefuse.user_source import is_torchs_or_ours
 
 aten = torch.ops.aten
 
-_REMEDIES = {
+REMEDIES = {
     "sparse": "Keep it dense (`.to_dense()`, `nn.Embedding(sparse=False)`)",
     "nested": "Pad it (`torch.nested.to_padded_tensor`)",
     "quantized": "Use `torch.fake_quantize_per_tensor_affine`, or integers and scales as tensors of their own",
@@ -22,6 +22,7 @@ _REMEDIES = {
     "uninitialised": "Call the model once before the capture",
     "opaque": "Switch that backend's layout off (`torch.backends.mkldnn.flags(enabled=False)`)",
 }
+"""For each kind of tensor that is not plain and dense."""
 
 
 _COLLECTIVES = {"c10d", "c10d_functional", "_c10d_functional", "fsdp", "symm_mem"}
@@ -86,7 +87,7 @@ def _of_higher_order(call: Call) -> str:
 def _check_dense(values: list[Value], what: str) -> None:
     kind = next((value.kind for value in values if value.kind is not None), None)
     if kind is not None:
-        remedy = _REMEDIES.get(kind, f"Capture the program without {kind} (on one process, before it is sharded)")
+        remedy = REMEDIES.get(kind, f"Capture the program without {kind} (on one process, before it is sharded)")
         raise CaptureError(
             f"{what} {kind} tensors, and a trace holds dense ones only. {remedy}, or capture a smaller piece."
         )

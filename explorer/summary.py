@@ -63,9 +63,10 @@ def steps_table(variant: Variant) -> str:
 
 
 def remarks(variant: Variant) -> list[str]:
-    """What was asked of the passes and not done, a sentence each: a memory budget that is not met, options of a pass that is
-    off."""
-    found = [f"memory_budget: {why}." for step in variant.steps if (why := why_unmet(step.decisions))]
+    """What of the program the trace does not show, and what was asked of the passes and not done, a sentence each: a memory
+    budget that is not met, options of a pass that is off."""
+    found = [*variant.capture.unrecorded]
+    found += [f"memory_budget: {why}." for step in variant.steps if (why := why_unmet(step.decisions))]
     if idle := variant.config.idle:
         passes = ", ".join(dict.fromkeys(PASS_OF[name] for name in idle))
         verb = "has" if len(idle) == 1 else "have"

@@ -1,4 +1,4 @@
-"""Which line of the user's a call comes from: the innermost frame of neither torch, Triton nor the recorder."""
+"""Which line of the user's a call comes from: the innermost frame of neither torch, Triton nor the recorder or the backend."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import functools
 import importlib.util
 import linecache
 import os
+import re
 import sys
+import warnings
 from collections.abc import Iterator
 from types import FrameType
+
+from torch import fx
 
 from tracefuse.optimizers.trace import Source
 
@@ -30,8 +34,15 @@ _OURS = tuple(
         "host_reads.py",
         "no_sync.py",
         "user_source.py",
+        "backend.py",
+        "halves.py",
+        "graphed_halves.py",
+        "watched.py",
     )
 )
+
+# A frame in the stack that dynamo notes.
+_FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<text>.*)')
 
 
 def user_source() -> Source | None:
@@ -41,6 +52,25 @@ def user_source() -> Source | None:
         if not is_torchs_or_ours(frame.f_code.co_filename):
             return source_of(frame, frame.f_lineno)
         frame = frame.f_back
+    return None
+
+
+def warn_user(message: str) -> None:
+    """A `UserWarning` at the user's line that is running."""
+    frame = next((frame for frame in _frames() if not is_torchs_or_ours(frame.f_code.co_filename)), None)
+    if frame is None:
+        warnings.warn(message, stacklevel=2)
+        return
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    name = frame.f_globals.get("__name__")
+    warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
+
+
+def noted_source(node: fx.Node) -> Source | None:
+    """The innermost line of the user's, of the stack that dynamo noted for `node`."""
+    for frame in reversed(list(_FRAME.finditer(node.meta.get("stack_trace") or ""))):
+        if not is_torchs_or_ours(frame["file"]):
+            return Source(frame["file"], int(frame["line"]), frame["function"], frame["text"], label_of(frame["file"]))
     return None
 
 

@@ -103,8 +103,8 @@ def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
 
 def _memory_problem(node: fx.Node, owners: dict[int, fx.Node]) -> str | None:
     """What is wrong with the memory of the node's FakeTensor; `owners` are the values that made the memory so far."""
-    if node.op != "call_function":
-        return None
+    if node.op != "call_function" or not any(tensor.numel() for tensor in tensors_in(node.meta["val"])):
+        return None  # what holds nothing lies nowhere
     mine = storages(node)
     if is_getitem(node) or is_view(node):
         if any(mine.keys() <= storages(one).keys() for one in node.all_input_nodes) or _may_copy(node.target):

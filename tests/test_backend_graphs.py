@@ -107,6 +107,24 @@ def test_a_loop_replays_both_halves_at_every_step(device: str, recorded: Recorde
     assert recorded.replays() == 8
 
 
+def test_constants_of_the_graph_stay_where_they_are(device: str, recorded: Recorded) -> None:
+    class Scaled(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * x.new_tensor([1.0, 2.0, 3.0] * 2) + torch.tensor(0.5)
+
+    eager, model, run = pair(device, Scaled)
+
+    def steps() -> None:
+        for _ in range(3):
+            x = draw(device)
+            for called in (eager, run):
+                called(x).square().mean().backward()
+
+    quietly(steps)
+    same(model, eager)
+    assert recorded.replays() == 6
+
+
 def test_gradients_accumulate_and_losses_are_kept(device: str, recorded: Recorded) -> None:
     eager, model, run = pair(device)
     losses = []

@@ -346,3 +346,12 @@ def test_a_program_without_a_file_has_no_lines_and_is_captured() -> None:
 def test_arguments_without_a_function_are_refused() -> None:
     with pytest.raises(TypeError, match="give it first"):
         tracefuse.capture(names=1)
+
+
+def test_a_variable_that_is_not_initialised_yet_does_not_disturb() -> None:
+    w, lazy = torch.ones(3, requires_grad=True), nn.parameter.UninitializedParameter()
+    with tracefuse.capture() as c:
+        loss = (w * w).sum()
+        loss.backward()
+    assert str(c.check()).endswith("bit for bit.")
+    assert isinstance(lazy, nn.parameter.UninitializedParameter)

@@ -144,3 +144,10 @@ def test_only_inputs_and_calls_are_ops(trace):
         trace.graph.get_attr("weight", torch.nn.Module).meta["val"] = trace.node("y").meta["val"]
     with pytest.raises(VerifyError, match="get_attr is no op of a trace"):
         verify(trace)
+
+
+def test_values_without_elements_lie_nowhere() -> None:
+    a, b, w = (torch.randn(size, requires_grad=True) for size in ((0, 3), (0, 5), (7, 3, 5)))
+    c = tracefuse.capture(lambda: torch.nn.functional.bilinear(a, b, w).sum().backward())
+    verify(c.trace)
+    assert len(c.trace.outputs) == 4
