@@ -18,9 +18,9 @@ def check_one_step(variant: Variant) -> None:
     late = [out.of for out in _computed_late(backward)]
     if is_second_order(backward):
         raise ExportError(
-            f"{', '.join(late)} is computed from gradients (a gradient penalty, MAML, forces by `create_graph`): such a "
-            "program is shown and replayed, and neither compiled, measured nor exported. For that, capture a part of it that "
-            "is one forward and one backward."
+            f"{', '.join(late)} {'is' if len(late) == 1 else 'are'} computed from gradients (a gradient penalty, MAML, forces "
+            "by `create_graph`): such a program is shown and replayed, and neither compiled, measured nor exported. For that, "
+            "capture a part of it that is one forward and one backward."
         )
     if late:
         raise ExportError(
