@@ -133,7 +133,9 @@ def _result_name(desc: Any) -> str:
     if isinstance(desc, IntermediateBaseAOTOutput):  # what several results are views of
         return f"base_of_{_result_name(desc.base_of)}"
     if not isinstance(desc, (PlainAOTOutput, InputMutationAOTOutput)):
-        raise NotSupported(f"{desc} is an output of a kind that a trace does not know")
+        raise NotSupported(
+            f"one of its outputs is of a kind that a trace does not know, {desc}: compile a smaller piece"
+        )
     return f"{RESULT}{desc.idx}" if isinstance(desc, PlainAOTOutput) else f"new_{desc.mutated_input.idx}"
 
 
@@ -146,7 +148,7 @@ def _output(at: int, node: Any, desc: Any, names: Mapping[Any, str]) -> Output |
     if node is None:
         return None
     if not isinstance(node, fx.Node):
-        raise NotSupported(f"output {at} is {node!r}, not a tensor")
+        raise NotSupported(f"its output {at} is {node!r}, not a tensor: return tensors only")
     if isinstance(desc, GradAOTOutput):
         return Output("gradient", names[desc.grad_of])
     if isinstance(desc, InputMutationAOTOutput):

@@ -48,6 +48,10 @@ NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "a number": lambda y: y * torch.tensor(0.5),
     "an integer": lambda y: y * torch.tensor(3),
     "infinity": lambda y: torch.where(y > 0, y, torch.tensor(float("-inf"))).exp(),
+    "no number": lambda y: torch.where(y > 100, torch.tensor(float("nan")), y),
+    "a truth": lambda y: torch.where(torch.tensor(True), y, -y),
+    "a complex number": lambda y: (y * torch.tensor(1 + 2j)).imag,
+    "half a precision": lambda y: y * torch.tensor(0.3, dtype=torch.bfloat16),
     "new_tensor": lambda y: y + y.new_tensor(2.0),
 }
 TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
