@@ -198,7 +198,7 @@ def _view_in_place(func: OpOverload) -> Callable[..., tuple[OpOverload, tuple[An
     if torch.Tag.inplace_view not in func.tags:
         return None
     packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
-    twin = getattr(packet, func._overloadname, None)
+    twin = aten.transpose.int if func is aten.transpose_.default else getattr(packet, func._overloadname, None)
     aliases = [a for a in twin._schema.arguments if a.alias_info is not None] if twin is not None else []
     return (lambda *args: (twin, args)) if aliases and not any(map(is_written, aliases)) else None
 

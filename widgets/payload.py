@@ -71,6 +71,7 @@ from tracefuse.diagnose import DETECTORS
 from tracefuse.errors import ExportError, SessionError
 from tracefuse.layers import Layer, layers
 from tracefuse.measurements import Said, TrialKey
+from tracefuse.one_step import is_second_order
 from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimized import PassError
 from tracefuse.optimizers.collection import uncollected
@@ -204,7 +205,7 @@ def blocked(variant: Variant) -> str | None:
     except (PassError, SessionError) as error:
         return str(error)
     except ExportError as error:
-        late = _after_backward(variant.backward)
+        late = "" if is_second_order(variant.backward) else _after_backward(variant.backward)
         return f"{_SEVERAL_STEPS}: {late} in the same cell. {_MOVE_IT}" if late else str(error)
     return None
 
