@@ -9,7 +9,7 @@
     h.*.mlp ×2 takes most of the backward, 52 %: …
 
 A row counts the ops that ran while the module was the innermost one, and those of the backward that autograd ran for them;
-children have rows of their own. Modules at paths that differ in their indices only are one line of the table, with what
+children have rows of their own. Numbered modules that are alike (`tracefuse.folding`) are one line of the table, with what
 they take together. Times are those of `OpTimes`, and it says whether they are measured or modelled. Ratios are backward
 over forward: of the times, and of the FLOPs, which is what to expect where matmuls take the time (2 where both operands have a
 gradient).
@@ -24,17 +24,17 @@ from typing import Any
 
 from torch import fx
 
+from tracefuse.folding import OUTSIDE, folded_paths
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
-from tracefuse.summary import folded
 from tracefuse.timing import aligned
 from tracefuse.work import kind
 
 Pair = tuple[float, float]
-OUTSIDE, IN_ALL = "(no module)", "in all"
+IN_ALL = "in all"
 SHOWN = 0.05  # The least share of a module's backward that is named.
 OUT_OF_LINE = 1.5  # Times the ratio of its FLOPs, from where on a module's ratio is not what its matmuls take.
 
@@ -45,7 +45,8 @@ class Layer:
 
     Pairs are `(as captured, with the passes)`, times in microseconds. `backward_kinds` part the backward's time by
     `tracefuse.work.KINDS`, `cause` is the largest part with the passes: "matmul 71 %", or "" without a backward. `flops` are
-    those of the matmuls in its forward and in its backward, with the passes. `count` is how many modules the row stands for.
+    those of the matmuls in its forward and in its backward, with the passes. `folded` is the path with `*` for the numbers
+    that tell the module from those like it, `count` how many modules the row stands for.
     """
 
     path: str
@@ -58,6 +59,7 @@ class Layer:
     cause: str
     backward_kinds: tuple[dict[str, float], dict[str, float]] = ({}, {})
     flops: tuple[int, int] = (0, 0)
+    folded: str = ""
     count: int = 1
 
     @property
@@ -91,10 +93,10 @@ class Layers(list[Layer]):
 
     @property
     def folded(self) -> list[Layer]:
-        """Modules at paths that differ in their indices only as one row with their sums, its `path` with `*`."""
+        """Modules that are alike as one row with their sums, its `path` with `*` for their numbers."""
         groups: dict[str, list[Layer]] = defaultdict(list)
         for row in self:
-            groups[folded(row.name)].append(row)
+            groups[row.folded or row.name].append(row)
         return [_together(name, group) for name, group in groups.items()]
 
     def worst(self) -> Layer | None:
@@ -145,7 +147,11 @@ def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layer
     """The rows of one capture `before` and `after` its passes, by the times of each."""
     parts = _parts(before, times[0]), _parts(after, times[1])
     places = dict.fromkeys([*parts[0], *parts[1]])
-    rows = [_layer(place[0], parts[0].get(place, _Part()), parts[1].get(place, _Part())) for place in places]
+    folds = folded_paths(before)
+    rows = [
+        _layer(path, folds.get(path, path), parts[0].get((path, is_in), _Part()), parts[1].get((path, is_in), _Part()))
+        for path, is_in in places
+    ]
     return Layers(rows, times[1].provenance)
 
 
@@ -188,7 +194,7 @@ def _parts(trace: Trace, times: OpTimes) -> dict[_Place, _Part]:
     return parts
 
 
-def _layer(path: str, old: _Part, new: _Part) -> Layer:
+def _layer(path: str, folded: str, old: _Part, new: _Part) -> Layer:
     return Layer(
         path,
         new.module_type or old.module_type,
@@ -200,6 +206,7 @@ def _layer(path: str, old: _Part, new: _Part) -> Layer:
         _parts_text(new.backward_kinds, most=1),
         (dict(old.backward_kinds), dict(new.backward_kinds)),
         (new.flops["forward"], new.flops["backward"]),
+        folded,
     )
 
 

@@ -148,17 +148,17 @@ def test_a_copy_for_a_matmul_alone_is_its_layout() -> None:
     assert kinds(lambda a, b: (c := a.transpose(0, 1).reshape(8, 16)) @ b + c.sum())[:2] == ["copy", "matmul"]
 
 
-def layer(path: str, forward_us: float, backward_us: float, flops: tuple[int, int] = (0, 0)) -> Layer:
+def layer(path: str, forward_us: float, backward_us: float, flops: tuple[int, int] = (0, 0), folded: str = "") -> Layer:
     parts = {"pointwise": backward_us} if backward_us else {}
     pairs = (forward_us, forward_us), (backward_us, backward_us)
-    return Layer(path, "M", (1, 1), (1, 1), *pairs, (0, 0), "", (parts, parts), flops)
+    return Layer(path, "M", (1, 1), (1, 1), *pairs, (0, 0), "", (parts, parts), flops, folded)
 
 
 def test_the_worst_and_the_one_that_is_out_of_line() -> None:
     rows = [
         layer("head", 10, 30, (1, 2)),
-        layer("h.0", 3, 12, (1, 2)),
-        layer("h.1", 3, 12, (1, 2)),
+        layer("h.0", 3, 12, (1, 2), "h.*"),
+        layer("h.1", 3, 12, (1, 2), "h.*"),
         layer("norm", 1, 9),
     ]
     found = Layers(rows, "modelled: by hand")

@@ -1,14 +1,15 @@
 // The rows of the layers table, folded and sorted. No DOM.
 
 import { short } from "./dom.js";
-import { foldedPaths, nothing, time } from "./modules.js";
+import { nothing, time } from "./modules.js";
 
-/** @typedef {import("./modules.js").Pair} Pair @typedef {import("./modules.js").Tree} Tree */
+/** @typedef {import("./modules.js").Pair} Pair */
 
 /**
  * Own ops of a module, those of the modules inside not counted; of several identical ones, their sum.
  * @typedef {object} Layer
  * @property {string} path "*" for the numbers of folded layers
+ * @property {string} fold equal for identical layers
  * @property {string} type
  * @property {Pair} forward µs
  * @property {Pair} backward µs
@@ -28,12 +29,13 @@ export const WORK = ["pointwise", "concatenation", "cast", "copy", "device copy"
 // As in `tracefuse.layers`.
 const OUT_OF_LINE = 1.5;
 
-const OUTSIDE = "outside modules";
+const OUTSIDE = "(no module)"; // As in `tracefuse.folding`.
 
 /** Those that take time or save anything. @param {Payload} payload @returns {Layer[]} */
 export function layersOf({ layers }) {
   const rows = layers.map((row) => ({
     path: row.path || row.module_type || OUTSIDE,
+    fold: row.folded || row.module_type || OUTSIDE,
     type: row.module_type,
     forward: row.forward_us,
     backward: row.backward_us,
@@ -52,15 +54,11 @@ export function isIn({ modules }, home) {
   return isOutside ? modules.length === 0 : modules.includes(home.path);
 }
 
-/** Identical layers as one row. @param {Layer[]} rows @param {Tree} tree @returns {Layer[]} */
-export function folded(rows, tree) {
-  const paths = foldedPaths(tree);
+/** Identical layers as one row. @param {Layer[]} rows @returns {Layer[]} */
+export function folded(rows) {
   /** @type {Map<string, Layer[]>} */
   const groups = new Map();
-  for (const row of rows) {
-    const path = (row.modules[0] && paths.get(row.modules[0])) || row.path;
-    groups.set(path, [...(groups.get(path) ?? []), row]);
-  }
+  for (const row of rows) groups.set(row.fold, [...(groups.get(row.fold) ?? []), row]);
   return [...groups].map(([path, some]) => (some.length === 1 ? some[0] : together(path, some)));
 }
 

@@ -7,7 +7,7 @@ export const value = (fields) => ({
 });
 
 /** @param {Partial<LayerRow>} fields @returns {LayerRow} */
-const row = (fields) => ({ path: "", module_type: "", forward_ops: [1, 1], backward_ops: [1, 1], forward_us: [0, 0], backward_us: [0, 0], saved_bytes: [0, 0], cause: "", backward_kinds: [{}, {}], flops: [0, 0], ...fields });
+const row = (fields) => ({ path: "", folded: (fields.path ?? "").replace(/\d/, "*"), module_type: "", forward_ops: [1, 1], backward_ops: [1, 1], forward_us: [0, 0], backward_us: [0, 0], saved_bytes: [0, 0], cause: "", backward_kinds: [{}, {}], flops: [0, 0], ...fields });
 
 /** One layer's linear and gelu. @param {number} at @param {number} us of its matmuls in the backward */
 function layer(at, us) {
