@@ -23,7 +23,7 @@
                 ATen's operators by the types of their operands, with times that were measured op by op; else none
       layers:   [{path, folded, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause,
                 backward_kinds, flops}]   own ops only; `folded` is the path with "*" for the numbers of modules alike,
-                `backward_kinds` are {kind: us} before and after, `flops` those of forward and backward
+                `backward_kinds` are {kind: us} before and after, `flops` (forward, backward) before and after
       findings: [...]                                         the gravest first: see `tracefuse.widgets.payload_findings`
       looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is

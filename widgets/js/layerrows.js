@@ -16,7 +16,7 @@ import { nothing, time } from "./modules.js";
  * @property {number} saved bytes
  * @property {string} cause what takes most of the backward
  * @property {[Kinds, Kinds]} kinds µs of the backward by kind of work
- * @property {Pair} flops of the matmuls, forward and backward
+ * @property {[Pair, Pair]} flops of the matmuls, forward and backward, before and after
  * @property {string[]} modules paths
  */
 
@@ -68,7 +68,7 @@ function together(path, some) {
   const sum = (/** @type {"forward" | "backward"} */ of) => /** @type {Pair} */ ([0, 1].map((at) => some.reduce((total, row) => total + row[of][at], 0)));
   const saved = some.reduce((total, row) => total + row.saved, 0);
   const kinds = /** @type {[Kinds, Kinds]} */ ([0, 1].map((at) => added(some.map((row) => row.kinds[at]))));
-  const flops = /** @type {Pair} */ ([0, 1].map((at) => some.reduce((total, row) => total + row.flops[at], 0)));
+  const flops = /** @type {[Pair, Pair]} */ ([0, 1].map((at) => [0, 1].map((half) => some.reduce((total, row) => total + row.flops[at][half], 0))));
   return { ...slowest, path, forward: sum("forward"), backward: sum("backward"), saved, kinds, flops, cause: parts(kinds[1], 1), modules: some.flatMap((row) => row.modules) };
 }
 
@@ -87,19 +87,22 @@ export function parts(kinds, most = WORK.length) {
   return sorted.slice(0, most).map(([kind, us]) => `${kind} ${Math.round((100 * us) / total)} %`).join(", ");
 }
 
-/** Backward over forward by the FLOPs; 0 where the forward has no matmul. @param {Layer} row */
-export const expected = ({ flops: [forward, backward] }) => (forward ? backward / forward : 0);
+/** Backward over forward by the FLOPs; 0 where the forward has no matmul. @param {Layer} row @param {0 | 1} [at] */
+export function expected({ flops }, at = 1) {
+  const [forward, backward] = flops[at];
+  return forward ? backward / forward : 0;
+}
 
-/** @param {Layer} row */
+/** As captured: a fused kernel's time is its first module's, whoever's the work. @param {Layer} row */
 export function isOutOfLine(row) {
-  const ratio = expected(row);
-  return ratio > 0 && row.forward[1] > 0 && row.backward[1] >= OUT_OF_LINE * ratio * row.forward[1];
+  const ratio = expected(row, 0);
+  return ratio > 0 && row.forward[0] > 0 && row.backward[0] >= OUT_OF_LINE * ratio * row.forward[0];
 }
 
 /** The row whose backward takes most beyond what its FLOPs explain, if that is a twentieth of all backward or more. @param {Layer[]} rows @returns {Layer | undefined} */
 export function outOfLine(rows) {
-  const total = rows.reduce((sum, row) => sum + row.backward[1], 0);
-  const excess = (/** @type {Layer} */ row) => row.backward[1] - expected(row) * row.forward[1];
+  const total = rows.reduce((sum, row) => sum + row.backward[0], 0);
+  const excess = (/** @type {Layer} */ row) => row.backward[0] - expected(row, 0) * row.forward[0];
   const [most] = rows.filter((row) => isOutOfLine(row) && excess(row) > total / 20).sort((one, other) => excess(other) - excess(one));
   return most;
 }
@@ -138,7 +141,7 @@ export function answer(rows) {
   const most = rows.reduce((one, other) => (other.backward[1] > one.backward[1] ? other : one));
   const odd = outOfLine(rows);
   const cause = most.cause && ` (${most.cause.replace(/ \d+ %$/, "")})`;
-  const out = odd ? ` ${odd === most ? "That" : named(odd)} is out of line: ${over(odd)}× its forward, its matmuls ${short(expected(odd))}×.` : "";
+  const out = odd ? ` ${odd === most ? "That" : named(odd)} is out of line as captured: ${over(odd)}× its forward, its matmuls ${short(expected(odd, 0))}×.` : "";
   const share = `${named(most)} takes ${Math.round((100 * most.backward[1]) / backward)} % of it${cause}.${out}`;
   return forward === 0 ? `All of the step is backward; ${share}` : `Backward is ${(backward / forward).toFixed(1)}× forward; ${share}`;
 }
@@ -150,5 +153,5 @@ function named({ path, modules }) {
 
 /** @param {Layer} row */
 function over(row) {
-  return (row.backward[1] / row.forward[1]).toFixed(1);
+  return (row.backward[0] / row.forward[0]).toFixed(1);
 }

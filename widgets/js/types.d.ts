@@ -198,8 +198,8 @@ interface LayerRow {
   cause: string;
   /** µs of the backward by kind of work, before and after. */
   backward_kinds: [Record<string, number>, Record<string, number>];
-  /** Of the matmuls as shown, in the forward and in the backward. */
-  flops: [number, number];
+  /** Of the matmuls in the forward and in the backward, before and after. */
+  flops: [[number, number], [number, number]];
 }
 
 interface Finding {

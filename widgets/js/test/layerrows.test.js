@@ -49,18 +49,19 @@ test("the kinds of folded layers are summed, and told in words", () => {
   const up = folded(rows).find((one) => one.path === "h.*.up");
   assert.deepEqual(up.kinds, [{ matmul: 13, reduction: 3 }, { matmul: 13, reduction: 3 }]);
   assert.deepEqual([parts(up.kinds[1]), parts(up.kinds[1], 1), parts({})], ["matmul 81 %, reduction 19 %", "matmul 81 %", ""]);
-  assert.deepEqual([up.flops, expected(up)], [[24, 48], 2]);
+  assert.deepEqual([up.flops, expected(up)], [[[24, 48], [24, 48]], 2]);
 });
 
 test("a module is out of line where its ratio is well above that of its FLOPs", () => {
   const one = { ...row("h.1.up"), forward: [2, 2], backward: [4, 4] };
   assert.equal(isOutOfLine(one), false);
   assert.equal(isOutOfLine({ ...one, backward: [8, 8] }), true);
-  assert.equal(isOutOfLine({ ...one, backward: [8, 8], flops: [0, 0] }), false);
+  assert.equal(isOutOfLine({ ...one, backward: [8, 8], flops: [[0, 0], [0, 0]] }), false);
+  assert.equal(isOutOfLine({ ...one, backward: [4, 8] }), false, "the kernel of another module's ops may be booked on it");
   const odd = { ...one, backward: [8, 8] };
   const large = { ...one, path: "head", forward: [20, 20], backward: [40, 40] };
   assert.equal(outOfLine([large, odd]), odd);
-  assert.equal(outOfLine([{ ...large, backward: [400, 400], flops: [1, 20] }, odd]), undefined, "too little to matter");
-  assert.equal(answer([large, odd]), "Backward is 2.2× forward; head takes 83 % of it (matmul). h.1.up is out of line: 4.0× its forward, its matmuls 2×.");
+  assert.equal(outOfLine([{ ...large, backward: [400, 400], flops: [[1, 20], [1, 20]] }, odd]), undefined, "too little to matter");
+  assert.equal(answer([large, odd]), "Backward is 2.2× forward; head takes 83 % of it (matmul). h.1.up is out of line as captured: 4.0× its forward, its matmuls 2×.");
   assert.match(answer([odd]), /That is out of line/);
 });
