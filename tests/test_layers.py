@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import programs
@@ -14,7 +15,7 @@ from torch import nn
 import tracefuse
 from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
-from tracefuse.layers import Layer, Layers
+from tracefuse.layers import Layer, Layers, layers
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import phase
@@ -148,17 +149,40 @@ def test_a_copy_for_a_matmul_alone_is_its_layout() -> None:
     assert kinds(lambda a, b: (c := a.transpose(0, 1).reshape(8, 16)) @ b + c.sum())[:2] == ["copy", "matmul"]
 
 
-def layer(path: str, forward_us: float, backward_us: float, flops: tuple[int, int] = (0, 0)) -> Layer:
+def layer(path: str, forward_us: float, backward_us: float, flops: tuple[int, int] = (0, 0), folded: str = "") -> Layer:
     parts = {"pointwise": backward_us} if backward_us else {}
     pairs = (forward_us, forward_us), (backward_us, backward_us)
-    return Layer(path, "M", (1, 1), (1, 1), *pairs, (0, 0), "", (parts, parts), flops)
+    return Layer(path, "M", (1, 1), (1, 1), *pairs, (0, 0), "", (parts, parts), (flops, flops), folded)
+
+
+@pytest.mark.parametrize("name", ["gpt", "mlp"])
+def test_what_fuse_books_on_a_module_is_not_held_against_it(name: str) -> None:
+    """The kernel of GELU's backward and the sum for a bias is one of the linear layer's."""
+    capture = gpt() if name == "gpt" else mlp()
+    plain, fused = capture.variant(Config.off()).layers(), capture.optimize().layers()
+    assert any("fused" in row.backward_kinds[1] and row.flops[1][0] for row in fused)
+    assert (plain.out_of_line(), fused.out_of_line()) == (None, None)
+    assert "out of line" not in str(fused)
+
+
+def mlp() -> tracefuse.Capture:
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.GELU(), nn.Linear(64, 10))
+    x, y = torch.randn(32, 64, requires_grad=True), torch.randint(0, 10, (32,))
+    return tracefuse.capture(lambda: nn.functional.cross_entropy(model(x), y).backward())
+
+
+def test_beside_a_pinned_configuration_with_kernels_nothing_is_out_of_line() -> None:
+    fused = gpt().optimize()
+    times = fused.op_times, fused.op_times
+    assert all(row.flops[0] == (0, 0) for row in layers(fused.trace, fused.trace, times))
+    assert any(row.flops[1] != (0, 0) for row in layers(fused.trace, fused.trace, times))
 
 
 def test_the_worst_and_the_one_that_is_out_of_line() -> None:
     rows = [
         layer("head", 10, 30, (1, 2)),
-        layer("h.0", 3, 12, (1, 2)),
-        layer("h.1", 3, 12, (1, 2)),
+        layer("h.0", 3, 12, (1, 2), "h.*"),
+        layer("h.1", 3, 12, (1, 2), "h.*"),
         layer("norm", 1, 9),
     ]
     found = Layers(rows, "modelled: by hand")
@@ -169,7 +193,9 @@ def test_the_worst_and_the_one_that_is_out_of_line() -> None:
     assert (odd.name, odd.count, odd.ratio, odd.excess_us) == ("h.*", 2, 4, 12)
     text = str(found)
     assert "head takes most of the backward, 48 %: pointwise 100 %" in text
-    assert "h.* ×2 is out of line: its backward takes 4 times its forward, its matmuls 2 times" in text
+    assert "h.* ×2 is out of line as captured: its backward takes 4 times its forward, its matmuls 2 times" in text
+    fused = replace(layer("head", 10, 80, (1, 2)), backward_us=(21.0, 80.0))
+    assert Layers([fused], "modelled: by hand").out_of_line() is None
     in_line = Layers([layer("head", 10, 21, (1, 2))], "modelled: by hand")
     assert in_line.out_of_line() is None
 

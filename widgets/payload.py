@@ -21,8 +21,9 @@
                 least_us, peak_share, peak_source, bound, resources}]
       aten:     [{name, calls, time_us, nbytes, provenance, gb_per_s, tflop_per_s, least_us, peak_share, peak_source, bound}]
                 ATen's operators by the types of their operands, with times that were measured op by op; else none
-      layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause, backward_kinds,
-                flops}]   own ops only; `backward_kinds` are {kind: us} before and after, `flops` those of forward and backward
+      layers:   [{path, folded, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause,
+                backward_kinds, flops}]   own ops only; `folded` is the path with "*" for the numbers of modules alike,
+                `backward_kinds` are {kind: us} before and after, `flops` (forward, backward) before and after
       findings: [...]                                         the gravest first: see `tracefuse.widgets.payload_findings`
       looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is

@@ -50,7 +50,7 @@ export class LayersPanel {
     const { view, tree } = this;
     if (!view || !tree) return;
     const all = layersOf(view.payload);
-    const layers = sorted(this.fold.checked ? folded(all, tree) : all, this.sort.column, this.sort.descending);
+    const layers = sorted(this.fold.checked ? folded(all) : all, this.sort.column, this.sort.descending);
     const unit = unitOf(tree.total);
     const total = all.reduce((sum, row) => sum + stepTime(row), 0);
     const scale = Math.max(...layers.flatMap((row) => row.backward));
