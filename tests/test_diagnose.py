@@ -15,7 +15,7 @@ import tracefuse
 from tracefuse.config import Config
 from tracefuse.diagnose import diagnose
 from tracefuse.findings import Case, Finding
-from tracefuse.op_times import OpTimes, modelled
+from tracefuse.op_times import OpTimes, how_to_measure, modelled
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace
 from tracefuse.transfers import Transfer
@@ -193,6 +193,15 @@ def test_memory_that_is_handed_out_runs_nothing_and_costs_nothing() -> None:
     assert finding.title.startswith(f"{len(finding.values)} pointwise ops")
 
 
+def test_what_is_modelled_says_in_the_end_what_measures_it() -> None:
+    plain = tracefuse.capture(programs.rope(torch.float32).run).variant(Config.off())
+    assert str(plain.findings()).endswith("v.timeline() measures op by op")
+    assert str(plain.layers()).endswith("v.timeline() measures op by op")
+    plain.timeline()
+    assert "(measured on" in str(plain.findings())
+    assert "v.timeline()" not in str(plain.findings()) + str(plain.layers())
+
+
 def test_identical_layers_are_one_place_for_pointwise_ops() -> None:
     model, x = nn.Sequential(*(nn.Sequential(nn.GELU()) for _ in range(3))), torch.randn(256, 256)
 
@@ -243,7 +252,7 @@ def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
 def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -> None:
     capture = tracefuse.capture(programs.rope_full(torch.float32).run)
     found = capture.variant(Config.off()).findings()
-    assert str(found) == repr(found) == "\n\n".join(map(str, found))
+    assert str(found) == repr(found) == "\n\n".join([*map(str, found), how_to_measure(found.provenance)])
     assert str(capture.optimize().findings()).startswith(
         "nothing found; looked for: gradients that every backward copies"
     )
