@@ -24,8 +24,12 @@ from typing import Any
 
 from torch import fx
 
+<<<<<<< HEAD
 from tracefuse.folding import OUTSIDE, folded_paths
 from tracefuse.op_times import OpTimes
+=======
+from tracefuse.op_times import OpTimes, how_to_measure
+>>>>>>> s2
 from tracefuse.optimizers.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
@@ -128,7 +132,8 @@ class Layers(list[Layer]):
         kinds = "backward by kind, captured → optimised" if is_changed else "backward by kind"
         rows = [_line(row, everything, us) for row in (*self.folded, everything)]
         table = aligned([(*title, kinds), *rows])
-        return "\n".join([self.provenance, table, *self._sentences(everything)])
+        said = [*self._sentences(everything), how_to_measure(self.provenance)]
+        return "\n".join([self.provenance, table, *filter(None, said)])
 
     def _sentences(self, everything: Layer) -> list[str]:
         if not any(everything.backward_ops):

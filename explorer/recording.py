@@ -282,7 +282,7 @@ class Recording:
     leaf had (`superseded`) before it became an input, where the host reads what a GPU computes (`stops`), the values that were
     still there (`held`) when a backward was over, since the program's variables hold them, and where externals were given
     other memory (`replaced`), Triton kernels launched outside of any operator (`launches`), and autograd's nodes whose
-    results no operator made (`unseen`)."""
+    results no operator made (`unseen`). `backwards` counts the calls of autograd that started from what was recorded."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -295,3 +295,4 @@ class Recording:
     replaced: dict[Value, Source | None] = field(default_factory=dict)
     launches: list[tuple[str, Source | None]] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
+    backwards: int = 0

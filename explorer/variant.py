@@ -72,9 +72,9 @@ class Variant(Optimized):
         Static, from the traces; with `measure` one replay of each program is counted by the allocator beside it, which
         raises what `compile` raises.
         """
-        from tracefuse.memory import measured_memory, memory
+        from tracefuse.memory import measured_memory, static_memory
 
-        return measured_memory(self) if measure else memory(self.capture.trace, self.trace, self.steps)
+        return measured_memory(self) if measure else static_memory(self)
 
     def try_fix(
         self,
