@@ -38,7 +38,7 @@ MOST_REASONS = 2  # of a pass that are told for one finding
 
 
 class Findings(tuple[Finding, ...]):
-    """The gravest first. Prints as paragraphs and, of modelled times, what measures them; without any, as what was looked for."""
+    """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for."""
 
     provenance: str
 

@@ -24,12 +24,8 @@ from typing import Any
 
 from torch import fx
 
-<<<<<<< HEAD
 from tracefuse.folding import OUTSIDE, folded_paths
-from tracefuse.op_times import OpTimes
-=======
 from tracefuse.op_times import OpTimes, how_to_measure
->>>>>>> s2
 from tracefuse.optimizers.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
