@@ -23,6 +23,7 @@ import torch
 from tracefuse.draws import repeated
 from tracefuse.dropout import SUPPORT, support
 from tracefuse.errors import ExportError
+from tracefuse.one_step import computed_from_gradients
 from tracefuse.optimizers.launch import LAUNCH
 from tracefuse.optimizers.layout import GUESS
 from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
@@ -203,7 +204,7 @@ def _rule(title: str) -> str:
 
 def check_one_step(variant: Variant) -> None:
     backward = variant.backward
-    late = [out.of for out in backward.outputs if out.kind in ("result", "mutation")]
+    late = [out.of for out, _ in computed_from_gradients(backward)]
     if late:
         raise ExportError(
             f"{', '.join(late)} depends on gradients (an optimizer step, a second forward, or autograd.grad): a step is one "
