@@ -25,7 +25,12 @@ from typing import Any
 from torch import fx
 
 from tracefuse.folding import OUTSIDE, folded_paths
+<<<<<<< HEAD
 from tracefuse.op_times import OpTimes, how_to_measure
+=======
+from tracefuse.one_step import why_no_verdict
+from tracefuse.op_times import OpTimes
+>>>>>>> s1
 from tracefuse.optimizers.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
@@ -93,11 +98,14 @@ class Layer:
 
 
 class Layers(list[Layer]):
-    """One row per module, in the order of the forward. Prints as a table that folds identical layers."""
+    """One row per module, in the order of the forward. Prints as a table that folds identical layers.
 
-    def __init__(self, rows: Iterable[Layer], provenance: str) -> None:
+    `no_verdict` says why there is none: the program is more than one forward and one backward. "" where it is one of each.
+    """
+
+    def __init__(self, rows: Iterable[Layer], provenance: str, no_verdict: str = "") -> None:
         super().__init__(rows)
-        self.provenance = provenance
+        self.provenance, self.no_verdict = provenance, no_verdict
 
     @property
     def folded(self) -> list[Layer]:
@@ -108,13 +116,17 @@ class Layers(list[Layer]):
         return [_together(name, group) for name, group in groups.items()]
 
     def worst(self) -> Layer | None:
-        """The folded row that takes most of the backward; None where nothing takes time there."""
+        """The folded row that takes most of the backward; None where nothing takes time there, and with `no_verdict`."""
+        if self.no_verdict:
+            return None
         most = max(self.folded, key=lambda row: row.backward_us[1], default=None)
         return most if most and most.backward_us[1] else None
 
     def out_of_line(self) -> Layer | None:
         """The folded row with the most `excess_us`, whose captured ratio is 1.5 times that of its FLOPs or more; None where
-        there is none, or the excess is less than a twentieth of the captured backward."""
+        there is none, the excess is less than a twentieth of the captured backward, and with `no_verdict`."""
+        if self.no_verdict:
+            return None
         total = sum(row.backward_us[0] for row in self)
         odd = [row for row in self.folded if _is_out_of_line(row)]
         most = max(odd, key=lambda row: row.excess_us, default=None)
@@ -126,7 +138,7 @@ class Layers(list[Layer]):
         title = ("module", "type", f"forward {unit}", f"backward {unit}", "ratio", "FLOPs", "share", "saved")
         is_changed = any(row.backward_kinds[0] != row.backward_kinds[1] for row in self)
         kinds = "backward by kind, captured → optimised" if is_changed else "backward by kind"
-        rows = [_line(row, everything, us) for row in (*self.folded, everything)]
+        rows = [_line(row, everything, us, not self.no_verdict) for row in (*self.folded, everything)]
         table = aligned([(*title, kinds), *rows])
         said = [*self._sentences(everything), how_to_measure(self.provenance)]
         return "\n".join([self.provenance, table, *filter(None, said)])
@@ -134,6 +146,8 @@ class Layers(list[Layer]):
     def _sentences(self, everything: Layer) -> list[str]:
         if not any(everything.backward_ops):
             return ["no backward in this program"]
+        if self.no_verdict:
+            return [self.no_verdict]
         worst, odd = self.worst(), self.out_of_line()
         found = []
         if worst:
@@ -163,7 +177,7 @@ def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layer
         _layer(path, folds.get(path, path), parts[0].get((path, is_in), _Part()), parts[1].get((path, is_in), _Part()))
         for path, is_in in places
     ]
-    return Layers(rows, times[1].provenance)
+    return Layers(rows, times[1].provenance, why_no_verdict(before.split()[1]))
 
 
 @dataclass
@@ -240,15 +254,15 @@ def _together(name: str, rows: Sequence[Layer]) -> Layer:
 # --- as a table -------------------------------------------------------------------------------------------------------
 
 
-def _line(row: Layer, everything: Layer, unit_us: float) -> tuple[str, ...]:
+def _line(row: Layer, everything: Layer, unit_us: float, has_ratios: bool) -> tuple[str, ...]:
     all_us = everything.forward_us[1] + everything.backward_us[1]
     return (
         _label(row),
         row.module_type,
         _pair(row.forward_us, unit_us),
         _pair(row.backward_us, unit_us) if any(row.backward_ops) else "–",
-        f"{row.ratio:.2g}" if row.ratio else "",
-        f"{row.expected_ratio:.2g}" if row.expected_ratio else "",
+        f"{row.ratio:.2g}" if row.ratio and has_ratios else "",
+        f"{row.expected_ratio:.2g}" if row.expected_ratio and has_ratios else "",
         _percent(row.forward_us[1] + row.backward_us[1], all_us),
         human_bytes(row.saved_bytes[1]) if any(row.saved_bytes) else "",
         " → ".join(dict.fromkeys(filter(None, map(_parts_text, row.backward_kinds)))),

@@ -20,6 +20,7 @@ from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import phase
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload import payload
 from tracefuse.work import KINDS, kind, work
 
 
@@ -155,20 +156,49 @@ def layer(path: str, forward_us: float, backward_us: float, flops: tuple[int, in
     return Layer(path, "M", (1, 1), (1, 1), *pairs, (0, 0), "", (parts, parts), (flops, flops), folded)
 
 
-@pytest.mark.parametrize("name", ["gpt", "mlp"])
-def test_what_fuse_books_on_a_module_is_not_held_against_it(name: str) -> None:
+def test_what_fuse_books_on_a_module_is_not_held_against_it() -> None:
     """The kernel of GELU's backward and the sum for a bias is one of the linear layer's."""
-    capture = gpt() if name == "gpt" else mlp()
+    capture = gpt()
     plain, fused = capture.variant(Config.off()).layers(), capture.optimize().layers()
     assert any("fused" in row.backward_kinds[1] and row.flops[1][0] for row in fused)
     assert (plain.out_of_line(), fused.out_of_line()) == (None, None)
     assert "out of line" not in str(fused)
 
 
-def mlp() -> tracefuse.Capture:
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.GELU(), nn.Linear(64, 10))
-    x, y = torch.randn(32, 64, requires_grad=True), torch.randint(0, 10, (32,))
-    return tracefuse.capture(lambda: nn.functional.cross_entropy(model(x), y).backward())
+@pytest.mark.parametrize("steps", [1, 2])
+def test_where_an_optimizer_steps_there_is_no_ratio_and_no_verdict(steps: int) -> None:
+    model, x = nn.Linear(64, 64), torch.randn(32, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train() -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    v = tracefuse.capture(train).optimize()
+    rows = v.layers()
+    assert (rows.worst(), rows.out_of_line()) == (None, None)
+    _, title, *lines, said = str(rows).splitlines()
+    assert said.startswith("No ratios and no slowest module: ")
+    assert "optimizer.step()" in said
+    assert said.endswith("Capture the step without the optimizer, or one step of the loop.")
+    at = title.index("ratio"), title.index("share")
+    assert {line[slice(*at)].strip(" ratioFLOPs") for line in lines} == {""}
+    assert payload(v)["no_verdict"] == said
+
+
+def test_gradients_that_are_asked_for_are_a_backward_with_a_verdict() -> None:
+    model, x = nn.Linear(64, 64), torch.randn(32, 64)
+    c = tracefuse.capture(lambda: torch.autograd.grad(model(x).square().mean(), list(model.parameters())))
+    assert c.optimize().layers().worst() is not None
+
+
+def test_accumulated_gradients_are_one_step_with_a_verdict() -> None:
+    model, xs = nn.Linear(64, 64), torch.randn(2, 32, 64)
+    v = tracefuse.capture(lambda: [model(x).square().mean().backward() for x in xs]).optimize()
+    assert v.layers().worst() is not None
+    assert payload(v)["no_verdict"] == ""
 
 
 def test_beside_a_pinned_configuration_with_kernels_nothing_is_out_of_line() -> None:

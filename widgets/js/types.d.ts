@@ -265,6 +265,8 @@ interface Payload {
   config: Config;
   call: string;
   blocked: string | null;
+  /** Why no ratio and no slowest module is told; "" where both are. */
+  no_verdict: string;
   runs_triton: boolean;
   passes: PassRecord[];
   summary: {
