@@ -22,11 +22,7 @@ import torch
 
 from tracefuse.dropout import SUPPORT, support
 from tracefuse.errors import ExportError
-<<<<<<< HEAD
 from tracefuse.one_step import check_one_step
-=======
-from tracefuse.one_step import computed_from_gradients
->>>>>>> s1
 from tracefuse.optimizers.launch import LAUNCH
 from tracefuse.optimizers.layout import GUESS
 from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
@@ -205,32 +201,6 @@ def _rule(title: str) -> str:
     return f"# --- {title} ".ljust(120, "-")
 
 
-<<<<<<< HEAD
-=======
-def check_one_step(variant: Variant) -> None:
-    backward = variant.backward
-    late = [out.of for out, _ in computed_from_gradients(backward)]
-    if late:
-        raise ExportError(
-            f"{', '.join(late)} depends on gradients (an optimizer step, a second forward, or autograd.grad): a step is one "
-            "forward and one backward. Capture only those."
-        )
-    roots = [i.source for i in backward.inputs if i.kind == "cotangent"]
-    if len(set(roots)) != len(roots):
-        raise ExportError("a result has two cotangents. Capture one backward per result.")
-    if backward.outputs and not roots:
-        raise ExportError(
-            "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
-            "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
-        )
-    for earlier, later in repeated(variant.trace.ops, variant.capture.rng_states):
-        raise ExportError(
-            f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
-            "the same numbers. Draw the numbers once, keep them in a variable and use them twice."
-        )
-
-
->>>>>>> s1
 def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward: Trace) -> str:
     results = [out.of for out in forward.outputs if out.kind == "result"]
     names = [i.name for i in forward.inputs]

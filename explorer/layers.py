@@ -25,12 +25,8 @@ from typing import Any
 from torch import fx
 
 from tracefuse.folding import OUTSIDE, folded_paths
-<<<<<<< HEAD
-from tracefuse.op_times import OpTimes, how_to_measure
-=======
 from tracefuse.one_step import why_no_verdict
-from tracefuse.op_times import OpTimes
->>>>>>> s1
+from tracefuse.op_times import OpTimes, how_to_measure
 from tracefuse.optimizers.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work

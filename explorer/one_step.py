@@ -1,22 +1,26 @@
-<<<<<<< HEAD
 """Which captured programs are one step, to be compiled, measured and exported, and why others are not."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from torch import fx
 
 from tracefuse.draws import repeated
 from tracefuse.errors import ExportError
-from tracefuse.optimizers.trace import Output, Trace
+from tracefuse.optimizers.trace import Output, Trace, origin
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant
+
+_Late = Sequence[tuple[Output, fx.Node]]
 
 
 def check_one_step(variant: Variant) -> None:
     """Raises `ExportError` with the reason and the remedy where `variant` is not one forward and one backward."""
     backward = variant.backward
-    late = [out.of for out in _computed_late(backward)]
+    late = [out.of for out, _ in computed_from_gradients(backward)]
     if is_second_order(backward):
         raise ExportError(
             f"{', '.join(late)} {'is' if len(late) == 1 else 'are'} computed from gradients (a gradient penalty, MAML, forces "
@@ -48,28 +52,12 @@ def check_one_step(variant: Variant) -> None:
 
 def is_second_order(backward: Trace) -> bool:
     """Whether a backward starts from what is computed from gradients, and nothing is written that is: no optimizer's step."""
-    late = _computed_late(backward)
+    late = [out for out, _ in computed_from_gradients(backward)]
     return any(out.of in _roots(backward) for out in late) and all(out.kind == "result" for out in late)
-
-
-def _computed_late(backward: Trace) -> list[Output]:
-    return [out for out in backward.outputs if out.kind in ("result", "mutation")]
 
 
 def _roots(backward: Trace) -> list[str]:
     return [i.source for i in backward.inputs if i.kind == "cotangent"]
-=======
-"""Whether a captured program is one forward and one backward, or goes on: an optimizer's step, a second forward."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from torch import fx
-
-from tracefuse.optimizers.trace import Output, Trace, origin
-
-_Late = Sequence[tuple[Output, fx.Node]]
 
 
 def computed_from_gradients(backward: Trace) -> _Late:
@@ -95,4 +83,3 @@ def why_no_verdict(backward: Trace) -> str:
         f"No ratios and no slowest module: the backward's times are also those of {late}. Capture the step without the "
         "optimizer, or one step of the loop."
     )
->>>>>>> s1
