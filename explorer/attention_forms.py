@@ -21,7 +21,6 @@ from tracefuse.optimizers.cost import packet_name
 from tracefuse.optimizers.ops import arguments, is_getitem, is_named, is_view
 from tracefuse.optimizers.retype import behind_views
 from tracefuse.optimizers.trace import Trace, phase, val
-from tracefuse.summary import folded
 
 _CALL = "torch.nn.functional.scaled_dot_product_attention"
 _ONES, _ZEROS = ({f"{name}", f"{name}_like", f"new_{name}"} for name in ("ones", "zeros"))
@@ -187,7 +186,7 @@ def _text(node: fx.Node, trace: Trace) -> str:
     if base.op != "placeholder":
         return base.name if is_named(base) else "<mask>"
     called = trace.input_of(base.name).source
-    return "<mask>" if re.fullmatch(r"(constant(_\d+)?)?", called) else folded(called)
+    return "<mask>" if re.fullmatch(r"(constant(_\d+)?)?", called) else re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", called)
 
 
 def _is_lower_triangle(node: fx.Node, keeps: bool) -> bool:

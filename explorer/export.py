@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracefuse.draws import repeated
 from tracefuse.dropout import SUPPORT, support
 from tracefuse.errors import ExportError
+from tracefuse.one_step import check_one_step
 from tracefuse.optimizers.launch import LAUNCH
 from tracefuse.optimizers.layout import GUESS
 from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
@@ -39,7 +39,6 @@ _RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
 _BOXED = "boxed"
 MAX_SORTED = 2**20
 MAX_GUARDS = 20  # Lines of a file's head that say which path was taken.
-NAMED = 5  # of the values that go beyond one step
 MAX_INTEGERS = 64  # Captured integers of one input that a file holds: a line that people still read.
 
 
@@ -200,30 +199,6 @@ def _in_docstring(text: str) -> str:
 
 def _rule(title: str) -> str:
     return f"# --- {title} ".ljust(120, "-")
-
-
-def check_one_step(variant: Variant) -> None:
-    backward = variant.backward
-    late = [out.of for out in backward.outputs if out.kind in ("result", "mutation")]
-    if late:
-        more = f" and {len(late) - NAMED} more" if len(late) > NAMED else ""
-        raise ExportError(
-            "a step is one forward and one backward, and here an optimizer step, a second forward or autograd.grad goes on "
-            f"with gradients: {', '.join(late[:NAMED])}{more}. Capture only those two."
-        )
-    roots = [i.source for i in backward.inputs if i.kind == "cotangent"]
-    if len(set(roots)) != len(roots):
-        raise ExportError("a result has two cotangents. Capture one backward per result.")
-    if backward.outputs and not roots:
-        raise ExportError(
-            "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
-            "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
-        )
-    for earlier, later in repeated(variant.trace.ops, variant.capture.rng_states):
-        raise ExportError(
-            f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
-            "the same numbers. Draw the numbers once, keep them in a variable and use them twice."
-        )
 
 
 def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward: Trace) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from tracefuse.findings import Case, Finding, Severity, counted, line, share_text, time_text
+from tracefuse.folding import OUTSIDE, folded_paths
 from tracefuse.op_times import roofline_of
 from tracefuse.optimizers.budget import Budgeting, recompute_seconds
 from tracefuse.optimizers.cost import Peaks, packet_name
@@ -18,7 +19,6 @@ from tracefuse.optimizers.ops import producer
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.schedule import recomputes
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
-from tracefuse.summary import folded
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
     of: Counter[str] = Counter()
     nodes = {n.name: n for n in case.trace.ops}
     left = sorted((value for value in found.values if value.name in nodes), key=lambda value: -value.nbytes)
+    folds = folded_paths(case.trace)
     for value in left:
-        of[folded(origin(nodes[value.name]).module) or "(no module)"] += value.nbytes
+        of[folds[origin(nodes[value.name]).module] or OUTSIDE] += value.nbytes
     yield Finding(
         "saved although cheaper to recompute",
         severity,

@@ -9,10 +9,10 @@
     h.*.mlp ×2 takes most of the backward, 52 %: …
 
 A row counts the ops that ran while the module was the innermost one, and those of the backward that autograd ran for them;
-children have rows of their own. Modules at paths that differ in their indices only are one line of the table, with what
+children have rows of their own. Numbered modules that are alike (`tracefuse.folding`) are one line of the table, with what
 they take together. Times are those of `OpTimes`, and it says whether they are measured or modelled. Ratios are backward
 over forward: of the times, and of the FLOPs, which is what to expect where matmuls take the time (2 where both operands have a
-gradient).
+gradient). A module is called out of line by what was captured: a fused kernel is booked on one module, whoever's the work.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from typing import Any
 
 from torch import fx
 
+from tracefuse.folding import OUTSIDE, folded_paths
+from tracefuse.one_step import why_no_verdict
 from tracefuse.op_times import OpTimes, how_to_measure
 from tracefuse.optimizers.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
-from tracefuse.summary import folded
 from tracefuse.timing import aligned
-from tracefuse.work import kind
+from tracefuse.work import kind, work
 
 Pair = tuple[float, float]
-OUTSIDE, IN_ALL = "(no module)", "in all"
+Flops = tuple[int, int]
+IN_ALL = "in all"
 SHOWN = 0.05  # The least share of a module's backward that is named.
 OUT_OF_LINE = 1.5  # Times the ratio of its FLOPs, from where on a module's ratio is not what its matmuls take.
 
@@ -45,7 +47,8 @@ class Layer:
 
     Pairs are `(as captured, with the passes)`, times in microseconds. `backward_kinds` part the backward's time by
     `tracefuse.work.KINDS`, `cause` is the largest part with the passes: "matmul 71 %", or "" without a backward. `flops` are
-    those of the matmuls in its forward and in its backward, with the passes. `count` is how many modules the row stands for.
+    (forward, backward) those of its matmuls, as captured and with the passes. `folded` is the path with `*` for the numbers
+    that tell the module from those like it, `count` how many modules the row stands for.
     """
 
     path: str
@@ -57,7 +60,8 @@ class Layer:
     saved_bytes: tuple[int, int]
     cause: str
     backward_kinds: tuple[dict[str, float], dict[str, float]] = ({}, {})
-    flops: tuple[int, int] = (0, 0)
+    flops: tuple[Flops, Flops] = ((0, 0), (0, 0))
+    folded: str = ""
     count: int = 1
 
     @property
@@ -72,40 +76,54 @@ class Layer:
 
     @property
     def expected_ratio(self) -> float | None:
-        """FLOPs of the backward over those of the forward; None where the forward has no matmul."""
-        return self.flops[1] / self.flops[0] if self.flops[0] else None
+        """FLOPs of the backward over those of the forward with the passes; None where the forward has no matmul."""
+        forward, backward = self.flops[1]
+        return backward / forward if forward else None
+
+    @property
+    def captured_ratios(self) -> Pair | None:
+        """`ratio` and `expected_ratio` as captured, where no kernel does the work of several modules; None if either is."""
+        (forward, backward), forward_us = self.flops[0], self.forward_us[0]
+        return (self.backward_us[0] / forward_us, backward / forward) if forward and forward_us else None
 
     @property
     def excess_us(self) -> float:
-        """What the backward takes beyond the forward's time times the ratio of the FLOPs; 0 where that is not known."""
-        expected = self.expected_ratio
-        return 0.0 if expected is None else max(0.0, self.backward_us[1] - expected * self.forward_us[1])
+        """What the captured backward takes beyond its forward times the ratio of the FLOPs; 0 where that is not known."""
+        ratios = self.captured_ratios
+        return 0.0 if ratios is None else max(0.0, self.backward_us[0] - ratios[1] * self.forward_us[0])
 
 
 class Layers(list[Layer]):
-    """One row per module, in the order of the forward. Prints as a table that folds identical layers."""
+    """One row per module, in the order of the forward. Prints as a table that folds identical layers.
 
-    def __init__(self, rows: Iterable[Layer], provenance: str) -> None:
+    `no_verdict` says why there is none: the program is more than one forward and one backward. "" where it is one of each.
+    """
+
+    def __init__(self, rows: Iterable[Layer], provenance: str, no_verdict: str = "") -> None:
         super().__init__(rows)
-        self.provenance = provenance
+        self.provenance, self.no_verdict = provenance, no_verdict
 
     @property
     def folded(self) -> list[Layer]:
-        """Modules at paths that differ in their indices only as one row with their sums, its `path` with `*`."""
+        """Modules that are alike as one row with their sums, its `path` with `*` for their numbers."""
         groups: dict[str, list[Layer]] = defaultdict(list)
         for row in self:
-            groups[folded(row.name)].append(row)
+            groups[row.folded or row.name].append(row)
         return [_together(name, group) for name, group in groups.items()]
 
     def worst(self) -> Layer | None:
-        """The folded row that takes most of the backward; None where nothing takes time there."""
+        """The folded row that takes most of the backward; None where nothing takes time there, and with `no_verdict`."""
+        if self.no_verdict:
+            return None
         most = max(self.folded, key=lambda row: row.backward_us[1], default=None)
         return most if most and most.backward_us[1] else None
 
     def out_of_line(self) -> Layer | None:
-        """The folded row with the most `excess_us`, whose ratio is 1.5 times that of its FLOPs or more; None where there is
-        none, or the excess is less than a twentieth of the backward."""
-        total = sum(row.backward_us[1] for row in self)
+        """The folded row with the most `excess_us`, whose captured ratio is 1.5 times that of its FLOPs or more; None where
+        there is none, the excess is less than a twentieth of the captured backward, and with `no_verdict`."""
+        if self.no_verdict:
+            return None
+        total = sum(row.backward_us[0] for row in self)
         odd = [row for row in self.folded if _is_out_of_line(row)]
         most = max(odd, key=lambda row: row.excess_us, default=None)
         return most if most and most.excess_us > total / 20 else None
@@ -116,7 +134,7 @@ class Layers(list[Layer]):
         title = ("module", "type", f"forward {unit}", f"backward {unit}", "ratio", "FLOPs", "share", "saved")
         is_changed = any(row.backward_kinds[0] != row.backward_kinds[1] for row in self)
         kinds = "backward by kind, captured → optimised" if is_changed else "backward by kind"
-        rows = [_line(row, everything, us) for row in (*self.folded, everything)]
+        rows = [_line(row, everything, us, not self.no_verdict) for row in (*self.folded, everything)]
         table = aligned([(*title, kinds), *rows])
         said = [*self._sentences(everything), how_to_measure(self.provenance)]
         return "\n".join([self.provenance, table, *filter(None, said)])
@@ -124,30 +142,38 @@ class Layers(list[Layer]):
     def _sentences(self, everything: Layer) -> list[str]:
         if not any(everything.backward_ops):
             return ["no backward in this program"]
+        if self.no_verdict:
+            return [self.no_verdict]
         worst, odd = self.worst(), self.out_of_line()
         found = []
         if worst:
             share = _percent(worst.backward_us[1], everything.backward_us[1])
             found.append(f"{_label(worst)} takes most of the backward, {share}: {_parts_text(worst.backward_kinds[1])}")
-        if odd:
-            ratios = f"{odd.ratio:.2g} times its forward, its matmuls {odd.expected_ratio:.2g} times"
-            found.append(
-                f"{_label(odd)} is out of line: its backward takes {ratios}: {_parts_text(odd.backward_kinds[1])}"
-            )
+        if odd and odd.captured_ratios:
+            ratio, expected = odd.captured_ratios
+            takes = f"its backward takes {ratio:.2g} times its forward, its matmuls {expected:.2g} times"
+            found.append(f"{_label(odd)} is out of line as captured: {takes}: {_parts_text(odd.backward_kinds[0])}")
         return found
 
 
 def _is_out_of_line(row: Layer) -> bool:
-    ratio, expected = row.ratio, row.expected_ratio
-    return ratio is not None and expected is not None and expected > 0 and ratio >= OUT_OF_LINE * expected
+    ratio, expected = row.captured_ratios or (0.0, 0.0)
+    return expected > 0 and ratio >= OUT_OF_LINE * expected
 
 
 def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layers:
     """The rows of one capture `before` and `after` its passes, by the times of each."""
     parts = _parts(before, times[0]), _parts(after, times[1])
     places = dict.fromkeys([*parts[0], *parts[1]])
-    rows = [_layer(place[0], parts[0].get(place, _Part()), parts[1].get(place, _Part())) for place in places]
-    return Layers(rows, times[1].provenance)
+    folds = folded_paths(before)
+    if any(work(node) == "fused" for node in before.ops):  # Of a pinned configuration: no times by module to judge by.
+        for part in parts[0].values():
+            part.flops.clear()
+    rows = [
+        _layer(path, folds.get(path, path), parts[0].get((path, is_in), _Part()), parts[1].get((path, is_in), _Part()))
+        for path, is_in in places
+    ]
+    return Layers(rows, times[1].provenance, why_no_verdict(before.split()[1]))
 
 
 @dataclass
@@ -189,7 +215,7 @@ def _parts(trace: Trace, times: OpTimes) -> dict[_Place, _Part]:
     return parts
 
 
-def _layer(path: str, old: _Part, new: _Part) -> Layer:
+def _layer(path: str, folded: str, old: _Part, new: _Part) -> Layer:
     return Layer(
         path,
         new.module_type or old.module_type,
@@ -200,7 +226,8 @@ def _layer(path: str, old: _Part, new: _Part) -> Layer:
         (old.saved, new.saved),
         _parts_text(new.backward_kinds, most=1),
         (dict(old.backward_kinds), dict(new.backward_kinds)),
-        (new.flops["forward"], new.flops["backward"]),
+        ((old.flops["forward"], old.flops["backward"]), (new.flops["forward"], new.flops["backward"])),
+        folded,
     )
 
 
@@ -213,8 +240,9 @@ def _together(name: str, rows: Sequence[Layer]) -> Layer:
         for total, parts in zip(kinds, row.backward_kinds, strict=True):
             total.update(parts)
     types = ", ".join(dict.fromkeys(row.module_type for row in rows)) if name != IN_ALL else ""
-    pairs = ("forward_ops", "backward_ops", "forward_us", "backward_us", "saved_bytes", "flops")
+    pairs = ("forward_ops", "backward_ops", "forward_us", "backward_us", "saved_bytes")
     sums: dict[str, Any] = {of: tuple(sum(getattr(row, of)[at] for row in rows) for at in (0, 1)) for of in pairs}
+    sums["flops"] = tuple(tuple(sum(row.flops[at][half] for row in rows) for half in (0, 1)) for at in (0, 1))
     parts = (dict(kinds[0]), dict(kinds[1]))
     return Layer(name, types, **sums, cause=_parts_text(kinds[1], most=1), backward_kinds=parts, count=len(rows))
 
@@ -222,15 +250,15 @@ def _together(name: str, rows: Sequence[Layer]) -> Layer:
 # --- as a table -------------------------------------------------------------------------------------------------------
 
 
-def _line(row: Layer, everything: Layer, unit_us: float) -> tuple[str, ...]:
+def _line(row: Layer, everything: Layer, unit_us: float, has_ratios: bool) -> tuple[str, ...]:
     all_us = everything.forward_us[1] + everything.backward_us[1]
     return (
         _label(row),
         row.module_type,
         _pair(row.forward_us, unit_us),
         _pair(row.backward_us, unit_us) if any(row.backward_ops) else "–",
-        f"{row.ratio:.2g}" if row.ratio else "",
-        f"{row.expected_ratio:.2g}" if row.expected_ratio else "",
+        f"{row.ratio:.2g}" if row.ratio and has_ratios else "",
+        f"{row.expected_ratio:.2g}" if row.expected_ratio and has_ratios else "",
         _percent(row.forward_us[1] + row.backward_us[1], all_us),
         human_bytes(row.saved_bytes[1]) if any(row.saved_bytes) else "",
         " → ".join(dict.fromkeys(filter(None, map(_parts_text, row.backward_kinds)))),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import fx
 
-from tracefuse.layers import OUTSIDE
+from tracefuse.folding import OUTSIDE, folded_paths
 from tracefuse.optimizers.passes import Step
 from tracefuse.optimizers.saved import explain_saved
 from tracefuse.optimizers.trace import Trace, origin
-from tracefuse.summary import folded
 
 
 class Pair(NamedTuple):
@@ -25,10 +24,12 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedRow:
-    """A storage that is saved for the backward in at least one of the two programs. `reason` is a key of `REASONS`."""
+    """A storage that is saved for the backward in at least one of the two programs. `folded` is the module's path
+    with `*` for the numbers of modules alike, `reason` a key of `REASONS`."""
 
     name: str
     module: str
+    folded: str
     source: str
     reason: str
     nbytes: Pair
@@ -38,7 +39,7 @@ class SavedRow:
 
 @dataclass(frozen=True)
 class Group:
-    """Saved storages with something in common: `name` is a reason, or a module's path with `*` for indices."""
+    """Saved storages with something in common: `name` is a reason, or the path of modules that are alike."""
 
     name: str
     count: Pair
@@ -49,21 +50,23 @@ def saved_rows(
     before: Trace, after: Trace, steps: Sequence[Step] = (), before_steps: Sequence[Step] = ()
 ) -> tuple[SavedRow, ...]:
     """Every storage that `before` or `after` saves for its backward; `steps` and `before_steps` led to them."""
-    rows = {row.name: row for row in _saved(before, before_steps)}
+    folds = folded_paths(before)
+    rows = {row.name: row for row in _saved(before, before_steps, folds)}
     found = {name: replace(row, nbytes=Pair(row.nbytes.after, 0)) for name, row in rows.items()}
-    for row in _saved(after, steps):
+    for row in _saved(after, steps, folds):
         earlier = rows[row.name].nbytes.after if row.name in rows else 0
         found[row.name] = replace(row, nbytes=Pair(earlier, row.nbytes.after))
     return tuple(found.values())
 
 
-def _saved(trace: Trace, steps: Sequence[Step]) -> Iterable[SavedRow]:
+def _saved(trace: Trace, steps: Sequence[Step], folds: Mapping[str, str]) -> Iterable[SavedRow]:
     """Those of one trace, as what is there after."""
     nodes = {node.name: node for node in trace.graph.nodes}
     for one in explain_saved(trace, steps):
-        node = nodes[one.name]
-        size = Pair(0, one.nbytes)
-        yield SavedRow(one.name, origin(node).module, line_of(node), one.reason, size, one.readers, one.decision)
+        node, size = nodes[one.name], Pair(0, one.nbytes)
+        module = origin(node).module
+        folded = folds.get(module, module)
+        yield SavedRow(one.name, module, folded, line_of(node), one.reason, size, one.readers, one.decision)
 
 
 def by_reason(rows: Iterable[SavedRow]) -> list[Group]:
@@ -71,7 +74,7 @@ def by_reason(rows: Iterable[SavedRow]) -> list[Group]:
 
 
 def by_module(rows: Iterable[SavedRow]) -> list[Group]:
-    return _groups(rows, lambda row: folded(row.module) or OUTSIDE)
+    return _groups(rows, lambda row: row.folded or OUTSIDE)
 
 
 def _groups(rows: Iterable[SavedRow], key: Callable[[SavedRow], str]) -> list[Group]:

@@ -7,7 +7,6 @@ peak    static peak of live bytes, inputs included: modelled from the trace, not
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracefuse.config import PASS_OF
+from tracefuse.folding import OUTSIDE, folded_paths
 from tracefuse.optimizers.budget import why_unmet
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.ops import does_work, op_name
@@ -94,7 +94,7 @@ def _cells(found: Summary) -> tuple[str, ...]:
 
 @dataclass
 class ModuleCounts:
-    """Ops and saved bytes of all modules at paths that differ only in their indices."""
+    """Ops and saved bytes of modules that are alike."""
 
     paths: set[str]
     forward_ops: int = 0
@@ -103,28 +103,25 @@ class ModuleCounts:
 
 
 def by_module(trace: Trace) -> dict[str, ModuleCounts]:
-    """Counts by module path with indices as `*` ("h.*.attn"), in the forward's order; "" is code outside modules."""
+    """Counts by module, those alike as one ("h.*.attn"), in the forward's order; "" is code outside modules."""
+    folds = folded_paths(trace)
     counts: dict[str, ModuleCounts] = defaultdict(lambda: ModuleCounts(set()))
     nodes = {n.name: n for n in trace.graph.nodes}
     for node in filter(does_work, trace.ops):
-        found = counts[folded(origin(node).module)]
+        found = counts[folds[origin(node).module]]
         found.paths.add(origin(node).module)
         found.forward_ops += phase(node) == "forward"
         found.backward_ops += phase(node) == "backward"
     for saved in saved_values(trace):
-        counts[folded(origin(nodes[saved.name]).module)].saved_nbytes += saved.nbytes
+        module = origin(nodes[saved.name]).module
+        counts[folds.get(module, module)].saved_nbytes += saved.nbytes
     return dict(counts)
 
 
-def folded(path: str) -> str:
-    """`h.3.attn` as `h.*.attn`: identical layers are one line."""
-    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
-
-
 def modules_table(trace: Trace) -> str:
-    """One line per module path; a star stands for the indices of as many modules as `modules` says."""
+    """One line per module; a star stands for the numbers of as many that are alike as `modules` says."""
     rows = [
-        (path or "(no module)", str(len(c.paths)), str(c.forward_ops), str(c.backward_ops), human_bytes(c.saved_nbytes))
+        (path or OUTSIDE, str(len(c.paths)), str(c.forward_ops), str(c.backward_ops), human_bytes(c.saved_nbytes))
         for path, c in by_module(trace).items()
     ]
     return aligned([("module", "modules", "forward ops", "backward ops", "saved for backward"), *rows])

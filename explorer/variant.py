@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tracefuse.config import Config
 from tracefuse.measurements import Build
 from tracefuse.namespace import name_of, visible_from
+from tracefuse.one_step import check_one_step
 from tracefuse.optimized import Optimized
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ class Variant(Optimized):
 
     def check_exportable(self) -> Variant:
         """This variant, or `ExportError` where it is more than one differentiable step: neither compiled nor exported."""
-        from tracefuse.export import check_one_step
-
         check_one_step(self)
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import programs
@@ -14,11 +15,12 @@ from torch import nn
 import tracefuse
 from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
-from tracefuse.layers import Layer, Layers
+from tracefuse.layers import Layer, Layers, layers
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import phase
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload import payload
 from tracefuse.work import KINDS, kind, work
 
 
@@ -148,17 +150,69 @@ def test_a_copy_for_a_matmul_alone_is_its_layout() -> None:
     assert kinds(lambda a, b: (c := a.transpose(0, 1).reshape(8, 16)) @ b + c.sum())[:2] == ["copy", "matmul"]
 
 
-def layer(path: str, forward_us: float, backward_us: float, flops: tuple[int, int] = (0, 0)) -> Layer:
+def layer(path: str, forward_us: float, backward_us: float, flops: tuple[int, int] = (0, 0), folded: str = "") -> Layer:
     parts = {"pointwise": backward_us} if backward_us else {}
     pairs = (forward_us, forward_us), (backward_us, backward_us)
-    return Layer(path, "M", (1, 1), (1, 1), *pairs, (0, 0), "", (parts, parts), flops)
+    return Layer(path, "M", (1, 1), (1, 1), *pairs, (0, 0), "", (parts, parts), (flops, flops), folded)
+
+
+def test_what_fuse_books_on_a_module_is_not_held_against_it() -> None:
+    """The kernel of GELU's backward and the sum for a bias is one of the linear layer's."""
+    capture = gpt()
+    plain, fused = capture.variant(Config.off()).layers(), capture.optimize().layers()
+    assert any("fused" in row.backward_kinds[1] and row.flops[1][0] for row in fused)
+    assert (plain.out_of_line(), fused.out_of_line()) == (None, None)
+    assert "out of line" not in str(fused)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_where_an_optimizer_steps_there_is_no_ratio_and_no_verdict(steps: int) -> None:
+    model, x = nn.Linear(64, 64), torch.randn(32, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train() -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    v = tracefuse.capture(train).optimize()
+    rows = v.layers()
+    assert (rows.worst(), rows.out_of_line()) == (None, None)
+    _, title, *lines, said, _ = str(rows).splitlines()
+    assert said.startswith("No ratios and no slowest module: ")
+    assert "optimizer.step()" in said
+    assert said.endswith("Capture the step without the optimizer, or one step of the loop.")
+    at = title.index("ratio"), title.index("share")
+    assert {line[slice(*at)].strip(" ratioFLOPs") for line in lines} == {""}
+    assert payload(v)["no_verdict"] == said
+
+
+def test_gradients_that_are_asked_for_are_a_backward_with_a_verdict() -> None:
+    model, x = nn.Linear(64, 64), torch.randn(32, 64)
+    c = tracefuse.capture(lambda: torch.autograd.grad(model(x).square().mean(), list(model.parameters())))
+    assert c.optimize().layers().worst() is not None
+
+
+def test_accumulated_gradients_are_one_step_with_a_verdict() -> None:
+    model, xs = nn.Linear(64, 64), torch.randn(2, 32, 64)
+    v = tracefuse.capture(lambda: [model(x).square().mean().backward() for x in xs]).optimize()
+    assert v.layers().worst() is not None
+    assert payload(v)["no_verdict"] == ""
+
+
+def test_beside_a_pinned_configuration_with_kernels_nothing_is_out_of_line() -> None:
+    fused = gpt().optimize()
+    times = fused.op_times, fused.op_times
+    assert all(row.flops[0] == (0, 0) for row in layers(fused.trace, fused.trace, times))
+    assert any(row.flops[1] != (0, 0) for row in layers(fused.trace, fused.trace, times))
 
 
 def test_the_worst_and_the_one_that_is_out_of_line() -> None:
     rows = [
         layer("head", 10, 30, (1, 2)),
-        layer("h.0", 3, 12, (1, 2)),
-        layer("h.1", 3, 12, (1, 2)),
+        layer("h.0", 3, 12, (1, 2), "h.*"),
+        layer("h.1", 3, 12, (1, 2), "h.*"),
         layer("norm", 1, 9),
     ]
     found = Layers(rows, "modelled: by hand")
@@ -169,7 +223,9 @@ def test_the_worst_and_the_one_that_is_out_of_line() -> None:
     assert (odd.name, odd.count, odd.ratio, odd.excess_us) == ("h.*", 2, 4, 12)
     text = str(found)
     assert "head takes most of the backward, 48 %: pointwise 100 %" in text
-    assert "h.* ×2 is out of line: its backward takes 4 times its forward, its matmuls 2 times" in text
+    assert "h.* ×2 is out of line as captured: its backward takes 4 times its forward, its matmuls 2 times" in text
+    fused = replace(layer("head", 10, 80, (1, 2)), backward_us=(21.0, 80.0))
+    assert Layers([fused], "modelled: by hand").out_of_line() is None
     in_line = Layers([layer("head", 10, 21, (1, 2))], "modelled: by hand")
     assert in_line.out_of_line() is None
 

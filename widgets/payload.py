@@ -6,6 +6,7 @@
                 own passes by their names: false, true, or an object of options; null or false is off
       call:     "c.optimize(...)"                             the same choice in Python; "" if no name holds the capture
       blocked:  null, or why this variant can be neither measured nor exported
+      no_verdict: "", or why no ratio and no slowest module is told
       runs_triton: bool                                       false on a CPU, where kernels run as ATen operators
       passes:   [{name, help, enabled, state, note, changed, ops, saved_bytes, peak_bytes, seconds, options, decisions,
                 error}]: all, in pipeline order; `changed`: it ran, and left another program
@@ -21,8 +22,9 @@
                 least_us, peak_share, peak_source, bound, resources}]
       aten:     [{name, calls, time_us, nbytes, provenance, gb_per_s, tflop_per_s, least_us, peak_share, peak_source, bound}]
                 ATen's operators by the types of their operands, with times that were measured op by op; else none
-      layers:   [{path, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause, backward_kinds,
-                flops}]   own ops only; `backward_kinds` are {kind: us} before and after, `flops` those of forward and backward
+      layers:   [{path, folded, module_type, forward_ops, backward_ops, forward_us, backward_us, saved_bytes, cause,
+                backward_kinds, flops}]   own ops only; `folded` is the path with "*" for the numbers of modules alike,
+                `backward_kinds` are {kind: us} before and after, `flops` (forward, backward) before and after
       findings: [...]                                         the gravest first: see `tracefuse.widgets.payload_findings`
       looked_for: [str]                                       by the detectors of findings
       baseline: {is_pinned, call}                             what "before" is
@@ -72,12 +74,13 @@ from tracefuse.diagnose import DETECTORS
 from tracefuse.errors import ExportError, SessionError
 from tracefuse.layers import Layer, layers
 from tracefuse.measurements import Said, TrialKey
+from tracefuse.one_step import computed_from_gradients, is_second_order, lines_of, why_no_verdict
 from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimized import PassError
 from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.cost import Peaks
 from tracefuse.optimizers.saved import REASONS
-from tracefuse.optimizers.trace import Trace, origin
+from tracefuse.optimizers.trace import Trace
 from tracefuse.profile import Profile
 from tracefuse.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.side_by_side import Ablation
@@ -131,6 +134,7 @@ def payload(
         "config": config_record(variant.config),
         "call": variant.config.as_code(name) if name else "",
         "blocked": blocked(variant),
+        "no_verdict": why_no_verdict(variant.capture.backward),
         "runs_triton": variant.runs_triton,
         "passes": [
             pass_record(one, variant.config, variant.steps) | {"delta_ms": share_record(one, variant.config, shares)}
@@ -205,23 +209,13 @@ def blocked(variant: Variant) -> str | None:
     except (PassError, SessionError) as error:
         return str(error)
     except ExportError as error:
-        late = _after_backward(variant.backward)
+        late = "" if is_second_order(variant.backward) else lines_of(computed_from_gradients(variant.backward))
         return f"{_SEVERAL_STEPS}: {late} in the same cell. {_MOVE_IT}" if late else str(error)
     return None
 
 
 _SEVERAL_STEPS = "This cell does more than one forward and one backward"
 _MOVE_IT = "Move it to another cell, or capture one step by `with tracefuse.capture():`, to measure and export."
-
-
-def _after_backward(backward: Trace) -> str:
-    """The lines, at most two, of what is computed from gradients and is none; where no line is known, the names."""
-    late = [
-        (out, node) for out, node in zip(backward.outputs, backward.returned, strict=True) if out.kind != "gradient"
-    ]
-    sources = [(out, origin(node).source) for out, node in late]
-    found = list(dict.fromkeys(source.text.strip() if source else out.of for out, source in sources))
-    return " and ".join(found[:2])
 
 
 def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]]:

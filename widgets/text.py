@@ -9,9 +9,8 @@ from html import escape
 from typing import Any
 
 from tracefuse.findings import Bar, bars_text
-from tracefuse.layers import OUTSIDE
+from tracefuse.folding import OUTSIDE
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.summary import folded
 from tracefuse.timing import Estimate, aligned
 from tracefuse.widgets.payload_kernels import NOT_MEASURED
 
@@ -130,7 +129,7 @@ def _layers(payload: dict[str, Any]) -> list[Table]:
     """Modules with identical ones in one line; none where the program has no modules."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in payload["layers"]:
-        groups[folded(row["path"]) or row["module_type"] or OUTSIDE].append(row)
+        groups[row["folded"] or row["module_type"] or OUTSIDE].append(row)
     if not set(groups) - {OUTSIDE}:
         return []
     titles = ("module", "type", "forward us", "backward us", "backward is mostly")

@@ -1,21 +1,22 @@
 // The rows of the layers table, folded and sorted. No DOM.
 
 import { short } from "./dom.js";
-import { foldedPaths, nothing, time } from "./modules.js";
+import { nothing, time } from "./modules.js";
 
-/** @typedef {import("./modules.js").Pair} Pair @typedef {import("./modules.js").Tree} Tree */
+/** @typedef {import("./modules.js").Pair} Pair */
 
 /**
  * Own ops of a module, those of the modules inside not counted; of several identical ones, their sum.
  * @typedef {object} Layer
  * @property {string} path "*" for the numbers of folded layers
+ * @property {string} fold equal for identical layers
  * @property {string} type
  * @property {Pair} forward µs
  * @property {Pair} backward µs
  * @property {number} saved bytes
  * @property {string} cause what takes most of the backward
  * @property {[Kinds, Kinds]} kinds µs of the backward by kind of work
- * @property {Pair} flops of the matmuls, forward and backward
+ * @property {[Pair, Pair]} flops of the matmuls, forward and backward, before and after
  * @property {string[]} modules paths
  */
 
@@ -28,12 +29,13 @@ export const WORK = ["pointwise", "concatenation", "cast", "copy", "device copy"
 // As in `tracefuse.layers`.
 const OUT_OF_LINE = 1.5;
 
-const OUTSIDE = "outside modules";
+const OUTSIDE = "(no module)"; // As in `tracefuse.folding`.
 
 /** Those that take time or save anything. @param {Payload} payload @returns {Layer[]} */
 export function layersOf({ layers }) {
   const rows = layers.map((row) => ({
     path: row.path || row.module_type || OUTSIDE,
+    fold: row.folded || row.module_type || OUTSIDE,
     type: row.module_type,
     forward: row.forward_us,
     backward: row.backward_us,
@@ -52,15 +54,11 @@ export function isIn({ modules }, home) {
   return isOutside ? modules.length === 0 : modules.includes(home.path);
 }
 
-/** Identical layers as one row. @param {Layer[]} rows @param {Tree} tree @returns {Layer[]} */
-export function folded(rows, tree) {
-  const paths = foldedPaths(tree);
+/** Identical layers as one row. @param {Layer[]} rows @returns {Layer[]} */
+export function folded(rows) {
   /** @type {Map<string, Layer[]>} */
   const groups = new Map();
-  for (const row of rows) {
-    const path = (row.modules[0] && paths.get(row.modules[0])) || row.path;
-    groups.set(path, [...(groups.get(path) ?? []), row]);
-  }
+  for (const row of rows) groups.set(row.fold, [...(groups.get(row.fold) ?? []), row]);
   return [...groups].map(([path, some]) => (some.length === 1 ? some[0] : together(path, some)));
 }
 
@@ -70,7 +68,7 @@ function together(path, some) {
   const sum = (/** @type {"forward" | "backward"} */ of) => /** @type {Pair} */ ([0, 1].map((at) => some.reduce((total, row) => total + row[of][at], 0)));
   const saved = some.reduce((total, row) => total + row.saved, 0);
   const kinds = /** @type {[Kinds, Kinds]} */ ([0, 1].map((at) => added(some.map((row) => row.kinds[at]))));
-  const flops = /** @type {Pair} */ ([0, 1].map((at) => some.reduce((total, row) => total + row.flops[at], 0)));
+  const flops = /** @type {[Pair, Pair]} */ ([0, 1].map((at) => [0, 1].map((half) => some.reduce((total, row) => total + row.flops[at][half], 0))));
   return { ...slowest, path, forward: sum("forward"), backward: sum("backward"), saved, kinds, flops, cause: parts(kinds[1], 1), modules: some.flatMap((row) => row.modules) };
 }
 
@@ -89,19 +87,22 @@ export function parts(kinds, most = WORK.length) {
   return sorted.slice(0, most).map(([kind, us]) => `${kind} ${Math.round((100 * us) / total)} %`).join(", ");
 }
 
-/** Backward over forward by the FLOPs; 0 where the forward has no matmul. @param {Layer} row */
-export const expected = ({ flops: [forward, backward] }) => (forward ? backward / forward : 0);
+/** Backward over forward by the FLOPs; 0 where the forward has no matmul. @param {Layer} row @param {0 | 1} [at] */
+export function expected({ flops }, at = 1) {
+  const [forward, backward] = flops[at];
+  return forward ? backward / forward : 0;
+}
 
-/** @param {Layer} row */
+/** As captured: a fused kernel's time is its first module's, whoever's the work. @param {Layer} row */
 export function isOutOfLine(row) {
-  const ratio = expected(row);
-  return ratio > 0 && row.forward[1] > 0 && row.backward[1] >= OUT_OF_LINE * ratio * row.forward[1];
+  const ratio = expected(row, 0);
+  return ratio > 0 && row.forward[0] > 0 && row.backward[0] >= OUT_OF_LINE * ratio * row.forward[0];
 }
 
 /** The row whose backward takes most beyond what its FLOPs explain, if that is a twentieth of all backward or more. @param {Layer[]} rows @returns {Layer | undefined} */
 export function outOfLine(rows) {
-  const total = rows.reduce((sum, row) => sum + row.backward[1], 0);
-  const excess = (/** @type {Layer} */ row) => row.backward[1] - expected(row) * row.forward[1];
+  const total = rows.reduce((sum, row) => sum + row.backward[0], 0);
+  const excess = (/** @type {Layer} */ row) => row.backward[0] - expected(row, 0) * row.forward[0];
   const [most] = rows.filter((row) => isOutOfLine(row) && excess(row) > total / 20).sort((one, other) => excess(other) - excess(one));
   return most;
 }
@@ -140,7 +141,7 @@ export function answer(rows) {
   const most = rows.reduce((one, other) => (other.backward[1] > one.backward[1] ? other : one));
   const odd = outOfLine(rows);
   const cause = most.cause && ` (${most.cause.replace(/ \d+ %$/, "")})`;
-  const out = odd ? ` ${odd === most ? "That" : named(odd)} is out of line: ${over(odd)}× its forward, its matmuls ${short(expected(odd))}×.` : "";
+  const out = odd ? ` ${odd === most ? "That" : named(odd)} is out of line as captured: ${over(odd)}× its forward, its matmuls ${short(expected(odd, 0))}×.` : "";
   const share = `${named(most)} takes ${Math.round((100 * most.backward[1]) / backward)} % of it${cause}.${out}`;
   return forward === 0 ? `All of the step is backward; ${share}` : `Backward is ${(backward / forward).toFixed(1)}× forward; ${share}`;
 }
@@ -152,5 +153,5 @@ function named({ path, modules }) {
 
 /** @param {Layer} row */
 function over(row) {
-  return (row.backward[1] / row.forward[1]).toFixed(1);
+  return (row.backward[0] / row.forward[0]).toFixed(1);
 }

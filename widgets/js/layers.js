@@ -50,12 +50,12 @@ export class LayersPanel {
     const { view, tree } = this;
     if (!view || !tree) return;
     const all = layersOf(view.payload);
-    const layers = sorted(this.fold.checked ? folded(all, tree) : all, this.sort.column, this.sort.descending);
+    const layers = sorted(this.fold.checked ? folded(all) : all, this.sort.column, this.sort.descending);
     const unit = unitOf(tree.total);
     const total = all.reduce((sum, row) => sum + stepTime(row), 0);
     const scale = Math.max(...layers.flatMap((row) => row.backward));
-    this.rows = layers.map((layer) => [this.row(layer, { unit, total, scale }), layer]);
-    this.says.textContent = layers.length === 0 ? "No module ran in this trace." : view.payload.backward.ops[1] === 0 ? "There is no backward in this program." : answer(layers);
+    this.rows = layers.map((layer) => [this.row(layer, { unit, total, scale, hasRatios: !view.payload.no_verdict }), layer]);
+    this.says.textContent = layers.length === 0 ? "No module ran in this trace." : view.payload.backward.ops[1] === 0 ? "There is no backward in this program." : view.payload.no_verdict || answer(layers);
     const head = h("tr", null, COLUMNS.map((column) => this.header(column)));
     const body = h("tbody", null, this.rows.map(([row]) => row));
     const table = h("table", { class: "tf-table", "data-testid": "tf-layers" }, h("thead", null, head), body);
@@ -80,8 +80,8 @@ export class LayersPanel {
     /** @type {HTMLElement | null} */ (this.table.querySelector(`[data-testid="tf-layers-by-${column}"]`))?.focus();
   }
 
-  /** @param {Layer} layer @param {{ unit: { name: string, us: number }, total: number, scale: number }} table */
-  row(layer, { unit, total, scale }) {
+  /** @param {Layer} layer @param {{ unit: { name: string, us: number }, total: number, scale: number, hasRatios: boolean }} table */
+  row(layer, { unit, total, scale, hasRatios }) {
     const text = (/** @type {number} */ us) => (us > 0 ? figure(us / unit.us) : "–");
     const [before, after] = [stepTime(layer, 0), stepTime(layer)];
     const [forward, backward] = [layer.forward[1], layer.backward[1]];
@@ -90,7 +90,7 @@ export class LayersPanel {
       type: [layer.type],
       forward: [text(forward)],
       backward: [text(backward)],
-      ratio: forward && backward ? ratio(layer) : [],
+      ratio: hasRatios && forward && backward ? ratio(layer) : [],
       share: [percent(after, total)],
       change: before === after ? [text(after)] : [h("span", { class: "tf-tree-was" }, text(before)), ` → ${text(after)}`],
       saved: [layer.saved > 0 ? formatBytes(layer.saved) : ""],

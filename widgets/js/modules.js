@@ -23,7 +23,7 @@
  * @property {number} structure equal for modules of equal types, lines and captured ops
  */
 
-/** @typedef {{ top: Branch[], home: Map<string, Branch>, modules: Branch[], total: Sums }} Tree */
+/** @typedef {{ top: Branch[], home: Map<string, Branch>, modules: Branch[], folds: Map<string, string>, total: Sums }} Tree `folds`: paths with "*" for the numbers of identical layers, by path */
 
 const NUMBERED = /^\d+$/;
 
@@ -81,7 +81,7 @@ export function buildTree(payload) {
   for (const [name, value] of Object.entries(payload.values)) if (value.op !== "placeholder") homeOf(value, modules, outside).values.push(name);
   for (const [name, value] of Object.entries(payload.values)) if (value.op === "placeholder") owner(value, modules, outside).values.push(name);
   /** @type {Tree} */
-  const tree = { top: [], home: new Map(), modules: [], total: nothing() };
+  const tree = { top: [], home: new Map(), modules: [], folds: new Map(payload.layers.map(({ path, folded }) => [path, folded])), total: nothing() };
   const context = { payload, rank, structures: new Map(), tree };
   finish(root, context);
   finish(outside, context);
@@ -194,31 +194,13 @@ export function runs(siblings, fold) {
 /** @param {Branch} one */
 const isLayer = (one) => one.kind === "module" && NUMBERED.test(one.name);
 
-/** A module's path with "*" for the numbers of folded layers, by its path. @param {Tree} tree @returns {Map<string, string>} */
-export function foldedPaths({ top }) {
-  /** @type {Map<string, string>} */
-  const found = new Map();
-  const visit = (/** @type {Branch[]} */ siblings, /** @type {string} */ prefix) => {
-    for (const run of runs(siblings, true)) {
-      for (const one of run) {
-        if (one.kind !== "module") continue;
-        const path = one.path === "" ? "" : `${prefix}${run.length > 1 ? "*" : one.name}`;
-        found.set(one.path, path);
-        visit(one.children, path && `${path}.`);
-      }
-    }
-  };
-  visit(top, "");
-  return found;
-}
-
 /**
  * The module, or the line of a module with others inside, whose own ops take most of the backward; those of identical layers
  * as one if `fold`. Null where none takes any time.
  * @param {Tree} tree @param {boolean} fold
  */
 export function slowestBackward(tree, fold) {
-  const folded = fold ? foldedPaths(tree) : null;
+  const folded = fold ? tree.folds : null;
   /** @type {Map<string, { path: string, us: number, members: Branch[] }>} */
   const found = new Map();
   for (const one of [...tree.modules.filter(({ values }) => values.length > 0), ...linesOf(tree)]) {

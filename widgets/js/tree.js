@@ -85,12 +85,13 @@ export class TreePanel {
   drawSays() {
     const { tree, view } = this;
     if (!tree || !view) return;
-    this.slowest = slowestBackward(tree, this.state.options.fold);
+    const { times, blocked, no_verdict: reason } = view.payload;
+    this.slowest = reason ? null : slowestBackward(tree, this.state.options.fold);
     const { slowest } = this;
-    const { times, blocked } = view.payload;
     const isModelled = times.after.startsWith("modelled");
     const remedy = !isModelled ? "" : view.live && !blocked ? "; not measured: press Measure" : "; not measured";
     const parts = [h("span", { class: "tf-note" }, `Times ${times.after}${times.before === times.after ? "" : `; before: ${times.before}`}${remedy}`)];
+    if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
     if (slowest) parts.unshift(this.slowestButton(slowest, tree));
     this.says.replaceChildren(...parts);
   }
@@ -154,9 +155,9 @@ export class TreePanel {
     const height = this.body.clientHeight || 480;
     const from = Math.max(0, Math.floor(this.body.scrollTop / ROW) - MARGIN);
     const shown = this.rows.slice(from, from + Math.ceil(height / ROW) + 2 * MARGIN);
-    const { values } = view.payload;
+    const { values, no_verdict } = view.payload;
     const twins = new Set((values[view.selected]?.twins ?? []).map((name) => computedBy(name, values)));
-    const context = { values, tree, unit, twins, changes: this.changes ?? new Map(), slowest: new Set(this.slowest?.members), state: this.state, active: this.active, selected: view.selected };
+    const context = { values, tree, unit, twins, hasRatios: !no_verdict, changes: this.changes ?? new Map(), slowest: new Set(this.slowest?.members), state: this.state, active: this.active, selected: view.selected };
     this.window.style.transform = `translateY(${from * ROW}px)`;
     this.window.replaceChildren(...shown.map((row, at) => rowElement(row, `${this.id}-${from + at}`, from + at + 2, context)));
     if (this.rows.length === 0) this.window.replaceChildren(h("p", { class: "tf-note tf-tree-empty" }, view.matches ? "Nothing matches." : "No ops in this trace."));

@@ -7,6 +7,7 @@ import { spread, time } from "./modules.js";
 
 /**
  * @typedef {object} Context
+ * @property {boolean} hasRatios
  * @property {Record<string, Value>} values
  * @property {import("./modules.js").Tree} tree
  * @property {Unit} unit
@@ -59,7 +60,7 @@ function groupRow({ group, level, open }, attributes, context) {
     ),
     timeCell(sums.forward, context, ""),
     timeCell(sums.backward, context, slowMark(group, open, context)),
-    h("span", { role: "gridcell", class: "tf-tree-ratio" }, !sums.forward[1] || !sums.backward[1] ? "" : `${(sums.backward[1] / sums.forward[1]).toFixed(1)}×`),
+    h("span", { role: "gridcell", class: "tf-tree-ratio" }, !context.hasRatios || !sums.forward[1] || !sums.backward[1] ? "" : `${(sums.backward[1] / sums.forward[1]).toFixed(1)}×`),
     h("span", { role: "gridcell", class: "tf-tree-share" }, percent(time(sums), time(tree.total))),
     opsCell(sums.ops),
     savedCell(sums.saved, context),

@@ -186,6 +186,8 @@ type AtenRecord = Pick<KernelRecord, "name" | "calls" | "provenance" | "gb_per_s
 /** Own ops of one nn.Module, children not counted; "before, after" the passes. In the forward's order. */
 interface LayerRow {
   path: string;
+  /** The path with "*" for the numbers that tell it from modules like it. */
+  folded: string;
   module_type: string;
   forward_ops: [number, number];
   backward_ops: [number, number];
@@ -196,8 +198,8 @@ interface LayerRow {
   cause: string;
   /** µs of the backward by kind of work, before and after. */
   backward_kinds: [Record<string, number>, Record<string, number>];
-  /** Of the matmuls as shown, in the forward and in the backward. */
-  flops: [number, number];
+  /** Of the matmuls in the forward and in the backward, before and after. */
+  flops: [[number, number], [number, number]];
 }
 
 interface Finding {
@@ -263,6 +265,8 @@ interface Payload {
   config: Config;
   call: string;
   blocked: string | null;
+  /** Why no ratio and no slowest module is told; "" where both are. */
+  no_verdict: string;
   runs_triton: boolean;
   passes: PassRecord[];
   summary: {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { buildTree, changes, foldedPaths, ranks, runs, slowestBackward, spread } from "../modules.js";
+import { buildTree, changes, ranks, runs, slowestBackward, spread } from "../modules.js";
 import { program } from "../testing/program.js";
 
 const tree = buildTree(program());
@@ -53,12 +53,6 @@ test("siblings with names of their own never fold", () => {
   const other = program();
   for (const one of Object.values(other.values)) one.module = one.module.replace(/^h\.(\d)/, "h.proj_$1");
   assert.equal(runs(buildTree(other).modules.find((one) => one.path === "h").children, true).length, 3);
-});
-
-test("folded paths have a star for the layer", () => {
-  const paths = foldedPaths(tree);
-  assert.equal(paths.get("h.2.up"), "h.*.up");
-  assert.equal(paths.get("h"), "h");
 });
 
 test("the slowest backward is that of own ops, alone or with its identical layers", () => {

@@ -7,7 +7,7 @@ export const value = (fields) => ({
 });
 
 /** @param {Partial<LayerRow>} fields @returns {LayerRow} */
-const row = (fields) => ({ path: "", module_type: "", forward_ops: [1, 1], backward_ops: [1, 1], forward_us: [0, 0], backward_us: [0, 0], saved_bytes: [0, 0], cause: "", backward_kinds: [{}, {}], flops: [0, 0], ...fields });
+const row = (fields) => ({ path: "", folded: (fields.path ?? "").replace(/\d/, "*"), module_type: "", forward_ops: [1, 1], backward_ops: [1, 1], forward_us: [0, 0], backward_us: [0, 0], saved_bytes: [0, 0], cause: "", backward_kinds: [{}, {}], flops: [[0, 0], [0, 0]], ...fields });
 
 /** One layer's linear and gelu. @param {number} at @param {number} us of its matmuls in the backward */
 function layer(at, us) {
@@ -48,7 +48,7 @@ export function program() {
     layers: [
       row({ module_type: "GPT", forward_us: [1, 0] }),
       ...[3, 7, 3].flatMap((us, at) => [
-        row({ path: `h.${at}.up`, module_type: "Linear", forward_us: [2, at === 1 ? 2.5 : 2], backward_us: [us + 1, us + 1], saved_bytes: [24, 24], cause: `matmul ${Math.round((100 * us) / (us + 1))} %`, backward_kinds: [{ matmul: us, reduction: 1 }, { matmul: us, reduction: 1 }], flops: [8, 16] }),
+        row({ path: `h.${at}.up`, module_type: "Linear", forward_us: [2, at === 1 ? 2.5 : 2], backward_us: [us + 1, us + 1], saved_bytes: [24, 24], cause: `matmul ${Math.round((100 * us) / (us + 1))} %`, backward_kinds: [{ matmul: us, reduction: 1 }, { matmul: us, reduction: 1 }], flops: [[8, 16], [8, 16]] }),
         row({ path: `h.${at}`, module_type: "Block", forward_us: [1, 1], backward_us: [1, 1], cause: "pointwise 100 %" }),
       ]),
       row({ path: "h", module_type: "ModuleList" }),
