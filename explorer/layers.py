@@ -66,8 +66,8 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The path; of the outermost module, and of what is in none, a word in brackets."""
-        return self.path or ("(model)" if self.module_type else OUTSIDE)
+        """The path; of the outermost module, which has none, its class."""
+        return self.path or self.module_type or OUTSIDE
 
     @property
     def ratio(self) -> float | None:

@@ -77,9 +77,9 @@ def test_what_is_outside_of_the_model_is_not_the_models_own() -> None:
     model, x = Model(nn.Linear(8, 8)), torch.randn(4, 8)
     rows = tracefuse.capture(lambda: model(x).tanh().sum().backward()).variant(Config.off()).layers()
     ops = {row.name: (row.module_type, row.forward_ops[1], row.backward_ops[1]) for row in rows}
-    assert ops == {"0": ("Linear", 1, 2), "(model)": ("Model", 1, 1), "(no module)": ("", 2, 1)}
+    assert ops == {"0": ("Linear", 1, 2), "Model": ("Model", 1, 1), "(no module)": ("", 2, 1)}
     names = [line.split("  ")[0] for line in str(rows).splitlines()[2:6]]
-    assert names == ["0", "(model)", "(no module)", "in all"]
+    assert names == ["0", "Model", "(no module)", "in all"]
 
 
 def test_the_heaviest_backward_is_that_of_the_widest_layer() -> None:
