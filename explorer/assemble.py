@@ -40,7 +40,6 @@ _KINDS = ("input", "parameter", "buffer")
 
 def assemble(built: Built, recording: Recording, roles: Roles) -> tuple[Trace, list[int | torch.Tensor]]:
     """The trace, and for each of its inputs the position of its external or, for a cotangent, the tensor itself."""
-    _drop_detaches(built)
     merge_repeated(built, recording.rng_states)
     roles = replace(roles, results=_named_results(built, roles))
     cotangents = _cut_cotangents(built, recording, roles)
@@ -55,17 +54,6 @@ def mark_held(built: Built, recording: Recording) -> None:
         node = built.nodes.get(value)
         if node is not None and node.op == "call_function":
             node.meta["custom"] = {**(node.meta.get("custom") or {}), HELD: True}
-
-
-def _drop_detaches(built: Built) -> None:
-    """Autograd's bookkeeping: a detached tensor is the same value, and the trace has no autograd left to hide it from."""
-    for node in list(built.graph.nodes):
-        if node.target is not aten.detach.default:
-            continue
-        same = node.args[0]
-        node.replace_all_uses_with(same)
-        built.rename(node, same)
-        built.graph.erase_node(node)
 
 
 def _cut_cotangents(built: Built, recording: Recording, roles: Roles) -> Cotangents:

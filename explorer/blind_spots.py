@@ -1,12 +1,17 @@
-"""What a recorder cannot see, and what it changes by looking: sentences for the notes.
+"""What a recorder cannot see, what it changes by looking, and what a trace orders otherwise: sentences for the notes.
 
-A dispatch mode sees the operators of its own thread, and under one dynamo runs compiled code as it is written.
+A dispatch mode sees the operators of its own thread, and under one dynamo runs compiled code as it is written. A trace is one
+forward and one backward, whatever a program alternates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import fx
+
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import origin, phase
 from tracefuse.record import Recorder
 from tracefuse.recording import is_leaf
 from tracefuse.refusals import where
@@ -53,3 +58,21 @@ def _lines_of_histories(recorder: Recorder) -> Iterator[str]:
     for call in recording.calls:
         if not call.in_engine and not made.isdisjoint(call.reads()):
             yield where(call.origin.source)
+
+
+def forwards_first(graph: fx.Graph) -> str:
+    """Of a program's ops as they ran, with their phases: what the trace does to memory by running all forwards first; "" where
+    no backward reads what a forward computed after another backward."""
+    is_late = False
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if phase(node) == "backward":
+            is_late = True
+        elif is_late and does_work(node) and any(phase(user) == "backward" for user in node.users):
+            return (
+                f"The program goes on with a forward{where(origin(node).source)} after a backward, and the trace runs all "
+                "forwards first: peaks, and what is saved for the backward, are those of this order, not of the program. "
+                "Capture one forward and its backward (one micro-batch) for the program's own."
+            )
+    return ""

@@ -34,12 +34,12 @@ from typing import Any
 
 from tracefuse.cache_folders import KINDS, cache_directory, software, versioned
 from tracefuse.errors import BuildError, OptionError
+from tracefuse.sizes import read_size
 
 DEFAULT_SIZE = "1G"
 GRACE_S = 600.0  # Far above what a process takes from finding an entry to having read it.
 NO_VERSION = "no version"
 """What stands for the version of files that lie in no version's folder."""
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,11 @@ def _size_text() -> str:
 
 
 def _nbytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None:
+    found = read_size(text)
+    if found is None:
         raise OptionError(f"TRACEFUSE_CACHE_SIZE={text} is no size: write bytes, or a number with K, M or G such as 2G")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    number, unit = found
+    return int(number * (unit or 1))
 
 
 @functools.cache

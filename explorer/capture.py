@@ -23,7 +23,7 @@ from tracefuse.agreement import Agreement, Left, Read, agreement, left_by
 from tracefuse.assemble import Roles
 from tracefuse.captured_program import CapturedProgram, ProgramFacts, captured_program
 from tracefuse.config import Config, Machine
-from tracefuse.environment import environment
+from tracefuse.environment import as_it_ran, environment
 from tracefuse.errors import CaptureError
 from tracefuse.host_reads import Stop
 from tracefuse.measurements import Measurements
@@ -85,7 +85,10 @@ class Capture(ProgramFacts):
     def __repr__(self) -> str:
         if self._roles is None:
             return "<tracefuse.Capture: nothing yet>"
-        forward, backward = self.trace.split()
+        try:
+            forward, backward = self.trace.split()
+        except CaptureError as error:
+            return f"<tracefuse.Capture: {error}>"
         device = self.environment["device"]
         return f"<tracefuse.Capture on {device}: {forward.op_count} forward and {backward.op_count} backward ops>"
 
@@ -176,7 +179,8 @@ class Capture(ProgramFacts):
 
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
-        return replay(self.trace, self.example_inputs, self.rng_states)
+        with as_it_ran(self.environment):
+            return replay(self.trace, self.example_inputs, self.rng_states)
 
     def check(self) -> Agreement | None:
         """Replay the trace once and hold it against what the program itself left: bit for bit the same, or what differs.

@@ -11,7 +11,7 @@ import torch
 
 from tracefuse.agreement import Left
 from tracefuse.assemble import Roles, assemble, mark_held
-from tracefuse.blind_spots import blind_spots
+from tracefuse.blind_spots import blind_spots, forwards_first
 from tracefuse.dropped import Dropped, dropped
 from tracefuse.errors import CaptureError
 from tracefuse.fake_values import propagate
@@ -26,7 +26,8 @@ from tracefuse.retracing import functionalize
 
 class CapturedProgram(NamedTuple):
     """`example_inputs` are the tensors that the program read, as they were then, in the order of `trace.inputs`, `live_inputs`
-    the user's own; `left` is what it left of each of `trace.outputs`, as far as that is known."""
+    the user's own; `left` is what it left of each of `trace.outputs`, as far as that is known; `backwards` counts the
+    backwards that it ran."""
 
     trace: Trace
     example_inputs: tuple[torch.Tensor, ...]
@@ -36,6 +37,8 @@ class CapturedProgram(NamedTuple):
     optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
     left: tuple[Left | None, ...] = ()
     unrecorded: tuple[str, ...] = ()
+    backwards: int = 1
+    order: str = ""
 
 
 class ProgramFacts:
@@ -72,6 +75,17 @@ class ProgramFacts:
     def unrecorded(self) -> tuple[str, ...]:
         """What of the program the trace does not show, a sentence each with its remedy."""
         return self._built.unrecorded
+
+    @property
+    def backwards(self) -> int:
+        """How many times the program called autograd."""
+        return self._built.backwards
+
+    @property
+    def order(self) -> str:
+        """What memory is not that of the program for, where the trace runs its forwards and backwards in another order than it
+        did, with the remedy; else ""."""
+        return self._built.order
 
     @property
     def optimizers(self) -> Mapping[str, frozenset[str]]:
@@ -144,4 +158,15 @@ def captured_program(
     # Of a gradient added to an older one the sum is left, and the trace has the summand.
     summands = [left.get(v) if v not in recording.externals else None for v in roles.gradients.values()]
     there = (*map(left.get, roles.results), *summands, *map(left.get, built.mutated))
-    return CapturedProgram(trace, examples, live, tuple(built.guards), unread, optimizers, there, blind_spots(recorder))
+    return CapturedProgram(
+        trace,
+        examples,
+        live,
+        tuple(built.guards),
+        unread,
+        optimizers,
+        left=there,
+        unrecorded=blind_spots(recorder),
+        backwards=recording.backwards,
+        order=forwards_first(built.graph),
+    )

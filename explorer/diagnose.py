@@ -10,12 +10,15 @@ worth: "high" from a fifth, "medium" from a twentieth, and below a hundredth it 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Self
 
 from tracefuse.attention_findings import attention_in_single_ops
 from tracefuse.config import Config
 from tracefuse.device_moves import gradients_copied_to_the_host, inputs_moved_each_step
-from tracefuse.findings import SEVERITIES, Case, Detector, Finding
+from tracefuse.findings import SEVERITIES, Case, Detector, Finding, counted
 from tracefuse.gradient_findings import (
     dropped_gradients,
     gradients_no_optimizer_takes,
@@ -26,33 +29,53 @@ from tracefuse.kept_findings import kept_for_nothing
 from tracefuse.launch_findings import loops_of_small_kernels
 from tracefuse.mode_findings import matmuls_without_tf32, modes_that_slow
 from tracefuse.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
+from tracefuse.op_times import how_to_measure
+from tracefuse.optimizers.passes import Step
 from tracefuse.sync_findings import waits_for_the_gpu
 from tracefuse.to_copy_findings import casts_beside_moves
 
+MOST_REASONS = 2  # of a pass that are told for one finding
+
 
 class Findings(tuple[Finding, ...]):
-    """The gravest first. Prints as paragraphs; without any, as what was looked for."""
+    """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for."""
 
-    __slots__ = ()
+    provenance: str
 
-    def under(self, config: Config) -> Findings:
-        """As under a configuration: a pass that is on already is no fix, its decisions say what it left."""
-        return Findings(_left(one) if one.changes and config.changed(**one.changes) == config else one for one in self)
+    def __new__(cls, found: Iterable[Finding], provenance: str) -> Self:
+        made = super().__new__(cls, found)
+        made.provenance = provenance
+        return made
+
+    def under(self, config: Config, steps: Sequence[Step]) -> Findings:
+        """As under a configuration: a pass that is on already is no fix, and `steps`, what it made, say why it left this."""
+        said = [_left(one, steps) if one.changes and config.changed(**one.changes) == config else one for one in self]
+        return Findings(said, self.provenance)
 
     def __repr__(self) -> str:
         nothing = f"nothing found; looked for: {'; '.join(DETECTORS)}"
-        return "\n\n".join(map(str, self)) or nothing
+        return "\n\n".join(filter(None, [*map(str, self), how_to_measure(self.provenance)])) if self else nothing
 
 
-def _left(finding: Finding) -> Finding:
-    passes = " and ".join(f"`{name}`" for name in finding.changes or ())
-    return replace(finding, changes=None, fix=f"{passes} left it: the decisions of its step say why")
+def _left(finding: Finding, steps: Sequence[Step]) -> Finding:
+    on = [(at - len(steps), step) for at, step in enumerate(steps) if step.name in (finding.changes or ())]
+    passes = " and ".join(f"`{step.name}`" for _, step in on)
+    reasons = Counter(
+        decision.reason for _, step in on for decision in step.decisions if decision.value in finding.values
+    ).most_common()
+    said = [f"{reason} ({counted(count, 'op')})" for reason, count in reasons[:MOST_REASONS]]
+    shown = "; ".join(
+        [*said, *[f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))]
+    )
+    where = " and ".join(f"`print(v.steps[{at}])`" for at, _ in on)
+    fix = f"none: {passes} left it{f', since {shown}' * bool(shown)}; {where} has all decisions"
+    return replace(finding, changes=None, fix=fix)
 
 
 def diagnose(case: Case) -> Findings:
     """All findings, the gravest first."""
     found = [finding for detector in DETECTORS.values() for finding in detector(case)]
-    return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
+    return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)), case.times.provenance)
 
 
 # What is looked for, in the words of a list.

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracefuse.draws import repeated
 from tracefuse.dropout import SUPPORT, support
 from tracefuse.errors import ExportError
-from tracefuse.one_step import computed_from_gradients
+from tracefuse.one_step import check_one_step
 from tracefuse.optimizers.launch import LAUNCH
 from tracefuse.optimizers.layout import GUESS
 from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
@@ -200,29 +199,6 @@ def _in_docstring(text: str) -> str:
 
 def _rule(title: str) -> str:
     return f"# --- {title} ".ljust(120, "-")
-
-
-def check_one_step(variant: Variant) -> None:
-    backward = variant.backward
-    late = [out.of for out, _ in computed_from_gradients(backward)]
-    if late:
-        raise ExportError(
-            f"{', '.join(late)} depends on gradients (an optimizer step, a second forward, or autograd.grad): a step is one "
-            "forward and one backward. Capture only those."
-        )
-    roots = [i.source for i in backward.inputs if i.kind == "cotangent"]
-    if len(set(roots)) != len(roots):
-        raise ExportError("a result has two cotangents. Capture one backward per result.")
-    if backward.outputs and not roots:
-        raise ExportError(
-            "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
-            "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
-        )
-    for earlier, later in repeated(variant.trace.ops, variant.capture.rng_states):
-        raise ExportError(
-            f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
-            "the same numbers. Draw the numbers once, keep them in a variable and use them twice."
-        )
 
 
 def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward: Trace) -> str:

@@ -27,7 +27,8 @@ def expect(tensor, name, shape, stride, dtype=None):
         return tensor
     if not (is_shape_right and is_dtype_right):
         given = f"{tensor.dtype}{list(tensor.shape)}"
-        raise ValueError(f"{name} is {given}, this file is for {dtype or tensor.dtype}{list(shape)}: capture it again")
+        captured = f"{dtype or tensor.dtype}{list(shape)}"
+        raise ValueError(f"{name} is {given}, and the program was captured with {captured}: capture it again")
     if tensor.numel() <= 1:
         return tensor
     if memory_size(shape, stride) < tensor.numel():

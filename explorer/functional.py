@@ -75,6 +75,9 @@ def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Valu
         hint = hints.get(position, ())
         if not call.out_values() and not call.writes():
             built.guards.append(Guard(str(call.func), call.outs, call.origin.source))
+        elif call.func is aten.detach.default:
+            # Autograd's bookkeeping: the same value, and a trace has no autograd to hide it from.
+            built.nodes[call.outs] = built.nodes[call.args[0]]
         elif call.writes():
             _add_in_place(built, call, hint, lifetimes, position)
         else:

@@ -1,12 +1,16 @@
 """Hooks of the recorder: where backwards start, and which `nn.Module`s are running.
 
 Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`,
-`torch._C._current_graph_task_id`. Of compiled modules, on 2.13: `nn.Module._compiled_call_impl`, `_orig_mod`.
+`torch._C._current_graph_task_id`. Of what is compiled, on 2.13: `nn.Module._compiled_call_impl`,
+`_orig_mod`, and the frame `compile_wrapper`, which calls `fn`.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,6 +21,8 @@ from tracefuse.weak_map import WeakMap
 
 if TYPE_CHECKING:
     from tracefuse.record import Recorder
+
+_DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
 
 
 def is_in_engine() -> bool:
@@ -70,7 +76,7 @@ class ModuleStack:
         self._names = names
         self._handles: list[Any] = []
         self.compiled: dict[str, None] = {}
-        """Classes of the modules that ran and that `torch.compile` had compiled."""
+        """What ran of what `torch.compile` had compiled: classes of modules, and functions that call modules."""
 
     def attach(self) -> None:
         self._thread = threading.get_ident()
@@ -97,11 +103,10 @@ class ModuleStack:
             return
         if module not in self._paths:
             self.add_root(module)
+        compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
+        if compiled is not None:
+            self.compiled[compiled] = None
         self._stack.append((self._paths.get(module) or "", type(module).__name__))
-        if module._compiled_call_impl is not None:
-            self.compiled[type(module).__name__] = None
-        elif "_orig_mod" in module._modules:
-            self.compiled[type(module._orig_mod).__name__] = None
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         if self._stack and self.is_ours():
@@ -118,3 +123,20 @@ class ModuleStack:
         for path, buffer in root.named_buffers():
             if buffer not in self._names:
                 self._names[buffer] = ("buffer", path)
+
+
+def _compiled_class(module: nn.Module) -> str | None:
+    """The class of what `torch.compile` compiled, if `module` is it."""
+    if module._compiled_call_impl is not None:
+        return type(module).__name__
+    return type(module._orig_mod).__name__ if "_orig_mod" in module._modules else None
+
+
+def _compiled_function() -> str | None:
+    """The function that `torch.compile` compiled, if one is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename.endswith(_DYNAMO):
+            return getattr(frame.f_locals.get("fn"), "__name__", None)
+        frame = frame.f_back
+    return None

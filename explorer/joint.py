@@ -38,11 +38,15 @@ from tracefuse.optimizers.trace import (
     Phase,
     Trace,
     eliminate_dead_code,
+    fake_mode,
 )
 from tracefuse.optimizers.verify import verify
 from tracefuse.user_source import noted_source
 
 aten = torch.ops.aten
+
+_COPIES = {aten.lift_fresh_copy.default, aten._to_copy.default}
+"""Of constants."""
 
 _ORDER = "result", "mutation", "gradient"
 """Of a trace's outputs: programs hand out as many as there are results, from the first on."""
@@ -96,16 +100,15 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
     demanded = {desc.grad_of for desc, node in zip(descriptors, returned, strict=True) if _is_gradient(desc, node)}
     held = _constants(graph)
     known = {node: _entry(node, names, inputs, demanded) for node in graph.find_nodes(op="placeholder")}
-    lifted = {
-        node: Input(name := names.fresh("constant"), "buffer", name)
-        for node, tensor in held.items()
-        if _is_input(node, tensor)
-    }
+    lifted = {node: Input(name := names.fresh("constant"), "buffer", name) for node in held if _is_input(node, held)}
+    mode = fake_mode(graph)
     # Cotangents come last.
     ordered = sorted((known | lifted).items(), key=lambda pair: pair[1].kind == "cotangent")
     for node, entry in ordered:
         new[node] = made.create_node("placeholder", entry.name, name=entry.name)
-        new[node].meta = {"val": node.meta["val"]}
+        new[node].meta = {
+            "val": node.meta["val"] if node in known else mode.from_tensor(held[node], static_shapes=True)
+        }
     _copy_ops(graph, made, new, names, held)
     by_source = {node.meta.get("desc"): new[node].name for node in graph.find_nodes(op="placeholder")}
     outputs = [
@@ -133,7 +136,9 @@ def _result_name(desc: Any) -> str:
     if isinstance(desc, IntermediateBaseAOTOutput):  # what several results are views of
         return f"base_of_{_result_name(desc.base_of)}"
     if not isinstance(desc, (PlainAOTOutput, InputMutationAOTOutput)):
-        raise NotSupported(f"{desc} is an output of a kind that a trace does not know")
+        raise NotSupported(
+            f"one of its outputs is of a kind that a trace does not know, {desc}: compile a smaller piece"
+        )
     return f"{RESULT}{desc.idx}" if isinstance(desc, PlainAOTOutput) else f"new_{desc.mutated_input.idx}"
 
 
@@ -146,7 +151,7 @@ def _output(at: int, node: Any, desc: Any, names: Mapping[Any, str]) -> Output |
     if node is None:
         return None
     if not isinstance(node, fx.Node):
-        raise NotSupported(f"output {at} is {node!r}, not a tensor")
+        raise NotSupported(f"its output {at} is {node!r}, not a tensor: return tensors only")
     if isinstance(desc, GradAOTOutput):
         return Output("gradient", names[desc.grad_of])
     if isinstance(desc, InputMutationAOTOutput):
@@ -173,10 +178,16 @@ def _copy_ops(
         phases[node] = "backward" if late else "forward"
     for phase in ("forward", "backward"):
         for node in graph.nodes:
+            if node in constants and node not in new and constants[node].dim():
+                continue  # only other constants read it
             if node.op == "call_function" and phases[node] == phase and not _is_constant(node, new):
-                target, args, kwargs = _lifted(node, constants) or (node.target, node.args, node.kwargs)
-                args, kwargs = fx.node.map_arg((args, kwargs), new.__getitem__)
-                new[node] = made.create_node("call_function", target, args, kwargs, names.fresh(_name(node, args)))
+                if node in constants:
+                    target, args, kwargs = _instead(constants[node], new.get(node))
+                    name = "constant"
+                else:
+                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
+                    target, name = node.target, _name(node, args)
+                new[node] = made.create_node("call_function", target, args, kwargs, names.fresh(name))
                 new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": {"tracefuse": _origin(node)}}
 
 
@@ -189,28 +200,30 @@ def _is_constant(node: fx.Node, new: dict[fx.Node, Any]) -> bool:
 
 
 def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
-    """The tensors that the graph itself holds, by the nodes that stand for them."""
-    held = {node: getattr(graph.owning_module, node.target) for node in graph.find_nodes(op="get_attr")}
-    return {node: tensor for node, tensor in held.items() if isinstance(tensor, torch.Tensor)}
+    """The tensors that the graph itself holds, by the nodes that yield them; what casts or moves them is done here."""
+    found: dict[fx.Node, torch.Tensor] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr" and isinstance(held := getattr(graph.owning_module, node.target), torch.Tensor):
+            found[node] = held
+        elif node.target in _COPIES and node.args[0] in found:
+            found[node] = node.target(found[node.args[0]], **node.kwargs)
+    return found
 
 
-def _is_input(node: fx.Node, constant: torch.Tensor) -> bool:
-    return bool(constant.dim()) or any(user.target is not aten.lift_fresh_copy.default for user in node.users)
+def _is_input(node: fx.Node, constants: Mapping[fx.Node, torch.Tensor]) -> bool:
+    """Whether the trace reads the constant as an input; a copy of a number is a call."""
+    is_read = any(user not in constants for user in node.users)
+    return is_read and (node.op == "get_attr" or bool(constants[node].dim()))
 
 
-def _lifted(node: fx.Node, constants: Mapping[fx.Node, torch.Tensor]) -> tuple[Any, tuple, dict[str, Any]] | None:
-    """What yields a copy of a constant, if `node` does: a number is made anew."""
-    if node.target is not aten.lift_fresh_copy.default or node.args[0] not in constants:
-        return None
-    constant = constants[node.args[0]]
-    if constant.dim():
-        return aten.clone.default, node.args, {}
+def _instead(constant: torch.Tensor, entry: fx.Node | None) -> tuple[Any, tuple, dict[str, Any]]:
+    """What yields a copy of a constant: of its input `entry`, or a number that is made anew."""
+    if entry is not None:
+        return aten.clone.default, (entry,), {}
     return aten.full.default, ([], constant.item()), {"dtype": constant.dtype, "device": constant.device}
 
 
 def _name(node: fx.Node, args: Any) -> str:
-    if node.target is aten.lift_fresh_copy.default:
-        return "constant"
     if node.target is operator.getitem:
         return f"{args[0].name}_{args[1]}"
     return re.sub(r"_\d+$", "", node.name).strip("_")

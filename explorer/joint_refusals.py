@@ -7,6 +7,7 @@ Private names: the descriptors in `meta["desc"]`, seen on torch 2.11 to 2.13, an
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ from tracefuse.optimizers.trace import InputKind
 from tracefuse.recording import kind_of
 from tracefuse.refusals import REMEDIES, where
 from tracefuse.user_source import noted_source
+
+# Of a symbol that dynamo took from a tensor.
+_SIZE = re.compile(r"\.(size|stride)\.\d+$|\.storage_offset$")
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,8 @@ def _kind_of_input(node: fx.Node, inputs: Sequence[GraphInput]) -> str | None:
         )
     if isinstance(desc, (ParamAOTInput, BufferAOTInput)):
         return (
-            f"it holds {desc.target} itself, as the compiled step of an optimizer does: compile the model with tracefuse, and "
-            "the optimizer's step with torch's own backend, torch.compile(optimizer.step)"
+            "it reads parameters that are no inputs of it, as the step of an optimizer does: leave optimizer.step() out of "
+            "what tracefuse compiles, or compile it by itself with torch's own backend, torch.compile(optimizer.step)"
         )
     return f"its input {node.name} is of a kind that a trace does not know, {desc}: compile a smaller piece"
 
@@ -100,10 +104,10 @@ def _symbols(node: fx.Node, inputs: Sequence[GraphInput]) -> str | None:
             f"the size of {_called(node)} depends on numbers: let dynamo leave it to Python "
             "(torch._dynamo.config.capture_dynamic_output_shape_ops and capture_scalar_outputs are False by default)"
         )
-    name = _name_of(node.meta.get("desc"), inputs) or node.name
+    name = _SIZE.sub("", _name_of(node.meta.get("desc"), inputs) or node.name)
     return (
-        f"its input {name} has sizes that are symbols, or is one: compile with dynamic=False, which compiles each size anew, "
-        "and mark no dimension (torch._dynamo.mark_dynamic)"
+        f"its input {name} has sizes that are symbols, or is a number that varies: compile with dynamic=False, which compiles "
+        "each size anew, and mark no dimension (torch._dynamo.mark_dynamic)"
     )
 
 

@@ -27,7 +27,7 @@ from torch import fx
 from tracefuse.figures import figure
 from tracefuse.folding import OUTSIDE, folded_paths
 from tracefuse.one_step import why_no_verdict
-from tracefuse.op_times import OpTimes
+from tracefuse.op_times import OpTimes, how_to_measure
 from tracefuse.optimizers.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
@@ -137,7 +137,8 @@ class Layers(list[Layer]):
         kinds = "backward by kind, captured → optimised" if is_changed else "backward by kind"
         rows = [_line(row, everything, us, not self.no_verdict) for row in (*self.folded, everything)]
         table = aligned([(*title, kinds), *rows])
-        return "\n".join([self.provenance, table, *self._sentences(everything)])
+        said = [*self._sentences(everything), how_to_measure(self.provenance)]
+        return "\n".join([self.provenance, table, *filter(None, said)])
 
     def _sentences(self, everything: Layer) -> list[str]:
         if not any(everything.backward_ops):

@@ -69,7 +69,9 @@ class LoadedCapture(Capture):
         self.environment = dict(captured.environment)
         guards = tuple(Guard(one.op, one.value, one.source) for one in captured.guards)
         self._roles = Roles({}, {}, {})
-        self._built = CapturedProgram(trace, (), (), guards, captured.dropped, captured.optimizers)
+        self._built = CapturedProgram(
+            trace, (), (), guards, captured.dropped, captured.optimizers, order=captured.order
+        )
         self._names_thawed, self._pinned, self._stops = captured.thawed, captured.pinned, captured.stops
         self._data = captured.data
         self._machine = Machine(captured.cat, captured.fuse, Pad(self.tf32))

@@ -30,6 +30,7 @@ from tracefuse.optimizers.passes import Step
 from tracefuse.optimizers.saved import REASONS
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, tensor_type, val
 from tracefuse.saved_rows import Group, Pair, SavedRow, by_module, by_reason, line_of, saved_rows
+from tracefuse.summary import unmet
 from tracefuse.timeline import stepwise_replay
 from tracefuse.timing import aligned
 
@@ -93,15 +94,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Memory:
-    """See the module. `eager_peak` is the captured step's static peak as eager PyTorch frees: modelled; None of a capture from
-    a session file, which does not hold what the program's variables held."""
+    """See the module. `eager_peak` is the captured step's static peak as eager PyTorch frees: modelled; None of a capture with
+    several backwards, which a trace runs in an order of its own, and of one from a session file, which does not hold what
+    the program's variables held. `notes` are what to know before trusting the figures."""
 
     before: Curve
     after: Curve
     saved: tuple[SavedRow, ...]
     eager_peak: int | None
     measured: Measured | None = None
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def by_reason(self) -> list[Group]:
@@ -144,7 +146,7 @@ class Memory:
         what = "peak memory: the most bytes alive at once, inputs and parameters included"
         where = f"static: read off the traces; the peak is {', '.join(said)}"
         more = [f"{self.measured.device}, one replay each"] if self.measured else []
-        return "\n".join([where, what, *more, *[self.note] * bool(self.note), aligned(rows)])
+        return "\n".join([where, what, *more, *self.notes, aligned(rows)])
 
     def _agreement(self) -> tuple[str, str]:
         before, after = (f"{share:.3f}" for share in self.agreement)
@@ -164,6 +166,14 @@ def memory(captured: Trace, optimised: Trace, steps: Sequence[Step] = ()) -> Mem
     """The static part, of a captured trace and of what `steps` made of it. Pure."""
     rows = saved_rows(captured, optimised, steps)
     return Memory(curve(captured), curve(optimised), rows, eager_peak_bytes(captured))
+
+
+def static_memory(variant: Variant) -> Memory:
+    """`memory` of a variant, with what is to be said of it."""
+    capture = variant.capture
+    found = memory(capture.trace, variant.trace, variant.steps)
+    eager_peak = None if capture.backwards > 1 else found.eager_peak
+    return replace(found, eager_peak=eager_peak, notes=tuple(filter(None, [capture.order, *unmet(variant)])))
 
 
 def curve(trace: Trace) -> Curve:
@@ -197,7 +207,7 @@ def measured_memory(variant: Variant) -> Memory:
     peaks = Pair(*(replay_peak(one) + input_bytes(one.trace, kind) for one in programs))
     extra = Pair(*(workspace_bytes(one) for one in programs))
     found = replace(variant.memory(), measured=Measured(peaks, extra, device_label(kind)))
-    return replace(found, note=CPU_KERNELS) if variant.kernels and kind == "cpu" else found
+    return replace(found, notes=(*found.notes, CPU_KERNELS)) if variant.kernels and kind == "cpu" else found
 
 
 def replay_peak(variant: Variant) -> int:

@@ -10,7 +10,7 @@ from torch import fx
 from tracefuse.findings import Case, Finding, Fix, dtype, grouped, line, names
 from tracefuse.folding import folded_paths, name_of
 from tracefuse.optimizers.alignment import ALIGNED_BYTES, dims_of, unaligned
-from tracefuse.optimizers.cost import bytes_moved, op_class
+from tracefuse.optimizers.cost import bytes_moved, is_allocation, op_class
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.retype import behind_views, only_dtype
 from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
@@ -102,7 +102,10 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
     nodes = [
         n
         for n in case.trace.ops
-        if does_work(n) and op_class(n) in ("pointwise", "reduction") and work(n) != "device copy"
+        if does_work(n)
+        and op_class(n) in ("pointwise", "reduction")
+        and not is_allocation(n)
+        and work(n) != "device copy"
     ]
     us = case.us(nodes)
     severity = case.severity(us)

@@ -37,6 +37,11 @@ class OpTimes:
         return cls({**one.op_us, **waited}, timeline.provenance, one.transfers)
 
 
+def how_to_measure(provenance: str) -> str:
+    """The call that measures what is modelled; "" for what was measured."""
+    return "modelled; v.timeline() measures op by op" * provenance.startswith("modelled")
+
+
 _modelled: WeakKeyDictionary[Trace, dict[Peaks, OpTimes]] = WeakKeyDictionary()
 
 

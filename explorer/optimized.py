@@ -33,7 +33,10 @@ class Optimized:
         self.config = config
 
     def __repr__(self) -> str:
-        return f"<tracefuse.Variant {self.config.as_code()}: {self.trace.op_count} ops, {len(self.kernels)} kernels>"
+        from tracefuse.summary import unmet
+
+        counts = f"{self.trace.op_count} ops, {len(self.kernels)} kernels"
+        return "\n".join([f"<tracefuse.Variant {self.config.as_code()}: {counts}>", *unmet(self)])
 
     @functools.cached_property
     @uncollected()
@@ -129,7 +132,7 @@ class Optimized:
         from tracefuse.diagnose import diagnose
         from tracefuse.findings import Case
 
-        return diagnose(Case.of(self.capture, self.trace, times or self.op_times)).under(self.config)
+        return diagnose(Case.of(self.capture, self.trace, times or self.op_times)).under(self.config, self.steps)
 
     def to_dot(self, depth: int | None = 2) -> str:
         """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""

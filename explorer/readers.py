@@ -6,13 +6,13 @@ A reader takes the option's name, for its message, and the value. It raises `Opt
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.remat import Remat
 from tracefuse.pass_options import options_of, read_all
+from tracefuse.sizes import read_size
 
 DEFAULT_WEIGHT = 0.5
 
@@ -79,12 +79,8 @@ def _weight_or(value: Any, message: str) -> float | None:
     return found
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:(%)|([kmgt])?(i?b)?)", re.IGNORECASE)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
 def memory_budget(name: str, value: Any) -> int | float | None:
-    """A fraction up to 1 as a float, more than that as bytes; texts with a unit ("2GiB", "40 %") too."""
+    """A fraction up to 1 as a float, more than that as bytes; texts with a unit ("2GiB", "2 GB", "40 %") too."""
     if value is None or value is False or value == "off":
         return None
     found = _sized(value)
@@ -103,13 +99,13 @@ def _sized(value: Any) -> float:
     """NaN for what is no size. One byte is no budget that anybody means, so that `1` is all of it."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
+    if not isinstance(value, str):
         return math.nan
-    number, percent, unit, suffix = float(match[1]), *match.groups()[1:]
-    if percent:
-        return number / 100 if number <= 100 else math.nan
-    return max(2, int(number * _UNITS[(unit or "").lower()])) if unit or suffix else number
+    is_percent = value.strip().endswith("%")
+    number, unit = read_size(value.strip().removesuffix("%")) or (math.nan, 0)
+    if is_percent:
+        return number / 100 if number <= 100 and not unit else math.nan
+    return max(2, int(number * unit)) if unit else number
 
 
 def remat_options(name: str, value: Any) -> tuple[tuple[str, Any], ...]:

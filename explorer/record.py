@@ -285,11 +285,13 @@ class Recorder(TorchDispatchMode, Listener):
         """A backward is about to start from `outputs` with `gradients`."""
         if is_in_engine():  # a checkpoint's own: its gradients are the program's
             return
+        known = len(self.recording.roots)
         for output, gradient in zip(outputs, gradients, strict=True):
             root = self._ids.get(output) if isinstance(output, torch.Tensor) else None
             if root is not None:
                 given = None if gradient is None else self._read(gradient)
                 self.recording.roots.append((root, given, gradient))
+        self.recording.backwards += len(self.recording.roots) > known
 
     def note_backward_elsewhere(self, outputs: Any) -> None:
         """A backward is about to start on another thread, where nothing is recorded."""

@@ -39,7 +39,19 @@ _OTHER_MEMORY = {
 class Value:
     """One tensor that the program met: its layout when first seen, and the value whose memory it views (`base`)."""
 
-    __slots__ = ("_base", "device", "dtype", "index", "kind", "memory", "offset", "requires_grad", "shape", "stride")
+    __slots__ = (
+        "_base",
+        "_extent",
+        "device",
+        "dtype",
+        "index",
+        "kind",
+        "memory",
+        "offset",
+        "requires_grad",
+        "shape",
+        "stride",
+    )
 
     def __init__(self, index: int, tensor: torch.Tensor, memory: int | None) -> None:
         self.index = index
@@ -52,6 +64,7 @@ class Value:
             self.shape, self.stride, self.offset = (), (), 0
         self.dtype, self.device, self.requires_grad = tensor.dtype, tensor.device, tensor.requires_grad
         self._base: Value | None = None
+        self._extent: tuple[int, int] | None = None
 
     @property
     def base(self) -> Value:
@@ -69,9 +82,12 @@ class Value:
     @property
     def extent(self) -> tuple[int, int]:
         """The first byte of the memory that it lies in, and the first one after it."""
-        size = self.dtype.itemsize
-        last = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if self.stride else 0
-        return self.offset * size, (self.offset + last + 1) * size if 0 not in self.shape else self.offset * size
+        if self._extent is None:
+            size = self.dtype.itemsize
+            last = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if self.stride else 0
+            end = self.offset if 0 in self.shape else self.offset + last + 1
+            self._extent = self.offset * size, end * size
+        return self._extent
 
     def is_otherwise(self, other: Value) -> bool:
         """Whether the two, of one memory, may have bytes in common and are not of the same layout."""
@@ -198,7 +214,7 @@ def _view_in_place(func: OpOverload) -> Callable[..., tuple[OpOverload, tuple[An
     if torch.Tag.inplace_view not in func.tags:
         return None
     packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
-    twin = getattr(packet, func._overloadname, None)
+    twin = aten.transpose.int if func is aten.transpose_.default else getattr(packet, func._overloadname, None)
     aliases = [a for a in twin._schema.arguments if a.alias_info is not None] if twin is not None else []
     return (lambda *args: (twin, args)) if aliases and not any(map(is_written, aliases)) else None
 
@@ -266,7 +282,7 @@ class Recording:
     leaf had (`superseded`) before it became an input, where the host reads what a GPU computes (`stops`), the values that were
     still there (`held`) when a backward was over, since the program's variables hold them, and where externals were given
     other memory (`replaced`), Triton kernels launched outside of any operator (`launches`), and autograd's nodes whose
-    results no operator made (`unseen`)."""
+    results no operator made (`unseen`). `backwards` counts the calls of autograd that started from what was recorded."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -279,3 +295,4 @@ class Recording:
     replaced: dict[Value, Source | None] = field(default_factory=dict)
     launches: list[tuple[str, Source | None]] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
+    backwards: int = 0

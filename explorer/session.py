@@ -125,6 +125,7 @@ def _captured(capture: Capture, inputs: bool) -> Captured:
         cat=capture.machine.cat,
         fuse=capture.machine.fuse,
         data=_inputs(capture) if inputs else None,
+        order=capture.order,
     )
 
 

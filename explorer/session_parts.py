@@ -70,6 +70,7 @@ class Captured:
     cat: Cat
     fuse: Fuse
     data: SavedInputs | None
+    order: str = ""
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------

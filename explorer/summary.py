@@ -23,6 +23,7 @@ from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
 from tracefuse.timing import aligned
 
 if TYPE_CHECKING:
+    from tracefuse.optimized import Optimized
     from tracefuse.variant import Variant
 
 
@@ -63,15 +64,20 @@ def steps_table(variant: Variant) -> str:
 
 
 def remarks(variant: Variant) -> list[str]:
-    """What of the program the trace does not show, and what was asked of the passes and not done, a sentence each: a memory
-    budget that is not met, options of a pass that is off."""
-    found = [*variant.capture.unrecorded]
-    found += [f"memory_budget: {why}." for step in variant.steps if (why := why_unmet(step.decisions))]
+    """What of the program the trace does not show or orders otherwise, and what was asked of the passes and not done, a
+    sentence each: a memory budget that is not met, options of a pass that is off."""
+    found = [*variant.capture.unrecorded, *filter(None, [variant.capture.order])]
+    found += unmet(variant)
     if idle := variant.config.idle:
         passes = ", ".join(dict.fromkeys(PASS_OF[name] for name in idle))
         verb = "has" if len(idle) == 1 else "have"
         found.append(f"{', '.join(idle)} {verb} no effect while {passes} is off: switch it on, or leave them out.")
     return found
+
+
+def unmet(variant: Optimized) -> list[str]:
+    """By how much a memory budget is missed, and why, for each pass that has one."""
+    return [f"memory_budget: {why}." for step in variant.steps if (why := why_unmet(step.decisions))]
 
 
 def _pass_row(name: str, step: Step | None, state: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tracefuse.config import Config
 from tracefuse.measurements import Build
 from tracefuse.namespace import name_of, visible_from
+from tracefuse.one_step import check_one_step
 from tracefuse.optimized import Optimized
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ class Variant(Optimized):
 
     def check_exportable(self) -> Variant:
         """This variant, or `ExportError` where it is more than one differentiable step: neither compiled nor exported."""
-        from tracefuse.export import check_one_step
-
         check_one_step(self)
         return self
 
@@ -73,9 +72,9 @@ class Variant(Optimized):
         Static, from the traces; with `measure` one replay of each program is counted by the allocator beside it, which
         raises what `compile` raises.
         """
-        from tracefuse.memory import measured_memory, memory
+        from tracefuse.memory import measured_memory, static_memory
 
-        return measured_memory(self) if measure else memory(self.capture.trace, self.trace, self.steps)
+        return measured_memory(self) if measure else static_memory(self)
 
     def try_fix(
         self,

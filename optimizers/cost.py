@@ -53,14 +53,16 @@ class Peaks:
 # example to model with where no GPU was measured; a real H100 reaches about 0.9 of the first and 0.7 of the second.
 H100_SXM_DATASHEET = Peaks(3.35e12, 989e12, "H100 SXM datasheet")
 
+# These hand out memory and run nothing.
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 # Pointwise in what they cost, though torch does not tag them so (seen on 2.11 to 2.15), by overload packet.
 _POINTWISE = {
     "_to_copy", "clone", "copy", "lift_fresh_copy", "fill", "full", "full_like", "zeros", "zeros_like", "ones",
-    "ones_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "empty", "empty_like",
-    "empty_strided", "scalar_tensor", "arange", "eye", "linspace", "cat", "stack", "constant_pad_nd",
+    "ones_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "eye", "linspace", "cat", "stack",
+    "constant_pad_nd",
     "slice_backward", "select_backward", "diagonal_backward", "slice_scatter", "select_scatter", "tril", "triu",
     "flip", "roll", "repeat", "leaky_relu_backward", "elu_backward", "hardtanh_backward", "mse_loss_backward",
-    "smooth_l1_loss_backward",
+    "smooth_l1_loss_backward", *_ALLOCATIONS,
 }  # fmt: skip
 _REDUCTIONS = {
     "sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin", "var", "var_mean",
@@ -78,6 +80,11 @@ def packet_name(node: fx.Node) -> str:
     """ "mul" for `aten.mul.Tensor`; empty for what is no ATen op."""
     target = producer(node).target
     return target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def is_allocation(node: fx.Node) -> bool:
+    """Whether the op hands out memory without writing to it."""
+    return packet_name(node) in _ALLOCATIONS
 
 
 def op_class(node: fx.Node) -> OpClass:
@@ -115,16 +122,16 @@ def touched_nbytes(value: Any) -> int:
 
 @once_per_op
 def bytes_read(node: fx.Node) -> int:
-    """Bytes that the op loads, each storage at most once in full; 0 for views, placeholders and `getitem`."""
-    if node.op != "call_function" or is_getitem(node) or is_view(node):
+    """Bytes that the op loads, each storage at most once in full; 0 for views, allocations, placeholders and `getitem`."""
+    if node.op != "call_function" or is_getitem(node) or is_view(node) or is_allocation(node):
         return 0
     return sum(_storage_bytes(t for a in _loaded(node) for t in tensors(a))) + _gathered_bytes(node)
 
 
 @once_per_op
 def bytes_written(node: fx.Node) -> int:
-    """Bytes that the op stores, all outputs together; 0 for views, placeholders and `getitem`."""
-    if node.op != "call_function" or is_getitem(node) or is_view(node):
+    """Bytes that the op stores, all outputs together; 0 for views, allocations, placeholders and `getitem`."""
+    if node.op != "call_function" or is_getitem(node) or is_view(node) or is_allocation(node):
         return 0
     return sum(_storage_bytes(tensors(node)))
 

@@ -269,3 +269,16 @@ def test_what_differs_for_another_reason_beside_undefined_memory_is_told(monkeyp
     found = c.check()
     assert (found.compared, found.differing, found.undefined, found.is_rounding) == (1, 1, 1, False)
     assert "1 undefined" in str(found)
+
+
+def test_a_replay_runs_with_mkldnn_off_where_the_program_did() -> None:
+    """What the refusal of an LSTM on a CPU asks for must not end in an alarm."""
+    torch.manual_seed(0)
+    model, x = nn.LSTM(8, 8, batch_first=True), torch.randn(4, 6, 8)
+    with torch.backends.mkldnn.flags(enabled=False), tracefuse.capture() as c, torch.autocast("cpu", torch.bfloat16):
+        loss = model(x)[0].float().square().mean()
+        loss.backward()
+    assert c.environment["mkldnn"] == "off"
+    assert torch._C._get_mkldnn_enabled()
+    assert str(c.check()).endswith("bit for bit.")
+    assert torch._C._get_mkldnn_enabled()

@@ -44,6 +44,18 @@ def test_compiled_code_that_did_not_run(in_place: bool) -> None:
     torch._dynamo.reset()
 
 
+def test_a_compiled_function() -> None:
+    torch._dynamo.reset()
+    model = nn.Linear(4, 4)
+
+    @torch.compile(backend="aot_eager")
+    def loss_of(x: Tensor) -> Tensor:
+        return model(x).sum()
+
+    (text,) = said(lambda: loss_of(numbers()).backward())
+    assert text.startswith("loss_of: torch.compile's code did not run here")
+
+
 def test_a_compiled_module_inside_another() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.GELU(), backend="aot_eager"))

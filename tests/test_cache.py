@@ -183,7 +183,8 @@ def test_looking_makes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("1000", 1000), ("2k", 2048), ("500M", 500 << 20), ("1.5 GiB", 3 << 29), ("", 1 << 30)]
+    ("text", "nbytes"),
+    [("1000", 1000), ("2k", 2048), ("500M", 500 << 20), ("1.5 GiB", 3 << 29), ("2 GB", 2 * 10**9), ("", 1 << 30)],
 )
 def test_sizes(text: str, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEFUSE_CACHE_SIZE", text)

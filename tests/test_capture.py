@@ -355,3 +355,9 @@ def test_a_variable_that_is_not_initialised_yet_does_not_disturb() -> None:
         loss.backward()
     assert str(c.check()).endswith("bit for bit.")
     assert isinstance(lazy, nn.parameter.UninitializedParameter)
+
+
+def test_what_is_refused_says_so_in_its_repr() -> None:
+    with tracefuse.capture() as c:
+        pass
+    assert repr(c).startswith("<tracefuse.Capture: nothing was captured")

@@ -15,7 +15,7 @@ import tracefuse
 from tracefuse.config import Config
 from tracefuse.diagnose import diagnose
 from tracefuse.findings import Case, Finding
-from tracefuse.op_times import OpTimes, modelled
+from tracefuse.op_times import OpTimes, how_to_measure, modelled
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace
 from tracefuse.transfers import Transfer
@@ -167,8 +167,39 @@ def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() ->
     assert "unaligned matmul" in {one.name for one in capture.optimize(pad=False).findings()}
     assert "unaligned matmul" not in {one.name for one in capture.optimize().findings()}
     small = tracefuse.capture(lambda: (x[:64] @ w[:61].t()).sum().backward())
-    left = [one for one in small.optimize(fuse=False).findings() if one.name == "unaligned matmul"]
-    assert [one.fix for one in left] == ["`pad` left it: the decisions of its step say why"]
+    v = small.optimize(fuse=False)
+    (left,) = [one for one in v.findings() if one.name == "unaligned matmul"]
+    at = [step.name for step in v.steps].index("pad") - len(v.steps)
+    reasons = [one.reason for one in v.steps[at].decisions if one.value in left.values]
+    assert left.fix.startswith("none: `pad` left it, since ")
+    assert all(f"{reason} (1 op)" in left.fix for reason in reasons)
+    assert reasons
+    assert left.fix.endswith(f"; `print(v.steps[{at}])` has all decisions")
+
+
+def test_memory_that_is_handed_out_runs_nothing_and_costs_nothing() -> None:
+    x, out = torch.randn(64, 64, requires_grad=True), []
+
+    def step() -> None:
+        y = torch.empty_like(x).bernoulli_(0.5) * x
+        out.append(y.exp())
+        out[0].sum().backward()
+
+    capture = tracefuse.capture(step)
+    (memory,) = [n for n in capture.trace.ops if op_name(n).startswith("aten.empty_like")]
+    assert memory.name not in modelled(capture.trace).us
+    (finding,) = found("unfused pointwise work", case(capture))
+    assert memory.name not in finding.values
+    assert finding.title.startswith(f"{len(finding.values)} pointwise ops")
+
+
+def test_what_is_modelled_says_in_the_end_what_measures_it() -> None:
+    plain = tracefuse.capture(programs.rope(torch.float32).run).variant(Config.off())
+    assert str(plain.findings()).endswith("v.timeline() measures op by op")
+    assert str(plain.layers()).endswith("v.timeline() measures op by op")
+    plain.timeline()
+    assert "(measured on" in str(plain.findings())
+    assert "v.timeline()" not in str(plain.findings()) + str(plain.layers())
 
 
 def test_identical_layers_are_one_place_for_pointwise_ops() -> None:
@@ -178,7 +209,7 @@ def test_identical_layers_are_one_place_for_pointwise_ops() -> None:
         torch.exp(model(x.requires_grad_())).sum().backward()
 
     (finding,) = found("unfused pointwise work", case(tracefuse.capture(step)))
-    assert dict(finding.evidence)["most of it in"].startswith("*.* (")
+    assert dict(finding.evidence)["most of it in"].startswith("*.0 (")
 
 
 def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None:
@@ -221,7 +252,7 @@ def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
 def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -> None:
     capture = tracefuse.capture(programs.rope_full(torch.float32).run)
     found = capture.variant(Config.off()).findings()
-    assert str(found) == repr(found) == "\n\n".join(map(str, found))
+    assert str(found) == repr(found) == "\n\n".join([*map(str, found), how_to_measure(found.provenance)])
     assert str(capture.optimize().findings()).startswith(
         "nothing found; looked for: gradients that every backward copies"
     )

@@ -211,6 +211,39 @@ def test_more_than_one_step_is_refused():
         _ = tracefuse.capture(step).optimize().source
 
 
+def forces() -> None:
+    x, weight = (torch.ones(3, requires_grad=True) for _ in range(2))
+    (force,) = torch.autograd.grad((x * weight).sin().sum(), x, create_graph=True)
+    force.square().sum().backward()
+
+
+def backward_of_backward() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad((weight * weight).sum(), weight, create_graph=True)
+    (weight - 0.1 * gradient).sin().sum().backward()
+
+
+def twice() -> None:
+    loss = (torch.ones(3, requires_grad=True) * 2).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (forces, "shown and replayed, and neither compiled, measured nor exported"),
+        (backward_of_backward, "shown and replayed, and neither compiled, measured nor exported"),
+        (twice, "two backwards start from the same result.*once on the sum"),
+    ],
+)
+def test_what_is_no_step_says_what_can_be_done_with_it(program, text) -> None:
+    captured = tracefuse.capture(program)
+    assert captured.check().differing == 0
+    with pytest.raises(ExportError, match=text):
+        captured.optimize().compile()
+
+
 def gradients_of(run, *leaves: torch.Tensor) -> list[torch.Tensor]:
     """The gradients that `run()` leaves in `leaves`, with the generator seeded."""
     for leaf in leaves:

@@ -424,6 +424,19 @@ def test_writes_through_views_beside_shapes_that_depend_on_numbers(loss_of: Call
     replayed(run, written=[counter], trained=[WEIGHT])
 
 
+def test_a_diagonal_is_filled_past_autograd() -> None:
+    """Such a write is one to a strided view of a detached weight: a view of a view, which torch does not make functional."""
+    weight = nn.Parameter(torch.randn(3, 3))
+
+    def run() -> Tensor:
+        weight.data.fill_diagonal_(0)
+        loss = (weight @ weight).sum()
+        loss.backward()
+        return loss
+
+    replayed(run, written=[weight], trained=[weight])
+
+
 def test_a_write_that_cannot_be_made_functional_is_refused_with_op_and_line() -> None:
     def run() -> Tensor:
         y = torch.ones(4, dtype=torch.cdouble, requires_grad=True) * 2

@@ -48,11 +48,16 @@ NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "a number": lambda y: y * torch.tensor(0.5),
     "an integer": lambda y: y * torch.tensor(3),
     "infinity": lambda y: torch.where(y > 0, y, torch.tensor(float("-inf"))).exp(),
+    "no number": lambda y: torch.where(y > 100, torch.tensor(float("nan")), y),
+    "a truth": lambda y: torch.where(torch.tensor(True), y, -y),
+    "a complex number": lambda y: (y * torch.tensor(1 + 2j)).imag,
+    "half a precision": lambda y: y * torch.tensor(0.3, dtype=torch.bfloat16),
     "new_tensor": lambda y: y + y.new_tensor(2.0),
 }
 TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
     "a vector": lambda y: y * torch.tensor([1.0, 2.0] * 4),
     "lengths": lambda y: y * (torch.arange(8)[None] < torch.tensor([2, 3, 4, 5, 6, 7])[:, None]),
+    "another dtype": lambda y: y * torch.tensor([1.0, 2.0] * 4).to(torch.bfloat16).to(y.dtype),
     "both": lambda y: y.new_tensor([1.0, 3.0] * 4) * y + torch.tensor(0.5),
 }
 
@@ -97,6 +102,14 @@ def test_a_constant_is_read_where_it_lies() -> None:
     _, model = trained(TENSORS["a vector"])
     variant = tracefuse.compiled(model)[0].optimize()
     assert not [node for node in variant.trace.ops if node.target is torch.ops.aten.clone.default]
+
+
+def test_a_copy_of_a_constant_to_another_dtype_is_made_once() -> None:
+    _, model = trained(TENSORS["another dtype"])
+    (graph,) = tracefuse.compiled(model)
+    assert not [node for node in graph.trace.ops if node.target is torch.ops.aten._to_copy.default]
+    (entry,) = [p for p in graph.trace.placeholders if p.name.startswith("constant")]
+    assert entry.meta["val"].dtype is torch.float64
 
 
 def test_a_result_that_is_a_constant_is_the_users_to_write_to() -> None:

@@ -120,11 +120,46 @@ def test_a_dimension_that_is_marked() -> None:
     model, x = nn.Linear(4, 4), torch.randn(3, 4)
     torch._dynamo.mark_dynamic(x, 0)
     (warning,) = run(model, x)
-    assert "input" in str(warning.message)
+    assert "its input args.0 has sizes that are symbols" in str(warning.message)
     assert "dynamic=False" in str(warning.message)
     assert "mark_dynamic" in str(warning.message)
     torch._dynamo.reset()
     assert not run(copy.deepcopy(model), x.clone(), dynamic=False)
+
+
+def test_a_number_that_varies() -> None:
+    def scaled(x: Tensor, factor: int) -> Tensor:
+        return x * factor
+
+    run, x = torch.compile(scaled, backend=backend), torch.ones(3)
+    assert run(x, 2).tolist() == [2, 2, 2]
+    with pytest.warns(
+        UserWarning, match="its input factor has .* or is a number that varies: compile with dynamic=False"
+    ):
+        assert run(x, 3).tolist() == [3, 3, 3]
+    torch._dynamo.reset()
+    run = torch.compile(scaled, backend=backend, dynamic=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs op by op")
+        assert [run(x, factor).tolist() for factor in (2, 3)] == [[2, 2, 2], [3, 3, 3]]
+
+
+def test_a_size_that_depends_on_numbers() -> None:
+    def positive(x: Tensor) -> Tensor:
+        return x[x > 0] * 2
+
+    x = torch.tensor([1.0, -1.0, 2.0])
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        pytest.warns(
+            UserWarning, match=r"the size of \w+ \(test_joint_refusals\.py:\d+: .*depends on numbers: let dynamo"
+        ),
+    ):
+        assert torch.compile(positive, backend=backend)(x).tolist() == [2, 4]
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs op by op")
+        assert torch.compile(positive, backend=backend)(x).tolist() == [2, 4]
 
 
 def test_inputs_that_share_memory() -> None:
@@ -147,7 +182,7 @@ def test_the_step_of_an_optimizer() -> None:
     model(torch.ones(2, 4)).sum().backward()
     before = model.bias.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    with pytest.warns(UserWarning, match=r"as the compiled step of an optimizer does.*torch's own backend"):
+    with pytest.warns(UserWarning, match=r"as the step of an optimizer does.*torch's own backend"):
         torch.compile(optimizer.step, backend=backend)()
     torch.testing.assert_close(model.bias, before - 1)
 

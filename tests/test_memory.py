@@ -16,6 +16,7 @@ from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.memory import CPU_KERNELS, input_bytes, replay_peak, workspace_bytes
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
+from tracefuse.widgets.payload import notes
 
 KIB = 1024
 
@@ -124,3 +125,75 @@ def test_of_a_session_file_the_peak_as_eager_frees_is_not_known(tmp_path: Path) 
     assert here.eager_peak is not None
     assert "as eager frees" not in str(found)
     assert "as eager frees" in str(here)
+
+
+# --- a budget that is missed ------------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_cannot_be_met_is_said_where_the_variant_and_its_memory_are_printed() -> None:
+    missed = gpt().optimize(memory_budget="1 kB")
+    (note,) = missed.memory().notes
+    assert "more than the budget of 1000 B" in note
+    assert note in str(missed.memory())
+    assert note in repr(missed)
+
+
+def test_of_a_budget_that_is_met_nothing_is_said() -> None:
+    met = gpt().optimize(memory_budget="2 GB")
+    assert met.memory().notes == ()
+    assert repr(met).endswith("kernels>")
+
+
+# --- several backwards ------------------------------------------------------------------------------------------------
+
+
+def accumulate(micro_batches: int) -> tracefuse.Capture:
+    model, x = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)), torch.randn(micro_batches, 4, 8)
+
+    def step() -> None:
+        for part in x:
+            model(part).square().mean().backward()
+
+    return tracefuse.capture(step)
+
+
+def test_a_step_that_accumulates_gradients_says_whose_order_its_peaks_are() -> None:
+    capture = accumulate(3)
+    found = capture.optimize().memory()
+    (note,) = found.notes
+    assert note == capture.order
+    assert "model(part)" in note
+    assert "runs all forwards first" in note
+    assert "one micro-batch" in note
+    assert found.eager_peak is None
+    assert note in str(found)
+    assert "as eager frees" not in str(found)
+    assert note in [one["text"] for one in notes(capture.optimize())]
+
+
+def test_its_session_file_says_so_too(tmp_path: Path) -> None:
+    capture = accumulate(2)
+    loaded = tracefuse.load(capture.save(tmp_path / "c.tfz"))
+    assert loaded.optimize().memory().notes == (capture.order,)
+
+
+def test_one_micro_batch_is_in_the_order_of_the_program() -> None:
+    capture = accumulate(1)
+    found = capture.optimize().memory()
+    assert (capture.backwards, capture.order, found.notes) == (1, "", ())
+    assert found.eager_peak is not None
+
+
+def test_backwards_of_one_forward_are_in_order_but_free_otherwise() -> None:
+    x = torch.randn(8, requires_grad=True)
+
+    def step() -> None:
+        y = x.exp()
+        first, second = y.sum(), y.square().sum()
+        first.backward(retain_graph=True)
+        second.backward()
+        print(y.detach().mean())  # a forward op after a backward, which no backward reads
+
+    capture = tracefuse.capture(step)
+    found = capture.optimize().memory()
+    assert (capture.backwards, capture.order, found.notes, found.eager_peak) == (2, "", (), None)

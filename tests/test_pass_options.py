@@ -42,7 +42,8 @@ def remat(config: Config) -> Remat:
 BUDGETS = [
     (None, None), (False, None), ("off", None), (0, 0.0), (0.4, 0.4), ("0.4", 0.4), ("40 %", 0.4), ("40%", 0.4), (1, 1.0),
     ("1", 1.0), (1.0, 1.0), (2 * GIB, 2 * GIB), (2.5e9, 2_500_000_000), ("2GiB", 2 * GIB), ("2 gib", 2 * GIB), ("2G", 2 * GIB),
-    ("1.5MiB", 3 << 19), ("512 B", 512), ("3e9", None), ("4096", 4096),
+    ("2 GB", 2 * 10**9), ("2gb", 2 * 10**9), ("1.5 MB", 1_500_000), ("3 kB", 3000), ("1TB", 10**12),
+    ("2k", 2048), ("1.5MiB", 3 << 19), ("512 B", 512), ("3e9", None), ("4096", 4096),
 ]  # fmt: skip
 
 
@@ -55,7 +56,9 @@ def test_a_budget_is_a_fraction_or_bytes(given: Any, budget: float | None) -> No
     assert (config == Config()) == (budget is None)
 
 
-@pytest.mark.parametrize("given", ["3e9", "much", -1, "-1", math.nan, math.inf, True, "140 %", "2 furlongs", [1], ""])
+@pytest.mark.parametrize(
+    "given", ["3e9", "much", -1, "-1", math.nan, math.inf, True, "140 %", "2 furlongs", "2 GB %", [1], ""]
+)
 def test_what_is_no_budget_names_the_remedy(given: Any) -> None:
     with pytest.raises(OptionError, match=r"is no budget: pass a fraction such as 0.4, or bytes such as '2GiB'"):
         Config.of(memory_budget=given)

@@ -232,6 +232,15 @@ def test_a_cell_with_an_optimizer_step_says_up_front_that_it_cannot_be_measured(
     assert shown["blocked"] in to_text(shown)
 
 
+def test_a_cell_that_differentiates_gradients_is_not_told_to_move_its_loss() -> None:
+    x, weight = (torch.ones(3, requires_grad=True) for _ in range(2))
+    with tracefuse.capture() as c:
+        (force,) = torch.autograd.grad((x * weight).sin().sum(), x, create_graph=True)
+        squares = force.square().sum()
+        squares.backward()
+    assert payload(c.optimize())["blocked"].startswith("squares is computed from gradients (a gradient penalty")
+
+
 def test_a_pass_that_failed_blocks_measuring_with_its_message() -> None:
     blocked = payload(variant(freeze=["nope"]))["blocked"]
     assert blocked.startswith("freeze: ")

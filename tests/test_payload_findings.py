@@ -143,3 +143,12 @@ def test_passes_that_are_on_are_not_offered() -> None:
         "fixed": True,
         "trials": [],
     }  # fmt: skip
+
+
+def test_of_a_pass_that_is_on_the_view_says_why_it_left_something() -> None:
+    x, w = (torch.randn(n, 1024, dtype=torch.bfloat16, requires_grad=True) for n in (64, 61))
+    v = tracefuse.capture(lambda: (x @ w.t()).sum().backward()).optimize()
+    one = record(payload(v), "unaligned matmul")
+    assert "`pad` left it" in one["fix"]
+    assert (one["changes"], one["trials"]) == (None, [])
+    assert one["fix"] in {finding.fix for finding in v.findings()}

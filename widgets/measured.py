@@ -17,7 +17,6 @@ from tracefuse.side_by_side import Ablation
 from tracefuse.timing import Timing
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload import payload
-from tracefuse.widgets.payload_findings import found
 from tracefuse.widgets.payload_kernels import Resources, inspect_kernel
 from tracefuse.widgets.payload_timing import Timed, beside_itself
 from tracefuse.widgets.timeline_payload import OpByOp, timeline_record
@@ -73,7 +72,7 @@ class Measured:
     def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
         """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""
         times = self.op_by_op.shown(variant, baseline)["times"][1] or modelled(variant.trace)
-        for one in found(variant, times):
+        for one in variant.findings(times):
             if one.id == finding and choice < len(one.trials):
                 return one.trials[choice]
         raise FixError("this finding is gone: look at what is found now")

@@ -73,7 +73,7 @@ from tracefuse.diagnose import DETECTORS
 from tracefuse.errors import ExportError, SessionError
 from tracefuse.layers import Layer, layers
 from tracefuse.measurements import Said, TrialKey
-from tracefuse.one_step import computed_from_gradients, lines_of, why_no_verdict
+from tracefuse.one_step import computed_from_gradients, is_second_order, lines_of, why_no_verdict
 from tracefuse.op_times import OpTimes, modelled
 from tracefuse.optimized import PassError
 from tracefuse.optimizers.collection import uncollected
@@ -208,7 +208,7 @@ def blocked(variant: Variant) -> str | None:
     except (PassError, SessionError) as error:
         return str(error)
     except ExportError as error:
-        late = lines_of(computed_from_gradients(variant.backward))
+        late = "" if is_second_order(variant.backward) else lines_of(computed_from_gradients(variant.backward))
         return f"{_SEVERAL_STEPS}: {late} in the same cell. {_MOVE_IT}" if late else str(error)
     return None
 

@@ -11,27 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tracefuse.config import Config
-from tracefuse.diagnose import Findings, diagnose
-from tracefuse.findings import Case, Finding, Fix
+from tracefuse.findings import Finding, Fix
 from tracefuse.fixes import why_not
 from tracefuse.measurements import Said, TrialKey
 from tracefuse.op_times import OpTimes
 from tracefuse.variant import Variant
 
 
-def found(variant: Variant, times: OpTimes) -> Findings:
-    """What the trace of `variant` is diagnosed with."""
-    return diagnose(Case.of(variant.capture, variant.trace, times))
-
-
 def finding_records(
     before: Variant, after: Variant, times: tuple[OpTimes, OpTimes], tried: Mapping[TrialKey, Said]
 ) -> list[dict[str, Any]]:
     """Those of the trace after the passes, then as `fixed` those that they have done away with."""
-    left = found(after, times[1])
+    left = after.findings(times[1])
     names = {one.name for one in left}
-    gone = [one for one in found(before, times[0]) if one.name not in names]
+    gone = [one for one in before.findings(times[0]) if one.name not in names]
     records = [_record(one) | {"fixed": False, "trials": _trials(one, after, tried)} for one in left]
     return [*records, *(_record(one) | {"fixed": True, "trials": []} for one in gone)]
 
@@ -43,13 +36,8 @@ def _record(finding: Finding) -> dict[str, Any]:
 
 
 def _trials(finding: Finding, variant: Variant, tried: Mapping[TrialKey, Said]) -> Sequence[dict[str, str]]:
-    offered = [(at, fix) for at, fix in enumerate(finding.trials) if _changes_something(fix, variant.config)]
     key = variant.config, finding.id
-    return [_trial(fix, variant, tried.get((*key, at))) for at, fix in offered]
-
-
-def _changes_something(fix: Fix, config: Config) -> bool:
-    return not fix.changes or config.changed(**fix.changes) != config
+    return [_trial(fix, variant, tried.get((*key, at))) for at, fix in enumerate(finding.trials)]
 
 
 def _trial(fix: Fix, variant: Variant, trial: Said | None) -> dict[str, str]:
