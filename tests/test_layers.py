@@ -179,7 +179,7 @@ def test_where_an_optimizer_steps_there_is_no_ratio_and_no_verdict(steps: int) -
     v = tracefuse.capture(train).optimize()
     rows = v.layers()
     assert (rows.worst(), rows.out_of_line()) == (None, None)
-    _, title, *lines, said = str(rows).splitlines()
+    _, title, *lines, said, _ = str(rows).splitlines()
     assert said.startswith("No ratios and no slowest module: ")
     assert "optimizer.step()" in said
     assert said.endswith("Capture the step without the optimizer, or one step of the loop.")
