@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import fx
 
 from tracefuse.dropped import Dropped
+from tracefuse.figures import figure
 from tracefuse.host_reads import Stop
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.trace import Source, Trace, origin, val
@@ -142,7 +143,7 @@ Detector = Callable[[Case], Iterator[Finding]]
 
 
 def time_text(us: float) -> str:
-    return f"{us / 1000:.3g} ms" if us >= 1000 else f"{us:.3g} µs"
+    return f"{figure(us / 1000)} ms" if us >= 1000 else f"{figure(us)} µs"
 
 
 def bars_text(bars: Sequence[Bar]) -> str:

@@ -22,6 +22,7 @@ from tracefuse.capture import Capture
 from tracefuse.captured_program import CapturedProgram
 from tracefuse.draws import undisturbed
 from tracefuse.errors import FixError
+from tracefuse.figures import figure
 from tracefuse.findings import Finding, Fix, FixKind
 from tracefuse.measurements import Said
 from tracefuse.optimizers.errors import NotSupported
@@ -77,7 +78,7 @@ class Trial:
     def said(self) -> str:
         """`measured on CPU: 536 → 8.9 ms a step, ratio 0.017 [0.016, 0.018] (faster); max |Δ| results 0, gradients 0`"""
         before, after = self.before_ms.median, self.after_ms.median
-        times = f"{before:.3g} → {after:.3g} ms a step, ratio {self.ratio.text(2)}"
+        times = f"{figure(before)} → {figure(after)} ms a step, ratio {self.ratio.text(2)}"
         apart = f"max |Δ| results {self.difference.results:.3g}, gradients {self.difference.gradients:.3g}"
         return " ".join(filter(None, [f"{self.timing.device}: {times} ({self.verdict}); {apart}", self.note]))
 

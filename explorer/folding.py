@@ -10,9 +10,11 @@ blocks of a list are, the steps of an `nn.Sequential` most often are not. `widge
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import groupby
+
+from torch import fx
 
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, origin, phase, tensor_type, tensors
@@ -53,6 +55,12 @@ def folded_paths(trace: Trace) -> dict[str, str]:
 
     visit("")
     return found
+
+
+def name_of(node: fx.Node, folds: Mapping[str, str]) -> str:
+    """The folded path of the op's module; of the outermost one, which has none, its class."""
+    where = origin(node)
+    return folds.get(where.module, where.module) or where.module_type or OUTSIDE
 
 
 def _children(paths: Iterable[str]) -> dict[str, list[str]]:

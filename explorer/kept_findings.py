@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from tracefuse.findings import Case, Finding, Severity, counted, line, share_text, time_text
-from tracefuse.folding import OUTSIDE, folded_paths
+from tracefuse.folding import folded_paths, name_of
 from tracefuse.op_times import roofline_of
 from tracefuse.optimizers.budget import Budgeting, recompute_seconds
 from tracefuse.optimizers.cost import Peaks, packet_name
@@ -18,7 +18,7 @@ from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.ops import producer
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.schedule import recomputes
-from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
+from tracefuse.optimizers.trace import Trace, human_bytes, phase
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
     left = sorted((value for value in found.values if value.name in nodes), key=lambda value: -value.nbytes)
     folds = folded_paths(case.trace)
     for value in left:
-        of[folds[origin(nodes[value.name]).module] or OUTSIDE] += value.nbytes
+        of[name_of(nodes[value.name], folds)] += value.nbytes
     yield Finding(
         "saved although cheaper to recompute",
         severity,

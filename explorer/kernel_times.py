@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from tracefuse.draws import undisturbed
+from tracefuse.figures import figure
 from tracefuse.op_times import OpTimes
 from tracefuse.optimizers.cost import Peaks, bytes_moved, flops, operand_dtype
 from tracefuse.optimizers.facts import devices
@@ -147,7 +148,7 @@ class KernelTimes:
 
 
 def _figure(number: float | None) -> str:
-    return "" if number is None else f"{number:.3g}"
+    return "" if number is None else figure(number)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

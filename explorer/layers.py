@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import fx
 
+from tracefuse.figures import figure
 from tracefuse.folding import OUTSIDE, folded_paths
 from tracefuse.one_step import why_no_verdict
 from tracefuse.op_times import OpTimes, how_to_measure
@@ -66,8 +67,8 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The path; of the outermost module, and of what is in none, a word in brackets."""
-        return self.path or ("(model)" if self.module_type else OUTSIDE)
+        """The path; of the outermost module, which has none, its class."""
+        return self.path or self.module_type or OUTSIDE
 
     @property
     def ratio(self) -> float | None:
@@ -281,5 +282,5 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _pair(us: Pair, unit_us: float) -> str:
-    old, new = (f"{number / unit_us:.3g}" for number in us)
+    old, new = (figure(number / unit_us) for number in us)
     return new if old == new else f"{old} → {new}"

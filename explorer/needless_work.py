@@ -8,12 +8,12 @@ import torch
 from torch import fx
 
 from tracefuse.findings import Case, Finding, Fix, dtype, grouped, line, names
-from tracefuse.folding import OUTSIDE, folded_paths
+from tracefuse.folding import folded_paths, name_of
 from tracefuse.optimizers.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.cost import bytes_moved, is_allocation, op_class
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.retype import behind_views, only_dtype
-from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase, val
+from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
 from tracefuse.work import work
 
 
@@ -113,7 +113,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
         severity = "medium"
     if severity is not None and len(nodes) > 1:
         folds = folded_paths(case.trace)
-        module, share = _largest_part(case, nodes, lambda n: folds[origin(n).module])
+        module, share = _largest_part(case, nodes, lambda n: name_of(n, folds))
         at, _ = _largest_part(case, nodes, line)
         yield Finding(
             "unfused pointwise work",
@@ -122,7 +122,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
             (
                 ("moved", human_bytes(sum(map(bytes_moved, nodes)))),
                 ("in the backward", str(sum(phase(n) == "backward" for n in nodes))),
-                ("most of it in", f"{module or OUTSIDE} ({share:.0%})".replace("%", " %")),
+                ("most of it in", f"{module} ({share:.0%})".replace("%", " %")),
             ),
             names(sorted(nodes, key=lambda n: -case.us([n]))),
             at,

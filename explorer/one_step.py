@@ -80,12 +80,17 @@ def why_no_verdict(backward: Trace) -> str:
     What autograd computed itself is backward, also where `torch.autograd.grad` returns it.
     """
     late = lines_of([(out, node) for out, node in computed_from_gradients(backward) if not origin(node).autograd])
-    return late and (
-        f"No ratios and no slowest module: the backward's times are also those of {late}. Capture the step without the "
-        "optimizer, or one step of the loop."
+    part = (
+        "a part that is one forward and one backward"
+        if is_second_order(backward)
+        else "one step, without its optimizer"
     )
+<<<<<<< HEAD
 
 
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+=======
+    return late and f"No ratios and no slowest module: the backward's times are also those of {late}. Capture {part}."
+>>>>>>> s1

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tracefuse.folding import OUTSIDE, folded_paths
+from tracefuse.folding import folded_paths, name_of
 from tracefuse.optimizers.passes import Step
 from tracefuse.optimizers.saved import explain_saved
 from tracefuse.optimizers.trace import Trace, origin
@@ -24,8 +24,8 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedRow:
-    """A storage that is saved for the backward in at least one of the two programs. `folded` is the module's path
-    with `*` for the numbers of modules alike, `reason` a key of `REASONS`."""
+    """A storage that is saved for the backward in at least one of the two programs. `folded` names the module
+    and those like it, `reason` a key of `REASONS`."""
 
     name: str
     module: str
@@ -64,8 +64,7 @@ def _saved(trace: Trace, steps: Sequence[Step], folds: Mapping[str, str]) -> Ite
     nodes = {node.name: node for node in trace.graph.nodes}
     for one in explain_saved(trace, steps):
         node, size = nodes[one.name], Pair(0, one.nbytes)
-        module = origin(node).module
-        folded = folds.get(module, module)
+        module, folded = origin(node).module, name_of(node, folds)
         yield SavedRow(one.name, module, folded, line_of(node), one.reason, size, one.readers, one.decision)
 
 
@@ -74,7 +73,7 @@ def by_reason(rows: Iterable[SavedRow]) -> list[Group]:
 
 
 def by_module(rows: Iterable[SavedRow]) -> list[Group]:
-    return _groups(rows, lambda row: row.folded or OUTSIDE)
+    return _groups(rows, lambda row: row.folded)
 
 
 def _groups(rows: Iterable[SavedRow], key: Callable[[SavedRow], str]) -> list[Group]:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracefuse.figures import figure
+
 Row = tuple[str, int | None, float, str]
 """Part, calls, microseconds, remark."""
 
@@ -49,9 +51,8 @@ class StepWork:
         all_of_it = self.together
         idle_us = self.window_us - all_of_it.us
         # Streams that run at once add up to more than the time that they take.
-        gaps = (
-            f"of it {idle_us:.4g} µs idle" if idle_us >= 0 else f"{-idle_us:.4g} µs of it at once, on several streams"
-        )
+        apart = f"{figure(abs(idle_us), 4)} µs"
+        gaps = f"of it {apart} idle" if idle_us >= 0 else f"{apart} of it at once, on several streams"
         of = "one sample" if rounds == 1 else f"median of {rounds} rounds"
         return [
             ("Triton kernels", self.triton.calls, self.triton.us, "a region each"),

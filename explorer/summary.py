@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracefuse.config import PASS_OF
-from tracefuse.folding import OUTSIDE, folded_paths
+from tracefuse.folding import folded_paths, name_of
 from tracefuse.optimizers.budget import why_unmet
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.ops import does_work, op_name
@@ -103,25 +103,24 @@ class ModuleCounts:
 
 
 def by_module(trace: Trace) -> dict[str, ModuleCounts]:
-    """Counts by module, those alike as one ("h.*.attn"), in the forward's order; "" is code outside modules."""
+    """Counts by module, those alike as one ("h.*.attn"), in the forward's order."""
     folds = folded_paths(trace)
     counts: dict[str, ModuleCounts] = defaultdict(lambda: ModuleCounts(set()))
     nodes = {n.name: n for n in trace.graph.nodes}
     for node in filter(does_work, trace.ops):
-        found = counts[folds[origin(node).module]]
+        found = counts[name_of(node, folds)]
         found.paths.add(origin(node).module)
         found.forward_ops += phase(node) == "forward"
         found.backward_ops += phase(node) == "backward"
     for saved in saved_values(trace):
-        module = origin(nodes[saved.name]).module
-        counts[folds.get(module, module)].saved_nbytes += saved.nbytes
+        counts[name_of(nodes[saved.name], folds)].saved_nbytes += saved.nbytes
     return dict(counts)
 
 
 def modules_table(trace: Trace) -> str:
     """One line per module; a star stands for the numbers of as many that are alike as `modules` says."""
     rows = [
-        (path or OUTSIDE, str(len(c.paths)), str(c.forward_ops), str(c.backward_ops), human_bytes(c.saved_nbytes))
-        for path, c in by_module(trace).items()
+        (name, str(len(c.paths)), str(c.forward_ops), str(c.backward_ops), human_bytes(c.saved_nbytes))
+        for name, c in by_module(trace).items()
     ]
     return aligned([("module", "modules", "forward ops", "backward ops", "saved for backward"), *rows])

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tracefuse.figures import figure
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.step_work import Row as WorkRow
 from tracefuse.step_work import StepWork
@@ -55,8 +56,8 @@ class Estimate:
     def text(self, digits: int = 4) -> str:
         """The median with its interval; of few samples what that covers, of one that it is one."""
         if self.samples == 1:
-            return f"{self.median:.{digits}g} (one sample)"
-        text = f"{self.median:.{digits}g} [{self.low:.{digits}g}, {self.high:.{digits}g}]"
+            return f"{figure(self.median, digits)} (one sample)"
+        text = f"{figure(self.median, digits)} [{figure(self.low, digits)}, {figure(self.high, digits)}]"
         return text if self.samples >= MIN_ROUNDS else f"{text} ({self.coverage:.0%}, {self.samples} samples)"
 
     def __str__(self) -> str:
@@ -201,7 +202,7 @@ class Timing:
             for p in self.programs
             for phase, time_ms in p.times_ms.items()
         ]
-        rest = [(p.name, f"{p.cold_ms:.4g}", _memory(p), *_difference(p)) for p in self.programs]
+        rest = [(p.name, figure(p.cold_ms, 4), _memory(p), *_difference(p)) for p in self.programs]
         rounds = f"{self.rounds} round{'s' * (self.rounds > 1)}"
         replays = f"{self.inner} replay{'s' * (self.inner > 1)}"
         return "\n".join([
@@ -224,7 +225,7 @@ class Timing:
     def _work_lines(self) -> list[str]:
         if self.work is None:
             return []
-        rows = [(part, str(calls or ""), f"{us:.4g}", remark) for part, calls, us, remark in self.work_rows]
+        rows = [(part, str(calls or ""), figure(us, 4), remark) for part, calls, us, remark in self.work_rows]
         return ["", aligned([("part of the optimised step", "calls", "µs", ""), *rows]), self.work.note, ""]
 
 

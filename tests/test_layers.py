@@ -77,9 +77,9 @@ def test_what_is_outside_of_the_model_is_not_the_models_own() -> None:
     model, x = Model(nn.Linear(8, 8)), torch.randn(4, 8)
     rows = tracefuse.capture(lambda: model(x).tanh().sum().backward()).variant(Config.off()).layers()
     ops = {row.name: (row.module_type, row.forward_ops[1], row.backward_ops[1]) for row in rows}
-    assert ops == {"0": ("Linear", 1, 2), "(model)": ("Model", 1, 1), "(no module)": ("", 2, 1)}
+    assert ops == {"0": ("Linear", 1, 2), "Model": ("Model", 1, 1), "(no module)": ("", 2, 1)}
     names = [line.split("  ")[0] for line in str(rows).splitlines()[2:6]]
-    assert names == ["0", "(model)", "(no module)", "in all"]
+    assert names == ["0", "Model", "(no module)", "in all"]
 
 
 def test_the_heaviest_backward_is_that_of_the_widest_layer() -> None:
@@ -182,10 +182,21 @@ def test_where_an_optimizer_steps_there_is_no_ratio_and_no_verdict(steps: int) -
     _, title, *lines, said, _ = str(rows).splitlines()
     assert said.startswith("No ratios and no slowest module: ")
     assert "optimizer.step()" in said
-    assert said.endswith("Capture the step without the optimizer, or one step of the loop.")
+    assert said.endswith("Capture one step, without its optimizer.")
     at = title.index("ratio"), title.index("share")
     assert {line[slice(*at)].strip(" ratioFLOPs") for line in lines} == {""}
     assert payload(v)["no_verdict"] == said
+
+
+def test_a_gradient_penalty_is_told_another_remedy() -> None:
+    model, x = nn.Linear(64, 1), torch.randn(32, 64, requires_grad=True)
+
+    def penalised() -> None:
+        (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        slope.square().mean().backward()
+
+    said = tracefuse.capture(penalised).optimize().layers().no_verdict
+    assert said.endswith("Capture a part that is one forward and one backward.")
 
 
 def test_gradients_that_are_asked_for_are_a_backward_with_a_verdict() -> None:

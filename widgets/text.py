@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from tracefuse.figures import figure
 from tracefuse.findings import Bar, bars_text
 from tracefuse.folding import OUTSIDE
 from tracefuse.optimizers.trace import human_bytes
@@ -102,7 +103,7 @@ def _pass(record: dict[str, Any]) -> Row:
         return record["name"], f"failed: {record['error']}", "", "", ""
     ops = " -> ".join(map(str, record["ops"]))
     saved = " -> ".join(map(human_bytes, record["saved_bytes"]))
-    return record["name"], "on", ops, saved, f"{record['seconds'] * 1e3:.3g} ms"
+    return record["name"], "on", ops, saved, f"{figure(record['seconds'] * 1e3)} ms"
 
 
 def _times(timing: dict[str, Any] | None, is_without_kernels: bool) -> Table:
@@ -145,7 +146,7 @@ def _layer(path: str, rows: Sequence[dict[str, Any]]) -> Row:
 
 
 def _both(rows: Sequence[dict[str, Any]], side: str) -> str:
-    return " -> ".join(f"{sum(row[side][at] for row in rows):.4g}" for at in (0, 1))
+    return " -> ".join(figure(sum(row[side][at] for row in rows), 4) for at in (0, 1))
 
 
 def _kernels(kernels: Sequence[dict[str, Any]]) -> list[Table]:
@@ -158,7 +159,7 @@ def _kernels(kernels: Sequence[dict[str, Any]]) -> list[Table]:
 
 def _kernel_time(kernel: dict[str, Any]) -> str:
     time_us = kernel["time_us"]
-    return kernel["provenance"] if time_us is None else f"{time_us:.4g} us, {kernel['provenance']}"
+    return kernel["provenance"] if time_us is None else f"{figure(time_us, 4)} us, {kernel['provenance']}"
 
 
 # --- how it is written ------------------------------------------------------------------------------------------------
