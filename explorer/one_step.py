@@ -85,12 +85,9 @@ def why_no_verdict(backward: Trace) -> str:
         if is_second_order(backward)
         else "one step, without its optimizer"
     )
-<<<<<<< HEAD
+    return late and f"No ratios and no slowest module: the backward's times are also those of {late}. Capture {part}."
 
 
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-=======
-    return late and f"No ratios and no slowest module: the backward's times are also those of {late}. Capture {part}."
->>>>>>> s1
