@@ -42,7 +42,7 @@ class Findings(tuple[Finding, ...]):
 
     provenance: str
 
-    def __new__(cls, found: Iterable[Finding], provenance: str) -> Self:
+    def __new__(cls, found: Iterable[Finding], provenance: str = "") -> Self:
         made = super().__new__(cls, found)
         made.provenance = provenance
         return made

@@ -125,5 +125,5 @@ def _pass(fused: bool) -> dict[str, Any]:
     return {
         "name": "fuse", "help": "", "enabled": fused, "state": "on" if fused else "off", "ops": _SIZES, "changed": fused,
         "saved_bytes": _SIZES, "peak_bytes": _SIZES, "seconds": 0.0, "options": [], "decisions": [],
-        "error": None, "delta_ms": None,
+        "note": "", "error": None, "delta_ms": None,
     }  # fmt: skip
