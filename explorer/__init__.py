@@ -46,7 +46,6 @@ __all__ = [
     "SyncError",
     "TracefuseError",
     "Variant",
-    "__version__",
     "assert_no_sync",
     "capture",
     "compiled",
@@ -87,7 +86,7 @@ def _module(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """What is public, and none of the modules, which completion would list beside it."""
-    return __all__
+    return [*__all__, "__version__"]
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -18,7 +18,8 @@ from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.measure.peers import COMPILE, PEERS, check_names, peers
+from tracefuse.measure.peer_names import COMPILE, PEERS
+from tracefuse.measure.peers import check_names, peers
 from tracefuse.measure.rounds import Program, measure
 from tracefuse.measure.timing import aligned
 

@@ -20,12 +20,13 @@ ROOMS = {"explorer": "tracefuse", "optimizers": "tracefuse.optimizers", "widgets
 LAZY_IMPORTS_OF_WIDGETS = {
     ("explorer/__init__.py", "load_ipython_extension"),
     ("explorer/__init__.py", "unload_ipython_extension"),
-    ("explorer/cli/command.py", "write_report"),
+    ("explorer/cli/demo.py", "write_report"),
     ("explorer/cli/file.py", "open_view"),
     ("explorer/cli/file.py", "TYPE_CHECKING"),
     ("explorer/variant.py", "explore"),
     ("explorer/variant.py", "TYPE_CHECKING"),
     ("explorer/captures.py", "TYPE_CHECKING"),
+    ("explorer/compiled_graphs.py", "TYPE_CHECKING"),
     ("explorer/profiling/timeline.py", "explore"),
     ("explorer/profiling/timeline.py", "TYPE_CHECKING"),
 }
