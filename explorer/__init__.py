@@ -9,10 +9,10 @@ from tracefuse.config.registry import register, unregister
 from tracefuse.device.environment import machine
 from tracefuse.errors import SyncError, TracefuseError
 from tracefuse.execution.replay import replay
+from tracefuse.loaded import load
 from tracefuse.profiling.recorder import profile_run
 from tracefuse.profiling.timeline import load_timeline
 from tracefuse.recording.no_sync import assert_no_sync
-from tracefuse.session.files import load
 from tracefuse.variant import Variant
 
 __all__ = [

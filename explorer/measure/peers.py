@@ -157,14 +157,14 @@ def stand_in(variant: Switched, name: str) -> Replays:
     """
     captured = variant.baseline
     program = captured.compile()
-    module, rng_states = program.module, variant.capture.rng_states
+    module, rng_states = program.module, variant.program.rng_states
     count = len(module.INPUTS)
-    tensors = [t.detach() for t in variant.capture.example_inputs[:count]]
-    cotangents = [t.detach() for t in variant.capture.example_inputs[count:]]
+    tensors = [t.detach() for t in variant.program.example_inputs[:count]]
+    cotangents = [t.detach() for t in variant.program.example_inputs[count:]]
     for position in module.GRADIENTS:
         tensors[position].requires_grad_()
     leaves = [tensors[position] for position in module.GRADIENTS]
-    for tensor, entry in zip(tensors, variant.capture.trace.inputs, strict=False):
+    for tensor, entry in zip(tensors, variant.program.trace.inputs, strict=False):
         if entry.kind in ("parameter", "buffer"):
             # As those of a module: else CUDA graphs of torch's copy every weight in each step.
             torch._dynamo.mark_static_address(tensor, guard=False)
@@ -205,7 +205,7 @@ def forward_function(variant: Switched) -> fx.GraphModule:
 def _own(variant: Switched, own: Own) -> Replays:
     if isinstance(own, Replays):
         return own
-    leaves = [t for t in variant.capture.live_inputs if t.requires_grad and is_leaf(t)]
+    leaves = [t for t in variant.program.live_inputs if t.requires_grad and is_leaf(t)]
 
     def forward() -> tuple[tuple[Any, ...]]:
         with torch.enable_grad():

@@ -15,8 +15,7 @@ import tracefuse
 from tracefuse.config import registry
 from tracefuse.config.configuration import Config
 from tracefuse.config.readers import READERS
-from tracefuse.errors import RegistrationError
-from tracefuse.optimized import PassError
+from tracefuse.errors import PassError, RegistrationError
 from tracefuse.optimizers.errors import PassDefect, UnknownValue
 from tracefuse.optimizers.passes import Decision
 from tracefuse.widgets.payload.program import payload
