@@ -32,7 +32,7 @@ from tracefuse.measure.measurements import Measurements
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import promised
 from tracefuse.optimizers.freeze.costs import FrozenCosts, frozen_costs
-from tracefuse.optimizers.passes import Pass, Step
+from tracefuse.optimizers.passes import Pass, PassRecord
 from tracefuse.recording.calls import Value
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.namespace import name_of, namespace_of, visible_from
@@ -77,7 +77,7 @@ class Capture(ProgramFacts):
         """What `check` found; None until it, or the first measurement, has replayed the trace."""
         self._optimized: Mapping[str, frozenset[Value]] = {}
         self._variants: dict[Config, Variant] = {}
-        self.known_steps: dict[tuple[Pass, ...], Step] = {}
+        self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
         self.environment = environment()
         self.measurements = Measurements()
         self.restored = Measurements()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tracefuse.config.configuration import Config
 from tracefuse.errors import TracefuseError
 from tracefuse.optimizers.gc_pause import uncollected
-from tracefuse.optimizers.passes import Step, final, run_pipeline
+from tracefuse.optimizers.passes import PassRecord, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class Optimized:
 
     @functools.cached_property
     @uncollected()
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[PassRecord, ...]:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
-        steps: list[Step] = []
+        steps: list[PassRecord] = []
         trace = self.capture.trace
-        known = self.capture.known_steps
+        known = self.capture.known_records
         passes = tuple(self.config.passes(self.capture.machine))
         for count, one in enumerate(passes, 1):
             key = passes[:count]

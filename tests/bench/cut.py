@@ -21,8 +21,8 @@ from results import environment, parser, write
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.measure.timing import aligned
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.budget import Budgeting
-from tracefuse.optimizers.remat.cut import Remat
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.tradeoffs import Point, pareto
 from tracefuse.optimizers.simplify import Simplify

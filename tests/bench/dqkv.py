@@ -32,8 +32,7 @@ from tracefuse.device.packed_runtime import attention_backward
 from tracefuse.measure.profile import profile
 from tracefuse.measure.rounds import Program, measure
 from tracefuse.measure.timing import Timing
-from tracefuse.optimizers.cat.attention_ops import PACKED_BACKWARD
-from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS
+from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS, PACKED_BACKWARD
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.rewrite import base
 from tracefuse.variant import Variant

@@ -27,7 +27,7 @@ from tracefuse.errors import SessionError
 from tracefuse.measure.measurements import Build
 from tracefuse.measure.profile import KernelTime, Profile
 from tracefuse.optimizers.cat.packed_attention import Packing
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.optimizers.pad import Pad
 from tracefuse.profiling.lanes import run_lanes
