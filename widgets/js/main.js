@@ -1,14 +1,14 @@
 // The explorer: one model, one selection, panels in tabs. Python computes; this draws, and sends back what was asked.
 
-import { Connection, hidden } from "./connection.js";
-import { details } from "./details.js";
-import { find, h, unique } from "./dom.js";
-import { shortcut, showHelp, Trail } from "./keys.js";
-import { PANELS, STYLES } from "./panels.js";
-import { mountPage as mount } from "./page.js";
-import { markPass, passes } from "./passes.js";
-import { Search } from "./search.js";
-import { VerdictBar } from "./verdict.js";
+import { find, h, unique } from "./parts/dom.js";
+import { markPass, passes } from "./passes/panel.js";
+import { Connection, hidden } from "./shell/connection.js";
+import { shortcut, showHelp, Trail } from "./shell/keys.js";
+import { mountPage as mount } from "./shell/page.js";
+import { PANELS, STYLES } from "./shell/panels.js";
+import { Search } from "./shell/search.js";
+import { VerdictBar } from "./shell/verdict.js";
+import { details } from "./tables/details.js";
 
 /** See page.js, which knows no styles. @type {(render: any, held: string, host: HTMLElement) => Promise<void>} */
 export const mountPage = (...given) => mount(...given, STYLES);
