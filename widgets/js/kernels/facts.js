@@ -2,8 +2,7 @@
 
 import { figure, formatBytes, h, plural } from "../parts/dom.js";
 import { tokens } from "../parts/highlight.js";
-import { copy } from "../passes/panel.js";
-import { NEEDS_KERNEL } from "../shell/verdict.js";
+import { copy, NEEDS_KERNEL } from "../parts/widgets.js";
 
 /** @param {KernelRecord} kernel */
 export function sourceBlock(kernel) {

@@ -1,7 +1,7 @@
 // The kernels: what each moves, takes and reaches; unfolded, its source and the values that it computes.
 
 import { figure, formatBytes, h } from "../parts/dom.js";
-import { chip } from "../passes/panel.js";
+import { chip } from "../parts/widgets.js";
 import { percent, resources, sourceBlock, speed } from "./facts.js";
 import { computedBy, moved, sorted, stepTime } from "./rows.js";
 

@@ -2,7 +2,7 @@
 
 import { figure, formatBytes, h } from "../parts/dom.js";
 import { buildTree } from "../parts/modules.js";
-import { percent, unitOf } from "../trace/row.js";
+import { percent, unitOf } from "../parts/widgets.js";
 import { answer, expected, folded, isIn, isOutOfLine, layersOf, parts, sorted, stepTime, WORK } from "./rows.js";
 
 /** @typedef {import("./rows.js").Layer} Layer @typedef {import("./rows.js").Column} Column */

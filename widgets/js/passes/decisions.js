@@ -1,8 +1,8 @@
 // What one pass did, by itself: its own before and after, and what it decided about which values.
 
 import { formatBytes, formatSeconds, h, plural, signed } from "../parts/dom.js";
+import { chip } from "../parts/widgets.js";
 import { signedBytes } from "./effects.js";
-import { chip } from "./panel.js";
 
 const SHOWN_VALUES = 8;
 const SHOWN_REASONS = 40;

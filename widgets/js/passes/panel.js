@@ -1,6 +1,7 @@
 // The passes column: a switch for each pass, the user's own too, its options, and what it changed, in pipeline order.
 
 import { h, plural } from "../parts/dom.js";
+import { copy } from "../parts/widgets.js";
 import { effects, isIdle, isOwn } from "./effects.js";
 import { options } from "./options.js";
 
@@ -145,27 +146,10 @@ function refold(was, is) {
   /** @type {HTMLElement | null} */ (is.querySelector(".tf-idle"))?.focus({ preventScroll: true });
 }
 
-/** A value's name that selects it. @param {string} value @param {Act} act */
-export function chip(value, act) {
-  return h("button", { class: "tf-chip", onclick: () => act.select(value) }, value);
-}
-
 /** @param {string} call */
 function callLine(call) {
   if (!call) return h("p", { class: "tf-note", "data-testid": "tf-call" }, "re-run with ", h("code", null, "-o c"), " to use it in Python");
   const button = h("button", { class: "tf-chip", title: "copy" }, "copy");
   button.onclick = () => copy(call, button);
   return h("div", { class: "tf-call" }, h("span", { class: "tf-label" }, "In Python"), h("code", { "data-testid": "tf-call" }, call), button);
-}
-
-/** @param {string} text @param {HTMLButtonElement} button */
-export async function copy(text, button) {
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "copied";
-  } catch {
-    // A page without clipboard permission, such as file:// in some browsers.
-    button.textContent = "select the text and press Ctrl+C";
-  }
-  setTimeout(() => (button.textContent = "copy"), 1500);
 }

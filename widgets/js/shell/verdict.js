@@ -1,9 +1,8 @@
 // The verdict bar: what the passes bought in six figures, what they are compared with, and what measures them.
 
 import { bounds, figure, formatBytes, formatChange, h, plural } from "../parts/dom.js";
+import { NEEDS_KERNEL, ratio } from "../parts/widgets.js";
 import { TakeAwayMenu } from "./takeaway.js";
-
-export const NEEDS_KERNEL = "there is no kernel behind this view: run the cell in a notebook";
 
 export class VerdictBar {
   /** @param {Act} act */
@@ -174,22 +173,6 @@ function differenceTile({ summary: { difference } }) {
 /** @param {number} number */
 function small(number) {
   return number === 0 ? "0" : number.toExponential(1).replace("-", "−");
-}
-
-/** Optimised over what it was timed against, or that nothing can be said of it; a colour only where its kernels ran. @param {TimingRow} row @param {Payload} payload */
-export function ratio(row, { timing, runs_triton: runsTriton, kernels }) {
-  const { median, low, high, samples } = row.ratio;
-  const spread = bounds(row.ratio, (one) => one.toFixed(2));
-  const isPinned = timing?.is_pinned;
-  const isJudged = runsTriton || kernels.length === 0;
-  const isSeen = row.verdict === "faster" || row.verdict === "slower";
-  const mood = isSeen && isJudged ? (row.verdict === "faster" ? "better" : "worse") : null;
-  const ofMedians = row.variant_ms && row.baseline_ms ? row.variant_ms.median / row.baseline_ms.median : median;
-  const drifted = samples > 1 && (ofMedians < low || ofMedians > high);
-  const within = drifted ? ". Times drifted: those shown are medians of all rounds, the ratio compares within each round" : "";
-  const title = `${row.program} / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval: ${spread}${within}`;
-  const text = isSeen ? `${median.toFixed(2)}× ${drifted ? "by round" : "the time"}` : row.verdict;
-  return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, samples > 1 && h("small", null, ` ${spread}`));
 }
 
 /** What the figures are against, if not the capture, and what stands in the way of measuring. @param {Payload} payload */

@@ -2,8 +2,8 @@
 
 import { bandwidth, resources, sourceBlock } from "../kernels/facts.js";
 import { figure, formatBytes, h } from "../parts/dom.js";
+import { chip } from "../parts/widgets.js";
 import { decisionsOn, passWork } from "../passes/decisions.js";
-import { chip } from "../passes/panel.js";
 import { frozen, frozenBy, hasGradient, parameterOf, pinned, pinOf } from "../passes/pins.js";
 
 const SHOWN = 12;

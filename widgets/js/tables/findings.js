@@ -1,8 +1,7 @@
 // The findings: each with its evidence in numbers, the line that it comes from, what to do about it, and what a replay says.
 
 import { find, formatSeconds, h } from "../parts/dom.js";
-import { chip, copy } from "../passes/panel.js";
-import { NEEDS_KERNEL } from "../shell/verdict.js";
+import { chip, copy, NEEDS_KERNEL } from "../parts/widgets.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
 const ORDER = /** @type {const} */ (["high", "medium", "low"]);

@@ -1,7 +1,7 @@
 // The tabs that are plain tables: timing, notes.
 
 import { bounds, figure, h } from "../parts/dom.js";
-import { ratio } from "../shell/verdict.js";
+import { ratio } from "../parts/widgets.js";
 
 const NOT_YET = "Not measured yet. Measuring replays the recorded traces; your code is not run again.";
 const SHOWN = "optimised";

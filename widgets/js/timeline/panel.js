@@ -2,7 +2,7 @@
 
 import { h } from "../parts/dom.js";
 import { colours, onTheme } from "../parts/theme.js";
-import { chip } from "../passes/panel.js";
+import { chip } from "../parts/widgets.js";
 import { duration, inside } from "./axis.js";
 import { arranged } from "./bands.js";
 import { controls, origin, staleness } from "./bar.js";

@@ -1,7 +1,7 @@
 // The timeline in words: what a range holds, what the pointer is over, what is alive at the peak.
 
 import { formatBytes, h } from "../parts/dom.js";
-import { chip } from "../passes/panel.js";
+import { chip } from "../parts/widgets.js";
 import { duration, percent } from "./axis.js";
 import { atWork, sums } from "./events.js";
 import { gapTip } from "./idle.js";

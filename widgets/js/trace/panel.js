@@ -2,7 +2,8 @@
 
 import { h } from "../parts/dom.js";
 import { buildTree, changes, slowestBackward } from "../parts/modules.js";
-import { rowElement, unitOf } from "./row.js";
+import { unitOf } from "../parts/widgets.js";
+import { rowElement } from "./row.js";
 import { computedBy, Rows } from "./rows.js";
 
 const ROW = 24;

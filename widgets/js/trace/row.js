@@ -2,15 +2,16 @@
 
 import { figure, formatBytes, h } from "../parts/dom.js";
 import { spread, time } from "../parts/modules.js";
+import { percent } from "../parts/widgets.js";
 
-/** @typedef {{ name: string, us: number }} Unit @typedef {import("../parts/modules.js").Branch} Branch @typedef {import("../parts/modules.js").Sums} Sums */
+/** @typedef {import("../parts/modules.js").Branch} Branch */
 
 /**
  * @typedef {object} Context
  * @property {boolean} hasRatios
  * @property {Record<string, Value>} values
  * @property {import("../parts/modules.js").Tree} tree
- * @property {Unit} unit
+ * @property {ReturnType<typeof import("../parts/widgets.js").unitOf>} unit
  * @property {Set<string>} twins of the selected value
  * @property {Map<string, "+" | "-" | "~">} changes
  * @property {Set<Branch>} slowest
@@ -22,12 +23,6 @@ import { spread, time } from "../parts/modules.js";
 const GLYPHS = { "+": "+", "-": "−", "~": "~" };
 const CHANGES = { "+": "new", "-": "removed by a pass", "~": "changed by a pass" };
 const KINDS = { "+": "plus", "-": "minus", "~": "mod" };
-
-/** One unit for all times of a table. @param {Sums} total @returns {Unit} */
-export function unitOf(total) {
-  const us = Math.max(time(total, 0), time(total));
-  return us >= 1000 ? { name: "ms", us: 1000 } : us >= 1 || us === 0 ? { name: "µs", us: 1 } : { name: "ns", us: 1e-3 };
-}
 
 /** @param {import("./rows.js").Row} row @param {string} id @param {number} index from 1, the header's @param {Context} context */
 export function rowElement(row, id, index, context) {
@@ -115,13 +110,6 @@ function timeCell([before, after], { tree, unit }, mark) {
     mark && h("em", { role: "img", "aria-label": MARKS[mark] }, mark),
     h("span", null, after > 0 ? figure(after / unit.us) : before > 0 ? "–" : ""),
   );
-}
-
-/** @param {number} part @param {number} whole */
-export function percent(part, whole) {
-  if (!part || !whole) return "";
-  const share = (100 * part) / whole;
-  return share < 0.1 ? "<0.1 %" : `${share < 9.95 ? share.toFixed(1) : Math.round(share)} %`;
 }
 
 /** @param {import("../parts/modules.js").Pair} ops */
