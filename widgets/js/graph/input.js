@@ -2,7 +2,20 @@
 
 import { boxAround, glyphAt, isOnGlyph, nearestNode, nodeAt, step } from "./walk.js";
 
-/** @typedef {import("./panel.js").GraphPanel} GraphPanel */
+/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box */
+
+/**
+ * What the pointer and the keyboard act on.
+ * @typedef {object} Target
+ * @property {{ canvas: HTMLCanvasElement, map: HTMLCanvasElement }} frame
+ * @property {import("./layout.js").Layout} layout
+ * @property {import("./viewport.js").Viewport} port
+ * @property {Node | null} cursor
+ * @property {(node: Node | null) => Node[]} twinsOf
+ * @property {(node: Node | null) => void} moveTo
+ * @property {(box: Box) => void} toggleBox
+ * @property {(node: Node | null, event: MouseEvent) => void} showTip
+ */
 
 const CLICK_PX = 4;
 const PAN_PX = 60;
@@ -10,7 +23,7 @@ const ZOOM = 1.25;
 /** @type {Record<string, [number, number]>} */
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-/** @param {GraphPanel} panel @returns {() => void} stops it */
+/** @param {Target} panel @returns {() => void} stops it */
 export function listen(panel) {
   const pointer = new Pointer(panel);
   const all = /** @type {[HTMLElement, string, (event: any) => void][]} */ ([
@@ -29,7 +42,7 @@ export function listen(panel) {
 }
 
 class Pointer {
-  /** @param {GraphPanel} panel */
+  /** @param {Target} panel */
   constructor(panel) {
     this.panel = panel;
     /** @type {{ x: number, y: number, isDrag: boolean } | null} */
@@ -80,7 +93,7 @@ class Pointer {
   }
 }
 
-/** As any scrolled element: at the end, the page scrolls on. @param {GraphPanel} panel @param {WheelEvent} event */
+/** As any scrolled element: at the end, the page scrolls on. @param {Target} panel @param {WheelEvent} event */
 function onWheel(panel, event) {
   const unit = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? 16 : 1;
   const [dx, dy] = [event.deltaX * unit, event.deltaY * unit];
@@ -91,7 +104,7 @@ function onWheel(panel, event) {
   event.preventDefault();
 }
 
-/** @param {GraphPanel} panel @param {PointerEvent} event */
+/** @param {Target} panel @param {PointerEvent} event */
 function onMap(panel, event) {
   panel.frame.map.setPointerCapture(event.pointerId);
   const { x, y } = pixelIn(panel.frame.map, event);
@@ -105,18 +118,18 @@ function pixelIn(element, event) {
   return { x: event.clientX - left, y: event.clientY - top };
 }
 
-/** What of the graph is under the pointer. @param {GraphPanel} panel @param {MouseEvent} event */
+/** What of the graph is under the pointer. @param {Target} panel @param {MouseEvent} event */
 function pointAt(panel, event) {
   return panel.port.inGraph(pixelIn(panel.frame.canvas, event));
 }
 
-/** @param {GraphPanel} panel @param {KeyboardEvent} event */
+/** @param {Target} panel @param {KeyboardEvent} event */
 function onKey(panel, event) {
   if (event.ctrlKey || event.metaKey || event.altKey || !act(panel, event)) return;
   event.preventDefault();
 }
 
-/** Whether the key means something here. @param {GraphPanel} panel @param {KeyboardEvent} event */
+/** Whether the key means something here. @param {Target} panel @param {KeyboardEvent} event */
 function act(panel, { key, shiftKey }) {
   const arrow = ARROWS[key];
   if (arrow && shiftKey) panel.port.pan(arrow[0] * PAN_PX, arrow[1] * PAN_PX);
@@ -132,14 +145,14 @@ function act(panel, { key, shiftKey }) {
   return true;
 }
 
-/** @param {GraphPanel} panel @param {string} key */
+/** @param {Target} panel @param {string} key */
 function walk(panel, key) {
   const { cursor, layout } = panel;
   const next = cursor ? step(cursor, key, layout, panel.twinsOf(cursor)[0] ?? null) : nearestNode(layout, panel.port.seen(), () => true);
   if (next) panel.moveTo(next);
 }
 
-/** @param {GraphPanel} panel */
+/** @param {Target} panel */
 function enter(panel) {
   const { cursor, layout } = panel;
   const box = cursor && (cursor.module ?? boxAround(layout, cursor));

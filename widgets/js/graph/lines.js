@@ -1,10 +1,32 @@
 // The graph's lines: who reads whom in each half, and the tensors that the forward saves for the backward.
 
-import { overlaps } from "./camera.js";
 import { isBox } from "./layout.js";
+import { overlaps } from "./viewport.js";
 
-/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Edge} Edge */
-/** @typedef {import("./camera.js").Rect} Rect @typedef {import("./paint.js").Scene} Scene */
+/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Edge} Edge @typedef {import("./layout.js").Layout} Layout @typedef {import("./layout.js").Box} Box */
+/** @typedef {import("./viewport.js").Rect} Rect @typedef {import("./viewport.js").Camera} Camera */
+
+/**
+ * What is painted, and how it looks at this moment.
+ * @typedef {object} Scene
+ * @property {Layout} layout
+ * @property {Camera} camera
+ * @property {{ w: number, h: number }} size of the view in pixels, without the minimap
+ * @property {Record<string, string>} colours
+ * @property {Map<string, number>} keys what runs, by the number of its colour
+ * @property {boolean} isHeat coloured by time
+ * @property {number} most µs of the slowest node
+ * @property {boolean} hasLinks all saved-tensor links are shown
+ * @property {Node | null} cursor
+ * @property {Set<Node>} near what the cursor's node reads and who reads it
+ * @property {Set<Node>} twins
+ * @property {(node: Node) => boolean} isDim
+ * @property {(node: Node) => string} markOf "+", "~", "−" or ""
+ * @property {(one: Node | Box) => Rect} rectOf where it is at this moment
+ * @property {number} moved share of the way to its place, 1 when everything is there
+ * @property {Set<Node>} entering
+ * @property {{ node: Node, rect: Rect }[]} leaving
+ */
 
 const FAR = 160;
 const BOW = 150;

@@ -1,6 +1,6 @@
 // From one layout to the next, so that the eye sees what moved.
 
-/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./layout.js").Layout} Layout @typedef {import("./camera.js").Rect} Rect */
+/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./layout.js").Layout} Layout @typedef {import("./viewport.js").Rect} Rect */
 
 const MS = 200;
 

@@ -1,32 +1,11 @@
 // The graph on a canvas. Only what is in view is drawn, text only where it can be read.
 
-import { clamp, overlaps } from "./camera.js";
 import { paintEdges, paintLinks } from "./lines.js";
 import { boxName, boxNote, keyOf, letter, lines, shares, timeOf } from "./text.js";
+import { clamp, overlaps } from "./viewport.js";
 
 /** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./layout.js").Layout} Layout */
-/** @typedef {import("./camera.js").Rect} Rect @typedef {import("./camera.js").Camera} Camera */
-
-/**
- * @typedef {object} Scene
- * @property {Layout} layout
- * @property {Camera} camera
- * @property {{ w: number, h: number }} size of the view in pixels, without the minimap
- * @property {Record<string, string>} colours
- * @property {Map<string, number>} keys what runs, by the number of its colour
- * @property {boolean} isHeat coloured by time
- * @property {number} most µs of the slowest node
- * @property {boolean} hasLinks all saved-tensor links are shown
- * @property {Node | null} cursor
- * @property {Set<Node>} near what the cursor's node reads and who reads it
- * @property {Set<Node>} twins
- * @property {(node: Node) => boolean} isDim
- * @property {(node: Node) => string} markOf "+", "~", "−" or ""
- * @property {(one: Node | Box) => Rect} rectOf where it is at this moment
- * @property {number} moved share of the way to its place, 1 when everything is there
- * @property {Set<Node>} entering
- * @property {{ node: Node, rect: Rect }[]} leaving
- */
+/** @typedef {import("./viewport.js").Rect} Rect @typedef {import("./lines.js").Scene} Scene */
 
 const HUES = 8;
 const LEGIBLE = 0.5;

@@ -1,7 +1,6 @@
 // The graph's panel: what is open, selected and in view, and the controls around the canvas.
 
 import { colours, onTheme } from "../parts/theme.js";
-import { overlaps } from "./camera.js";
 import { GraphFrame, MAP_WIDTH } from "./frame.js";
 import { listen } from "./input.js";
 import { foldedLayer, layOut, nodeOfValue, showMember } from "./layout.js";
@@ -9,7 +8,7 @@ import { buildProgram, levels } from "./modules.js";
 import { Motion } from "./motion.js";
 import { paint, paintHeads, paintMap } from "./paint.js";
 import { shares, spoken, timeOf, tooltip } from "./text.js";
-import { Viewport } from "./viewport.js";
+import { overlaps, Viewport } from "./viewport.js";
 import { nearestNode } from "./walk.js";
 
 /** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box */
@@ -259,7 +258,7 @@ export class GraphPanel {
     if (scene.moved < 1) this.invalidate();
   }
 
-  /** @param {import("./camera.js").Camera} camera @returns {import("./paint.js").Scene} */
+  /** @param {import("./viewport.js").Camera} camera @returns {import("./lines.js").Scene} */
   scene(camera) {
     const { layout, colours, keys, most, cursor, motion } = this;
     const moved = motion.moved();
@@ -276,7 +275,7 @@ export class GraphPanel {
     };
   }
 
-  /** @param {import("./paint.js").Scene} scene */
+  /** @param {import("./lines.js").Scene} scene */
   paintMap(scene) {
     const context = this.frame.map.getContext("2d");
     const { camera, size, layout } = scene;

@@ -16,8 +16,8 @@ import tables from "../tables/tables.css";
 import { TimelinePanel } from "../timeline/panel.js";
 import timeline from "../timeline/timeline.css";
 import { TreePanel } from "../trace/panel.js";
-import tree from "../trace/trace.css";
-import main from "./main.css";
+import trace from "../trace/trace.css";
+import explorer from "./explorer.css";
 import style from "./style.css";
 import verdict from "./verdict.css";
 
@@ -35,4 +35,4 @@ export const PANELS = [
 ];
 
 /** Each panel's rules stand in a file of its own; the first has the colours and what is shared. */
-export const STYLES = [style, main, verdict, passes, tree, layers, graph, code, timeline, details, tables, findings].join("\n");
+export const STYLES = [style, explorer, verdict, passes, trace, layers, graph, code, timeline, details, tables, findings].join("\n");

@@ -4,6 +4,7 @@
 /** @typedef {import("./memory.js").Profile} Profile */
 
 /** One program with its memory; `number` is its place, 0 above and 1 below, `name` what it is called, `title` that and its time. @typedef {{ program: Program, memory: Memory, profile: Profile | null, measuredPeak: number | null, number: number, name: string, title: string }} Shown */
+/** One event of one program. @typedef {{ number: number, event: number }} Cursor */
 /** @typedef {{ y: number, height: number }} Band */
 /** @typedef {{ overview: Band, ruler: Band, rows: { title: Band, lanes: Band[], memory: Band }[], gutter: number, height: number }} Layout */
 

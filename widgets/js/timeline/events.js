@@ -1,6 +1,21 @@
 // Events on lanes: columns of numbers, and per lane an index by time. All times are in µs from the program's start. No DOM.
 
-import { IDLE, KINDS, kindOf, PAUSE } from "./kinds.js";
+/** What an event does, hence its colour; the glyph says it without one. The first rule that fits an operator's name decides. */
+export const KINDS = [
+  { id: "kernel", colour: "good", label: "fused kernel", glyph: "◆", names: /^fused_|^triton_/ },
+  { id: "attention", colour: "twin", label: "attention", glyph: "⌾", names: /attention|flash|fmha/i },
+  { id: "matmul", colour: "brand", label: "matmul", glyph: "▦", names: /mm\b|mm_|mma|matmul|linear|convol|einsum|nvjet|cutlass/i },
+  { id: "copy", colour: "string", label: "copy", glyph: "⇄", names: /copy|clone|\bcat\b|memcpy|memset|contiguous|\bstack\b|catarray/i },
+  { id: "reduction", colour: "number", label: "reduction", glyph: "Σ", names: /sum|mean|softmax|norm|amax|max|min|\bvar|argm|loss|reduce/i },
+  { id: "wait", colour: "warn", label: "host waits", glyph: "‖", names: /Synchronize$/ },
+  { id: "other", colour: "soft", label: "other", glyph: "·", names: /(?:)/ },
+  { id: "idle", colour: "bad", label: "idle", glyph: "▨", names: /(?:)/ },
+  { id: "pause", colour: "soft", label: "idle, inherent", glyph: "░", names: /^(launch latency|(start|end) of the window)/ },
+];
+export const [IDLE, PAUSE] = [KINDS.length - 2, KINDS.length - 1];
+
+/** @param {string} name of an operator or a kernel */
+export const kindOf = (name) => KINDS.findIndex((kind) => kind.names.test(name));
 
 const BYTES_PER_EVENT = 26;
 
@@ -57,10 +72,8 @@ export function encode(columns) {
   return new DataView(bytes.buffer);
 }
 
-/** A measured program, indexed. @param {TimelineProgram} raw @param {Record<string, Value>} records @returns {Program} */
-export function measured(raw, records) {
-  return indexed(raw, decode(raw), records);
-}
+/** A measured program, indexed. @param {TimelineProgram} raw @param {Record<string, Value>} records */
+export const measured = (raw, records) => indexed(raw, decode(raw), records);
 
 /**
  * The ops of a trace laid end to end on one lane, each as long as its own time; ops that take none have no event.
@@ -184,8 +197,7 @@ export function eventsOf({ columns, numbers }, value) {
   const number = numbers.get(value);
   /** @type {number[]} */
   const found = [];
-  if (number === undefined) return found;
-  for (let i = 0; i < columns.value.length; i += 1) if (columns.value[i] === number) found.push(i);
+  columns.value.forEach((one, event) => one === number && found.push(event));
   return found;
 }
 

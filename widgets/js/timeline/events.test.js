@@ -1,8 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { atWork, between, decode, encode, eventsOf, measured, modelled, nearest, shares, spans, sums } from "./events.js";
-import { kindOf, KINDS } from "./kinds.js";
+import { atWork, between, decode, encode, eventsOf, kindOf, KINDS, measured, modelled, nearest, shares, spans, sums } from "./events.js";
 
 /** @param {number[][]} rows start, duration, name, value, lane */
 function columns(rows) {

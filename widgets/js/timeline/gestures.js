@@ -6,8 +6,16 @@ import { first, nearest } from "./events.js";
 import { highest } from "./memory.js";
 import { eventTip, memoryTip } from "./readout.js";
 
-/** @typedef {import("./panel.js").TimelinePanel} TimelinePanel */
-/** @typedef {import("./panel.js").Cursor} Cursor */
+/** @typedef {import("./axis.js").Window} Window @typedef {import("./bands.js").Cursor} Cursor */
+
+/**
+ * What the pointer and the keyboard act on: what is painted, and what can be asked of it.
+ * @typedef {import("./lanes.js").Scene & {
+ *   act: Act, view?: View, causes: Record<string, string>, width: number, layout: import("./bands.js").Layout, measuring: boolean,
+ *   dom: { canvas: HTMLCanvasElement, tip: HTMLElement }, toggleMeasuring: () => void, speakRange: () => void, schedule: () => void,
+ *   look: (window: Window) => void, measure: (range: Window | null) => void, choose: (cursor: Cursor) => void,
+ *   showTip: (content: Node[], x: number, y: number) => void }} Target
+ */
 
 // Of pixels: less is a click, not a drag; and how far from a narrow event or a mark the pointer may be.
 const CLICK = 4;
@@ -16,11 +24,11 @@ const MARK = 8;
 
 /**
  * Listen to both. What comes back are the axis' pixels, and zooming as the buttons ask for it.
- * @param {TimelinePanel} panel
+ * @param {Target} panel
  */
 export function gestures(panel) {
   const { canvas, tip } = panel.dom;
-  /** @type {{ x: number, mode: "range" | "pan" | "overview", window: import("./axis.js").Window, time: number, moved: boolean } | null} */
+  /** @type {{ x: number, mode: "range" | "pan" | "overview", window: Window, time: number, moved: boolean } | null} */
   let drag = null;
   /** Where measuring by keyboard began. @type {Cursor | null} */
   let anchor = null;

@@ -2,7 +2,7 @@
 
 import { h } from "../parts/dom.js";
 import { duration, percent } from "./axis.js";
-import { KINDS, PAUSE } from "./kinds.js";
+import { KINDS, PAUSE } from "./events.js";
 
 /** @typedef {import("./bands.js").Shown} Shown */
 /** @typedef {import("./events.js").Program} Program */

@@ -1,9 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { atWork, encode, measured, shares } from "./events.js";
+import { atWork, encode, KINDS, measured, shares } from "./events.js";
 import { byCause, causeOf } from "./idle.js";
-import { KINDS } from "./kinds.js";
 
 const LANES = [
   { name: "stream 7", kind: "gpu" },

@@ -1,20 +1,14 @@
 // The timeline as a picture: where each row stands, and its painting on a canvas.
 
 import { formatBytes } from "../parts/dom.js";
+import { hatch } from "../parts/theme.js";
 import { onAxis, ticks } from "./axis.js";
 import { CHARACTER, GAP } from "./bands.js";
-import { spans } from "./events.js";
-import { hatch } from "./hatch.js";
-import { KINDS } from "./kinds.js";
+import { KINDS, spans } from "./events.js";
 import { outline, PURPOSES } from "./memory.js";
 
-/** @typedef {import("./axis.js").Window} Window */
-/** @typedef {import("./events.js").Program} Program */
-/** @typedef {import("./memory.js").Profile} Profile */
-
-/** @typedef {import("./bands.js").Shown} Shown */
-/** @typedef {import("./bands.js").Band} Band */
-/** @typedef {import("./bands.js").Layout} Layout */
+/** @typedef {import("./axis.js").Window} Window @typedef {import("./events.js").Program} Program @typedef {import("./memory.js").Profile} Profile */
+/** @typedef {import("./bands.js").Shown} Shown @typedef {import("./bands.js").Band} Band @typedef {import("./bands.js").Layout} Layout */
 
 /**
  * What is painted: of the marks, `events` are those of the selected value and `found` those that a search found, per program.
@@ -25,7 +19,7 @@ import { outline, PURPOSES } from "./memory.js";
  * @property {Float64Array[]} overviews shares of busy time per pixel
  * @property {number[][]} events
  * @property {(Uint8Array | null)[]} found
- * @property {{ number: number, event: number } | null} cursor
+ * @property {import("./bands.js").Cursor | null} cursor
  * @property {Window | null} range
  * @property {number | null} hover
  */
@@ -291,4 +285,10 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
 export function labelOf({ columns, names, values, lanes }, event) {
   if (lanes[columns.lane[event]].kind === "idle") return names[columns.name[event]];
   return columns.value[event] > 0 ? values[columns.value[event] - 1] : names[columns.name[event]];
+}
+
+/** Which events are of values that a search found. @param {Program} program @param {Set<string>} matches */
+export function isFound({ values, columns }, matches) {
+  const isMatch = [false, ...values.map((value) => matches.has(value))];
+  return Uint8Array.from(columns.value, (value) => Number(isMatch[value]));
 }

@@ -5,18 +5,17 @@ import { colours, onTheme } from "../parts/theme.js";
 import { chip } from "../parts/widgets.js";
 import { duration, inside } from "./axis.js";
 import { arranged } from "./bands.js";
-import { controls, origin, staleness } from "./bar.js";
+import { controls, origin, parts, staleness } from "./bar.js";
 import { atWork, eventsOf, measured, modelled, shares } from "./events.js";
 import { gestures } from "./gestures.js";
 import { idleSentence, idleTable } from "./idle.js";
-import { paint } from "./lanes.js";
+import { isFound, paint } from "./lanes.js";
 import { isOf, profile } from "./memory.js";
-import { isFound, parts } from "./parts.js";
 import { alive, legend, purposes, rangeSentence, rangeTable, savedTables, sentence, times } from "./readout.js";
 
 /** @typedef {import("./axis.js").Window} Window */
 /** @typedef {import("./bands.js").Shown} Shown */
-/** @typedef {{ number: number, event: number }} Cursor */
+/** @typedef {import("./bands.js").Cursor} Cursor */
 
 const HINT = "Click an event to select its op. Drag pans, Ctrl+wheel zooms, Shift+drag measures.";
 /** Those of `tracefuse.timeline`, as the view calls them: a measured one may be of another baseline than is pinned now. @type {Record<string, string>} */

@@ -3,9 +3,8 @@
 import { formatBytes, h } from "../parts/dom.js";
 import { chip } from "../parts/widgets.js";
 import { duration, percent } from "./axis.js";
-import { atWork, sums } from "./events.js";
+import { atWork, KINDS, sums } from "./events.js";
 import { gapTip } from "./idle.js";
-import { KINDS } from "./kinds.js";
 import { labelOf } from "./lanes.js";
 import { aliveAt, PURPOSES } from "./memory.js";
 

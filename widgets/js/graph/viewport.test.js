@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { bounded, fitWidth, overlaps, revealed, zoomed } from "./camera.js";
+import { bounded, fitWidth, overlaps, revealed, zoomed } from "./viewport.js";
 
 const GRAPH = { x: -500, y: 0, w: 1000, h: 20_000 };
 const VIEW = { w: 524, h: 400 };
