@@ -1,7 +1,7 @@
 // The elements of the graph's panel: the canvas and what stands around it.
 
-import { h, plural } from "../parts/dom.js";
-import { formatTime, letter, shortOp } from "./text.js";
+import { formatTime, h, plural } from "../parts/dom.js";
+import { letter, shortOp } from "./text.js";
 
 export const MAP_WIDTH = 64;
 const SHOWN_KEYS = 14;

@@ -1,12 +1,9 @@
 // What the graph says of a node: its lines, its colour's key, its tooltip. No DOM.
 
-import { figure, formatBytes, plural } from "../parts/dom.js";
+import { formatBytes, formatTime, plural } from "../parts/dom.js";
 import { lastPart } from "./modules.js";
 
 /** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./modules.js").Op} Op */
-
-/** @param {number} us */
-export const formatTime = (us) => (us >= 1000 ? `${figure(us / 1000)} ms` : `${figure(us)} µs`);
 
 /** What an op runs, as a short name: "addmm", "div_mul_sum". @param {string} key an operator or a Triton kernel */
 export function shortOp(key) {

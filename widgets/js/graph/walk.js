@@ -1,7 +1,6 @@
 // What is under the pointer, and where the arrow keys go. No DOM.
 
-/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./layout.js").Layout} Layout */
-/** @typedef {{ x: number, y: number }} Point */
+/** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./layout.js").Layout} Layout @typedef {import("./viewport.js").Point} Point */
 
 const GLYPH = { w: 22, h: 24 };
 

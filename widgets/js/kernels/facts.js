@@ -2,14 +2,12 @@
 
 import { figure, formatBytes, h, plural } from "../parts/dom.js";
 import { tokens } from "../parts/highlight.js";
-import { copy, NEEDS_KERNEL } from "../parts/widgets.js";
+import { copyButton, NEEDS_KERNEL } from "../parts/widgets.js";
 
 /** @param {KernelRecord} kernel */
 export function sourceBlock(kernel) {
-  const button = h("button", { class: "tf-chip tf-copy" }, "copy");
-  button.onclick = () => copy(kernel.source, button);
   const text = tokens(kernel.source).map(({ kind, text }) => (kind && kind !== "name" ? h("span", { class: `tf-${kind}` }, text) : text));
-  return h("div", { class: "tf-block" }, button, h("pre", { tabindex: "0", "aria-label": `source of ${kernel.name}`, "data-testid": "tf-kernel-text" }, text));
+  return h("div", { class: "tf-block" }, copyButton(kernel.source, "tf-copy"), h("pre", { tabindex: "0", "aria-label": `source of ${kernel.name}`, "data-testid": "tf-kernel-text" }, text));
 }
 
 /** What a kernel reaches of its nearest roof. @typedef {Pick<KernelRecord, "gb_per_s" | "tflop_per_s" | "peak_share" | "peak_source" | "bound">} Speed */

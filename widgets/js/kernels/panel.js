@@ -1,6 +1,6 @@
 // The kernels: what each moves, takes and reaches; unfolded, its source and the values that it computes.
 
-import { figure, formatBytes, h } from "../parts/dom.js";
+import { figure, formatBytes, formatTime, h } from "../parts/dom.js";
 import { chip } from "../parts/widgets.js";
 import { percent, resources, sourceBlock, speed } from "./facts.js";
 import { computedBy, moved, sorted, stepTime } from "./rows.js";
@@ -128,7 +128,7 @@ export class KernelPanel {
 
 /** @param {Node | string | number} content */
 const right = (content) => h("td", { class: "tf-right" }, content);
-const us = (/** @type {number | null} */ time) => (time === null ? unknown() : time >= 1000 ? `${figure(time / 1000)} ms` : `${figure(time)} µs`);
+const us = (/** @type {number | null} */ time) => (time === null ? unknown() : formatTime(time));
 
 /** @param {KernelRecord | AtenRecord} kernel */
 function reached(kernel) {

@@ -58,6 +58,9 @@ export function bounds({ low, high, coverage, samples }, format) {
   return `${format(low)}–${format(high)}${samples < ENOUGH ? ` (${Math.round(100 * coverage)} %, ${samples} samples)` : ""}`;
 }
 
+/** "12.3 µs", "1.25 ms". @param {number} us */
+export const formatTime = (us) => (us >= 1000 ? `${figure(us / 1000)} ms` : `${figure(us)} µs`);
+
 /** @param {number} seconds */
 export function formatSeconds(seconds) {
   return seconds < 1 ? `${short(seconds * 1000)} ms` : `${short(seconds)} s`;

@@ -10,16 +10,20 @@ export function chip(value, act) {
   return h("button", { class: "tf-chip", onclick: () => act.select(value) }, value);
 }
 
-/** @param {string} text @param {HTMLButtonElement} button */
-export async function copy(text, button) {
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "copied";
-  } catch {
-    // A page without clipboard permission, such as file:// in some browsers.
-    button.textContent = "select the text and press Ctrl+C";
-  }
-  setTimeout(() => (button.textContent = "copy"), 1500);
+/** A button that copies a text. @param {string} text @param {string} [more] classes */
+export function copyButton(text, more = "") {
+  const button = h("button", { class: `tf-chip ${more}`, title: "copy" }, "copy");
+  button.onclick = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "copied";
+    } catch {
+      // A page without clipboard permission, such as file:// in some browsers.
+      button.textContent = "select the text and press Ctrl+C";
+    }
+    setTimeout(() => (button.textContent = "copy"), 1500);
+  };
+  return button;
 }
 
 /** One unit for all times of a table. @param {import("./modules.js").Sums} total */

@@ -1,7 +1,7 @@
 // The passes column: a switch for each pass, the user's own too, its options, and what it changed, in pipeline order.
 
 import { h, plural } from "../parts/dom.js";
-import { copy } from "../parts/widgets.js";
+import { copyButton } from "../parts/widgets.js";
 import { effects, isIdle, isOwn } from "./effects.js";
 import { options } from "./options.js";
 
@@ -149,7 +149,5 @@ function refold(was, is) {
 /** @param {string} call */
 function callLine(call) {
   if (!call) return h("p", { class: "tf-note", "data-testid": "tf-call" }, "re-run with ", h("code", null, "-o c"), " to use it in Python");
-  const button = h("button", { class: "tf-chip", title: "copy" }, "copy");
-  button.onclick = () => copy(call, button);
-  return h("div", { class: "tf-call" }, h("span", { class: "tf-label" }, "In Python"), h("code", { "data-testid": "tf-call" }, call), button);
+  return h("div", { class: "tf-call" }, h("span", { class: "tf-label" }, "In Python"), h("code", { "data-testid": "tf-call" }, call), copyButton(call));
 }

@@ -1,7 +1,7 @@
 // What is known of the selected value, where each number comes from, and in words why one is missing.
 
 import { bandwidth, resources, sourceBlock } from "../kernels/facts.js";
-import { figure, formatBytes, h } from "../parts/dom.js";
+import { formatBytes, formatTime, h } from "../parts/dom.js";
 import { chip } from "../parts/widgets.js";
 import { decisionsOn, passWork } from "../passes/decisions.js";
 import { frozen, frozenBy, hasGradient, parameterOf, pinned, pinOf } from "../passes/pins.js";
@@ -73,14 +73,9 @@ function why(text) {
 /** @param {string} name @param {Payload} payload @param {boolean} live */
 function time(name, { values, times, baseline }, live) {
   const [before, after] = values[name].time_us;
-  const was = before !== null && fact("time before", h("span", null, us(before)), why(`${times.before}${baseline.is_pinned ? "; pinned" : ""}`));
-  if (after !== null) return [before !== after && was, fact("time", h("b", null, us(after)), why(times.after))];
+  const was = before !== null && fact("time before", h("span", null, formatTime(before)), why(`${times.before}${baseline.is_pinned ? "; pinned" : ""}`));
+  if (after !== null) return [before !== after && was, fact("time", h("b", null, formatTime(after)), why(times.after))];
   return [was, fact("time", why(noTime(name, values, times.after, live)))];
-}
-
-/** @param {number} microseconds */
-function us(microseconds) {
-  return microseconds >= 1000 ? `${figure(microseconds / 1000)} ms` : `${figure(microseconds)} µs`;
 }
 
 /** @param {string} name @param {Record<string, Value>} values @param {string} provenance @param {boolean} live */
@@ -123,7 +118,7 @@ function kernel(value, view, open, act) {
   fill();
   return [
     fact("kernel", h("button", { class: "tf-chip", title: "show it among the kernels", onclick: () => act.openKernel(record.name), "data-testid": "tf-details-kernel" }, record.name)),
-    fact("its launch", record.time_us === null ? why(view.payload.runs_triton ? "not measured: press Measure" : "not measured: a CPU runs its ATen operators instead") : h("span", null, us(record.time_us)), record.time_us !== null && why(record.provenance)),
+    fact("its launch", record.time_us === null ? why(view.payload.runs_triton ? "not measured: press Measure" : "not measured: a CPU runs its ATen operators instead") : h("span", null, formatTime(record.time_us)), record.time_us !== null && why(record.provenance)),
     fact("bandwidth", bandwidth(record)),
     fact("per program", resources(record, view, act)),
     source,

@@ -1,7 +1,7 @@
 // The findings: each with its evidence in numbers, the line that it comes from, what to do about it, and what a replay says.
 
 import { find, formatSeconds, h } from "../parts/dom.js";
-import { chip, copy, NEEDS_KERNEL } from "../parts/widgets.js";
+import { chip, copyButton, NEEDS_KERNEL } from "../parts/widgets.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
 const ORDER = /** @type {const} */ (["high", "medium", "low"]);
@@ -49,7 +49,7 @@ export class FindingsPanel {
       one.evidence.length > 0 && h("table", { class: "tf-table" }, h("tbody", null, one.evidence.map(([label, value]) => h("tr", null, h("th", { scope: "row" }, label), h("td", null, value))))),
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.bars.length > 0 && bars(one.bars),
-      one.fix && h("div", { class: "tf-block" }, copyButton(one.fix.replaceAll("`", "")), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part)))),
+      one.fix && h("div", { class: "tf-block" }, copyButton(one.fix.replaceAll("`", ""), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part)))),
       one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), one.worth),
       ...one.trials.map((trial, choice) => this.trial(one, trial, choice)),
       h("div", { class: "tf-finding-foot" }, this.tryIt(one), h("span", { class: "tf-chips" }, one.values.slice(0, SHOWN_VALUES).map((name) => chip(name, this.act)), more > 0 && `+${more}`)),
@@ -103,13 +103,6 @@ function bars(parts) {
     h("ul", null, parts.map(({ label, us }, at) => h("li", null, h("i", { style: colour(at), "aria-hidden": "true" }), `${label} `, h("b", null, time(us))))),
     h("figcaption", { class: "tf-note" }, `${time(total)} in all, ${parts[0].provenance}`),
   );
-}
-
-/** @param {string} text */
-function copyButton(text) {
-  const button = h("button", { class: "tf-chip tf-copy" }, "copy");
-  button.onclick = () => copy(text, button);
-  return button;
 }
 
 /** @param {string[]} lookedFor */
