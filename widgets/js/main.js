@@ -1,4 +1,4 @@
-// The two ways into the view: anywidget calls `render` in a notebook, a saved page calls `mountPage`.
+// The two ways into the view: a notebook (anywidget) calls `render`, a saved page calls `mountPage`.
 
 import { Explorer } from "./shell/explorer.js";
 import { mountPage as mount } from "./shell/page.js";

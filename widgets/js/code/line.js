@@ -1,4 +1,4 @@
-// One line of a trace: glyph, painted code whose names select, type and bytes in a column of their own.
+// One line of a trace: its glyph, its code in colours with names to select, and a column with its type and bytes.
 
 import { h } from "../parts/dom.js";
 import { tokens } from "../parts/highlight.js";

@@ -1,4 +1,4 @@
-// One half of the trace as code: lines in chunks, folds between changes, marks of the selection, the search and a pass.
+// One half of the trace as code: its lines in chunks, folds between changes, and marks of the selection, the search and a pass.
 
 import { h, plural, signed } from "../parts/dom.js";
 import { changeStarts, fold } from "../parts/folds.js";

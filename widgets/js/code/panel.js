@@ -1,4 +1,4 @@
-// Both halves of the trace as code, side by side, with what changed against the baseline, and what one pass decided about.
+// The Code tab: both halves of the trace as code, side by side, with what changed against the baseline and what one pass decided.
 
 import { h, plural } from "../parts/dom.js";
 import { decided, sentence } from "../passes/decisions.js";

@@ -1,4 +1,4 @@
-// The elements of the graph's panel: the canvas and what stands around it.
+// The elements of the Graph tab: the canvas, the minimap, and the controls around them.
 
 import { formatTime, h, plural } from "../parts/dom.js";
 import { letter, shortOp } from "./text.js";

@@ -1,4 +1,4 @@
-// Pointer, wheel and keyboard of the graph.
+// The pointer, the wheel and the keyboard on the graph.
 
 import { boxAround, glyphAt, isOnGlyph, nearestNode, nodeAt, step } from "./walk.js";
 

@@ -1,6 +1,6 @@
-// Where everything stands: the forward flows down at the left, the backward up at the right, so that twins face each other.
-// A module is a band across both; in it, own ops and the modules inside alternate as the program gets to them, and own ops
-// between two of those are in layers by who reads whom. Nothing depends on what was laid out before.
+// The layout of the graph: the forward flows down at the left, the backward up at the right, so that twins face each other.
+// A module is a band across both. In it, its own ops and the modules inside alternate as the program gets to them; own ops
+// between two such modules are in layers by who reads whom. Nothing depends on what was laid out before.
 
 import { nearest, opsIn, representative, runsOf } from "./modules.js";
 

@@ -1,4 +1,4 @@
-// The graph's lines: who reads whom in each half, and the tensors that the forward saves for the backward.
+// The lines of the graph: who reads whom in each half, and the tensors that the forward saves for the backward.
 
 import { isBox } from "./layout.js";
 import { overlaps } from "./viewport.js";

@@ -1,4 +1,4 @@
-// What the graph is made of: ops that do work, the modules that they are in, and who reads whom. No DOM.
+// The content of the graph: ops that do work, the modules that hold them, and who reads whom. It needs no DOM.
 
 /**
  * An op, with the views and the single outputs that were folded into it.

@@ -1,4 +1,4 @@
-// From one layout to the next, so that the eye sees what moved.
+// The motion from one layout to the next, so that the eye sees what moved.
 
 /** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./layout.js").Layout} Layout @typedef {import("./viewport.js").Rect} Rect */
 

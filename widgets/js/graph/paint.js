@@ -1,4 +1,4 @@
-// The graph on a canvas. Only what is in view is drawn, text only where it can be read.
+// The painting of the graph on a canvas. Only what is in view is drawn, and text only where it can be read.
 
 import { paintEdges, paintLinks } from "./lines.js";
 import { boxName, boxNote, keyOf, letter, lines, shares, timeOf } from "./text.js";

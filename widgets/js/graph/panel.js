@@ -1,4 +1,4 @@
-// The graph's panel: what is open, selected and in view, and the controls around the canvas.
+// The Graph tab: modules and ops as boxes, the forward facing the backward, and the tensors that are saved in between.
 
 import { colours, onTheme } from "../parts/theme.js";
 import { GraphFrame, MAP_WIDTH } from "./frame.js";

@@ -1,4 +1,4 @@
-// What the graph says of a node: its lines, its colour's key, its tooltip. No DOM.
+// The words of the graph about a node: its lines, the key of its colour, its tooltip. It needs no DOM.
 
 import { formatBytes, formatTime, plural } from "../parts/dom.js";
 import { lastPart } from "./modules.js";

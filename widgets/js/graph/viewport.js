@@ -1,4 +1,4 @@
-// The camera of the graph's canvas: which part of the graph is on the screen, and what moves it. No DOM.
+// The camera of the graph: which part of it is on the screen, and what moves that. It needs no DOM.
 
 /** The point of the graph at the view's upper left corner, and pixels per unit. @typedef {{ x: number, y: number, scale: number }} Camera */
 /** @typedef {{ x: number, y: number }} Point */

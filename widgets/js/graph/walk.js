@@ -1,4 +1,4 @@
-// What is under the pointer, and where the arrow keys go. No DOM.
+// The node under the pointer, and the node where an arrow key leads. It needs no DOM.
 
 /** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./layout.js").Layout} Layout @typedef {import("./viewport.js").Point} Point */
 

@@ -1,4 +1,4 @@
-// What is known of one Triton kernel, for the table and for the details: source, bandwidth, what a program takes.
+// Facts about one Triton kernel, for the table and for the details: its source, its bandwidth, the resources of one program.
 
 import { figure, formatBytes, h, plural } from "../parts/dom.js";
 import { tokens } from "../parts/highlight.js";

@@ -1,4 +1,4 @@
-// The kernels: what each moves, takes and reaches; unfolded, its source and the values that it computes.
+// The Kernels tab: the bytes, the time and the speed of each kernel; unfolded, its source and the values that it computes.
 
 import { figure, formatBytes, formatTime, h } from "../parts/dom.js";
 import { chip } from "../parts/widgets.js";

@@ -1,4 +1,4 @@
-// The kernels in the order that a reader asks for. Pure.
+// The kernels in the order that a reader asks for. It needs no DOM.
 
 /** @typedef {"name" | "calls" | "bytes" | "time"} KernelKey */
 

@@ -1,4 +1,4 @@
-// The layers table: what each module's own ops take, forward and backward, and which one to look at first.
+// The Layers tab: for each module the time of its own ops, forward and backward, and which module to look at first.
 
 import { figure, formatBytes, h } from "../parts/dom.js";
 import { buildTree } from "../parts/modules.js";

@@ -1,4 +1,4 @@
-// The rows of the layers table, folded and sorted. No DOM.
+// The rows of the layers table, folded and sorted. It needs no DOM.
 
 import { short } from "../parts/dom.js";
 import { nothing, time } from "../parts/modules.js";

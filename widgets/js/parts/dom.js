@@ -1,4 +1,4 @@
-// Elements from data. Text always goes in as text nodes: no string of a session is ever parsed as HTML.
+// HTML elements from data, and numbers as text. Text always goes in as text nodes: no string of a session is ever parsed as HTML.
 
 /**
  * `h("button", { class: "x", onclick: f, "aria-pressed": "true" }, "label", child)`.

@@ -1,4 +1,4 @@
-// Which lines of a trace stand, which are folded away between changes, and where each change begins. Pure.
+// The lines of a trace that stand, those that are folded away between changes, and where each change begins. It needs no DOM.
 
 /** Lines shown on either side of a change. */
 const CONTEXT = 2;

@@ -1,4 +1,4 @@
-// Python text as tokens, for the traces and the Triton sources alike. Pure: what a token looks like is its reader's business.
+// Python text as tokens, for traces and Triton sources alike. How a token looks is the reader's business. It needs no DOM.
 
 const TOKEN =
   /(#.*)|("""[^]*?"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|(@[\w.]+)|\b(torch\.ops\.\w+\.\w+(?:\.\w+)?)|([A-Za-z_]\w*)|(\d[\d.]*(?:e[+-]?\d+)?\w*)/g;

@@ -1,4 +1,4 @@
-// The trace as a tree: nn.Modules by their paths, the lines of code in them, values at the leaves. No DOM.
+// The trace as a tree: nn.Modules by their paths, the lines of code in them, and values as leaves. It needs no DOM.
 
 /** Before and after the passes. @typedef {[number, number]} Pair */
 

@@ -1,4 +1,4 @@
-// The colours of the style sheet, resolved for a canvas, and when they change.
+// The colours of the style sheet as a canvas needs them, when they change, and stripes in one of them.
 
 const NAMES = { bg: "bg", raised: "raised", sunken: "sunken", line: "line", lineStrong: "line-strong", text: "text", soft: "soft", brand: "brand", good: "good", warn: "warn", bad: "bad", twin: "twin", wash: "brand-wash", on: "on-brand", string: "string", number: "number", heat: "graph-heat", onHue: "graph-on" };
 const HUES = Array.from({ length: 8 }, (_, at) => [`k${at}`, `graph-${at}`]);

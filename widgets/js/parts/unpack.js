@@ -1,4 +1,4 @@
-// What widgets/pack.py packed: JSON values in which every part stands once, as text in base64.
+// The reader of what widgets/pack.py packs: JSON values in which every part stands once, as text in base64.
 
 /** @typedef {{ atoms: any[], shapes: string[][], nodes: number[][] }} Packed */
 

@@ -1,4 +1,4 @@
-// The fixture is one that tests/test_pack.py wrote: packed by Python, unpacked here.
+// The fixture was packed by Python, as its test for the other half checks, and is unpacked here.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

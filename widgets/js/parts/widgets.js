@@ -1,4 +1,4 @@
-// Badges, chips and figures that several panels show alike.
+// Buttons, badges and figures that several panels show alike.
 
 import { bounds, h } from "./dom.js";
 import { time } from "./modules.js";

@@ -1,4 +1,4 @@
-// What one pass did, by itself: its own before and after, and what it decided about which values.
+// The work of one pass by itself: the program before and after it, and what it decided about which values.
 
 import { formatBytes, formatSeconds, h, plural, signed } from "../parts/dom.js";
 import { chip } from "../parts/widgets.js";

@@ -1,4 +1,4 @@
-// What a pass did to the sizes of the program, in figures. Pure.
+// The effects of a pass on the sizes of the program, in figures. It needs no DOM.
 
 import { bounds, formatBytes, signed } from "../parts/dom.js";
 

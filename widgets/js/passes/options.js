@@ -1,4 +1,4 @@
-// The options of the passes: a control each for what is used most, the rest folded under "options".
+// The options of the passes: a control for each that is used often; the others are folded under "options".
 
 import { formatBytes, h } from "../parts/dom.js";
 import { pinned } from "./pins.js";

@@ -1,4 +1,4 @@
-// The passes column: a switch for each pass, the user's own too, its options, and what it changed, in pipeline order.
+// The column of passes in the order of the pipeline, the user's own among them: a switch each, the options, what it changed.
 
 import { h, plural } from "../parts/dom.js";
 import { copyButton } from "../parts/widgets.js";

@@ -1,4 +1,4 @@
-// What the lists of a configuration say of one value, and the lists with that changed. Pure.
+// The lists of a configuration that name values: what they say of one value, and how they change. It needs no DOM.
 
 const UNFREEZE = "!";
 

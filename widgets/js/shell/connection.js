@@ -1,4 +1,4 @@
-// The way to the kernel, and what is said where it is lost. What the view knew stays on show.
+// The connection to the kernel, and what is said where it is lost. What the view knew stays on show.
 
 import { h } from "../parts/dom.js";
 

@@ -1,4 +1,4 @@
-// The keyboard of the whole view: one table, from which keys act and the help dialog is made.
+// The keyboard of the whole view: one table, from which both the keys and the help dialog are made.
 
 import { h } from "../parts/dom.js";
 

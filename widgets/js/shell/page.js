@@ -1,4 +1,4 @@
-// A page without a kernel: a model that answers from the configurations that were computed when the page was written.
+// The model of a saved page, which has no kernel: it answers from configurations that were computed when it was written.
 
 import { bytesOf, decode } from "../parts/unpack.js";
 import { mountRun } from "./run.js";

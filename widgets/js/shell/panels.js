@@ -1,4 +1,4 @@
-// The tabs, in the order in which they stand; the first is open when the view appears.
+// The tabs in their order, of which the first is open when the view appears, and the style sheet of them all.
 
 import code from "../code/code.css";
 import { CodePanel } from "../code/panel.js";

@@ -1,4 +1,4 @@
-// What was typed into the search field: words and filters, all of which must hold. No DOM.
+// The language of the search field: words and filters, all of which must hold. It needs no DOM.
 //
 //   query  := term (" " term)*          all of them
 //   term   := "-"? (word | filter)      "-" negates

@@ -1,4 +1,4 @@
-// A page about a run of the user's own, without a trace: its timeline and what keeps its GPU idle.
+// The page about a run of the user's own, without a trace: its timeline, and what keeps its GPU idle.
 
 import { h } from "../parts/dom.js";
 import { FindingsPanel } from "../tables/findings.js";

@@ -1,4 +1,4 @@
-// The search field: what it finds becomes `matches` of every panel; Enter walks through it.
+// The search field: what it finds becomes `matches` of every panel, and Enter walks through it.
 
 import { h } from "../parts/dom.js";
 import { ranks } from "../parts/modules.js";

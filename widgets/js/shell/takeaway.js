@@ -1,4 +1,4 @@
-// What can be taken home: a menu of files that the kernel writes and of texts that the view has, and the download.
+// The menu of what can be taken home: files that the kernel writes, texts that the view has, and the download of either.
 
 import { h } from "../parts/dom.js";
 import { traceText } from "../parts/folds.js";

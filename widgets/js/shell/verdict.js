@@ -1,4 +1,4 @@
-// The verdict bar: what the passes bought in six figures, what they are compared with, and what measures them.
+// The verdict bar: what the passes bought, in six figures, what these are compared with, and what measures them.
 
 import { bounds, figure, formatBytes, formatChange, h, plural } from "../parts/dom.js";
 import { NEEDS_KERNEL, ratio } from "../parts/widgets.js";

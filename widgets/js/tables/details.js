@@ -1,4 +1,4 @@
-// What is known of the selected value, where each number comes from, and in words why one is missing.
+// The details of the selected value: what is known of it, where each number comes from, and in words why a number is missing.
 
 import { bandwidth, resources, sourceBlock } from "../kernels/facts.js";
 import { formatBytes, formatTime, h } from "../parts/dom.js";

@@ -1,4 +1,4 @@
-// The findings: each with its evidence in numbers, the line that it comes from, what to do about it, and what a replay says.
+// The Findings tab: each finding with its evidence in numbers, its line, what to do about it, and what a replay says.
 
 import { find, formatSeconds, h } from "../parts/dom.js";
 import { chip, copyButton, NEEDS_KERNEL } from "../parts/widgets.js";

@@ -1,4 +1,4 @@
-// The tabs that are plain tables: timing, notes.
+// The Timing tab and the Notes tab, which are plain tables.
 
 import { bounds, figure, h } from "../parts/dom.js";
 import { ratio } from "../parts/widgets.js";

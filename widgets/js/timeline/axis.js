@@ -1,4 +1,4 @@
-// The time axis: what part of it is seen, its ticks, and times as text. All in µs. No DOM.
+// The time axis: which part of it is seen, its ticks, and times as text. All times are in µs. It needs no DOM.
 
 /** @typedef {{ from: number, to: number }} Window */
 

@@ -1,4 +1,4 @@
-// Where each row of the timeline stands, and what is at a point of it. In CSS pixels. No DOM.
+// The rows of the timeline: where each stands, and what is at a point, in CSS pixels. It needs no DOM.
 
 /** @typedef {import("./events.js").Program} Program */
 /** @typedef {import("./memory.js").Profile} Profile */

@@ -1,4 +1,4 @@
-// The elements of the timeline tab, and the line above it: where its times come from, and its buttons.
+// The elements of the Timeline tab, and the line above it: where its times come from, and its buttons.
 
 import { h } from "../parts/dom.js";
 

@@ -1,4 +1,4 @@
-// Events on lanes: columns of numbers, and per lane an index by time. All times are in µs from the program's start. No DOM.
+// Events on lanes: their columns of numbers, their kinds, and an index by time. All times are in µs from the program's start.
 
 /** What an event does, hence its colour; the glyph says it without one. The first rule that fits an operator's name decides. */
 export const KINDS = [

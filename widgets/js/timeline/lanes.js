@@ -1,4 +1,4 @@
-// The timeline as a picture: where each row stands, and its painting on a canvas.
+// The painting of the timeline on a canvas: lanes, memory, overview and marks.
 
 import { formatBytes } from "../parts/dom.js";
 import { hatch } from "../parts/theme.js";

@@ -1,4 +1,4 @@
-// Live memory on the time axis: when each op of the static profile runs, and the most bytes alive in a stretch of time. No DOM.
+// Live memory on the time axis: when each op of the static profile runs, and the most bytes alive in a range. It needs no DOM.
 
 import { first, isGpu } from "./events.js";
 

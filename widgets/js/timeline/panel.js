@@ -1,4 +1,4 @@
-// The timeline tab: kernels and ops on lanes, the program before the passes above the one after them, memory below each.
+// The Timeline tab: kernels and ops on lanes, the program before the passes above the one after them, and the memory below each.
 
 import { h } from "../parts/dom.js";
 import { colours, onTheme } from "../parts/theme.js";

@@ -1,4 +1,4 @@
-// The timeline in words: what a range holds, what the pointer is over, what is alive at the peak.
+// The timeline in words: what a range holds, what the pointer is over, and what is alive at the peak.
 
 import { formatBytes, h } from "../parts/dom.js";
 import { chip } from "../parts/widgets.js";

@@ -1,4 +1,4 @@
-// The tree-table: modules with their times, ops with their backward twins beside them. Only rows in sight are elements.
+// The Trace tab, a table that is a tree: modules with their times, and ops with their backward twins beside them.
 
 import { h } from "../parts/dom.js";
 import { buildTree, changes, slowestBackward } from "../parts/modules.js";

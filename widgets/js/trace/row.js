@@ -1,4 +1,4 @@
-// One row of the tree-table as an element.
+// One row of the trace's tree as an element.
 
 import { figure, formatBytes, h } from "../parts/dom.js";
 import { spread, time } from "../parts/modules.js";

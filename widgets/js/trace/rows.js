@@ -1,4 +1,4 @@
-// Which rows of the tree are shown, given what is unfolded, searched for and selected. No DOM.
+// The rows of the trace's tree that are shown, given what is unfolded, searched for and selected. It needs no DOM.
 
 import { add, nothing, runs } from "../parts/modules.js";
 
