@@ -25,8 +25,8 @@ from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.measure import Program, measure
-from tracefuse.timing import Timing, aligned
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import Timing, aligned
 from tracefuse.variant import Variant
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50304, "length": 1024, "batch": 8}

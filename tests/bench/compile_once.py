@@ -23,11 +23,12 @@ from gpt import SIZES, SMALL
 from torch import Tensor
 
 import tracefuse
-from tracefuse.compile import machine_code
+from tracefuse.build.modules import machine_code
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.weights import static_cost
+from tracefuse.optimizers.remat.weights import static_cost
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from programs import chain_loss
 
 Loss = Callable[..., Tensor]

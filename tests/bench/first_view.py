@@ -22,7 +22,8 @@ from pathlib import Path
 
 from results import environment, write
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 from lab import SHUT_DOWN, browsing, serving
 

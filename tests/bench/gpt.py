@@ -23,12 +23,12 @@ from toggle import table as toggle_table
 from toggle import toggle_seconds
 from torch import Tensor, nn
 
-from tracefuse.capture import Capture
-from tracefuse.compare import max_abs_difference
+from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.measure import Program, measure
-from tracefuse.summary import modules_table, steps_table
-from tracefuse.timing import aligned
+from tracefuse.measure.compare import max_abs_difference
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import aligned
+from tracefuse.tables.summary import modules_table, steps_table
 from tracefuse.variant import Variant
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "length": 1024, "batch": 8}

@@ -9,7 +9,8 @@
     bf16    scaled_dot_product_attention in bfloat16
     tf32    attention by hand (matmul, masked_fill, softmax, dropout, matmul) in float32 on TF32 tensor cores
 
-The step is captured once; what runs beside it are the peers of `tracefuse.peers`, ours with and without CUDA graphs. Modes of
+The step is captured once; what runs beside it are the peers of `tracefuse.measure.peers`, ours with and without CUDA
+graphs. Modes of
 torch.compile with CUDA graphs are timed in runs of their own, without ours. With `--breakdown` the GPU time of ours and of
 torch.compile's is told by kernel: see `breakdown.py`.
 """
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.demo import GPT, SelfAttention, batch
-from tracefuse.peers import COMPILE, PEERS, check_names, stand_in
+from tracefuse.measure.peers import COMPILE, PEERS, check_names, stand_in
 from tracefuse.variant import Variant
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "length": 1024, "batch": 8}

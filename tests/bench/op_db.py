@@ -28,7 +28,8 @@ import torch
 from op_db_table import record, table
 from results import environment, write
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from op_samples import CRASHED, UNDEFINED, Operator, Outcome, check, operators
 
 START_SECONDS = 120.0  # a worker imports torch and its database; the first one on a GPU also loads kernels

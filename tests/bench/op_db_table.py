@@ -16,7 +16,8 @@ from typing import Any
 
 from results import write
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from op_samples import CLOSE, CRASHED, EXACT, LAYOUT, NO_PROGRAM, REFUSED, UNDEFINED, WRONG
 
 Run = dict[str, Any]

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tracefuse
-from tracefuse.allocator import added_peak
 from tracefuse.demo import GPT, batch
-from tracefuse.timing import estimate
-from tracefuse.widgets.payload import payload
+from tracefuse.measure.timing import estimate
+from tracefuse.tables.allocator import added_peak
+from tracefuse.widgets.payload.program import payload
 
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "cpu": {"256 wide": {"width": 256, "heads": 4, "vocab": 512, "length": 128, "batch": 4}},

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from tracefuse.demo import batch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from freeze_programs import LoRA, is_frozen
 from programs import chain_loss
 

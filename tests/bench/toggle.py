@@ -20,11 +20,11 @@ import torch
 from results import environment, parser, write
 
 import tracefuse
-from tracefuse.capture import Capture
+from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.obstacles import forget_obstacles
-from tracefuse.timing import aligned
-from tracefuse.widgets.payload import payload
+from tracefuse.measure.timing import aligned
+from tracefuse.optimizers.fuse.obstacles import forget_obstacles
+from tracefuse.widgets.payload.program import payload
 
 LIMITS_S = {12: 0.5, 48: 3.0}
 
