@@ -25,7 +25,7 @@ export function bandwidth(kernel) {
   return h("span", null, speed(kernel), share !== null && h("span", null, `, ${percent(share)} `, h("span", { class: "tf-note" }, `of ${source}`)), bound && " ", bound && h("span", { class: "tf-badge" }, bound === "launch" ? "launch bound" : `${bound} bound`));
 }
 
-/** Of a measured peak there can be more than all: see `AT_PEAK` of tracefuse.kernel_times. @param {number} share */
+/** Of a measured peak there can be more than all: see `AT_PEAK` of tracefuse.timeline.kernel_times. @param {number} share */
 export function percent(share) {
   const whole = Math.round(100 * share);
   return whole > 100 ? "at peak" : `${whole} %`;

@@ -24,12 +24,12 @@ import { nothing, time } from "../parts/modules.js";
 
 /** @typedef {"path" | "type" | "forward" | "backward" | "ratio" | "share" | "change" | "saved" | "cause"} Column */
 
-/** Of `tracefuse.work`, in the order that bars show them. */
+/** Of `tracefuse.tables.work`, in the order that bars show them. */
 export const WORK = ["pointwise", "concatenation", "cast", "copy", "device copy", "matmul layout", "matmul", "convolution", "attention", "normalization", "reduction", "fused", "other"];
-// As in `tracefuse.layers`.
+// As in `tracefuse.tables.layers`.
 const OUT_OF_LINE = 1.5;
 
-const OUTSIDE = "(no module)"; // As in `tracefuse.folding`.
+const OUTSIDE = "(no module)"; // As in `tracefuse.tables.folding`.
 
 /** Those that take time or save anything. @param {Payload} payload @returns {Layer[]} */
 export function layersOf({ layers }) {

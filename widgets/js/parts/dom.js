@@ -50,7 +50,7 @@ export function figure(number) {
   return number.toFixed(Math.min(4, Math.max(0, 2 - Math.floor(Math.log10(Math.abs(number))))));
 }
 
-const ENOUGH = 8; // MIN_ROUNDS of tracefuse.timing
+const ENOUGH = 8; // MIN_ROUNDS of tracefuse.measure.timing
 
 /** The interval of an estimate, "1.2–1.3", or that there is one sample. @param {Interval} estimate @param {(number: number) => string} format */
 export function bounds({ low, high, coverage, samples }, format) {

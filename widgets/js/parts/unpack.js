@@ -1,4 +1,4 @@
-// The reader of what widgets/pack.py packs: JSON values in which every part stands once, as text in base64.
+// The reader of what widgets/payload/pack.py packs: JSON values in which every part stands once, as text in base64.
 
 /** @typedef {{ atoms: any[], shapes: string[][], nodes: number[][] }} Packed */
 
@@ -40,7 +40,7 @@ export function bytesOf(text) {
   return Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
 }
 
-/** The value that `encode` in widgets/pack.py made `text` of. @param {string} text @param {number} [lazy] as of `unpack` @returns {Promise<any>} */
+/** The value that `encode` in widgets/payload/pack.py made `text` of. @param {string} text @param {number} [lazy] as of `unpack` @returns {Promise<any>} */
 export async function decode(text, lazy) {
   const unzipped = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
   return unpack(JSON.parse(await new Response(unzipped).text()), lazy);

@@ -105,7 +105,7 @@ export function withEvents(timeline) {
 }
 
 /**
- * Show what the page holds, the text of `encode` in widgets/pack.py, in `host`.
+ * Show what the page holds, the text of `encode` in widgets/payload/pack.py, in `host`.
  * @param {(context: { model: any, el: HTMLElement }) => void} render @param {string} held @param {HTMLElement} host @param {string} styles of a page that is no explorer, which brings its own
  */
 export async function mountPage(render, held, host, styles) {

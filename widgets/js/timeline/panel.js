@@ -18,7 +18,7 @@ import { alive, legend, purposes, rangeSentence, rangeTable, savedTables, senten
 /** @typedef {import("./bands.js").Cursor} Cursor */
 
 const HINT = "Click an event to select its op. Drag pans, Ctrl+wheel zooms, Shift+drag measures.";
-/** Those of `tracefuse.timeline`, as the view calls them: a measured one may be of another baseline than is pinned now. @type {Record<string, string>} */
+/** Those of `tracefuse.timeline.replayed`, as the view calls them: a measured one may be of another baseline than is pinned now. @type {Record<string, string>} */
 const NAMES = { captured: "as captured", baseline: "pinned", optimised: "optimised", run: "the run" };
 // The folded list, in pixels.
 const BELOW = 36;
