@@ -1,6 +1,6 @@
 // The Trace tab, a table that is a tree: modules with their times, and ops with their backward twins beside them.
 
-import { h } from "../parts/dom.js";
+import { h, unique } from "../parts/dom.js";
 import { buildTree, changes, slowestBackward } from "../parts/modules.js";
 import { unitOf } from "../parts/widgets.js";
 import { rowElement } from "./row.js";
@@ -11,15 +11,12 @@ const ROW = 24;
 const MARGIN = 10;
 const COLUMNS = /** @type {const} */ ([["name", "module or op"], ["time", "forward"], ["time", "backward"], ["ratio", "ratio"], ["share", "of step"], ["ops", "ops"], ["saved", "saved"]]);
 
-let count = 0;
-
 /** @implements {Panel} */
 export class TreePanel {
   /** @param {Act} act */
   constructor(act) {
     this.act = act;
-    count += 1;
-    this.id = `tf-tree-${count}`;
+    this.id = unique("tf-tree");
     /** @type {import("./rows.js").State} */
     this.state = { options: { fold: true, removed: false, views: false }, toggled: new Map(), apart: new Set(), shown: new Map(), selected: "", matches: null };
     /** What the reader opened before searching. */
