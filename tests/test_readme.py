@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent / "bench"))  # last: both folders have a kernels.py
+sys.path.append(str(Path(__file__).parent / "bench"))
 
 import readme
-from readme_figures import BLOCKS, steps
-from rendering import Results
+from pages.figures import BLOCKS, steps
+from pages.rendering import Results
 from results import RESULTS
 
 

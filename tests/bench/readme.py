@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
 
-from readme_figures import BLOCKS
-from rendering import Results
+from pages.figures import BLOCKS
+from pages.rendering import Results
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCK = re.compile(r"<!-- figures: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import starmap
 
-from models_table import is_right
-from notebook_figures import lora, slow_layer
-from rendering import Data, Results, by_name, measured_on, mega, ms, said, step_ms, table, three
-from step_programs import STEPS
+from cases.step_programs import STEPS
+
+from pages.models_table import is_right
+from pages.notebook_figures import lora, slow_layer
+from pages.rendering import Data, Results, by_name, measured_on, mega, ms, said, step_ms, table, three
 
 # --- whole steps ------------------------------------------------------------------------------------------------------
 

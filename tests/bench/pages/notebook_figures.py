@@ -1,4 +1,4 @@
-"""README's figures that a stored notebook printed on a GPU, with the machine and the day of the run."""
+"""Figures that a stored notebook printed on a GPU, with the machine and the day of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rendering import Results, ms
+from pages.rendering import Results, ms
 
 
 @dataclass(frozen=True)

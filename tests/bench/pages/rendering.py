@@ -1,4 +1,4 @@
-"""Results as text: which of them counts, numbers with units, tables, and where each is from."""
+"""Rendering turns results into text: it picks the machine that counts, and writes numbers with units, tables and sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Results:
     """The committed results, by benchmark, and notebooks with what they printed."""
 
     folder: Path = RESULTS
-    notebooks: Path = Path(__file__).parents[2] / "notebooks"
+    notebooks: Path = Path(__file__).parents[3] / "notebooks"
 
     def get(self, name: str) -> Data | None:
         """The result of a benchmark on the first of `MACHINES` that has one."""
