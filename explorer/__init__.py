@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from tracefuse.capture import Capture, capture
-from tracefuse.compiled import CompiledGraph, compiled, explore
-from tracefuse.config import Config
-from tracefuse.environment import machine
+from tracefuse.captures import Capture, capture
+from tracefuse.compiled_graphs import CompiledGraph, compiled, explore
+from tracefuse.config.configuration import Config
+from tracefuse.config.registry import register, unregister
+from tracefuse.device.environment import machine
 from tracefuse.errors import SyncError, TracefuseError
-from tracefuse.no_sync import assert_no_sync
-from tracefuse.registry import register, unregister
-from tracefuse.replay import replay
-from tracefuse.run_recorder import profile_run
-from tracefuse.run_timeline import load_timeline
-from tracefuse.session import load
+from tracefuse.execution.replay import replay
+from tracefuse.profiling.recorder import profile_run
+from tracefuse.profiling.timeline import load_timeline
+from tracefuse.recording.no_sync import assert_no_sync
+from tracefuse.session.files import load
 from tracefuse.variant import Variant
 
 __all__ = [
@@ -38,13 +38,13 @@ __all__ = [
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext tracefuse`: the magics and the view. A front door, where this room reaches for the widgets."""
-    from tracefuse.widgets.magic import load_ipython_extension
+    from tracefuse.widgets.notebook.magic import load_ipython_extension
 
     load_ipython_extension(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext tracefuse`: the magics are gone, views that are on the screen stay."""
-    from tracefuse.widgets.magic import unload_ipython_extension
+    from tracefuse.widgets.notebook.magic import unload_ipython_extension
 
     unload_ipython_extension(shell)

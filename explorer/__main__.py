@@ -2,7 +2,7 @@
 
 import sys
 
-from tracefuse.cli import main
+from tracefuse.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

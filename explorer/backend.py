@@ -28,16 +28,16 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tracefuse.compiled import CompiledGraph, note_refused
-from tracefuse.config import Config, option_names, unknown_option
+from tracefuse.compiled_graphs import CompiledGraph, note_refused
+from tracefuse.config.configuration import Config, option_names, unknown_option
+from tracefuse.dynamo.graphed_halves import GraphedHalves
+from tracefuse.dynamo.halves import Halves
+from tracefuse.dynamo.joint import Joint, inputs_of, joint_trace
+from tracefuse.dynamo.joint_refusals import GraphInput
+from tracefuse.dynamo.watched import watching
 from tracefuse.errors import NotSupported, OptionError
-from tracefuse.graphed_halves import GraphedHalves
-from tracefuse.halves import Halves
-from tracefuse.joint import Joint, inputs_of, joint_trace
-from tracefuse.joint_refusals import GraphInput
 from tracefuse.optimizers.trace import val
-from tracefuse.user_source import warn_user
-from tracefuse.watched import watching
+from tracefuse.recording.frames import warn_user
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tracefuse.assemble import Roles
-from tracefuse.capture import Capture
-from tracefuse.captured_program import CapturedProgram
-from tracefuse.config import Config, Machine
+from tracefuse.assembly.assemble import Roles
+from tracefuse.assembly.program import CapturedProgram
+from tracefuse.captures import Capture
+from tracefuse.config.configuration import Config, Machine
 from tracefuse.errors import SessionError
-from tracefuse.host_reads import Stop
-from tracefuse.measurements import Measurements
+from tracefuse.measure.measurements import Measurements
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.trace import Trace, val
-from tracefuse.recording import Guard
-from tracefuse.session_parts import Captured, Measured, SavedInputs
+from tracefuse.recording.calls import Guard
+from tracefuse.recording.host_reads import Stop
+from tracefuse.session.parts import Captured, Measured, SavedInputs
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
-    from tracefuse.memory import Memory
-    from tracefuse.optimizers.layout import Tuning
-    from tracefuse.timeline import Timeline
+    from tracefuse.optimizers.lowering.layouts import Tuning
+    from tracefuse.tables.memory import Memory
+    from tracefuse.timeline.replayed import Timeline
 
 
 class LoadedVariant(Variant):

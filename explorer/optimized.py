@@ -6,18 +6,18 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from tracefuse.config import Config
+from tracefuse.config.configuration import Config
 from tracefuse.errors import TracefuseError
-from tracefuse.optimizers.collection import uncollected
+from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.passes import Step, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 
 if TYPE_CHECKING:
-    from tracefuse.capture import Capture
-    from tracefuse.diagnose import Findings
-    from tracefuse.layers import Layers
-    from tracefuse.op_times import OpTimes
-    from tracefuse.optimizers.kernel import Kernel
+    from tracefuse.captures import Capture
+    from tracefuse.diagnose.diagnose import Findings
+    from tracefuse.measure.op_times import OpTimes
+    from tracefuse.optimizers.kernels.kernel import Kernel
+    from tracefuse.tables.layers import Layers
     from tracefuse.variant import Variant
 
 
@@ -33,7 +33,7 @@ class Optimized:
         self.config = config
 
     def __repr__(self) -> str:
-        from tracefuse.summary import unmet
+        from tracefuse.tables.summary import unmet
 
         counts = f"{self.trace.op_count} ops, {len(self.kernels)} kernels"
         return "\n".join([f"<tracefuse.Variant {self.config.as_code()}: {counts}>", *unmet(self)])
@@ -83,7 +83,7 @@ class Optimized:
     @functools.cached_property
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels of the trace, each once, in the order of their first use."""
-        from tracefuse.optimizers.kernel import Kernel
+        from tracefuse.optimizers.kernels.kernel import Kernel
 
         return tuple(dict.fromkeys(n.target for n in self.trace.ops if isinstance(n.target, Kernel)))
 
@@ -100,7 +100,7 @@ class Optimized:
     def op_times(self) -> OpTimes:
         """Time of each op of the trace: measured where a timeline of this variant was taken, else modelled, by this
         GPU's measured peaks where they are known."""
-        from tracefuse.op_times import modelled
+        from tracefuse.measure.op_times import modelled
 
         return self.capture.measurements.op_times(self.config) or modelled(self.trace)
 
@@ -109,13 +109,13 @@ class Optimized:
 
         Times are measured after `timeline()`, or after *Measure* in the view; until then modelled.
         """
-        from tracefuse.layers import layers
+        from tracefuse.tables.layers import layers
 
         return layers(self.capture.trace, self.trace, self._times_beside_the_captured())
 
     def _times_beside_the_captured(self) -> tuple[OpTimes, OpTimes]:
         """Both measured or both modelled: one beside the other would look like a change."""
-        from tracefuse.op_times import modelled
+        from tracefuse.measure.op_times import modelled
 
         known = self.capture.measurements
         measured = known.op_times(self.baseline.config), known.op_times(self.config)
@@ -129,25 +129,25 @@ class Optimized:
 
         `times` are those of its ops (default: `op_times`, measured after `timeline()`, until then modelled).
         """
-        from tracefuse.diagnose import diagnose
-        from tracefuse.findings import Case
+        from tracefuse.diagnose.diagnose import diagnose
+        from tracefuse.diagnose.finding import Case
 
         return diagnose(Case.of(self.capture, self.trace, times or self.op_times)).under(self.config, self.steps)
 
     def to_dot(self, depth: int | None = 2) -> str:
-        """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.dot`."""
-        from tracefuse.optimizers.dot import to_dot
+        """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.formats.dot`."""
+        from tracefuse.optimizers.formats.dot import to_dot
 
         return to_dot(self.trace, depth, self.op_times.us, self.op_times.provenance)
 
     def to_svg(self, depth: int | None = 2) -> str:
         """`to_dot(depth)` drawn. Raises `NotSupported` where no Graphviz is installed."""
-        from tracefuse.drawing import to_svg
+        from tracefuse.tables.drawing import to_svg
 
         return to_svg(self.to_dot(depth))
 
     def to_model_explorer(self) -> dict[str, Any]:
         """Both traces as Google's Model Explorer opens them; `json.dump` it."""
-        from tracefuse.optimizers.model_explorer import to_model_explorer
+        from tracefuse.optimizers.formats.model_explorer import to_model_explorer
 
         return to_model_explorer(self.trace, self.op_times.us, self.config.as_code(), self.op_times.provenance)

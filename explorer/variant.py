@@ -17,26 +17,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracefuse.config import Config
-from tracefuse.measurements import Build
-from tracefuse.namespace import name_of, visible_from
-from tracefuse.one_step import check_one_step
+from tracefuse.config.configuration import Config
+from tracefuse.execution.one_step import check_one_step
+from tracefuse.measure.measurements import Build
 from tracefuse.optimized import Optimized
+from tracefuse.recording.namespace import name_of, visible_from
 
 if TYPE_CHECKING:
-    from tracefuse.capture import Capture
-    from tracefuse.findings import Finding, Fix
-    from tracefuse.fixes import Trial
-    from tracefuse.graphed_program import GraphedProgram
-    from tracefuse.kernel_times import KernelTimes
-    from tracefuse.memory import Memory
-    from tracefuse.optimizers.layout import Tuning
-    from tracefuse.peers import Asked
-    from tracefuse.program import Program
-    from tracefuse.side_by_side import Ablation
-    from tracefuse.timeline import Timeline
-    from tracefuse.timing import Timing
-    from tracefuse.widgets.view import Explorer
+    from tracefuse.captures import Capture
+    from tracefuse.diagnose.finding import Finding, Fix
+    from tracefuse.diagnose.fixes import Trial
+    from tracefuse.execution.graphed_program import GraphedProgram
+    from tracefuse.execution.program import Program
+    from tracefuse.measure.peers import Asked
+    from tracefuse.measure.side_by_side import Ablation
+    from tracefuse.measure.timing import Timing
+    from tracefuse.optimizers.lowering.layouts import Tuning
+    from tracefuse.tables.memory import Memory
+    from tracefuse.timeline.kernel_times import KernelTimes
+    from tracefuse.timeline.replayed import Timeline
+    from tracefuse.widgets.view.explorer import Explorer
 
 
 class Variant(Optimized):
@@ -61,7 +61,7 @@ class Variant(Optimized):
     @functools.cached_property
     def tunings(self) -> dict[str, Tuning]:
         """Kernel name -> block sizes that were found by `tune`, now or in an earlier session, for this machine's GPU."""
-        from tracefuse.tuning import tuned
+        from tracefuse.build.tuning import tuned
 
         return tuned(self.kernels)
 
@@ -72,7 +72,7 @@ class Variant(Optimized):
         Static, from the traces; with `measure` one replay of each program is counted by the allocator beside it, which
         raises what `compile` raises.
         """
-        from tracefuse.memory import measured_memory, static_memory
+        from tracefuse.tables.memory import measured_memory, static_memory
 
         return measured_memory(self) if measure else static_memory(self)
 
@@ -89,13 +89,13 @@ class Variant(Optimized):
         Print it; a session file keeps what it says. Raises `FixError` where the fix cannot be tried here or would change
         nothing, else what `measure` raises.
         """
-        from tracefuse.fixes import chosen, try_fix
+        from tracefuse.diagnose.fixes import chosen, try_fix
 
         return try_fix(self, chosen(fix), progress, budget_s, is_cancelled)
 
     def timeline(self) -> Timeline:
-        """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline`."""
-        from tracefuse.timeline import timeline
+        """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline.replayed`."""
+        from tracefuse.timeline.replayed import timeline
 
         found = timeline(self)
         self.capture.measurements.note_timeline((self.config, None), found)
@@ -107,14 +107,14 @@ class Variant(Optimized):
         Times are of profiled replays, op by op. This device's peaks are measured when a machine first needs them, in a few
         seconds, which `progress` hears of. Raises `ExportError` for what is more than one differentiable step.
         """
-        from tracefuse.kernel_times import kernel_times
+        from tracefuse.timeline.kernel_times import kernel_times
 
         return kernel_times(self, progress)
 
     @functools.cached_property
     def source(self) -> str:
         """The text of the exported file, which is also what `compile` runs and `measure` times."""
-        from tracefuse.export import module_source
+        from tracefuse.execution.export import module_source
 
         self.check_exportable()
         self.build()
@@ -125,7 +125,7 @@ class Variant(Optimized):
 
         `progress` is called with the fraction done and with `compiling 7 of 31 kernels`.
         """
-        from tracefuse.build import build
+        from tracefuse.build.kernels import build
 
         self.fallbacks = build(self.kernels, progress, tunings=self.tunings)
         if self.tunings or self.fallbacks:
@@ -137,7 +137,7 @@ class Variant(Optimized):
         What was tried before is not tried again. `progress` is called with the fraction done and with `tuning 7 of 31
         kernels`. On a CPU kernels do not run: a warning says so, and nothing happens. Raises `ExportError` as `compile` does.
         """
-        from tracefuse.tuning import tune
+        from tracefuse.build.tuning import tune
 
         if not self.runs_triton:
             text = "nothing is tuned: Triton kernels run on a CUDA GPU, and this program is on the CPU; leave out tune"
@@ -156,7 +156,7 @@ class Variant(Optimized):
         Returns the path. Raises `ExportError` for a program that is more than one differentiable step, and for a path
         that is no `.py` file in a directory that exists.
         """
-        from tracefuse.export import python_file
+        from tracefuse.execution.export import python_file
 
         path = python_file(Path(path))
         path.write_text(self.source)
@@ -164,24 +164,24 @@ class Variant(Optimized):
 
     @functools.cached_property
     def _program(self) -> Program:
-        from tracefuse.program import Program
+        from tracefuse.execution.program import Program
 
         return Program.load(self)
 
     @functools.cached_property
     def _graphed(self) -> GraphedProgram:
-        from tracefuse.graphed_program import GraphedProgram
+        from tracefuse.execution.graphed_program import GraphedProgram
 
         return GraphedProgram.load(self)
 
     def compile(
         self, cuda_graph: bool = False, progress: Callable[[float, str], None] | None = None, tune: bool = False
     ) -> Program:
-        """The variant as a differentiable callable. See `tracefuse.program.Program`.
+        """The variant as a differentiable callable. See `tracefuse.execution.program.Program`.
 
         `progress` is called as by `build`. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`.
         With `tune` block sizes are tried first: see `tune`; those that were found before serve in any case. With `cuda_graph`
-        it replays two CUDA graphs: see `tracefuse.graphs.GraphedProgram`, also for what is refused.
+        it replays two CUDA graphs: see `tracefuse.execution.graphs.GraphedProgram`, also for what is refused.
         """
         if tune:
             self.tune(progress)
@@ -207,18 +207,20 @@ class Variant(Optimized):
         captured: below 1 is faster. With `against`, another variant of the capture, they are optimised over that one
         ("pinned"), and the captured program is timed beside the two. With `cuda_graph`, replays of this program's CUDA graphs
         are timed too, as a column of their own. With `tune` its kernels' block sizes are tried first, which comes on top of
-        `budget_s`. `is_cancelled` is asked between the rounds (see `tracefuse.measure.measure`) and between the kernels that
+        `budget_s`. `is_cancelled` is asked between the rounds (see `tracefuse.measure.rounds.measure`) and between the
+        kernels that
         are compiled. Random generators are left as they were. The first measurement of a capture replays its trace once more
         and holds it against what the program itself left: see `Capture.check`.
 
-        `peers` are columns beside the two, in the same rounds: names of `tracefuse.peers.PEERS` ("eager", "torch.compile",
+        `peers` are columns beside the two, in the same rounds: names of `tracefuse.measure.peers.PEERS` ("eager",
+        "torch.compile",
         "torch.compile max-autotune", …), or functions of one's own by name, which run the forward and return what to
         differentiate. They are compiled before the rounds, on top of `budget_s`; one that cannot be stands in `Timing.failed`.
 
         Raises `MeasureError` for a budget or a `progress` that are none, `OptionError` for an unknown peer, `NotSupported` for
         what no CUDA graph can replay, `Cancelled` where nothing was measured before that.
         """
-        from tracefuse.side_by_side import time_variant
+        from tracefuse.measure.side_by_side import time_variant
 
         found = self.capture.check()
         timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled, peers)
@@ -235,9 +237,9 @@ class Variant(Optimized):
     ) -> Ablation:
         """What each pass that is on is worth by itself: the step with it minus the step without it, the others kept.
 
-        See `tracefuse.side_by_side.ablate`. Arguments are those of `measure`, and so is what is raised.
+        See `tracefuse.measure.side_by_side.ablate`. Arguments are those of `measure`, and so is what is raised.
         """
-        from tracefuse.side_by_side import ablate
+        from tracefuse.measure.side_by_side import ablate
 
         found = ablate(self, progress, budget_s, is_cancelled)
         self.capture.measurements.note_ablation(self.config, found)
@@ -249,6 +251,6 @@ class Variant(Optimized):
         `name` is the variable that holds the capture, for the Python that the view offers (default: the caller's). Raises
         `CaptureError` where nothing was captured.
         """
-        from tracefuse.widgets.view import Explorer
+        from tracefuse.widgets.view.explorer import Explorer
 
         return Explorer(self, name or name_of(self.capture, visible_from(sys._getframe(1))))

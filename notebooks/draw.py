@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, sync_playwright
 from plotly.offline import get_plotlyjs
 
 from tracefuse.widgets.html import page_of
-from tracefuse.widgets.pack import decode
+from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.text import to_text
 
 WIDTH_PX, HEIGHT_PX = 1400, 720

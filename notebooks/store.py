@@ -29,7 +29,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 import tracefuse
-from tracefuse.widgets.pack import encode
+from tracefuse.widgets.payload.pack import encode
 
 FOLDER = Path(__file__).resolve().parent
 HOW = "python notebooks/store.py run OUT {name} on a GPU, then python notebooks/store.py keep OUT"

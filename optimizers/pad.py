@@ -30,8 +30,8 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from tracefuse.optimizers.alignment import MATMULS, UNALIGNED_SHARE, Dims, dims_of, factors, is_turned, unaligned
-from tracefuse.optimizers.cost import H100_SXM_DATASHEET as PEAKS
+from tracefuse.optimizers.costs.alignment import MATMULS, UNALIGNED_SHARE, Dims, dims_of, factors, is_turned, unaligned
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET as PEAKS
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import mark_overwritten, replace_under_name

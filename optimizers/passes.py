@@ -16,8 +16,8 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import fx
 
-from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
+from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.optimizers.verify import verify
 

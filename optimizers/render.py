@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.collection import uncollected
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.facts import once_per_value, tensors_in
+from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import is_getitem, is_view, op_name
 from tracefuse.optimizers.trace import Input, Origin, Trace, human_bytes, nbytes, origin, tensor_type
 

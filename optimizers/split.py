@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from tracefuse.optimizers.collection import uncollected
+from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, phase
 
 

@@ -36,7 +36,8 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from tracefuse import build, worker, workers
+    from tracefuse.build import kernels as build
+    from tracefuse.build import worker, workers
 
     monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "users"))

@@ -16,17 +16,17 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from torch import fx
 
-from tracefuse.findings import Finding, time_text
-from tracefuse.op_times import OpTimes, roofline_of
-from tracefuse.optimizers.cost import Peaks, bytes_moved, flops
-from tracefuse.optimizers.kernel import Kernel
+from tracefuse.diagnose.finding import Finding, time_text
+from tracefuse.measure.op_times import OpTimes, roofline_of
+from tracefuse.measure.timing import Estimate
+from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, flops
+from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import live_bytes
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.pareto import Point
+from tracefuse.optimizers.remat.tradeoffs import Point
 from tracefuse.optimizers.trace import Trace, phase, tensors
-from tracefuse.timing import Estimate
+from tracefuse.tables.work import work
 from tracefuse.variant import Variant
-from tracefuse.work import work
 
 MiB = 2**20
 # Okabe and Ito's colours; kinds beyond them share grey.

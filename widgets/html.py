@@ -10,10 +10,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tracefuse.config import Config
+from tracefuse.config.configuration import Config
 from tracefuse.variant import Variant
-from tracefuse.widgets.measured import Measured
-from tracefuse.widgets.pack import encode
+from tracefuse.widgets.payload.measured import Measured
+from tracefuse.widgets.payload.pack import encode
 from tracefuse.widgets.text import to_text
 
 STATIC = Path(__file__).parent / "static"

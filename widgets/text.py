@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from tracefuse.figures import figure
-from tracefuse.findings import Bar, bars_text
-from tracefuse.folding import OUTSIDE
+from tracefuse.diagnose.finding import Bar, bars_text
+from tracefuse.measure.timing import Estimate, aligned
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.timing import Estimate, aligned
-from tracefuse.widgets.payload_kernels import NOT_MEASURED
+from tracefuse.tables.folding import OUTSIDE
+from tracefuse.text import figure
+from tracefuse.widgets.payload.kernels import NOT_MEASURED
 
 HOW_TO_RETURN = "This is what the view showed last. Run the cell again for the view itself."
 Row = Sequence[str]

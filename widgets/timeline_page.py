@@ -7,14 +7,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tracefuse.gap_findings import RunFindings
-from tracefuse.gaps import CAUSES
-from tracefuse.profiled import Event
-from tracefuse.run_lanes import RunLanes, run_lanes
-from tracefuse.run_timeline import RunTimeline
-from tracefuse.stacks import lines_of
+from tracefuse.profiling.findings import RunFindings
+from tracefuse.profiling.lanes import RunLanes, run_lanes
+from tracefuse.profiling.stacks import lines_of
+from tracefuse.profiling.timeline import RunTimeline
+from tracefuse.timeline.events import Event
+from tracefuse.timeline.gaps import CAUSES
 from tracefuse.widgets.html import page_of
-from tracefuse.widgets.timeline_payload import program_record
+from tracefuse.widgets.payload.timeline import program_record
 
 _HEIGHT_PX = 640
 

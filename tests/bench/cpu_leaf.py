@@ -22,19 +22,19 @@ from results import environment, parser, write
 from torch import Tensor
 
 import tracefuse
-from tracefuse.config import Config
-from tracefuse.diagnose import Findings, diagnose
-from tracefuse.findings import Case, Finding
-from tracefuse.measure import Program, measure
-from tracefuse.op_times import OpTimes, modelled
+from tracefuse.config.configuration import Config
+from tracefuse.diagnose.diagnose import Findings, diagnose
+from tracefuse.diagnose.finding import Case, Finding
+from tracefuse.measure.op_times import OpTimes, modelled
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.profiled import recorded
-from tracefuse.timeline import Timeline, measured_on, profiled
-from tracefuse.timing import Timing
-from tracefuse.transfers import Transfer
+from tracefuse.timeline.events import recorded
+from tracefuse.timeline.replayed import Timeline, measured_on, profiled
+from tracefuse.timeline.transfers import Transfer
 from tracefuse.variant import Variant
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "samples"))
 from cuda_traces import with_leaf_on_the_cpu
 from programs import apply_rope
 

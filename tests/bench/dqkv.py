@@ -29,14 +29,14 @@ from results import environment, parser, write
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.measure import Program, measure
-from tracefuse.optimizers.attention_ops import PACKED_BACKWARD
-from tracefuse.optimizers.kernel import Kernel
-from tracefuse.optimizers.packed_attention import CONCATENATIONS
+from tracefuse.device.packed_runtime import attention_backward
+from tracefuse.measure.profile import profile
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import Timing
+from tracefuse.optimizers.cat.attention_ops import PACKED_BACKWARD
+from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS
+from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.rewrite import base
-from tracefuse.packed_runtime import attention_backward
-from tracefuse.profile import profile
-from tracefuse.timing import Timing
 from tracefuse.variant import Variant
 
 SHAPES = {"16x12x128x64": (16, 12, 128, 64), "16x12x1024x64": (16, 12, 1024, 64)}

@@ -26,11 +26,11 @@ from cases.toggles import toggle_seconds
 from results import environment, parser, write
 from torch import Tensor
 
-from tracefuse.capture import Capture
+from tracefuse.captures import Capture
 from tracefuse.demo import GPT
-from tracefuse.measure import Program, measure
-from tracefuse.summary import modules_table, steps_table
-from tracefuse.timing import aligned
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import aligned
+from tracefuse.tables.summary import modules_table, steps_table
 from tracefuse.variant import Variant
 
 

@@ -9,7 +9,7 @@ The GPT has 12 layers, 768 wide, 12 heads, a vocabulary of 50257, a batch of 8 x
     bf16    scaled_dot_product_attention in bfloat16
     tf32    attention by hand (matmul, masked_fill, softmax, dropout, matmul) in float32 on TF32 tensor cores
 
-The step is captured once; the peers of `tracefuse.peers` run beside it, ours with and without CUDA graphs. Modes of
+The step is captured once; the peers of `tracefuse.measure.peers` run beside it, ours with and without CUDA graphs. Modes of
 torch.compile with CUDA graphs are timed in runs of their own, without ours. `--breakdown` tells the GPU time of ours and of
 torch.compile's by kernel (`cases/breakdown.py`).
 """
@@ -27,7 +27,7 @@ from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import batch
-from tracefuse.peers import COMPILE, PEERS, check_names, stand_in
+from tracefuse.measure.peers import COMPILE, PEERS, check_names, stand_in
 from tracefuse.variant import Variant
 
 PROGRAMS = ("bf16", "tf32")

@@ -24,8 +24,8 @@ from results import environment, parser, write
 from torch import Tensor
 
 import tracefuse
-from tracefuse.measure import Program, measure
-from tracefuse.timing import ProgramTiming, Timing, aligned
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import ProgramTiming, Timing, aligned
 from tracefuse.variant import Variant
 
 TITLES = ("case", "phase", "limit ms", "ours ms", "of limit", "of copy", "of compile", "of eager", "must", "aim")

@@ -18,11 +18,11 @@ from results import environment, parser, write
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.clocks import CpuClock
-from tracefuse.compile import launcher
-from tracefuse.measure import Program, measure
-from tracefuse.optimizers.triton import launches
-from tracefuse.timing import Timing, aligned
+from tracefuse.build.modules import launcher
+from tracefuse.device.clocks import CpuClock
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import Timing, aligned
+from tracefuse.optimizers.kernels.text import launches
 
 LAYERS, SIDE = (1, 10, 50), 64
 

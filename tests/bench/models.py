@@ -31,11 +31,11 @@ from results import environment, parser, write
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.compare import max_abs_difference
 from tracefuse.errors import ExportError, TracefuseError
+from tracefuse.measure.compare import max_abs_difference
 from tracefuse.optimizers.trace import Trace, tensors
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "samples"))
 from replayed import compiled_outputs
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}

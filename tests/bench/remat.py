@@ -27,12 +27,12 @@ from results import environment, parser, write
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.capture import Capture
+from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.measure import Program, measure
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import Timing, aligned
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.trace import nbytes
-from tracefuse.timing import Timing, aligned
 from tracefuse.variant import Variant
 
 BUDGETS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)

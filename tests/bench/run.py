@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from results import RESULTS
 
-from tracefuse.timing import aligned
+from tracefuse.measure.timing import aligned
 
 BENCH = Path(__file__).parent
 

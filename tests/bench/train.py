@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from tracefuse.backend import tracefuse
 from tracefuse.demo import GPT
-from tracefuse.measure import Program, measure
+from tracefuse.measure.rounds import Program, measure
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 1024, "length": 1024, "batch": 8, "steps": 200}
 SMALL = {"layers": 1, "width": 32, "heads": 2, "vocab": 32, "length": 16, "batch": 4, "steps": 12}

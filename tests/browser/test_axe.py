@@ -14,7 +14,7 @@ import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import write_html
-from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload.program import payload
 
 pytestmark = pytest.mark.browser
 

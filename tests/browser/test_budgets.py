@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import configurations
-from tracefuse.widgets.view import Explorer
+from tracefuse.widgets.view.explorer import Explorer
 
 pytestmark = pytest.mark.browser
 

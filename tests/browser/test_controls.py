@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import page as html_page
-from tracefuse.widgets.payload import payload
-from tracefuse.widgets.timeline_payload import timeline_record
+from tracefuse.widgets.payload.program import payload
+from tracefuse.widgets.payload.timeline import timeline_record
 
 pytestmark = pytest.mark.browser
 TABS = ("trace", "layers", "graph", "code", "timeline", "findings", "kernels", "timing", "notes")

@@ -16,11 +16,11 @@ import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import tracefuse
-from tracefuse import registry
-from tracefuse.config import Config
+from tracefuse.config import registry
+from tracefuse.config.configuration import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import page as html_page
-from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload.program import payload
 
 pytestmark = pytest.mark.browser
 

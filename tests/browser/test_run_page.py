@@ -12,12 +12,12 @@ import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import tracefuse
-from tracefuse.idle_lanes import idle_us
-from tracefuse.run_lanes import run_lanes
-from tracefuse.timeline import Timeline
+from tracefuse.profiling.lanes import run_lanes
+from tracefuse.timeline.idle_lanes import idle_us
+from tracefuse.timeline.replayed import Timeline
 from tracefuse.widgets.html import page as html_page
-from tracefuse.widgets.payload import payload
-from tracefuse.widgets.timeline_payload import timeline_record
+from tracefuse.widgets.payload.program import payload
+from tracefuse.widgets.payload.timeline import timeline_record
 
 pytestmark = pytest.mark.browser
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import page as html_page
-from tracefuse.widgets.payload import payload
+from tracefuse.widgets.payload.program import payload
 
 pytestmark = pytest.mark.browser
 NASTY = "<img src=x onerror=alert(1)>"

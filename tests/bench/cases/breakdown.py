@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from tracefuse.measure import Program
-from tracefuse.timing import aligned
+from tracefuse.measure.rounds import Program
+from tracefuse.measure.timing import aligned
 
 GROUPS = ("matmul", "attention", "fused", "rest")
 MATMULS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 import tracefuse
-from tracefuse.compile import machine_code
+from tracefuse.build.modules import machine_code
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.weights import static_cost
+from tracefuse.optimizers.remat.weights import static_cost
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from programs import chain_loss
 
 from cases.gpt import SIZES, SMALL

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from programs import apply_rope
 
 f32, bf16 = torch.float32, torch.bfloat16

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.capture import Capture
-from tracefuse.measure import Program, measure
-from tracefuse.op_times import modelled
+from tracefuse.captures import Capture
+from tracefuse.measure.op_times import modelled
+from tracefuse.measure.peaks import peaks_of
+from tracefuse.measure.peers import MODES
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.liveness import saved_bytes
-from tracefuse.peaks import peaks_of
-from tracefuse.peers import MODES
-from tracefuse.timing import Timing
 from tracefuse.variant import Variant
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -16,7 +16,7 @@ from cases.gpt import SIZES, SMALL, model_of
 from cases.kernel_cases import CASES
 from tracefuse.demo import batch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from freeze_programs import LoRA, is_frozen
 from programs import chain_loss
 

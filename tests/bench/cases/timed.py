@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracefuse.compare import max_abs_difference
-from tracefuse.measure import Program
+from tracefuse.measure.compare import max_abs_difference
+from tracefuse.measure.rounds import Program
 
 
 def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tensor | None, compared: bool) -> Program:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tracefuse.capture import Capture
-from tracefuse.timing import aligned
+from tracefuse.captures import Capture
+from tracefuse.measure.timing import aligned
 
 TOGGLES: dict[str, dict[str, Any]] = {
     "simplify off": {"simplify": False},

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tracefuse
-from tracefuse.allocator import added_peak
 from tracefuse.demo import GPT, batch
-from tracefuse.timing import estimate
-from tracefuse.widgets.payload import payload
+from tracefuse.measure.timing import estimate
+from tracefuse.tables.allocator import added_peak
+from tracefuse.widgets.payload.program import payload
 
 sys.path.append(str(Path(__file__).parents[1]))
 from results import environment, parser, write

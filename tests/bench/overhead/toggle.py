@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 import tracefuse
-from tracefuse.capture import Capture
+from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.obstacles import forget_obstacles
-from tracefuse.widgets.payload import payload
+from tracefuse.optimizers.fuse.obstacles import forget_obstacles
+from tracefuse.widgets.payload.program import payload
 
 sys.path.append(str(Path(__file__).parents[1]))
 from cases.toggles import TOGGLES, table, toggle_seconds, view_seconds

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import tracefuse
-from tracefuse.timing import aligned
-from tracefuse.widgets.view import Explorer
+from tracefuse.measure.timing import aligned
+from tracefuse.widgets.view.explorer import Explorer
 
 sys.path.append(str(Path(__file__).parents[1]))
 from cases.gpt import SIZES, SMALL, model_and_batch

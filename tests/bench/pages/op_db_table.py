@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from op_samples import CLOSE, CRASHED, EXACT, LAYOUT, NO_PROGRAM, REFUSED, UNDEFINED, WRONG
 from results import write
 

@@ -15,7 +15,7 @@ from apng import animated
 from playwright.sync_api import Page, sync_playwright
 
 from tracefuse.widgets.html import page
-from tracefuse.widgets.pack import decode
+from tracefuse.widgets.payload.pack import decode
 
 # File, width, colours, tab.
 PICTURES = [

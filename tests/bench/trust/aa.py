@@ -25,8 +25,8 @@ import torch
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.measure import Program, measure
-from tracefuse.timing import Timing, aligned
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import Timing, aligned
 from tracefuse.variant import Variant
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -4,7 +4,8 @@
 
 A row is one program of one case, in MB, inputs and parameters included.
 
-    static      the peak read off the trace; of an eager step, as eager frees (`tracefuse.optimizers.eager_memory`): modelled
+    static      the peak read off the trace; of an eager step, as eager frees
+    (`tracefuse.optimizers.costs.eager_memory`): modelled
     workspaces  what it rises by with what each operator was measured to take for itself (cuDNN's workspaces, copies)
     measured    by torch's allocator: one replay of the program, or one call of the step that was captured
 
@@ -26,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.allocator import added_peak, workspaces
 from tracefuse.demo import GPT, batch
-from tracefuse.memory import input_bytes, peak_with, replay_peak
-from tracefuse.optimizers.eager_memory import eager_lifetimes
+from tracefuse.measure.timing import aligned
+from tracefuse.optimizers.costs.eager_memory import eager_lifetimes
 from tracefuse.optimizers.liveness import lifetimes, peak_bytes
-from tracefuse.timeline import stepwise_replay
-from tracefuse.timing import aligned
+from tracefuse.tables.allocator import added_peak, workspaces
+from tracefuse.tables.memory import input_bytes, peak_with, replay_peak
+from tracefuse.timeline.replayed import stepwise_replay
 from tracefuse.variant import Variant
 
 sys.path.append(str(Path(__file__).parents[1]))

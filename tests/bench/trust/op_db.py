@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from op_samples import CRASHED, UNDEFINED, Operator, Outcome, check, operators
 from pages.op_db_table import record, table
 from results import environment, write

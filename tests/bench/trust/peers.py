@@ -4,7 +4,7 @@
     python tests/bench/trust/peers.py --peer torch.compile --peer reduce-overhead --peer max-autotune
 
 A GPT's training step runs as the user's own code, eager and under torch.compile with the same modes, and as the peers of its
-capture (`tracefuse.peers`), in the same rounds. A peer stands for its original where their ratio is within 5 % of 1.
+capture (`tracefuse.measure.peers`), in the same rounds. A peer stands for its original where their ratio is within 5 % of 1.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from aa import SIZES, SMALL
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.measure import Program, measure
-from tracefuse.peers import COMPILE, PEERS, check_names, peers
-from tracefuse.timing import aligned
+from tracefuse.measure.peers import COMPILE, PEERS, check_names, peers
+from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.timing import aligned
 
 sys.path.append(str(Path(__file__).parents[1]))
 from results import environment, parser, write

@@ -1,0 +1,115 @@
+"""Random draws that a program repeats by restoring the generator's state: the numbers are one value, drawn once.
+
+`torch.utils.checkpoint` restores the state before it recomputes a block, so that dropout draws the same mask; the restoring
+itself is no operator and leaves no trace. What it leaves is two draws from equal states. Here the second becomes a reader of
+the first, so that replay, passes and exported code need to know nothing of generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.assembly.functional import Built
+from tracefuse.optimizers.ops import arguments, is_getitem, is_mutable, is_random
+from tracefuse.optimizers.trace import origin, tensors, val
+
+aten = torch.ops.aten
+
+_UNINITIALISED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
+
+
+_STATES = {"philox_seed", "rng_state"}
+"""What backwards of attention are given in place of drawing."""
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether running the op moves a generator: attention without dropout, dropout in evaluation mode and empty results
+    do not, although their operators are marked as random."""
+    if is_getitem(node) or node.op != "call_function" or not is_random(node) or origin(node).rng is None:
+        return False
+    given = arguments(node)
+    if given.keys() & _STATES:
+        return False
+    drops = given.get("dropout_p", given.get("dropout", 1.0)) != 0 and given.get("train", True) is not False
+    return drops and any(t.numel() > 0 for t in tensors(node))
+
+
+def is_in_engine(node: fx.Node) -> bool:
+    """Whether autograd's engine ran the op."""
+    recorded = (node.meta.get("custom") or {}).get("recorded")
+    return recorded is not None and recorded.in_engine
+
+
+def repeated(ops: Iterable[fx.Node], states: Sequence[torch.Tensor]) -> list[tuple[fx.Node, fx.Node]]:
+    """(earlier, later) pairs of draws from equal generator states of one device."""
+    first: dict[Hashable, fx.Node] = {}
+    pairs = [(first.setdefault(_state(n, states), n), n) for n in ops if draws(n)]
+    return [(earlier, later) for earlier, later in pairs if earlier is not later]
+
+
+def merge_repeated(built: Built, states: Sequence[torch.Tensor]) -> None:
+    """Let the readers of a repeated draw read the first one: same operator, same state, operands computed alike."""
+    if not repeated(built.graph.nodes, states):
+        return
+    first: dict[Hashable, fx.Node] = {}
+    same: dict[fx.Node, fx.Node] = {}
+    for node in list(built.graph.nodes):
+        key = _computation(node, same, states)
+        same[node] = node if key is None else first.setdefault(key, node)
+        if same[node] is not node and draws(node) and not _is_late(same[node], node):
+            _replace(built, node, same[node])
+
+
+@contextmanager
+def undisturbed(inputs: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave the generators of the CPU, of the inputs' GPUs and of the current one as they are found: replays set them back to
+    what was captured, which the user's own draws must not notice."""
+    devices = {t.device.index for t in inputs if t.is_cuda}
+    if torch.cuda.is_initialized():  # a program may draw there although its inputs lie on the CPU
+        devices.add(torch.cuda.current_device())
+    with torch.random.fork_rng(sorted(devices)):
+        yield
+
+
+def _is_late(first: fx.Node, node: fx.Node) -> bool:
+    """Whether a forward op would read what autograd's engine drew."""
+    return is_in_engine(first) and not is_in_engine(node)
+
+
+def _replace(built: Built, node: fx.Node, by: fx.Node) -> None:
+    node.replace_all_uses_with(by)
+    built.rename(node, by)
+    built.graph.erase_node(node)
+
+
+def _computation(node: fx.Node, same: dict[fx.Node, fx.Node], states: Sequence[torch.Tensor]) -> Hashable | None:
+    """A key equal for ops that yield the same numbers; None for those that nothing else does."""
+    if node.op != "call_function" or is_mutable(node) or (is_random(node) and origin(node).rng is None):
+        return None
+    if node.target in _UNINITIALISED:
+        made = val(node)
+        return "uninitialised", tuple(made.shape), tuple(made.stride()), made.dtype, str(made.device)
+    state = _state(node, states) if draws(node) else None
+    return state, node.target, _frozen(node.args, same), _frozen(node.kwargs, same)
+
+
+def _state(node: fx.Node, states: Sequence[torch.Tensor]) -> Hashable:
+    """The generator state that the op drew from, and whose it is."""
+    index = origin(node).rng
+    assert index is not None
+    return str(tensors(node)[0].device), states[index].numpy().tobytes()
+
+
+def _frozen(arg: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
+    if isinstance(arg, fx.Node):
+        return same[arg]
+    if isinstance(arg, (list, tuple)):
+        return tuple(_frozen(a, same) for a in arg)
+    if isinstance(arg, dict):
+        return tuple((k, _frozen(v, same)) for k, v in sorted(arg.items()))
+    return type(arg), arg

@@ -1,0 +1,93 @@
+"""Fake values of a recorded program: each node's `FakeTensor`, with the very layout that was recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tracefuse.assembly.functional import Built
+from tracefuse.optimizers.ops import is_view
+from tracefuse.recording.calls import Value
+
+aten = torch.ops.aten
+
+
+def propagate(built: Built, inputs: Sequence[torch.Tensor]) -> None:
+    """Give every node its `FakeTensor`. Where torch's shape function disagrees with the recorded strides, or there is none,
+    the recorded layout wins: kernels are generated from it."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    given = iter(inputs)
+    for node in built.graph.nodes:
+        if node.op == "placeholder":
+            node.meta["val"] = mode.from_tensor(next(given).detach(), static_shapes=True)
+        elif node.op == "call_function":
+            with mode, torch.no_grad(), without_tracebacks():
+                node.meta["val"] = _fake_value(node)
+            wanted = node.meta.pop("dtype", None)
+            if wanted is not None and node.meta["val"].dtype != wanted:
+                _cast_after(built, node, wanted)
+
+
+@contextmanager
+def without_tracebacks() -> Iterator[None]:
+    """torch logs a traceback where a shape function raises, as that of `_grouped_mm` for float32, though nothing is wrong:
+    what was recorded stands in for it. The logger's name was seen on 2.11 to 2.15."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+def _fake_value(node: fx.Node) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    layouts = _recorded_layouts(node)
+    try:
+        value = node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception:
+        if all(layout is None for layout in layouts):
+            raise
+        # No shape function, or one that needs the data (nonzero): what was recorded is all there is to know.
+        made = tuple(None if layout is None else _empty(layout) for layout in layouts)
+        return made if len(made) > 1 else made[0]
+    if is_view(node) or not layouts:
+        return value
+    if isinstance(value, (tuple, list)):
+        rest = value[len(layouts) :]
+        return type(value)([*map(_as_recorded, value, layouts), *rest])
+    return _as_recorded(value, layouts[0])
+
+
+def _as_recorded(value: Any, layout: Value | None) -> Any:
+    """The fake value, or one of the layout that was recorded where that is another."""
+    if layout is None or not isinstance(value, torch.Tensor):
+        return value
+    agrees = (tuple(value.shape), value.stride(), value.dtype) == (layout.shape, layout.stride, layout.dtype)
+    return value if agrees else _empty(layout)
+
+
+def _recorded_layouts(node: fx.Node) -> tuple[Value | None, ...]:
+    """What was recorded for exactly this op, for each of its results; nothing for items of them, which are what they are, and
+    for what functionalisation added around it."""
+    recorded = (node.meta.get("custom") or {}).get("recorded")
+    return recorded.values if recorded is not None and node.target is recorded.func else ()
+
+
+def _empty(layout: Value) -> torch.Tensor:
+    return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=layout.device)
+
+
+def _cast_after(built: Built, node: fx.Node, wanted: torch.dtype) -> None:
+    """In-place ops keep their tensor's dtype, their twins promote: cast back. The cast's own value is propagated next."""
+    with node.graph.inserting_after(node):
+        cast = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": wanted})
+    cast.meta["custom"] = dict(node.meta["custom"])
+    node.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
+    built.rename(node, cast)

@@ -1,0 +1,243 @@
+"""From what ran to a functional program: a `Recording` becomes an `fx.Graph` without in-place ops.
+
+An in-place op whose memory nobody sees through another view is renamed into its functional twin, and later readers read
+the twin's output. Where other views of the same memory are read later, `tracefuse.assembly.retracing` rewrites the
+whole program
+(slower: it traces it again).
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_any, tree_map
+
+from tracefuse.assembly.default_dtype import implied_dtype, state_dtype
+from tracefuse.assembly.in_place import arguments_of, functional_twin
+from tracefuse.assembly.lifetimes import Lifetimes
+from tracefuse.assembly.refusals import where
+from tracefuse.errors import CaptureError
+from tracefuse.optimizers.costs.eager_memory import IN_PLACE
+from tracefuse.optimizers.trace import Source, set_origin
+from tracefuse.recording.calls import BATCH_NORMS, Call, Guard, Recording, Value
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the recorder knows of one op, kept in `node.meta["custom"]["recorded"]`: torch copies "custom" when it retraces.
+
+    `values` are the outputs (None for those that are no tensors), `hint` the variables that the user's line assigns.
+    """
+
+    func: Any
+    values: tuple[Value | None, ...]
+    in_engine: bool
+    hint: tuple[str, ...] = ()
+
+
+@dataclass
+class Built:
+    """The graph and its edges: the placeholder of each external, the node of each value, the nodes that hold overwritten
+    externals' new contents, the Python values that were baked in, and whether in-place ops are left (`functionalize`)."""
+
+    graph: fx.Graph
+    placeholders: dict[Value, fx.Node] = field(default_factory=dict)
+    nodes: dict[Value, fx.Node] = field(default_factory=dict)
+    mutated: dict[Value, fx.Node] = field(default_factory=dict)
+    guards: list[Guard] = field(default_factory=list)
+    needs_functionalize: bool = False
+
+    def rename(self, old: fx.Node, new: fx.Node) -> None:
+        """Let the values that `old` holds be held by `new`."""
+        for table in (self.nodes, self.mutated):
+            table.update({value: new for value, node in table.items() if node is old})
+
+
+def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Value, str]) -> Built:
+    """The recorded calls as a graph with one placeholder per external. `kept` are the values that will be outputs, `names`
+    those of externals. Raises `CaptureError` where a write to one external shows in another, or has no functional form."""
+    built = Built(fx.Graph())
+    for index, value in enumerate(recording.externals):
+        built.nodes[value] = built.placeholders[value] = built.graph.placeholder(f"input_{index}")
+    lifetimes = Lifetimes.of(recording, kept, names)
+    hints = _assigned_names(recording.calls)
+    for position, call in enumerate(recording.calls):
+        hint = hints.get(position, ())
+        if not call.out_values() and not call.writes():
+            built.guards.append(Guard(str(call.func), call.outs, call.origin.source))
+        elif call.func is aten.detach.default:
+            # Autograd's bookkeeping: the same value, and a trace has no autograd to hide it from.
+            built.nodes[call.outs] = built.nodes[call.args[0]]
+        elif call.writes():
+            _add_in_place(built, call, hint, lifetimes, position)
+        else:
+            _bind(built, call.outs, _emit(built, call, call.func, hint))
+    return built
+
+
+def _emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()) -> fx.Node:
+    args, kwargs = tree_map(
+        lambda leaf: built.nodes[leaf] if isinstance(leaf, Value) else leaf, arguments_of(call, func)
+    )
+    node = built.graph.create_node("call_function", func, args, kwargs, func.overloadpacket.__name__.strip("_"))
+    set_origin(node, call.origin)
+    outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
+    values = tuple(v if isinstance(v, Value) else None for v in outs)
+    node.meta["custom"]["recorded"] = Recorded(func, values if func is call.func else (None,), call.in_engine, hint)
+    node.meta["custom"][IN_PLACE] = call.func._schema.is_mutable
+    if (dtype := implied_dtype(call)) is not None:
+        state_dtype(node, call, dtype)
+    return node
+
+
+def _bind(built: Built, outs: Any, node: fx.Node) -> None:
+    """Bind the output values `outs` to `node`, or to its items."""
+    if isinstance(outs, Value):
+        built.nodes.setdefault(outs, node)
+    elif isinstance(outs, (tuple, list)):
+        for index, out in enumerate(outs):
+            if tree_any(lambda leaf: isinstance(leaf, Value), out):
+                _bind(built, out, _item(built, node, index))
+
+
+def _item(built: Built, node: fx.Node, index: int) -> fx.Node:
+    item = built.graph.create_node("call_function", operator.getitem, (node, index), {}, f"{node.name}_{index}")
+    item.meta["custom"] = dict(node.meta["custom"])
+    return item
+
+
+def _add_in_place(
+    built: Built,
+    call: Call,
+    hint: tuple[str, ...],
+    lifetimes: Lifetimes,
+    position: int,
+) -> None:
+    twin, written, families = functional_twin(call.func), call.writes(), lifetimes.families
+    others = [v for w in written for v in families[w.base] if v in built.nodes and v.is_otherwise(w)]
+    is_seen = any(v in built.placeholders or lifetimes.is_read_after(position, v) for v in others)
+    stays = twin is None or len({w.base for w in written}) < len(written) or is_seen
+    for value in written:
+        other = lifetimes.shown_elsewhere(value, position)
+        if other is not None and (stays or other.base is not value.base):
+            raise _shared(call, lifetimes, value, other)
+    if stays:
+        if call.func in BATCH_NORMS:
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} overwrites running statistics that are also read through a view. "
+                "Give the module buffers of their own (`buffer.clone()`)."
+            )
+        if twin is None and call.func.namespace not in ("aten", "prims"):
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} overwrites its arguments, and has no functional form. Register an "
+                "operator that returns the new values instead."
+            )
+        built.needs_functionalize = True
+        _bind(built, call.outs, _emit(built, call, call.func, hint))
+        return
+    node = _emit_bernoulli(built, call) if twin is aten.bernoulli.p else _emit(built, call, twin, hint)
+    if fresh := _made_beside(call, written):
+        node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=twin, values=(*fresh, *written))
+        _bind(built, fresh, node)
+    for value, new in zip(written, _new_contents(built, call, node, len(fresh)), strict=True):
+        _overwrite(built, families, value, new)
+
+
+def _shared(call: Call, lifetimes: Lifetimes, written: Value, other: Value) -> CaptureError:
+    name, other_name = (lifetimes.name_of(v) for v in (written, other))
+    return CaptureError(
+        f"{call.func}{where(call.origin.source)} overwrites {name}, and {other_name} lies in the same memory and is read "
+        f"afterwards{where(lifetimes.read_last_by(other))}. A trace takes inputs for independent of each other. Read and "
+        "write one of the two only, and make the other inside the program (`view = tensor[...]`)."
+    )
+
+
+def _emit_bernoulli(built: Built, call: Call) -> fx.Node:
+    """`bernoulli_` draws in the order of its tensor's memory, its twin in that of a contiguous one: hand it the dimensions in
+    the order of the memory."""
+    value = call.args[0]
+    order = sorted(range(len(value.shape)), key=lambda dim: -value.stride[dim])
+    if order == sorted(order):
+        return _emit(built, call, aten.bernoulli.p)
+    ordered = replace(call, func=aten.permute.default, args=(value, order), kwargs={}, outs=None)
+    before, built.nodes[value] = built.nodes[value], _emit(built, ordered, aten.permute.default)
+    drawn = _emit(built, call, aten.bernoulli.p)
+    built.nodes[value] = drawn
+    back = [order.index(dim) for dim in range(len(order))]
+    found = _emit(built, replace(ordered, args=(value, back)), aten.permute.default)
+    built.nodes[value] = before
+    return found
+
+
+def _made_beside(call: Call, written: list[Value]) -> list[Value]:
+    """What the call returns besides the arguments that it overwrites."""
+    return [value for value in call.out_values() if value not in written]
+
+
+def _new_contents(built: Built, call: Call, node: fx.Node, first: int) -> Iterator[fx.Node]:
+    """What the twin at `node` yields for each value that the call overwrites: its only result or, from `first`, an item of it
+    for each overwritten argument, and of that one for each tensor of a list."""
+    given = call.overwritten()
+    for index, value in enumerate(given, first):
+        only = len(given) == 1 and first == 0
+        mine = node if only else _item(built, node, index)
+        yield from [mine] if isinstance(value, Value) else [_item(built, mine, at) for at in range(len(value))]
+
+
+def _overwrite(built: Built, families: dict[Value, list[Value]], written: Value, node: fx.Node) -> None:
+    """From now on `node` is what `written`, and every value of the very same layout in its memory, holds."""
+    node.meta["dtype"] = written.dtype
+    for value in families[written.base]:
+        if value in built.nodes and value.same_layout(written):
+            if value in built.placeholders:
+                built.mutated[value] = node
+            built.nodes[value] = node
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def _assigned_names(calls: Sequence[Call]) -> dict[int, tuple[str, ...]]:
+    """By position, the call that ends a forward line `name = …` or `a, b = …`, and its names. Autograd's own detaches do not
+    count."""
+    forward = [
+        (position, call)
+        for position, call in enumerate(calls)
+        if not call.in_engine and call.origin.source is not None and call.func is not aten.detach.default
+    ]
+    last_of_line = [
+        (position, call)
+        for (position, call), after in pairwise([*forward, None])
+        if after is None or after[1].origin.source != call.origin.source
+    ]
+    named = ((position, _target_names(call.origin.source, call.outs)) for position, call in last_of_line)  # type: ignore[arg-type]
+    return {position: names for position, names in named if names}
+
+
+def _target_names(source: Source, outs: Any) -> tuple[str, ...]:
+    """The variables that the line assigns what an op returns: one, which gets the op's first or only output, or one for each
+    output. Empty if the line is no such statement; what a lambda on it computes is none of them."""
+    if source.function == "<lambda>":
+        return ()
+    try:
+        (statement,) = ast.parse(textwrap.dedent(source.text)).body
+    except (SyntaxError, ValueError):  # part of a longer statement, or several
+        return ()
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    target = targets[0] if len(targets) == 1 else None
+    if isinstance(target, ast.Name):
+        return (target.id,) if isinstance(outs, (Value, tuple)) else ()
+    names = [part.id for part in getattr(target, "elts", ()) if isinstance(part, ast.Name)]
+    is_unpacked = isinstance(outs, (tuple, list)) and len(names) == len(outs) == len(target.elts)  # type: ignore[union-attr]
+    return tuple(names) if is_unpacked else ()

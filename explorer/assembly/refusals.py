@@ -1,0 +1,109 @@
+"""What a trace cannot hold, refused by name when the trace is asked for; recording it never disturbs the program."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+from torch._ops import HigherOrderOperator
+
+from tracefuse.errors import CaptureError
+from tracefuse.optimizers.trace import Source
+from tracefuse.recording.calls import Call, Recording, Value
+from tracefuse.recording.frames import is_torchs_or_ours
+
+aten = torch.ops.aten
+
+REMEDIES = {
+    "sparse": "Keep it dense (`.to_dense()`, `nn.Embedding(sparse=False)`)",
+    "nested": "Pad it (`torch.nested.to_padded_tensor`)",
+    "quantized": "Use `torch.fake_quantize_per_tensor_affine`, or integers and scales as tensors of their own",
+    "batched": "Use `torch.func.vmap`, or a loop over the gradients (`is_grads_batched=False`, `vectorize=False`)",
+    "uninitialised": "Call the model once before the capture",
+    "opaque": "Switch that backend's layout off (`torch.backends.mkldnn.flags(enabled=False)`)",
+}
+"""For each kind of tensor that is not plain and dense."""
+
+
+_COLLECTIVES = {"c10d", "c10d_functional", "_c10d_functional", "fsdp", "symm_mem"}
+_NO_REPLAYS = {
+    aten.mkldnn_rnn_layer_backward.default: "its forward gives the workspace that it reads to autograd only. "
+    "Capture inside `torch.backends.mkldnn.flags(enabled=False)`",
+}
+
+
+def check_supported(recording: Recording) -> None:
+    """Raises `CaptureError` with the op, the line and the remedy where the program computes with tensors that are no plain
+    dense ones, or by ops that cannot run again."""
+    for kernel, source in recording.launches:
+        raise CaptureError(
+            f"the program launches the kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
+            "Wrap the launch in `torch.library.triton_op` or `custom_op`, or capture a smaller piece."
+        )
+    for node in recording.unseen:
+        raise CaptureError(
+            f"the forward of {node} makes its result by no operator, and no trace can have it: NumPy or a library does. "
+            "Register it with `torch.library.custom_op`, or capture a smaller piece."
+        )
+    for call in recording.calls:
+        if isinstance(call.func, HigherOrderOperator):
+            raise CaptureError(_of_higher_order(call))
+        if any(isinstance(argument, torch.UntypedStorage) for argument in call.args):
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} works on a storage, which may be written to by no operator. Write to "
+                "the tensor (`tensor.zero_()`), or capture a smaller piece."
+            )
+        if call.func.namespace in _COLLECTIVES:
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} talks to other processes, and a trace is one process's program. "
+                "Capture the module itself, before `DistributedDataParallel` or `fully_shard` wraps it."
+            )
+        if call.func in _NO_REPLAYS:
+            raise CaptureError(
+                f"{call.func}{where(call.origin.source)} cannot be replayed: {_NO_REPLAYS[call.func]}, "
+                "or capture a smaller piece."
+            )
+        _check_dense([*call.reads(), *call.out_values()], f"{call.func}{where(call.origin.source)} computes with")
+    _check_dense([given for _, given, _ in recording.roots if given is not None], "a backward starts from")
+
+
+def note_unrecordable(error: BaseException, recording: Recording) -> None:
+    """Tell the reader of an error that came from torch, in a program with operators that run graphs of their own, that these
+    may fail where a recorder sees them."""
+    higher_order = next((call for call in recording.calls if isinstance(call.func, HigherOrderOperator)), None)
+    raised_in = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    if higher_order is not None and raised_in and is_torchs_or_ours(raised_in[0]):
+        error.add_note(f"tracefuse: under a capture torch may fail here. {_of_higher_order(higher_order)}")
+
+
+def _of_higher_order(call: Call) -> str:
+    return (
+        f"{call.func}{where(call.origin.source)} runs graphs or functions of its own, and a trace holds operators on tensors. "
+        "Write it in plain Python (`if` for `torch.cond`, `F.scaled_dot_product_attention` with a mask for `flex_attention`), "
+        "or capture a smaller piece."
+    )
+
+
+def _check_dense(values: list[Value], what: str) -> None:
+    kind = next((value.kind for value in values if value.kind is not None), None)
+    if kind is not None:
+        remedy = REMEDIES.get(kind, f"Capture the program without {kind} (on one process, before it is sharded)")
+        raise CaptureError(
+            f"{what} {kind} tensors, and a trace holds dense ones only. {remedy}, or capture a smaller piece."
+        )
+
+
+def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
+    """Raises `CaptureError` where one of the trace's inputs was given other memory (`w.data = …`): what it held is gone."""
+    for value in inputs:
+        if value in recording.replaced:
+            raise CaptureError(
+                "the program gives one of its inputs new data, which no operator tells of and which loses what the input held"
+                f"{where(recording.replaced[value])}. Write `with torch.no_grad(): tensor.copy_(...)` instead of "
+                "`tensor.data = ...`, and move modules (`.to()`, `.double()`) before the capture."
+            )
+
+
+def where(source: Source | None) -> str:
+    """ " (In[3]:4: loss = …)", or nothing."""
+    return f" ({source.label or source.file}:{source.line}: {source.text})" if source else ""

@@ -1,0 +1,106 @@
+"""Functionalisation by tracing a recorded program again, where writes through views rule out renaming.
+
+It is traced on fake tensors. Where these cannot follow, since a shape depends on numbers (`nonzero`, a boolean mask, a packed
+sequence) or an operator has no shape function, it is run once more on the captured inputs, of which those that it overwrites
+are copied, and draws the numbers that it drew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+
+from tracefuse.assembly.fake_values import without_tracebacks
+from tracefuse.assembly.functional import Built
+from tracefuse.assembly.refusals import where
+from tracefuse.errors import CaptureError
+from tracefuse.execution.replay import draw_from
+from tracefuse.optimizers.ops import is_mutable
+from tracefuse.optimizers.trace import origin
+from tracefuse.recording.calls import Recording, Value
+
+aten = torch.ops.aten
+
+
+def functionalize(
+    built: Built, recording: Recording, inputs: Mapping[Value, torch.Tensor], kept: Sequence[Value]
+) -> Built:
+    """`built` without in-place ops, by tracing it again on `inputs`, the externals as the program found them; only `kept`
+    values have nodes. Raises `CaptureError` with the op and the line where torch cannot."""
+    values = [*kept, *built.mutated]
+    built.graph.output((*(built.nodes[v] for v in kept), *built.mutated.values()))
+    graph = _functional_graph(fx.GraphModule(torch.nn.Module(), built.graph), recording, inputs)
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    by_placeholder = dict(zip(placeholders, inputs, strict=True))
+    start = dict(zip(inputs, placeholders, strict=True))
+    found = list(zip(values, graph.output_node().args[0], strict=True))
+    copies = [n for n in graph.nodes if n.target is aten.copy_.default and n.args[0] in by_placeholder]
+    mutated = {by_placeholder[n.args[0]]: n.args[1] for n in copies} | dict(found[len(kept) :])
+    graph.erase_node(graph.output_node())
+    for node in copies:
+        graph.erase_node(node)
+    return Built(graph, start, start | dict(found[: len(kept)]), mutated, built.guards)
+
+
+def _functional_graph(module: fx.GraphModule, recording: Recording, inputs: Mapping[Value, torch.Tensor]) -> fx.Graph:
+    program = _Program(module, recording.rng_states)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with without_tracebacks():
+            return _traced(program, [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs.values()])
+    except Exception:
+        own = [t.clone() if v in recording.snapshots else t.detach() for v, t in inputs.items()]
+        try:
+            return _traced(program, own)
+        except Exception as error:
+            raise _not_functional(program) from error
+
+
+def _not_functional(program: _Program) -> CaptureError:
+    nodes = [n for n in program.module.graph.nodes if n.op == "call_function"]
+    writes = [_described(n) for n in nodes if is_mutable(n)]
+    at = f" at {_described(program.at)}" if program.at in nodes else ""
+    return CaptureError(
+        f"the program writes to views of its tensors, first by {writes[0]}, and torch cannot make it functional{at}. Write "
+        "the in-place update as an ordinary expression (`torch.where`, `torch.cat`), or capture a smaller piece."
+    )
+
+
+def _described(node: fx.Node) -> str:
+    return f"{node.target}{where(origin(node).source)}"
+
+
+def _traced(program: _Program, inputs: Sequence[torch.Tensor]) -> fx.Graph:
+    def run(*args: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return program.run(*args)
+
+    with preserve_node_meta():
+        return make_fx(torch.func.functionalize(run, remove="mutations"))(*inputs).graph
+
+
+class _Program(fx.Interpreter):
+    """Runs the recorded ops; `at` is the one that runs. Random ones draw what they drew, and leave the generator as it was:
+    those that read no tensor draw numbers even where the inputs are fake."""
+
+    def __init__(self, module: fx.GraphModule, rng_states: Sequence[torch.Tensor]) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self.at = next(iter(module.graph.nodes))
+        self._rng_states = rng_states
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.at = n
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        state = origin(self.at).rng
+        if state is None:
+            return super().call_function(target, args, kwargs)
+        return draw_from(self._rng_states[state], target, args, kwargs)

@@ -1,0 +1,175 @@
+"""How long one kernel takes under each of several tunings, on this GPU.
+
+    trial = what the L2 cache holds replaced, then one run of the kernel between two marks of the clock
+    round = one trial of each tuning, in an order that rotates, so that drift falls on all alike; then one wait
+
+A kernel of a training step finds little of what it reads in the cache, and neither does a trial: memory of four times the
+cache's size is read before it. Read, not written, since what was written would have to leave the cache at the kernel's
+expense. While the GPU does that, the host has time to queue the run, so that no trial measures the host.
+
+Inputs are random, as the captured ones may be gone: of the captured shapes, strides and dtypes, from a generator of their
+own. Integers are valid indices of whatever they index.
+
+The GPU may be working for others too. So the times are medians of interleaved rounds, and good for comparing these tunings
+with each other, not as the time of the kernel: `measure` and the profiler tell that.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.build.kernels import preload
+from tracefuse.build.modules import module_of, unload
+from tracefuse.device.clocks import Clock, CudaClock
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.lowering.gathers import index_bound
+from tracefuse.optimizers.lowering.layouts import Tuning
+from tracefuse.optimizers.trace import val
+
+ROUNDS = 15
+MIN_ROUNDS = 3
+HOPELESS = 1.5
+"""A tuning so many times slower than the fastest after `MIN_ROUNDS` rounds is not run again."""
+MAX_S = 1.0
+"""Of one kernel's rounds, when there have been `MIN_ROUNDS`: large kernels need no fifteen."""
+
+MAX_SPILLED = 32
+"""Words per thread, stored and loaded again: more than the 8 to 32 elements that a thread is there for."""
+
+INTEGERS_BELOW = 100
+"""The bound of integers that index nothing."""
+
+
+class Bench:
+    """A GPU, called `name`, ready for trials: its clock, and memory to fill its L2 cache with."""
+
+    def __init__(self, device: torch.device, name: str, clock: Clock, cache_nbytes: int) -> None:
+        self.device, self.name, self.clock = device, name, clock
+        self._lines = torch.zeros(cache_nbytes, dtype=torch.float32, device=device)  # four bytes each
+
+    @classmethod
+    def here(cls) -> Bench:
+        """Of the current GPU."""
+        device = torch.device("cuda", torch.cuda.current_device())
+        properties = torch.cuda.get_device_properties(device)
+        return cls(device, torch.cuda.get_device_name(device), CudaClock(), properties.L2_cache_size)
+
+    def evict(self) -> None:
+        """Queue what leaves nothing in the L2 cache but zeros that nobody reads."""
+        self._lines.sum()
+
+    @functools.cached_property
+    def bytes_per_s(self) -> float:
+        """How fast this GPU reads."""
+        (time_ms,) = medians_ms([self.evict], self.clock, self.evict)
+        return self._lines.nbytes / time_ms * 1e3
+
+    def now_s(self) -> float:
+        return self.clock.now_s()
+
+    def times_ms(self, kernel: Kernel, tunings: Sequence[Tuning]) -> dict[Tuning, float]:
+        """Median ms of each of `tunings` under which the kernel runs without spilling much; the first is in any case.
+
+        All must have passed `build_all`. Raises `torch.OutOfMemoryError` where its tensors do not fit.
+        """
+        modules = {tuning: module_of(kernel, tuning) for tuning in tunings}
+        try:
+            words = {tuning: _spilled_words(module, kernel, tuning) for tuning, module in modules.items()}
+            kept = [tuning for tuning in tunings if tuning is tunings[0] or words[tuning] <= MAX_SPILLED]
+            inputs = random_inputs(kernel, self.device)
+            runs = [functools.partial(getattr(modules[tuning], kernel.name), *inputs) for tuning in kept]
+            return dict(zip(kept, medians_ms(runs, self.clock, self.evict), strict=True))
+        finally:
+            for module in modules.values():
+                unload(module)
+
+    def close(self) -> None:
+        """Give the GPU's memory back."""
+        del self._lines
+        torch.cuda.empty_cache()
+
+
+def _spilled_words(module: ModuleType, kernel: Kernel, tuning: Tuning) -> float:
+    """The most that a thread of any launch spills; infinite where the GPU cannot hold one of its programs. 0 without a GPU,
+    where there are no launches.
+    """
+    from triton import OutOfResources
+
+    try:
+        launches = preload(module, [kernel], {kernel.name: tuning})
+    except OutOfResources:
+        return float("inf")
+    # As the driver tells Triton when it loads machine code: `CompiledKernel.n_spills`, seen on 3.6, 3.7 and 3.9.
+    return max((made.n_spills for made in launches), default=0)
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def medians_ms(runs: Sequence[Callable[[], Any]], clock: Clock, evict: Callable[[], None]) -> list[float]:
+    """Median ms of each of `runs`, after one that is not timed, in which machine code is loaded."""
+    times_ms: list[list[float]] = [[] for _ in runs]
+    left, start_s = list(range(len(runs))), clock.now_s()
+    for run in runs:
+        run()
+    clock.wait()
+    for turn in range(ROUNDS):
+        for at, time_ms in _round(runs, _rotated(left, turn), clock, evict).items():
+            times_ms[at].append(time_ms)
+        if turn + 1 == MIN_ROUNDS:
+            left = _hopeful(times_ms)
+        if turn + 1 >= MIN_ROUNDS and clock.now_s() - start_s > MAX_S:
+            break
+    return [statistics.median(times) for times in times_ms]
+
+
+def _round(
+    runs: Sequence[Callable[[], Any]], order: Sequence[int], clock: Clock, evict: Callable[[], None]
+) -> dict[int, float]:
+    marks = {}
+    for at in order:
+        evict()
+        start = clock.mark()
+        runs[at]()
+        marks[at] = (start, clock.mark())
+    clock.wait()
+    return {at: clock.between_ms(start, end) for at, (start, end) in marks.items()}
+
+
+def _rotated(places: Sequence[int], turn: int) -> list[int]:
+    first = turn % len(places)
+    return [*places[first:], *places[:first]]
+
+
+def _hopeful(times_ms: Sequence[Sequence[float]]) -> list[int]:
+    medians = [statistics.median(times) for times in times_ms]
+    return [at for at, median in enumerate(medians) if median <= HOPELESS * min(medians)]
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def random_inputs(kernel: Kernel, device: torch.device | str) -> list[torch.Tensor]:
+    """A tensor on `device` for each of the kernel's parameters, which leaves all of torch's generators as they are."""
+    generator = torch.Generator(device).manual_seed(0)
+    bound = index_bound(kernel.body) or INTEGERS_BELOW
+    return [_random(placeholder, bound, device, generator) for placeholder in kernel.body.placeholders]
+
+
+def _random(placeholder: fx.Node, bound: int, device: torch.device | str, generator: torch.Generator) -> torch.Tensor:
+    like = val(placeholder)
+    span = 1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
+    memory = torch.empty(span if like.numel() else 0, dtype=like.dtype, device=device)
+    if like.dtype.is_floating_point:
+        memory.normal_(generator=generator)
+    elif memory.numel():
+        below = 2 if like.dtype is torch.bool else min(bound, torch.iinfo(like.dtype).max)
+        memory.random_(0, below, generator=generator)
+    return memory.as_strided(like.shape, like.stride())

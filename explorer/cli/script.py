@@ -1,0 +1,156 @@
+"""A Python file run as `python FILE` would run it, and captured.
+
+`__main__` is the file's module, `sys.argv` and `sys.path[0]` are what the file expects, and it ends as it would: an error is
+shown with the traceback that Python would show and ends the process with status 1, `sys.exit(3)` ends it with 3.
+
+A script that makes captures of its own (`with tracefuse.capture() as c:`) says what it wants to see: the last of them that ran
+to its end is shown, and from the first on nothing else is recorded. Any other script is captured from the first module that
+it calls, or the first op that autograd records, to its last line, as one trace; one without either, from its first line.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._pytree import tree_flatten
+
+from tracefuse.captures import Capture
+from tracefuse.errors import CaptureError
+from tracefuse.recording.frames_part import hide_frames
+from tracefuse.recording.recorder import Recorder
+
+LONG = 20_000
+"""Recorded ops from which a script is probably a loop over steps."""
+
+
+class _FromFirstUse(Recorder):
+    """A recorder that begins where a module is called or autograd has something to record: before that, a script makes its
+    model and its data, which are the inputs of what it is looked at for."""
+
+    has_begun = False
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.has_begun and (self.modules.current()[1] or _is_differentiated(args, kwargs)):
+            self.has_begun = True
+            self.begin()
+
+
+def _is_differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    leaves = tree_flatten((args, kwargs))[0] if torch.is_grad_enabled() else []
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+
+
+class _Watch:
+    """The capture of the whole script, and those that the script makes itself."""
+
+    def __init__(self, module: ModuleType, train_all: bool) -> None:
+        self.whole = Capture(vars(module), train_all=train_all)
+        self.whole._recorder = _FromFirstUse()
+        self.own: list[Capture] = []
+
+    def __enter__(self) -> _Watch:
+        self.whole._start({})
+        Capture.on_start = self._own_starts
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        Capture.on_start = None
+        if self.whole.is_recording:
+            names = self.whole._namespace or {}
+            self.whole._stop(names, None, completed=kind is None or _is_success(error))
+
+    def _own_starts(self, capture: Capture) -> None:
+        self.own.append(capture)
+        # Modes are left in the order in which they were entered: below another one, ours stays, and is not shown.
+        if self.whole.is_recording and _get_current_dispatch_mode() is self.whole._recorder:
+            self.whole._stop({}, None, completed=False)
+
+    def shown(self) -> Capture:
+        """The capture to show. Raises `CaptureError` where there is none."""
+        if not self.own:
+            return self.whole
+        finished = [one for one in self.own if one.has_run]
+        if not finished:
+            raise CaptureError(
+                "no capture that the script makes ran to its end: leave the `with` block without an error."
+            )
+        return finished[-1]
+
+
+def run_script(path: Path, arguments: Sequence[str], train_all: bool = False) -> tuple[Capture, list[str]]:
+    """Run the file at `path` with `arguments`, and capture it; with the capture, sentences on what it is of.
+
+    Ends the process as the script would end it: raises `SystemExit` where it exits with another status than 0, or after its
+    traceback was shown. Raises `CaptureError` where nothing was captured.
+    """
+    module = _main_module(os.path.abspath(path))
+    sys.modules["__main__"] = module
+    sys.argv = [str(path), *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = str(path.resolve().parent)
+    watch = _Watch(module, train_all)
+    try:
+        with watch:
+            exec(_code(module), vars(module))
+    except SystemExit as ended:
+        if not _is_success(ended):
+            raise
+    except BaseException as error:
+        _show(error, module)
+        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+    return watch.shown(), _remarks(watch, train_all)
+
+
+def _main_module(path: str) -> ModuleType:
+    module = ModuleType("__main__")
+    loader = SourceFileLoader("__main__", path)
+    vars(module).update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
+    return module
+
+
+def _code(module: ModuleType) -> Any:
+    path = str(module.__file__)
+    with io.open_code(path) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _is_success(error: BaseException | None) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _show(error: BaseException, module: ModuleType) -> None:
+    """The traceback as Python shows it: from the script's own first frame on, without the recorder's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is not vars(module):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    hide_frames(error)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _remarks(watch: _Watch, train_all: bool) -> list[str]:
+    found = []
+    finished = sum(one.has_run for one in watch.own)
+    if finished > 1:
+        found.append(f"the script makes {finished} captures: this is the last one")
+    if watch.own and train_all:
+        found.append(
+            "--train-all is not for captures that the script makes: write tracefuse.capture(train_all=True) there"
+        )
+    recorded = len(watch.whole._recorder.recording.calls)
+    if not watch.own and recorded > LONG:
+        found.append(
+            f"the whole script is one trace, of {recorded} recorded ops: to see one step of a loop, put it into "
+            "`with tracefuse.capture():`"
+        )
+    return found

@@ -1,0 +1,248 @@
+"""One choice of passes and their options; None or False switches a pass off.
+
+    Config.of(remat=0.5, memory_budget="2GiB", freeze=["h.*.mlp.*"])      what Python, the flags and the view all end in
+
+A pass instance may stand for its switch: `Config.of(remat=Remat(memory_budget=0.4, longest_chain=8))`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from tracefuse.config.pass_options import PassOption
+from tracefuse.config.readers import DEFAULT_WEIGHT, READERS, REMAT_OPTIONS
+from tracefuse.config.registry import Own, in_order, is_instance, registered, renewed
+from tracefuse.device.dropout import fuse_options
+from tracefuse.device.packed_attention import cat_options
+from tracefuse.errors import OptionError
+from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
+from tracefuse.optimizers.decompose import Decompose
+from tracefuse.optimizers.freeze.prune import Freeze
+from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.pad import Pad
+from tracefuse.optimizers.passes import Pass
+from tracefuse.optimizers.remat.cut import Remat
+from tracefuse.optimizers.simplify import Simplify
+
+PASSES = {
+    "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
+    "freeze": "drops gradients that are not wanted, and what only they need",
+    "cat": "replaces concatenations and slices of them by what they are made of",
+    "decompose": "takes cross-entropy, NLL and log-softmax apart into ops for the kernels of `fuse`, which it needs",
+    "pad": "pads matmuls whose rows are not aligned, such as a vocabulary of 50,257, to a width that tensor cores load fast",
+    "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
+    "fuse": "turns runs of pointwise ops, casts, views and reductions into Triton kernels; equal ones share one",
+}
+"""What each built-in pass does, in pipeline order."""
+
+PASS_OF = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"), "remat")
+"""Option -> the pass that it belongs to, where it is not called like that."""
+
+
+REMAT_ALONE = "without fuse, what it recomputes runs as ops of its own: it saves memory and costs time"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The passes that depend on the machine, as it lets them work: what its GPU packs of attention, how it draws dropout,
+    whether its tensor cores multiply float32; and the figures that `remat` prices by."""
+
+    cat: Cat
+    fuse: Fuse
+    pad: Pad
+    peaks: Peaks = H100_SXM_DATASHEET
+
+    @classmethod
+    def here(cls, tf32: bool = False, peaks: Peaks = H100_SXM_DATASHEET) -> Machine:
+        """This one, as far as its GPU is in use yet, for a program that has its float32 matmuls on tensor cores or not."""
+        return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32), peaks)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Which passes run, in pipeline order, with which options.
+
+    `freeze`: globs over parameters whose gradients nobody wants; `()` only prunes what nobody demanded, None is off.
+    `decompose`: takes composites apart into what kernels hold, so it runs only where `fuse` does.
+    `remat`: the weight, 0 to 1, of a value that is an input of its producer's region (1: in full); None is off.
+    `memory_budget`: what the forward may keep for the backward, as a fraction of what it would keep or in bytes.
+    `save`, `recompute`: globs over values or module paths that `remat` must keep, or must not keep.
+    `remat_options`: `(name, value)` of the other fields of `Remat` that differ from their defaults, by name.
+    `own`: the registered passes of the user's own; each is an option by its name.
+    """
+
+    simplify: bool = True
+    freeze: tuple[str, ...] | None = ()
+    cat: bool = True
+    decompose: bool = True
+    pad: bool = True
+    remat: float | None = DEFAULT_WEIGHT
+    memory_budget: int | float | None = None
+    save: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    remat_options: tuple[tuple[str, Any], ...] = ()
+    fuse: bool = True
+    own: tuple[Own, ...] = field(default_factory=registered)
+
+    @classmethod
+    def of(cls, **options: Any) -> Config:
+        """The defaults with `options` changed. Raises `OptionError` for an unknown name or a bad value."""
+        return cls().changed(**options)
+
+    @classmethod
+    def off(cls) -> Config:
+        """No pass at all: the trace as it was captured."""
+        own = tuple(one.changed(False) for one in registered())
+        return cls(simplify=False, freeze=None, cat=False, decompose=False, pad=False, remat=None, fuse=False, own=own)
+
+    def changed(self, **options: Any) -> Config:
+        """This configuration with `options` changed. Raises `OptionError` for an unknown name or a bad value.
+
+        Passes that were registered since it was made are in the new one, off; those that were replaced are so there too.
+        """
+        own = renewed(self.own)
+        known = [*READERS, *(one.name for one in own)]
+        for name in options:
+            if name not in known:
+                raise OptionError(unknown_option(name, known))
+        given = _without_instances(options)
+        built_in = {name: READERS[name](name, value) for name, value in given.items() if name in READERS}
+        mine = tuple(one.changed(given[one.name]) if one.name in given else one for one in own)
+        return replace(self, own=mine, **built_in)._checked()
+
+    def _checked(self) -> Config:
+        """This configuration, or `OptionError` for values that the pass remat refuses."""
+        try:
+            self._remat(self.remat or 0.0, H100_SXM_DATASHEET)
+        except ValueError as error:
+            raise OptionError(f"remat: {error}") from error
+        return self
+
+    def _remat(self, weight: float, peaks: Peaks) -> Remat:
+        budget = {} if self.memory_budget is None else {"memory_budget": self.memory_budget}
+        rest = {"peaks": peaks} | budget | dict(self.remat_options)
+        return Remat(producer_input_weight=weight, save=self.save, recompute=self.recompute, **rest)
+
+    def passes(self, machine: Machine | None = None) -> list[Pass]:
+        """The passes that are on, in pipeline order, for `machine` (default: this one)."""
+        machine = machine or Machine.here()
+        chosen: dict[str, Pass | None] = {
+            "simplify": Simplify() if self.simplify else None,
+            "freeze": None if self.freeze is None else Freeze(self.freeze),
+            "cat": machine.cat if self.cat else None,
+            "decompose": Decompose() if self.decompose and self.fuse else None,
+            "pad": machine.pad if self.pad else None,
+            "remat": None if self.remat is None else self._remat(self.remat, machine.peaks),
+            "fuse": machine.fuse if self.fuse else None,
+        }
+        chosen |= {one.name: one.guarded() for one in self.own}
+        return [one for name in self.names if (one := chosen[name]) is not None]
+
+    @property
+    def names(self) -> list[str]:
+        """All passes, those that are off too, in pipeline order."""
+        return list(in_order(self.own))
+
+    def state(self, name: str) -> str:
+        """What the pass `name` is here: `on`, `off`, or `off: needs fuse`, whatever its own switch says."""
+        if name == "decompose" and not self.fuse:
+            return "off: needs fuse"
+        value = self.switch(name)
+        return "off" if value is None or value is False else "on"
+
+    def note(self, name: str) -> str:
+        """What to know of the pass `name`, which is on, beside the others as they are here; mostly nothing."""
+        return REMAT_ALONE if name == "remat" and self.state(name) == "on" and not self.fuse else ""
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Options that are given and have no effect, since the pass that they belong to is off."""
+        default = Config()
+        given = (name for name in PASS_OF if getattr(self, name) != getattr(default, name))
+        return tuple(name for name in given if self.state(PASS_OF[name]) != "on")
+
+    def switch(self, name: str) -> Any:
+        """What `optimize` takes as `name`, for this configuration."""
+        return getattr(self, name) if name in PASSES else self._own(name).given
+
+    def switched(self, name: str) -> Config:
+        """This configuration with the pass `name` off if it is on, and as by default if it is off."""
+        off, is_own = Config.off(), name not in PASSES
+        default = True if is_own else getattr(Config(), name)
+        off_value = False if is_own else getattr(off, name)
+        return self.changed(**{name: default if self.switch(name) == off_value else off_value})
+
+    def help(self, name: str) -> str:
+        """What the pass `name` does, in a sentence."""
+        return PASSES[name] if name in PASSES else self._own(name).help
+
+    def options(self, name: str) -> list[tuple[PassOption, Any]]:
+        """The options of the pass `name` that have no control of their own, each with its value here."""
+        if name == "remat":
+            given, options = dict(self.remat_options), REMAT_OPTIONS
+        elif name in PASSES:
+            return []
+        else:
+            own = self._own(name)
+            given, options = own.given if isinstance(own.given, dict) else {}, own.options
+        return [(option, given.get(option.name, option.default)) for option in options.values()]
+
+    def _own(self, name: str) -> Own:
+        return next(one for one in self.own if one.name == name)
+
+    def as_code(self, of: str = "c") -> str:
+        """The call that makes this configuration, with only what differs from the default: `c.optimize(remat=0.0)`."""
+        default = Config()
+        changed = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name != "own" and getattr(self, f.name) != getattr(default, f.name)
+        }
+        if "remat_options" in changed:
+            changed["remat_options"] = dict(self.remat_options)
+        given = {one.name: one.given for one in self.own}
+        changed |= {one.name: given.get(one.name, False) for one in default.own if given.get(one.name) is not True}
+        return f"{of}.optimize({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+
+def option_names() -> list[str]:
+    """What `Config.of` takes."""
+    return [*READERS, *(one.name for one in registered())]
+
+
+def unknown_option(name: str, known: list[str]) -> str:
+    """That there is no option `name`, with the one of `known` that was probably meant."""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"there is no option {name!r}: {hint}choose from {', '.join(known)}"
+
+
+# --- an instance in place of a switch ---------------------------------------------------------------------------------
+
+
+def _without_instances(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` with built-in passes' instances as what they stand for; an option that is given too comes first."""
+    instances = {name: one for name, one in options.items() if name in PASSES and is_instance(one)}
+    spread: dict[str, Any] = {}
+    for name, one in instances.items():
+        spread |= _spread(name, one)
+    return spread | {name: value for name, value in options.items() if name not in instances}
+
+
+def _spread(name: str, given: Any) -> dict[str, Any]:
+    if getattr(given, "name", None) != name:
+        raise OptionError(f"{name}={given!r} is another pass: pass an instance of the one called {name}")
+    if isinstance(given, Remat):
+        rest = {option: getattr(given, option) for option in REMAT_OPTIONS}
+        budget = getattr(given, "memory_budget", None)
+        weight, save, recompute = given.producer_input_weight, given.save, given.recompute
+        return {"remat": weight, "memory_budget": budget, "save": save, "recompute": recompute, "remat_options": rest}
+    if isinstance(given, Freeze):
+        return {"freeze": given.patterns}
+    if given != type(given)():
+        raise OptionError(f"{name}={given!r} sets what tracefuse finds out about the GPU itself: pass {name}=True")
+    return {name: True}

@@ -1,0 +1,63 @@
+"""Attention's backward into one buffer: what this machine can do of it, and its text for exported files.
+
+    support(text)   the definitions that `text` needs if it calls the packed operator, else nothing
+    share_graphs(m) lets a generated module use the graphs of this process
+    cat_options()   what the pass `cat` must know of this machine
+
+The operator is `tracefuse.optimizers.cat.attention_ops`; what it does is `tracefuse.device.packed_runtime`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tracefuse.device import packed_runtime
+from tracefuse.optimizers.cat import attention_ops
+from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, Packing
+
+OPERATOR = attention_ops.PACKED_BACKWARD._opname
+AMPERE = (8, 0)
+"""The first GPUs with bfloat16 and with the attention that cuDNN has."""
+
+_MARK = "# --- copied into exported files that pack gradients of attention ---\n"
+_COPIED = Path(packed_runtime.__file__).read_text().split(_MARK)[1].strip("\n")
+RUNTIME = f"import threading\nimport warnings\n\n{_COPIED}"
+"""All that a file needs besides torch to call the operator."""
+
+_CALL = re.compile(rf"(?<![\w.]){OPERATOR}\(")
+
+_IMPLEMENTATION = torch.library.Library("tracefuse", "IMPL")
+_IMPLEMENTATION.impl(OPERATOR, packed_runtime.packed_scaled_dot_product_attention_backward, "CompositeExplicitAutograd")
+
+
+def support(text: str) -> str:
+    """What stands above `text` in a file, if it calls the operator; empty if it does not."""
+    return RUNTIME if _CALL.search(re.sub(r"#.*", "", text)) else ""
+
+
+def share_graphs(module: ModuleType) -> None:
+    """Let a generated `module` use what cuDNN has built for others of this process: building one is slow."""
+    if hasattr(module, "_packing"):
+        module._packing = packed_runtime._packing  # type: ignore[attr-defined]
+
+
+def cat_options() -> dict[str, Any]:
+    """What `Cat` must know to let attention write packed gradients; nothing where no GPU is in use yet."""
+    if not torch.cuda.is_initialized():
+        return {}
+    refusal = _too_old() or packed_runtime.why_no_frontend()
+    return {"packing": Packing(refusal=refusal) if refusal else Packing(GPU_KINDS)}
+
+
+def _too_old() -> str | None:
+    if torch.version.hip is not None:
+        return "cuDNN packs gradients of attention on NVIDIA's GPUs: use one"
+    capability = torch.cuda.get_device_capability()
+    if capability >= AMPERE:
+        return None
+    return f"cuDNN packs gradients of attention from compute capability 8.0 on, not on {capability[0]}.{capability[1]}"

@@ -1,0 +1,189 @@
+"""A finding and what detectors know: types, and the words that findings share. Detectors: `tracefuse.diagnose.diagnose`
+lists them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2s
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import fx
+
+from tracefuse.assembly.unshown import Dropped
+from tracefuse.measure.op_times import OpTimes
+from tracefuse.optimizers.trace import Source, Trace, origin, val
+from tracefuse.recording.host_reads import Stop
+from tracefuse.text import figure
+
+if TYPE_CHECKING:
+    from tracefuse.captures import Capture
+
+Severity = Literal["high", "medium", "low"]
+SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
+HIGH, MEDIUM, LOW = 0.2, 0.05, 0.01
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A part of the time that a finding is about; `provenance` begins with "measured on" or "modelled"."""
+
+    label: str
+    us: float
+    provenance: str
+
+
+FixKind = Literal["on device", "pinned input", "pinned gradient", "as cast", "passes"]
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What a replay can test: `kind` names the change (`tracefuse.diagnose.fixes`), `does` says it, `of` are the names
+    of the inputs or
+    ops that it changes, `changes` the options of "passes"."""
+
+    kind: FixKind
+    does: str
+    of: tuple[str, ...] = ()
+    changes: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One diagnosis. `evidence` are pairs of label and figure, `values` the names of the ops it is about, `source` the line of
+    the user's program, `worth` what the fix gains and how that is known, `changes` the options that try it, if a pass can.
+
+    `bars` are parts of the time of what it is about, one after another: they add up to that. `fixes` are what
+    `Variant.try_fix` can measure, the best first."""
+
+    name: str
+    severity: Severity
+    title: str
+    evidence: tuple[tuple[str, str], ...]
+    values: tuple[str, ...]
+    source: str
+    fix: str
+    worth: str
+    changes: dict[str, Any] | None = None
+    bars: tuple[Bar, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The same for what is found at the same place again, whatever its times are by then."""
+        return blake2s("\n".join((self.name, self.title, self.source)).encode(), digest_size=6).hexdigest()
+
+    @property
+    def trials(self) -> tuple[Fix, ...]:
+        """What `Variant.try_fix` can measure: `fixes`, or the passes of `changes`."""
+        if self.fixes or not self.changes:
+            return self.fixes
+        return (Fix("passes", f"with {', '.join(self.changes)}", changes=self.changes),)
+
+    def __str__(self) -> str:
+        facts = "; ".join(f"{label}: {figure}" for label, figure in self.evidence)
+        lines = [f"{self.severity}: {self.title}", f"  {facts}", f"  at {self.source}" if self.source else ""]
+        lines += [f"  time: {bars_text(self.bars)}" if self.bars else "", f"  fix: {self.fix}"]
+        return "\n".join(filter(None, [*lines, f"  worth: {self.worth}"]))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a detector may look at: a trace of the capture, its times, flags and versions, pinned inputs,
+    where the host reads what a GPU computes (`stops`), the trace as `captured` where `trace` is what passes made of it, what
+    autograd computed for nothing (`dropped`), and what optimizers hold."""
+
+    trace: Trace
+    times: OpTimes
+    environment: tuple[tuple[str, str], ...] = ()
+    pinned: frozenset[str] = frozenset()
+    """Names of the inputs that lie in pinned memory."""
+    stops: tuple[Stop, ...] = ()
+    captured: Trace | None = None
+    dropped: tuple[Dropped, ...] = ()
+    optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, capture: Capture, trace: Trace, times: OpTimes) -> Case:
+        """The case of `trace`, which is that of `capture` or what passes made of it."""
+        environment = tuple(capture.environment.items())
+        return cls(
+            trace,
+            times,
+            environment,
+            pinned=capture.pinned,
+            stops=capture.stops,
+            captured=capture.trace,
+            dropped=capture.dropped,
+            optimizers=capture.optimizers,
+        )
+
+    @property
+    def step_us(self) -> float:
+        return sum(self.times.us.values())
+
+    def us(self, nodes: Sequence[fx.Node]) -> float:
+        return sum(self.times.us.get(node.name, 0.0) for node in nodes)
+
+    def severity(self, us: float, of_us: float | None = None) -> Severity | None:
+        """By the share of the step, or of `of_us`; None for less than deserves a word."""
+        whole = self.step_us if of_us is None else of_us
+        share = us / whole if whole else 0.0
+        return next((s for s, least in zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True) if share >= least), None)
+
+    def worth(self, us: float) -> str:
+        """`us` of the step, with its share and how the times are known."""
+        share = share_text(us, self.step_us)
+        return f"{time_text(us)} of {time_text(self.step_us)} a step, {share} ({self.times.provenance})"
+
+
+Detector = Callable[[Case], Iterator[Finding]]
+
+
+# --- words ---
+
+
+def time_text(us: float) -> str:
+    return f"{figure(us / 1000)} ms" if us >= 1000 else f"{figure(us)} µs"
+
+
+def bars_text(bars: Sequence[Bar]) -> str:
+    """`wait 3.4 ms | copy @ 1.3 GB/s 506 ms | host 20 ms = 529 ms (measured on …)`"""
+    parts = " | ".join(f"{bar.label} {time_text(bar.us)}" for bar in bars)
+    return f"{parts} = {time_text(sum(bar.us for bar in bars))} ({bars[0].provenance})"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def share_text(us: float, whole: float) -> str:
+    return f"{us / whole:.0%}".replace("%", " %")
+
+
+def line(node: fx.Node) -> str:
+    return place(origin(node).source)
+
+
+def place(source: Source | None) -> str:
+    return f"{source.label or source.file}:{source.line}  {source.text.strip()}" if source else ""
+
+
+def names(nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+    return tuple(node.name for node in nodes)
+
+
+def device(node: Any) -> str:
+    return str(val(node).device)
+
+
+def dtype(node: Any) -> str:
+    return str(val(node).dtype).removeprefix("torch.")
+
+
+def grouped(nodes: Sequence[fx.Node], key: Callable[[fx.Node], Any]) -> dict[Any, list[fx.Node]]:
+    groups: dict[Any, list[fx.Node]] = defaultdict(list)
+    for node in nodes:
+        groups[key(node)].append(node)
+    return groups

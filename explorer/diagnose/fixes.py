@@ -1,0 +1,291 @@
+"""Fixes that a replay can test: a finding's `Fix` is applied to the captured program, and both are timed beside each other.
+
+    trial = variant.try_fix(finding)            536 → 8.9 ms a step, ratio 0.017 [0.016, 0.018] (faster)
+    mended = capture.with_fix(finding)          a capture like any other: optimize, measure, explore, export
+
+Each kind of fix is a function from a trace to a trace, and nothing runs for it; its inputs then follow their new types. The
+passes of the variant run on the fixed program, so that what is gained is gained on top of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+
+from tracefuse.assembly.assemble import Roles
+from tracefuse.assembly.draws import undisturbed
+from tracefuse.assembly.program import CapturedProgram
+from tracefuse.captures import Capture
+from tracefuse.diagnose.finding import Finding, Fix, FixKind
+from tracefuse.diagnose.retype import Place, conversions_back, is_conversion, only_dtype, readers, retyped
+from tracefuse.errors import FixError
+from tracefuse.measure import rounds as measure
+from tracefuse.measure.measurements import Said
+from tracefuse.measure.side_by_side import replays, same_program
+from tracefuse.measure.timing import Difference, Estimate, Timing, verdict
+from tracefuse.optimizers.errors import NotSupported
+from tracefuse.optimizers.trace import Trace, phase, val
+from tracefuse.text import figure
+
+if TYPE_CHECKING:
+    from tracefuse.config.configuration import Machine
+    from tracefuse.recording.host_reads import Stop
+    from tracefuse.variant import Variant
+
+BEFORE, AFTER = "as it is", "fixed"
+NO_GPU = "it needs the CUDA GPU that the program ran on, and torch sees none: open it on a machine with one"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a replay says of a fix. `timing` has the programs "as it is" and "fixed"; both times are of whole steps. `note` is
+    what to know before reading them."""
+
+    fix: Fix
+    timing: Timing
+    note: str = ""
+
+    @property
+    def before_ms(self) -> Estimate:
+        return self.timing.program(BEFORE).times_ms["step"]
+
+    @property
+    def after_ms(self) -> Estimate:
+        return self.timing.program(AFTER).times_ms["step"]
+
+    @property
+    def ratio(self) -> Estimate:
+        """Fixed over as it is: below 1 is faster."""
+        return self.timing.program(AFTER).ratios["step"]
+
+    @property
+    def verdict(self) -> str:
+        """`faster`, `slower`, `no difference seen`, or that there were too few rounds to say."""
+        return verdict(self.ratio)
+
+    @property
+    def difference(self) -> Difference:
+        """Largest |Δ| in float64 of the fixed program's results and gradients from those of the other one."""
+        found = self.timing.program(AFTER).difference
+        assert found is not None
+        return found
+
+    @property
+    def said(self) -> str:
+        """`measured on CPU: 536 → 8.9 ms a step, ratio 0.017 [0.016, 0.018] (faster); max |Δ| results 0, gradients 0`"""
+        before, after = self.before_ms.median, self.after_ms.median
+        times = f"{figure(before)} → {figure(after)} ms a step, ratio {self.ratio.text(2)}"
+        apart = f"max |Δ| results {self.difference.results:.3g}, gradients {self.difference.gradients:.3g}"
+        return " ".join(filter(None, [f"{self.timing.device}: {times} ({self.verdict}); {apart}", self.note]))
+
+    def __str__(self) -> str:
+        return f"{self.fix.does}\n  {self.said}"
+
+
+def chosen(fix: Fix | Finding) -> Fix:
+    """`fix`, or the first that a finding offers. Raises `FixError` for one that offers none."""
+    if isinstance(fix, Fix):
+        return fix
+    if not isinstance(fix, Finding):
+        raise FixError(f"{fix!r} is no finding: pass one of `v.findings()`, or one of its `trials`")
+    if not fix.trials:
+        raise FixError(f"no replay can test what to do about “{fix.title}”: {fix.fix}")
+    return fix.trials[0]
+
+
+# --- the program with a fix -------------------------------------------------------------------------------------------
+
+
+def fixed_trace(trace: Trace, fix: Fix) -> Trace:
+    """`trace` with `fix`; `trace` itself for passes, which a configuration switches. Pure: nothing runs, no GPU is needed.
+
+    Raises `FixError` where the program is none that the fix is for, with the reason.
+    """
+    if fix.kind == "passes":
+        return trace
+    try:
+        _check_known(trace, fix)
+        return _CHANGES[fix.kind](trace, fix.of)
+    except NotSupported as error:
+        raise FixError(f"{fix.does}: {error}") from error
+
+
+class FixedCapture(Capture):
+    """The capture of another program with the signature of `original`, on inputs of its own; else it is what that is."""
+
+    def __init__(
+        self,
+        original: Capture,
+        trace: Trace,
+        example_inputs: tuple[torch.Tensor, ...],
+        live_inputs: tuple[torch.Tensor, ...],
+    ) -> None:
+        super().__init__()
+        self.original = original
+        self.environment = original.environment
+        self._roles = Roles({}, {}, {})
+        known = original.guards, original.dropped, original.optimizers
+        self._built = CapturedProgram(trace, example_inputs, live_inputs, *known)
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        return self.original.stops
+
+    @property
+    def rng_states(self) -> tuple[torch.Tensor, ...]:
+        return self.original.rng_states
+
+    @property
+    def thawed(self) -> tuple[str, ...]:
+        return self.original.thawed
+
+    @property
+    def machine(self) -> Machine:
+        return self.original.machine
+
+
+def with_fix(capture: Capture, fix: Fix) -> Capture:
+    """A capture of the program with `fix`; see `Capture.with_fix`."""
+    trace = fixed_trace(capture.trace, fix)
+    if trace is capture.trace:
+        return capture
+    pinned = frozenset(fix.of) if fix.kind == "pinned input" else frozenset()
+    needs_gpu = any(val(node).device.type == "cuda" for node in trace.placeholders) or pinned
+    if needs_gpu and not torch.cuda.is_available():
+        raise FixError(f"{fix.does}: {NO_GPU}")
+    pairs = list(zip(trace.placeholders, trace.inputs, capture.example_inputs, strict=True))
+    examples = tuple(_as_typed(tensor, val(node), entry.name in pinned) for node, entry, tensor in pairs)
+    live = tuple(
+        mine if example is old else example.detach().requires_grad_(mine.requires_grad)
+        for example, old, mine in zip(examples, capture.example_inputs, capture.live_inputs, strict=True)
+    )
+    return FixedCapture(capture, trace, examples, live)
+
+
+def _as_typed(tensor: torch.Tensor, like: torch.Tensor, is_pinned: bool) -> torch.Tensor:
+    if tensor.device == like.device and tensor.dtype == like.dtype and not is_pinned:
+        return tensor
+    moved = tensor.detach().to(like.device, like.dtype)
+    return moved.pin_memory() if is_pinned else moved
+
+
+def _check_known(trace: Trace, fix: Fix) -> None:
+    known = {node.name for node in trace.graph.nodes}
+    if missing := [name for name in fix.of if name not in known]:
+        raise FixError(
+            f"{fix.does}: the captured program has no value {missing[0]!r}: take the finding of this capture"
+        )
+
+
+def _on_device(trace: Trace, names: tuple[str, ...]) -> Trace:
+    """The inputs lie where the forward moves them to, as what they are."""
+    return retyped(trace, {node.name: Place(_target(node), val(node).dtype) for node in map(trace.node, names)})
+
+
+def _target(node: fx.Node) -> torch.device:
+    """The one device that the forward moves the input to."""
+    found = {val(one).device for one in _moves(node)}
+    if len(found) != 1:
+        raise NotSupported(f"the forward moves {node.name} to {len(found)} devices: try it where it moves it to one")
+    return found.pop()
+
+
+def _moves(node: fx.Node) -> list[fx.Node]:
+    """The ops of the forward that move the input to another device."""
+    return [
+        n for n in readers(node) if is_conversion(n) and phase(n) == "forward" and val(n).device != val(node).device
+    ]
+
+
+def _as_cast(trace: Trace, names: tuple[str, ...]) -> Trace:
+    """The inputs have the dtype that every reader casts them to."""
+    nodes = [trace.node(name) for name in names]
+    for node in nodes:
+        if only_dtype(node) == val(node).dtype:
+            raise NotSupported(
+                f"something reads {node.name} uncast too, or cast otherwise: keep both forms of it yourself"
+            )
+    return retyped(trace, {node.name: Place(val(node).device, only_dtype(node)) for node in nodes})
+
+
+def _pinned_input(trace: Trace, names: tuple[str, ...]) -> Trace:
+    """The host does not wait for the moves of the inputs, which `with_fix` pins."""
+    new = trace.copy()
+    return _unwaited(new, [move for name in names for move in _moves(new.node(name))])
+
+
+def _pinned_gradient(trace: Trace, names: tuple[str, ...]) -> Trace:
+    """The host does not wait for the gradients' copies, for which torch takes pinned memory: whoever reads them waits."""
+    new = trace.copy()
+    inputs = [new.node(name) for name in names]
+    back = [copy for node in inputs for copy in conversions_back(new, node, Place(_target(node), val(node).dtype))]
+    if any(user.op != "output" for copy in back for user in copy.users):
+        raise NotSupported("the CPU goes on computing with the gradient, and has to wait for it: move the leaf instead")
+    return _unwaited(new, back)
+
+
+def _unwaited(trace: Trace, copies: list[fx.Node]) -> Trace:
+    if not copies:
+        raise NotSupported("the captured program has no such copy: take the finding of this capture")
+    for copy in copies:
+        copy.kwargs = {**copy.kwargs, "non_blocking": True}
+    return trace
+
+
+_CHANGES: dict[FixKind, Callable[[Trace, tuple[str, ...]], Trace]] = {
+    "on device": _on_device,
+    "pinned input": _pinned_input,
+    "pinned gradient": _pinned_gradient,
+    "as cast": _as_cast,
+}
+
+
+# --- the trial --------------------------------------------------------------------------------------------------------
+
+
+def why_not(capture: Capture) -> str:
+    """Why no fix of this capture can be tried on this machine; "" where there is what it takes."""
+    return NO_GPU if capture.device.type == "cuda" and not torch.cuda.is_available() else ""
+
+
+def try_fix(
+    variant: Variant,
+    fix: Fix,
+    progress: measure.Progress | None = None,
+    budget_s: float = 10.0,
+    is_cancelled: measure.IsCancelled | None = None,
+) -> Trial:
+    """See `Variant.try_fix`, whose arguments these are."""
+    measure.check_arguments(budget_s, progress)
+    if reason := why_not(variant.capture):
+        raise FixError(f"{fix.does}: {reason}")
+    variant.check().check_exportable()
+    mended = with_fix(variant.capture, fix).variant(variant.config.changed(**(fix.changes or {}))).check()
+    if mended.capture is variant.capture and same_program(mended, variant):
+        raise FixError(f"{fix.does}: it changes nothing here, the program stays the same")
+    report = measure.compiling(progress, is_cancelled)
+    both = {BEFORE: variant, AFTER: mended}
+    programs = {name: replays(one.compile(progress=report), one) for name, one in both.items()}
+    with undisturbed([*variant.capture.example_inputs, *mended.capture.example_inputs]):
+        timing = measure.measure(
+            programs,
+            device=variant.capture.device,
+            budget_s=budget_s,
+            progress=progress,
+            is_cancelled=is_cancelled,
+        )
+    trial = Trial(fix, timing, (timing.note or "") if mended.kernels else "")
+    _note(variant, trial)
+    return trial
+
+
+def _note(variant: Variant, trial: Trial) -> None:
+    """Keep what it says for a session file, under every finding that offers this fix."""
+    for one in variant.findings():
+        if trial.fix in one.trials:
+            key = variant.config, one.id, one.trials.index(trial.fix)
+            variant.capture.measurements.trials[key] = Said(trial.verdict, trial.said)

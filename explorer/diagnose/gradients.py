@@ -1,0 +1,150 @@
+"""Findings about gradients that nobody needs: of what no optimizer takes, of data, dropped, of frozen parameters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+
+from torch import fx
+
+from tracefuse.diagnose.finding import Case, Finding, counted, line, names, place, share_text, time_text
+from tracefuse.measure.op_times import roofline_of
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
+from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
+from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outputs, unread_outputs
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, val
+
+
+def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
+    """Parameters with a gradient that none of the optimizers in sight holds, where one holds others of the program."""
+    held = frozenset().union(*case.optimizers.values())
+    unheld = [i for i in _with_gradient(case.trace) if i.kind == "parameter" and i.name not in held]
+    if not held or not unheld:
+        return
+    optimizers = ", ".join(f"`{name}`" for name in case.optimizers)
+    some = f"gradients of {len(unheld)} parameters" if len(unheld) > 1 else f"the gradient of `{unheld[0].source}`"
+    yield from _undemanded(
+        case,
+        "gradient that no optimizer takes",
+        {i.source for i in unheld},
+        f"every backward computes {some}, which no optimizer updates",
+        ("optimizers found", f"{optimizers}: {len(held)} of the {len(held) + len(unheld)} parameters with a gradient"),
+        "`requires_grad_(False)` before the forward, or hand them to the optimizer; `freeze` shows what that spares",
+    )
+
+
+def gradients_of_data(case: Case) -> Iterator[Finding]:
+    """Inputs that are no parameters and get a gradient, in a program that trains parameters: where it trains none, as in an
+    attack or a test of an operator, the inputs' gradients are what it is for."""
+    held = frozenset().union(*case.optimizers.values())
+    inputs = _with_gradient(case.trace)
+    data = [i for i in inputs if i.kind == "input" and i.name not in held]
+    if len(data) == len(inputs):
+        return
+    for entry in data:
+        yield from _undemanded(
+            case,
+            "gradient of data",
+            {entry.source},
+            f"every backward computes the gradient of `{entry.source}`, which is no parameter",
+            ("fills", f"`{entry.source}.grad`"),
+            f"if nothing reads `{entry.source}.grad`: make it without requires_grad",
+        )
+
+
+def _with_gradient(trace: Trace) -> list:
+    of = {out.of for out in trace.outputs if out.kind == "gradient"}
+    return [entry for entry in trace.inputs if entry.name in of]
+
+
+def _undemanded(
+    case: Case, name: str, sources: Collection[str], title: str, fact: tuple[str, str], fix: str
+) -> Iterator[Finding]:
+    """The finding on inputs whose gradients need not be computed, if that is worth anything."""
+    cost = frozen_costs(case.trace, sorted(sources)).together
+    nodes = [case.trace.node(op) for op in cost.ops]
+    us = case.us(nodes)
+    severity = case.severity(us)
+    if severity is None:
+        return
+    of = {entry.name for entry in case.trace.inputs if entry.source in sources}
+    pairs = zip(case.trace.outputs, case.trace.returned, strict=True)
+    gradients = [node for out, node in pairs if out.kind == "gradient" and out.of in of]
+    yield Finding(
+        name,
+        "medium" if severity == "high" and name == "gradient of data" else severity,
+        title,
+        (
+            fact,
+            ("only for that", f"{counted(len(nodes), 'op')}, {human_bytes(cost.saved_nbytes)} saved by the forward"),
+            ("gradients", human_bytes(cost.gradient_nbytes)),
+        ),
+        names(nodes),
+        line(max(gradients, key=nbytes)),
+        fix,
+        case.worth(us),
+        {"freeze": sorted(sources)},
+    )
+
+
+def dropped_gradients(case: Case) -> Iterator[Finding]:
+    """Ops of the backward that reached nothing."""
+    us = sum(one.modelled_us for one in case.dropped)
+    whole = us + case.step_us
+    if case.severity(us, whole) is None:
+        return
+    us_of: dict[str, float] = defaultdict(float)
+    for one in case.dropped:
+        us_of[one.origin.autograd] += one.modelled_us
+    largest = max(case.dropped, key=lambda one: one.modelled_us)
+    yield Finding(
+        "gradient computed and dropped",
+        case.severity(us, whole) or "low",
+        f"{counted(len(case.dropped), 'op')} of the backward computed what nothing used",
+        (
+            ("written", human_bytes(sum(one.nbytes for one in case.dropped))),
+            ("by", ", ".join(name or "the engine" for name in sorted(us_of, key=lambda n: -us_of[n])[:3])),
+        ),
+        (),
+        place(largest.origin.source),
+        "compute only what is used: `ctx.needs_input_grad` in a backward of your own, fewer `inputs` of autograd.grad, "
+        "requires_grad_(False)",
+        f"{time_text(us)} beside the {time_text(case.step_us)} of what is used, {share_text(us, whole)} of both "
+        f"(modelled: roofline of the {H100_SXM_DATASHEET.source})",
+    )
+
+
+def unread_gradients(case: Case) -> Iterator[Finding]:
+    """Multi-output ops of the backward, of which some outputs are computed and not read: most often a frozen parameter's."""
+    backward = [n for n in case.trace.ops if phase(n) == "backward"]
+    wasteful = {n: unread for n in backward if (unread := unread_outputs(n) & switchable_outputs(n))}
+    if not wasteful:
+        return
+    peaks = roofline_of(case.trace)
+    us = 1e6 * sum(unread_seconds(n, peaks) for n in wasteful)
+    severity = case.severity(us)
+    if severity is None:
+        return
+    frozen = sorted({source for n in wasteful for source in _frozen_parameters(case.trace, n)})
+    computed = sum(output_nbytes(val(n)[i]) for n, unread in wasteful.items() for i in unread)
+    whose = ("of", f"{counted(len(frozen), 'frozen parameter')}: {', '.join(frozen[:3])}") if frozen else None
+    ops = list(wasteful)
+    yield Finding(
+        "frozen parameters still paid for" if frozen else "gradient computed and not read",
+        severity,
+        f"the backward computes {human_bytes(computed)} that nothing reads, in {counted(len(ops), 'op')}",
+        tuple(filter(None, (("operators", ", ".join(sorted({str(n.target) for n in ops}))), whose))),
+        names(ops),
+        line(case.trace.twins.get(ops[0], ops[0])),
+        "`freeze` switches off what the operators can leave out",
+        f"at most {time_text(us)} of {time_text(case.step_us)} a step, {share_text(us, case.step_us)} "
+        f"(modelled: roofline of the {peaks.source})",
+        {"freeze": []},
+    )
+
+
+def _frozen_parameters(trace: Trace, node: fx.Node) -> list[str]:
+    """Parameters without a gradient that the op, or its forward, reads."""
+    frozen = {i.name: i.source for i in trace.inputs if i.kind == "parameter" and not i.trainable}
+    read = [*node.all_input_nodes, *(trace.twins[node].all_input_nodes if node in trace.twins else ())]
+    return [frozen[n.name] for n in read if n.name in frozen]

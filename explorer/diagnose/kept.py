@@ -1,0 +1,112 @@
+"""The finding about saved tensors that cost more to keep for the backward than to compute there again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from tracefuse.diagnose.finding import Case, Finding, Severity, counted, line, share_text, time_text
+from tracefuse.measure.op_times import roofline_of
+from tracefuse.optimizers.costs.cost import Peaks, packet_name
+from tracefuse.optimizers.liveness import Saved, peak_bytes, saved_bytes, saved_values
+from tracefuse.optimizers.memory import storages
+from tracefuse.optimizers.ops import producer
+from tracefuse.optimizers.remat.budget import Budgeting, recompute_seconds
+from tracefuse.optimizers.remat.cut import Remat
+from tracefuse.optimizers.remat.forward import Forward
+from tracefuse.optimizers.remat.schedule import recomputes
+from tracefuse.optimizers.trace import Trace, human_bytes, phase
+from tracefuse.tables.folding import folded_paths, name_of
+
+
+@dataclass(frozen=True)
+class Needless:
+    """What the cut of `remat` no longer saves: the values, the bytes saved and the static peak, each (as it is, with the cut),
+    and seconds of a roofline to store and load what goes, and to compute it again in kernels."""
+
+    values: tuple[Saved, ...]
+    saved: tuple[int, int]
+    peak: tuple[int, int]
+    kept_s: float
+    again_s: float
+
+
+# A trace is diagnosed at every switch of a pass, and the captured one stays the same.
+_known: WeakKeyDictionary[Trace, dict[Peaks, Needless | None]] = WeakKeyDictionary()
+
+
+def kept_for_nothing(case: Case) -> Iterator[Finding]:
+    """Values whose store and load take longer than computing them again, by the cut that `remat` makes.
+
+    A trace with kernels is not cut: there it is what the captured one would not save, as far as it still does.
+    """
+    has_kernels = any(not packet_name(producer(n)) for n in case.trace.ops)
+    cut = case.captured if has_kernels and case.captured is not None else case.trace
+    peaks = roofline_of(cut)
+    known = _known.setdefault(cut, {})
+    if peaks not in known:
+        known[peaks] = _needless(cut, peaks)
+    found = known[peaks]
+    if found is None or found.again_s >= found.kept_s:
+        return
+    saved = saved_bytes(case.trace)
+    part = (saved - found.saved[1]) / (found.saved[0] - found.saved[1])
+    if part > 0:
+        yield from _finding(case, found, saved, min(part, 1.0), peaks.source)
+
+
+def _finding(case: Case, found: Needless, saved: int, part: float, source: str) -> Iterator[Finding]:
+    """The finding, of which `part` is left."""
+    freed, lower = saved - found.saved[1], part * max(0, found.peak[0] - found.peak[1])
+    spared_us = part * 1e6 * (found.kept_s - found.again_s)
+    severities = [s for s in (case.severity(spared_us), case.severity(lower, found.peak[0])) if s is not None]
+    if not severities:
+        return
+    # Memory may be there to spare: that is no error.
+    severity: Severity = "low" if set(severities) == {"low"} else "medium"
+    of: Counter[str] = Counter()
+    nodes = {n.name: n for n in case.trace.ops}
+    left = sorted((value for value in found.values if value.name in nodes), key=lambda value: -value.nbytes)
+    folds = folded_paths(case.trace)
+    for value in left:
+        of[name_of(nodes[value.name], folds)] += value.nbytes
+    yield Finding(
+        "saved although cheaper to recompute",
+        severity,
+        f"the forward saves {human_bytes(freed)} that the backward could compute again faster than it is stored and loaded",
+        (
+            ("saved", f"{human_bytes(saved)}, {human_bytes(found.saved[1])} without"),
+            *((("most of it in", ", ".join(f"{m} {human_bytes(n)}" for m, n in of.most_common(2))),) if left else ()),
+            (
+                "to store and load",
+                f"{time_text(1e6 * found.kept_s)}; to recompute {time_text(1e6 * found.again_s)}, in kernels",
+            ),
+        ),
+        tuple(value.name for value in left),
+        line(nodes[left[0].name]) if left else "",
+        f"compute {counted(len(found.values), 'value')} again in the backward: `remat` with `fuse` does",
+        f"{human_bytes(lower)} of a static peak of {human_bytes(found.peak[0])}, {share_text(lower, found.peak[0])}; "
+        f"{time_text(spared_us)} a step (modelled: roofline of the {source})",
+        {"remat": 1.0, "fuse": True},
+    )
+
+
+def _needless(trace: Trace, peaks: Peaks) -> Needless | None:
+    """None for a trace without a backward, and for one that recomputes or has kernels already."""
+    is_done = any(recomputes(n) or not packet_name(producer(n)) for n in trace.ops)
+    if is_done or all(phase(n) == "forward" for n in trace.ops):
+        return None
+    forward = Forward(trace)
+    budgeting = Budgeting(trace, forward, Remat())
+    choice = budgeting.unlimited
+    kept = {memory for node in choice.kept for memory in storages(node)}
+    nodes = {n.name: n for n in trace.ops}
+    gone = tuple(one for one in saved_values(trace) if kept.isdisjoint(storages(nodes[one.name])))
+    before = saved_bytes(trace)
+    moved = 2 * (before - choice.nbytes) / peaks.bytes_per_s
+    if not gone or choice.nbytes >= before:
+        return None
+    again = recompute_seconds(forward, choice, peaks)
+    return Needless(gone, (before, choice.nbytes), (peak_bytes(trace), budgeting.peak(choice)), moved, again)

@@ -1,0 +1,103 @@
+"""Findings about the surroundings: modes that slow everything down, and tensor cores that a setting leaves idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from tracefuse.diagnose.finding import Case, Finding, Severity, counted, line, names, share_text, time_text
+from tracefuse.diagnose.moves import is_on_gpu
+from tracefuse.measure.peaks import known_peaks
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import val
+from tracefuse.tables.work import work
+
+_FLAGS = {
+    "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel: unset CUDA_LAUNCH_BLOCKING and restart the kernel",
+    "anomaly mode": "autograd checks every gradient and keeps tracebacks: torch.autograd.set_detect_anomaly(False)",
+    "deterministic algorithms": "some ops take slower kernels: torch.use_deterministic_algorithms(False) if you can",
+    "profiler": "every op is timed and noted: leave the profiler out, or on for a few steps (torch.profiler.schedule)",
+}
+# For programs with convolutions on a GPU: the value that slows, how gravely, and what to do.
+_CUDNN: dict[str, tuple[str, Severity, str]] = {
+    "cudnn": ("off", "medium", "convolutions take ATen's slower kernels: torch.backends.cudnn.enabled = True"),
+    "cudnn benchmark": (
+        "off",
+        "low",
+        "cuDNN guesses the algorithm of each convolution; where shapes stay: torch.backends.cudnn.benchmark = True",
+    ),
+}
+# NVIDIA's datasheet of the H100 SXM5: matmuls of float32 without tensor cores, and as TF32 on them, dense.
+FP32, TF32 = (replace(H100_SXM_DATASHEET, by_dtype=((torch.float32, rate),)) for rate in (67e12, 494.7e12))
+AMPERE = 8
+
+
+def modes_that_slow(case: Case) -> Iterator[Finding]:
+    """What was switched on, or off, when the program ran."""
+    known = dict(case.environment)
+    for name, remedy in _FLAGS.items():
+        if known.get(name) == "on":
+            yield _mode(name, "on", "medium", remedy, [])
+    convolutions = (
+        [n for n in case.trace.ops if does_work(n) and work(n) == "convolution"] if is_on_gpu(case.trace) else []
+    )
+    for name, (value, severity, remedy) in _CUDNN.items():
+        if convolutions and known.get(name) == value:
+            yield _mode(name, value, severity, remedy, convolutions)
+
+
+def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node]) -> Finding:
+    return Finding(
+        "slow mode",
+        severity,
+        f"{name} was {value} when the cell ran",
+        ((name, value), *([("convolutions", str(len(ops)))] if ops else [])),
+        names(ops),
+        line(ops[0]) if ops else "",
+        remedy,
+        "not known from one run: measure without it",
+    )
+
+
+def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
+    """Matmuls of float32 on a GPU whose tensor cores a setting keeps out of them."""
+    known = dict(case.environment)
+    has_tensor_cores = int(known.get("capability", "0").partition(".")[0]) >= AMPERE
+    if not has_tensor_cores or known.get("tf32") != "False":
+        return
+    ops = [n for n in case.trace.ops if work(n) == "matmul" and val(n).dtype == torch.float32 and val(n).is_cuda]
+    peaks = _rates()
+    as_fp32, as_tf32 = (1e6 * sum(roofline_seconds(n, one) for n in ops) for one in peaks)
+    if not ops or as_fp32 == as_tf32:
+        return
+    is_measured = case.times.provenance.startswith("measured")
+    # The step may be modelled with one rate for matmuls of every dtype.
+    whole = case.step_us if is_measured else case.step_us - case.us(ops) + as_fp32
+    spared = (case.us(ops) if is_measured else as_fp32) * (1 - as_tf32 / as_fp32)
+    severity = case.severity(spared, whole)
+    if severity is None:
+        return
+    slow, fast = (one.flops_rate(torch.float32) / 1e12 for one in peaks)
+    source = f"{case.times.provenance}; rates modelled" if is_measured else "modelled"
+    yield Finding(
+        "matmuls of float32 without tensor cores",
+        "medium" if severity == "high" else severity,  # who wants all bits of float32 has it right
+        f"{counted(len(ops), 'matmul')} of float32 run without tensor cores: TF32 is off",
+        (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),
+        names(ops),
+        line(max(ops, key=flops)),
+        '`torch.set_float32_matmul_precision("high")`, if 10 bits of mantissa in the products are enough; or bfloat16',
+        f"at most {time_text(spared)} of {time_text(whole)} a step, {share_text(spared, whole)} ({source})",
+    )
+
+
+def _rates() -> tuple[Peaks, Peaks]:
+    """Of float32 without and with tensor cores: of this machine's GPU where they were measured, else of a datasheet."""
+    found = known_peaks("cuda")
+    if found is None or not {"fp32", "tf32"} <= found.flops_per_s.keys():
+        return FP32, TF32
+    return found.roofline(tf32=False), found.roofline(tf32=True)

@@ -1,0 +1,169 @@
+"""Findings about what moves between devices: gradients copied to the host, inputs moved each step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import fx
+
+from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped, line, names, time_text
+from tracefuse.diagnose.retype import behind_views
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, tensors, val
+from tracefuse.tables.work import work
+from tracefuse.timeline.transfers import Transfer
+
+# Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
+PAGEABLE_BYTES_PER_S = 1.3e9
+PAGEABLE = f"modelled: pageable host memory at {PAGEABLE_BYTES_PER_S / 1e9:.1f} GB/s"
+
+
+def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
+    """A leaf on the CPU that the forward moves to the GPU: autograd moves its gradient back, each backward, and waits."""
+    for node in case.trace.ops:
+        if phase(node) != "backward" or work(node) != "device copy" or val(node).device.type != "cpu":
+            continue
+        leaf, gpu = _gradient_of(case.trace, node), device(node.args[0])
+        name = f"`{leaf}`" if leaf else "a value"
+        us, worth = _cost(case, [node])
+        copy = case.times.transfers.get(node.name)
+        yield Finding(
+            "gradient copied to the host",
+            case.severity(us) or "low",
+            f"every backward copies the gradient of {name} from {gpu} to the CPU",
+            _facts(case, node, leaf, copy),
+            (node.name,),
+            line(_forward_twin(case.trace, node) or node),
+            f"create {name} on the GPU: pass device=, or make the leaf after moving it; else let the moved tensor be the leaf "
+            "and copy its .grad into pinned memory",
+            worth,
+            bars=_bars(case, node, copy),
+            fixes=_leaf_fixes(leaf, gpu) if leaf else (),
+        )
+
+
+def _facts(case: Case, node: fx.Node, leaf: str, copy: Transfer | None) -> tuple[tuple[str, str], ...]:
+    memory = copy.memory if copy else "pageable"  # autograd asks for no other
+    where = f"{device(node.args[0])} to {memory} CPU memory: the host waits for queued work, then for the copy"
+    facts = [
+        ("bytes", human_bytes(nbytes(node))),
+        ("is", "a device move, not a dtype cast: both are called ToCopyBackward0"),
+        ("from", where),
+    ]
+    facts += [("event", f"{time_text(copy.event_us)} on the host")] if copy else []
+    facts += _moves_from(case, [leaf] if leaf else [])
+    return tuple(facts)
+
+
+def _leaf_fixes(leaf: str, gpu: str) -> tuple[Fix, ...]:
+    return (
+        Fix("on device", f"`{leaf}` on {gpu}, and its gradient too", (leaf,)),
+        Fix(
+            "pinned gradient",
+            f"the gradient of `{leaf}` copied into pinned memory, not waited for: synchronize before it is read",
+            (leaf,),
+        ),
+    )
+
+
+def _cost(case: Case, nodes: Sequence[fx.Node]) -> tuple[float, str]:
+    """Microseconds of copies, and what they are worth in words: measured if they were timed, else modelled."""
+    us = case.us(nodes)
+    if case.times.provenance.startswith("measured") and us > 0:
+        return us, case.worth(us)
+    us = 1e6 * sum(map(nbytes, nodes)) / PAGEABLE_BYTES_PER_S
+    return us, f"about {time_text(us)} a step ({PAGEABLE})"
+
+
+def _bars(case: Case, node: fx.Node, found: Transfer | None) -> tuple[Bar, ...]:
+    """What the event of a copy to the host consists of: measured where it was profiled, else modelled from the trace alone."""
+    if found is not None:
+        rate = f"copy @ {nbytes(node) / found.copy_us / 1e3:.3g} GB/s"
+        parts = ("wait", found.wait_us), (rate, found.copy_us), ("host", found.host_us), ("other", found.other_us)
+        return tuple(Bar(label, us, case.times.provenance) for label, us in parts if us > 0)
+    if case.times.provenance.startswith("measured"):
+        return ()
+    earlier = itertools.takewhile(lambda one: one is not node, case.trace.ops)
+    queued = case.us([one for one in earlier if _computes_on(one, val(node.args[0]).device)])  # type: ignore[arg-type]
+    copied = 1e6 * nbytes(node) / PAGEABLE_BYTES_PER_S
+    of = f"{PAGEABLE}, the first touch of its pages included; waiting at most for all that was queued, {case.times.provenance}"
+    return Bar("wait", queued, of), Bar(f"copy @ {PAGEABLE_BYTES_PER_S / 1e9:.1f} GB/s", copied, of)
+
+
+def _computes_on(node: fx.Node, where: torch.device) -> bool:
+    return any(tensor.device == where for tensor in tensors(node))
+
+
+def _moves_from(case: Case, inputs: Sequence[str]) -> list[tuple[str, str]]:
+    """Whether the inputs, which the forward moves, lie in pinned memory: as evidence."""
+    return [
+        ("forward", f"moves `{name}` from {'pinned' if name in case.pinned else 'pageable'} memory") for name in inputs
+    ]
+
+
+def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
+    """Device moves of the forward: data that could have been on the device."""
+    moves = [n for n in case.trace.ops if phase(n) == "forward" and work(n) == "device copy"]
+    for at, nodes in grouped(moves, line).items():
+        moved = sum(map(nbytes, nodes))
+        us, worth = _cost(case, nodes)
+        severity = case.severity(us)
+        if severity is not None:
+            inputs = _inputs_behind(nodes)
+            target = str(val(nodes[0]).device)
+            yield Finding(
+                "moved between devices each step",
+                severity,
+                f"every forward moves {human_bytes(moved)} from {device(nodes[0].args[0])} to {target}",
+                (
+                    ("bytes", human_bytes(moved)),
+                    ("copies", str(len(nodes))),
+                    *_moves_from(case, inputs),
+                ),
+                names(nodes),
+                at,
+                "keep it on the device, or load it into pinned memory and move it with non_blocking=True",
+                f"at most {worth}",
+                fixes=_move_fixes(case, inputs, target) if inputs else (),
+            )
+
+
+def _move_fixes(case: Case, inputs: tuple[str, ...], target: str) -> tuple[Fix, ...]:
+    listed = ", ".join(f"`{name}`" for name in inputs)
+    there = Fix("on device", f"{listed} on {target} already", inputs)
+    if case.pinned.issuperset(inputs):
+        return (there,)
+    return there, Fix("pinned input", f"{listed} in pinned memory, moved with non_blocking=True", inputs)
+
+
+def _inputs_behind(moves: Sequence[fx.Node]) -> tuple[str, ...]:
+    """The inputs on the CPU that the ops move to a GPU, through views."""
+    to_gpu = [n for n in moves if val(n).device.type == "cuda" and device(n.args[0]) == "cpu"]
+    found = (behind_views(n.args[0]) for n in to_gpu)  # type: ignore[arg-type]
+    return tuple(dict.fromkeys(n.name for n in found if n.op == "placeholder"))
+
+
+def is_on_gpu(trace: Trace) -> bool:
+    """Whether the program computes anything on a GPU."""
+    return any(isinstance(v := val(node), torch.Tensor) and v.device.type == "cuda" for node in trace.ops)
+
+
+def _forward_twin(trace: Trace, node: fx.Node) -> fx.Node | None:
+    seq = origin(node).seq
+    return next((n for n in trace.ops if phase(n) == "forward" and seq is not None and origin(n).seq == seq), None)
+
+
+def _gradient_of(trace: Trace, node: fx.Node) -> str:
+    """The input whose gradient `node` becomes, through views and sums; "" if it becomes none or several."""
+    seen, front, found = set(), [node], set()
+    outputs = {n: out.of for n, out in zip(trace.returned, trace.outputs, strict=True) if out.kind == "gradient"}
+    while front:
+        one = front.pop()
+        if one in outputs:
+            found.add(outputs[one])
+        for user in one.users:
+            if user.op == "call_function" and user not in seen:
+                seen.add(user)
+                front.append(user)
+    return found.pop() if len(found) == 1 else ""

@@ -1,0 +1,141 @@
+"""Compiled halves as CUDA graphs, wherever that gives the numbers of a plain run; elsewhere the plain run, with a warning.
+
+    recording    graphs of both halves around the parameters at their addresses, made when weights lie there the first time
+    ticket       a small tensor that the forward keeps among what it saves: while its memory is in use, a backward may come
+
+A replay overwrites what the one before kept, so a forward replays a recording whose ticket has gone, and runs plainly while
+it has not. A backward replays if its ticket is that of a recording, once: where autograd is told to keep what it read
+(`retain_graph=True`) it runs plainly, on what the graph kept. Results and gradients are copies, the user's to keep.
+
+Private names: `torch._C._autograd._get_current_graph_task_keep_graph`; `StorageWeakRef`, of a module without an underscore
+that nobody documents. Seen on torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tracefuse.compiled_graphs import CompiledGraph
+from tracefuse.dynamo.halves import Halves
+from tracefuse.dynamo.joint import Joint
+from tracefuse.errors import NotSupported
+from tracefuse.execution.graphs import Graphs, Recordable
+from tracefuse.execution.replayable import check_replayable
+from tracefuse.optimizers.trace import val
+from tracefuse.recording.frames import warn_user
+
+IDLE = 4
+"""Recordings that nobody waits for when another is wanted: of a model that is used with other weights in turn, as many as
+that. Where there are more, weights move at each step, and each recording would hold memory for nothing."""
+
+
+class _Recording:
+    """Graphs, and whether what they keep may still be read."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs = graphs
+        self._ticket: tuple[StorageWeakRef, int] | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        return self._ticket is not None and not self._ticket[0].expired()
+
+    def lend(self, ticket: torch.Tensor) -> None:
+        self._ticket = StorageWeakRef(ticket.untyped_storage()), ticket.data_ptr()
+
+    def is_of(self, ticket: torch.Tensor) -> bool:
+        return self.is_awaited and self._ticket is not None and self._ticket[1] == ticket.data_ptr()
+
+
+class GraphedHalves(Halves):
+    """`Halves` that replay CUDA graphs. Warns, once for each reason, where they run plainly instead."""
+
+    def __init__(self, joint: Joint, graph: CompiledGraph) -> None:
+        super().__init__(joint, graph)
+        front, back = self.variant.forward, self.variant.backward
+        self._in_place = frozenset(at for at, i in enumerate(front.inputs) if i.kind in ("parameter", "buffer"))
+        self._cotangents = [
+            val(p) for p, i in zip(back.placeholders, back.inputs, strict=True) if i.kind == "cotangent"
+        ]
+        self._is_differentiated = bool(joint.gradients)
+        self._recordings: dict[tuple[int, ...], _Recording] = {}
+        self._warned: set[str] = set()
+        self._is_plain = False
+        try:
+            check_replayable(self.variant.trace, overwrites=True)
+        except NotSupported as reason:
+            self._run_plainly(str(reason))
+
+    def kept_values(self) -> list[torch.Tensor]:
+        kept = super().kept_values()
+        return [*kept, val(self.variant.forward.placeholders[0]).new_empty(1, dtype=torch.float32, device="cpu")]
+
+    def _forward(self, boxed: list[Any]) -> list[Any]:
+        recording = self._free_recording(boxed)
+        ticket = [torch.empty(1)] if self._is_differentiated else []
+        if recording is None:
+            return [*super()._forward(boxed), *ticket]
+        results = recording.graphs.forward(boxed)
+        again = [boxed[at] for at in self.read_again]
+        boxed.clear()
+        if ticket:
+            recording.lend(*ticket)
+        return [*self.among(results, self.results), *recording.graphs.kept, *again, *ticket]
+
+    def backward(self, boxed: list[Any]) -> list[Any]:
+        ticket = boxed.pop(len(self.saved) + len(self.read_again))
+        recording = next((one for one in self._recordings.values() if one.is_of(ticket)), None)
+        if recording is None or torch._C._autograd._get_current_graph_task_keep_graph():
+            return super().backward(boxed)
+        cotangents = boxed[len(self.saved) + len(self.read_again) :]
+        boxed.clear()
+        return self.among(recording.graphs.backward(cotangents), self.gradients)
+
+    def _free_recording(self, inputs: list[Any]) -> _Recording | None:
+        """One around these inputs whose memory nobody waits for; None for a plain run."""
+        if self._is_plain or torch.cuda.is_current_stream_capturing():
+            return None
+        key = tuple(inputs[at].data_ptr() for at in self._in_place)
+        if key not in self._recordings:
+            return self._recorded(key, inputs)
+        if self._recordings[key].is_awaited:
+            self._warn("a forward runs before the backward of the one before it, which still needs what the graph kept")
+            return None
+        return self._recordings[key]
+
+    def _recorded(self, key: tuple[int, ...], inputs: list[Any]) -> _Recording | None:
+        idle = [one for one in self._recordings.values() if not one.is_awaited]
+        if len(idle) >= IDLE:
+            self._run_plainly(
+                "parameters or buffers lie elsewhere at each step, and a graph reads them where they were"
+            )
+            return None
+        front, back = self.variant.forward, self.variant.backward
+        cotangents = self._ones if back.outputs else None
+        handed_out = len(front.outputs) - len(self.saved)
+        try:
+            graphs = Graphs(Recordable(self.module, handed_out, self.read_again, cotangents), inputs, self._in_place)
+        except NotSupported as reason:
+            self._run_plainly(str(reason))
+            return None
+        self._recordings[key] = _Recording(graphs)
+        return self._recordings[key]
+
+    def _ones(self, _: Any) -> list[torch.Tensor]:
+        return [
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).fill_(1) for t in self._cotangents
+        ]
+
+    def _run_plainly(self, reason: str) -> None:
+        """From now on."""
+        self._is_plain = True
+        self._recordings = {key: one for key, one in self._recordings.items() if one.is_awaited}
+        self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warn_user(f"a graph of this model runs without CUDA graphs: {reason}")

@@ -1,0 +1,295 @@
+"""Export: a variant as one Python file that needs torch, triton and the standard library.
+
+kernels             Triton source, launcher and ATen reference of each, once
+forward, backward   the optimised halves
+captured_*          the halves as they were captured: what the file checks itself against
+Step, run           the autograd.Function and the callable around it
+example_inputs      tensors of the captured shapes; floats of the captured range, integers that were captured
+python FILE         checks results and gradients against the captured program and times both
+
+Random ops draw fresh numbers at each run, also where the program seeded its generator.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracefuse.device.dropout import SUPPORT, support
+from tracefuse.device.packed_attention import RUNTIME as PACKING_RUNTIME
+from tracefuse.device.packed_attention import support as packing_support
+from tracefuse.errors import ExportError
+from tracefuse.execution.one_step import check_one_step
+from tracefuse.optimizers.kernels.launch import LAUNCH
+from tracefuse.optimizers.kernels.text import kernel_source
+from tracefuse.optimizers.lowering.layouts import GUESS
+from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
+
+if TYPE_CHECKING:
+    from tracefuse.variant import Variant
+
+_RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
+_RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
+_BOXED = "boxed"
+MAX_SORTED = 2**20
+MAX_GUARDS = 20  # Lines of a file's head that say which path was taken.
+MAX_INTEGERS = 64  # Captured integers of one input that a file holds: a line that people still read.
+
+
+def python_file(path: Path) -> Path:
+    """`path`, or `ExportError` if it is no `.py` file in a directory that exists."""
+    if path.is_dir():
+        raise ExportError(f"{path} is a directory: name a file in it, such as {path / 'step.py'}")
+    if path.suffix != ".py":
+        raise ExportError(f"{path} does not end in .py: name a Python file, such as {path.with_suffix('.py')}")
+    if not path.parent.is_dir():
+        raise ExportError(f"there is no directory {path.parent}: create it, or name another one")
+    return path
+
+
+def _bound_names(statement: ast.stmt) -> list[str]:
+    """What a statement at module level binds."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return [a.asname or a.name for a in statement.names]
+    if isinstance(statement, ast.Assign):
+        return [t.id for t in statement.targets if isinstance(t, ast.Name)]
+    return [statement.name] if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) else []
+
+
+# A value of a trace must not be called like what the file's functions read from around them.
+RESERVED_NAMES = frozenset(
+    {
+        "aten",
+        "triton",
+        "tl",
+        "launch",
+        _BOXED,
+        *SUPPORT,
+        *(n for text in (_RUNTIME_FILE, PACKING_RUNTIME) for s in ast.parse(text).body for n in _bound_names(s)),
+    }
+)
+
+
+def module_source(variant: Variant) -> str:
+    """The file's text. Raises `ExportError` for what is more than one differentiable step."""
+    forward, backward = variant.forward, variant.backward
+    captured_forward, captured_backward = variant.baseline.forward, variant.baseline.backward
+    check_one_step(variant)
+    sections = [
+        _header(variant),
+        *_functions(variant),
+        _rule("the program as it was captured"),
+        _rendered(captured_forward).replace("def forward(", "def captured_forward(", 1),
+        render_boxed(captured_backward, "captured_backward"),
+        _rule("its signature"),
+        _tables(variant, forward, backward, captured_backward),
+        _rule("running it"),
+        _RUNTIME,
+    ]
+    return "\n\n".join(s.strip("\n") for s in sections if s) + "\n"
+
+
+def functions_source(variant: Variant) -> str:
+    """A module of the optimised `forward` and `backward` (boxed) alone, with what they call, at the least cost to the host."""
+    imports = "import math\n\nimport torch" + (
+        "\nimport triton\nimport triton.language as tl" if variant.kernels else ""
+    )
+    return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n"
+
+
+def _functions(variant: Variant) -> list[str]:
+    """The kernels and the optimised halves."""
+    kernels = [
+        kernel_source(kernel, variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name))
+        for kernel in variant.kernels
+    ]
+    optimised = [_rendered(variant.forward), render_boxed(variant.backward, "backward")]
+    return [
+        *([_rule("kernels"), LAUNCH] if kernels else []),
+        support("\n".join([*kernels, *optimised])),
+        packing_support("\n".join(optimised)),
+        *kernels,
+        _rule("the optimised program"),
+        *optimised,
+    ]
+
+
+def render_boxed(trace: Trace, name: str) -> str:
+    """`trace` as a function that takes its inputs in one list and empties it, so that each can be freed after its last use."""
+    lines = [f"def {name}({_BOXED}):"]
+    if trace.inputs:
+        lines.append(f"{INDENT}({', '.join(i.name for i in trace.inputs)},) = {_BOXED}")
+        lines.append(f"{INDENT}{_BOXED}.clear()")
+        kinds = zip(trace.inputs, trace.placeholders, strict=True)
+        lines += [f"{INDENT}# {i.name}: {tensor_type(val(p))}  {human_bytes(nbytes(p))}  {i.kind}" for i, p in kinds]
+    return "\n".join([*lines, *_checked_lines(trace)]) + "\n"
+
+
+def _rendered(trace: Trace) -> str:
+    return "\n".join([*head_lines(trace), *_checked_lines(trace)]) + "\n"
+
+
+def _checked_lines(trace: Trace) -> Iterator[str]:
+    """The body of `trace`; behind each value whose size depends on the data, a check that it is the captured one."""
+    sized = {node.name: tensors(node) for node in trace.ops if _has_size_of_data(node)}
+    for text, name in body_lines(trace):
+        yield text
+        shapes = tuple(tuple(tensor.shape) for tensor in sized.get(name or "", ()))
+        if shapes:
+            yield f"{INDENT}expect_sizes({name}, {shapes!r}, {name!r})"
+
+
+def _has_size_of_data(node: torch.fx.Node) -> bool:
+    """`nonzero`, `unique`, `x[mask]`; not `x[numbers]`, whose operator is the same."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.dynamic_output_shape not in node.target.tags:
+        return False
+    masks = (torch.bool, torch.uint8)
+    return node.target is not torch.ops.aten.index.Tensor or any(
+        val(n).dtype in masks for n in node.all_input_nodes[1:]
+    )
+
+
+def _header(variant: Variant) -> str:
+    environment = _in_docstring(", ".join(f"{k} {v}" for k, v in variant.capture.environment.items()))
+    needs = "torch and triton" if variant.kernels else "torch"
+    lines = [
+        f'"""Forward and backward of a captured program, written by tracefuse {version("tracefuse")}. Needs only {needs}.',
+        "",
+        f"Captured with {environment}.",
+        f"Passes: {_in_docstring(variant.config.as_code())}",
+        "",
+        *_path_taken(variant),
+        "`python` this file to check it against the program as it was captured and to time both. Import it for `run`, a",
+        'differentiable function of the inputs listed in INPUTS, or for the bare `forward` and `backward`.\n"""',
+        "",
+        "import math",
+        "import statistics",
+        "import sys",
+        "import time",
+        "",
+        "import torch",
+    ]
+    if variant.kernels:
+        lines += ["import triton", "import triton.language as tl"]
+    return "\n".join(lines)
+
+
+def _path_taken(variant: Variant) -> list[str]:
+    """What inputs must give for the file to hold: the Python values that the captured program read from its tensors."""
+    guards = variant.capture.guards
+    if not guards:
+        return []
+    places = [f"  {g.source.label}:{g.source.line}  {g.source.text}" if g.source else "" for g in guards]
+    lines = [f"  {g.value!r}{place}" for g, place in zip(guards, places, strict=True)]
+    more = [f"  and {len(lines) - MAX_GUARDS} more"] if len(lines) > MAX_GUARDS else []
+    text = "It takes the path that the captured run took, which read these values from its tensors; others may want another:"
+    return [text, *map(_in_docstring, lines[:MAX_GUARDS]), *more, ""]
+
+
+def _in_docstring(text: str) -> str:
+    """`text` as it may stand in a docstring, which it cannot end: globs and a loaded session's environment are anybody's."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _rule(title: str) -> str:
+    return f"# --- {title} ".ljust(120, "-")
+
+
+def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward: Trace) -> str:
+    results = [out.of for out in forward.outputs if out.kind == "result"]
+    names = [i.name for i in forward.inputs]
+    mutations = {out.of: k for k, out in enumerate(forward.outputs) if out.kind == "mutation"}
+    captured = variant.baseline.forward
+    rows = [
+        f"    {_input_row(i.name, i.source, p)}," for i, p in zip(forward.inputs, forward.placeholders, strict=True)
+    ]
+    drawn = [f"    {_drawn_row(t)}," for t in variant.capture.example_inputs[: len(names)]]
+    cotangents = [i for i in backward.inputs if i.kind == "cotangent"]
+    seeds = variant.capture.example_inputs[len(names) :]
+    return "\n".join(
+        [
+            "# name, what the captured program called it, shape, stride, dtype",
+            "INPUTS = [",
+            *rows,
+            "]",
+            "# what example_inputs draws from: the captured mean, standard deviation, least and greatest, of complex tensors",
+            f"# of both parts; of integers the captured values, {MAX_INTEGERS} from least to greatest if there are more",
+            "DRAWN = [",
+            *drawn,
+            "]",
+            f"RESULTS = {results!r}",
+            f"MUTATED = {mutations!r}  # input -> position of its new value in what forward returns",
+            f"CAPTURED_MUTATED = { {o.of: k for k, o in enumerate(captured.outputs) if o.kind == 'mutation'}!r}",
+            f"ROOTS = {[results.index(i.source) for i in cotangents]!r}  # the results that have a cotangent",
+            f"COTANGENTS = {[_layout(p) for p in backward.placeholders if p.name in {i.name for i in cotangents}]}",
+            f"SEEDS = {literal([_constant(t) for t in seeds])}  # what the cotangents were, None: not one number",
+            f"READ_AGAIN = {[names.index(i.name) for i in backward.inputs if i.name in names]!r}  # inputs of backward too",
+            f"CAPTURED_READ_AGAIN = {[names.index(i.name) for i in captured_backward.inputs if i.name in names]!r}",
+            f"GRADIENTS = {[names.index(out.of) for out in backward.outputs]!r}  # the inputs whose gradients are returned",
+            f"CAPTURED_GRADIENTS = {[names.index(out.of) for out in captured_backward.outputs]!r}",
+            f"COARSEST = {_coarsest(variant.baseline.trace)}  # the floating dtype that rounds most",
+            f"SIZED_BY_DATA = {[n.name for n in variant.baseline.trace.ops if _has_size_of_data(n)]!r}",
+            f"HAS_KERNELS = {bool(variant.kernels)}",
+            f'DEVICE = "{_device(variant)}"',
+        ]
+    )
+
+
+def _coarsest(trace: Trace) -> torch.dtype:
+    dtypes = {tensor.dtype for node in trace.graph.nodes for tensor in tensors(node) if tensor.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+
+
+def _input_row(name: str, source: str, placeholder: torch.fx.Node) -> str:
+    value = val(placeholder)
+    return f"({name!r}, {source!r}, {tuple(value.shape)!r}, {tuple(value.stride())!r}, {value.dtype})"
+
+
+def _layout(placeholder: torch.fx.Node) -> Any:
+    return tuple(val(placeholder).shape), tuple(val(placeholder).stride())
+
+
+def _drawn_row(tensor: torch.Tensor) -> str:
+    """The row of DRAWN: of integers the values themselves, since what lies between a label and `ignore_index` is no label."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
+    if not tensor.is_floating_point():
+        return literal(_some_values(tensor))
+    wide = tensor.detach().double()
+    finite = wide[wide.isfinite()]
+    if finite.numel() == 0:
+        return literal((0.0, 1.0, -1.0, 1.0))
+    deviation = float(finite.std(correction=0))
+    return literal((float(finite.mean()), deviation, float(finite.min()), float(finite.max())))
+
+
+def _some_values(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its distinct values in ascending order; of more than `MAX_INTEGERS` as many, evenly spaced in that order.
+
+    Of a large tensor those of a sample, the least and the greatest among them: `unique` sorts, and takes only so many.
+    """
+    if tensor.numel() > MAX_SORTED:
+        sample = tensor.flatten()[:: tensor.numel() // MAX_SORTED]
+        tensor = torch.cat([sample, tensor.amin()[None], tensor.amax()[None]])
+    values = tensor.unique().tolist()
+    if len(values) <= MAX_INTEGERS:
+        return tuple(values)
+    last = len(values) - 1
+    return tuple(values[step * last // (MAX_INTEGERS - 1)] for step in range(MAX_INTEGERS))
+
+
+def _constant(tensor: torch.Tensor) -> float | complex | None:
+    """The one number that all elements are; None if they differ or there are none."""
+    is_constant = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
+    return tensor.flatten()[0].item() if is_constant else None
+
+
+def _device(variant: Variant) -> str:
+    inputs = variant.capture.example_inputs
+    return next((t.device.type for t in inputs if t.device.type != "cpu"), "cpu")

@@ -1,0 +1,131 @@
+"""A variant as CUDA graphs, as one differentiable callable: `Variant.compile(cuda_graph=True)`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracefuse.errors import NotSupported, OptionError
+from tracefuse.execution.graphs import Graphs, Recordable
+from tracefuse.execution.program import Program
+from tracefuse.execution.replayable import check_replayable
+from tracefuse.measure import rounds as measure
+
+if TYPE_CHECKING:
+    from tracefuse.variant import Variant
+
+
+class _Replay(torch.autograd.Function):
+    """The two graphs of an exported file's module as one differentiable operation."""
+
+    @staticmethod
+    def forward(ctx: Any, graphs: Graphs, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results, module = tuple(graphs.forward(_expected(graphs, inputs))), graphs.step.module
+        ctx.graphs, ctx.turn = graphs, graphs.turn
+        # Kept only for autograd to notice that one was overwritten before the backward read it.
+        ctx.save_for_backward(*(inputs[i] for i in module.READ_AGAIN if i in graphs.in_place))
+        ctx.mark_non_differentiable(*(results[i] for i in module.WITHOUT_GRADIENT))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        graphs, module = ctx.graphs, ctx.graphs.step.module
+        if torch.is_grad_enabled():
+            raise NotSupported("a CUDA graph's backward has no derivative: leave out create_graph=True")
+        if graphs.turn != ctx.turn:
+            raise NotSupported(
+                "the CUDA graph has run again, over what this backward reads: call backward once and before the next "
+                "forward, or compile without cuda_graph"
+            )
+        _ = ctx.saved_tensors
+        given = [
+            module.expect(cotangents[i], module.RESULTS[i], *row)
+            for i, row in zip(module.ROOTS, module.COTANGENTS, strict=True)
+        ]
+        gradients: list[torch.Tensor | None] = [None] * len(module.INPUTS)
+        for position, gradient in zip(module.GRADIENTS, graphs.backward(given), strict=True):
+            gradients[position] = gradient
+        return None, *gradients
+
+
+def _graphs(module: ModuleType, inputs: Sequence[torch.Tensor], in_place: frozenset[int]) -> Graphs:
+    """The graphs of an exported file."""
+    cotangents = functools.partial(_ones, module) if module.GRADIENTS else None
+    step = Recordable(module, len(module.RESULTS), module.READ_AGAIN, cotangents)
+    return Graphs(step, _laid_out(module, [t.detach() for t in inputs]), in_place)
+
+
+def _ones(module: ModuleType, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A cotangent for each result that has one."""
+    return [
+        outputs[i].new_ones(module.memory_size(*row)).as_strided(*row)
+        for i, row in zip(module.ROOTS, module.COTANGENTS, strict=True)
+    ]
+
+
+def _laid_out(module: ModuleType, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [module.expect(t, name, *layout) for t, (name, _, *layout) in zip(inputs, module.INPUTS, strict=True)]
+
+
+def _expected(graphs: Graphs, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`inputs` in the captured layouts. Raises `OptionError` where one that is read in place lies elsewhere, `ValueError` for
+    another shape or dtype."""
+    laid_out = _laid_out(graphs.step.module, inputs)
+    moved = graphs.moved(laid_out)
+    if moved is not None:
+        name = graphs.step.module.INPUTS[moved][0]
+        raise OptionError(
+            f"the graph reads {name} where it was when the graph was captured: write new numbers into it with "
+            f"{name}.copy_(...), or compile without cuda_graph"
+        )
+    return laid_out
+
+
+class GraphedProgram(Program):
+    """A `Program` that replays CUDA graphs, captured at its first call. Made by `Variant.compile(cuda_graph=True)`.
+
+    Parameters and buffers must stay where they are (an optimizer's update in place is seen); other inputs may be any
+    tensors of the captured shapes. Results and gradients are copies of their own. A backward must run before the next
+    forward. Raises `NotSupported` with the reason for a program that no graph can replay.
+    """
+
+    in_place: frozenset[int] = frozenset()
+
+    @classmethod
+    def load(cls, variant: Variant) -> GraphedProgram:
+        check_replayable(variant.trace)
+        program = super().load(variant)
+        assert isinstance(program, cls)
+        kept = enumerate(variant.trace.inputs)
+        program.in_place = frozenset(position for position, i in kept if i.kind in ("parameter", "buffer"))
+        return program
+
+    @functools.cached_property
+    def graphs(self) -> Graphs:
+        return _graphs(self.module, list(self._inputs.values()), self.in_place)
+
+    def __call__(self, *tensors: torch.Tensor, **named: torch.Tensor) -> Any:
+        results = _Replay.apply(self.graphs, *self.given(tensors, named))
+        return results[0] if len(results) == 1 else results
+
+    def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> measure.Program:
+        """As `Program.replays`, by graphs of their own. Timed with all that a call copies in and out."""
+        module, count = self.module, len(self._inputs)
+        tensors, cotangents = list(inputs[:count]), list(inputs[count:])
+        graphs, restart = _graphs(module, tensors, self.in_place), self.restarts(rng_states)
+
+        @torch.no_grad()
+        def forward() -> tuple[Any, None]:
+            restart()
+            return graphs.forward(_expected(graphs, tensors)), None
+
+        @torch.no_grad()
+        def backward(state: tuple[Any, None]) -> Sequence[torch.Tensor]:
+            return graphs.backward(cotangents)
+
+        gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
+        return measure.Program(forward, backward if gradients else None, gradients, held_nbytes=graphs.held_nbytes)

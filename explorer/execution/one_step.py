@@ -1,0 +1,93 @@
+"""Which captured programs are one step, to be compiled, measured and exported, and why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from tracefuse.assembly.draws import repeated
+from tracefuse.errors import ExportError
+from tracefuse.optimizers.trace import Output, Trace, origin
+
+if TYPE_CHECKING:
+    from tracefuse.variant import Variant
+
+_Late = Sequence[tuple[Output, fx.Node]]
+NAMED = 5  # of the values that go beyond one step
+
+
+def check_one_step(variant: Variant) -> None:
+    """Raises `ExportError` with the reason and the remedy where `variant` is not one forward and one backward."""
+    backward = variant.backward
+    late = [out.of for out, _ in computed_from_gradients(backward)]
+    if is_second_order(backward):
+        raise ExportError(
+            f"{_named(late)} {'is' if len(late) == 1 else 'are'} computed from gradients (a gradient penalty, MAML, forces "
+            "by `create_graph`): such a program is shown and replayed, and neither compiled, measured nor exported. For that, "
+            "capture a part of it that is one forward and one backward."
+        )
+    if late:
+        raise ExportError(
+            "a step is one forward and one backward, and here an optimizer step, a second forward or autograd.grad goes on "
+            f"with gradients: {_named(late)}. Capture only those two."
+        )
+    roots = _roots(backward)
+    if len(set(roots)) != len(roots):
+        raise ExportError(
+            "two backwards start from the same result (`retain_graph=True`). Add what they start from, and call `.backward()` "
+            "once on the sum."
+        )
+    if backward.outputs and not roots:
+        raise ExportError(
+            "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
+            "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
+        )
+    for earlier, later in repeated(variant.trace.ops, variant.capture.rng_states):
+        raise ExportError(
+            f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
+            "the same numbers. Draw the numbers once, keep them in a variable and use them twice."
+        )
+
+
+def is_second_order(backward: Trace) -> bool:
+    """Whether a backward starts from what is computed from gradients, and nothing is written that is: no optimizer's step."""
+    late = [out for out, _ in computed_from_gradients(backward)]
+    return any(out.of in _roots(backward) for out in late) and all(out.kind == "result" for out in late)
+
+
+def _roots(backward: Trace) -> list[str]:
+    return [i.source for i in backward.inputs if i.kind == "cotangent"]
+
+
+def computed_from_gradients(backward: Trace) -> _Late:
+    """What the second half returns or writes beside gradients, and the values: none where the program is one step."""
+    pairs = zip(backward.outputs, backward.returned, strict=True)
+    return [(out, node) for out, node in pairs if out.kind in ("result", "mutation")]
+
+
+def lines_of(late: _Late) -> str:
+    """The lines, at most two, of what is computed from gradients; where no line is known, the names; "" of nothing."""
+    sources = [(out, origin(node).source) for out, node in late]
+    found = list(dict.fromkeys(source.text.strip() if source else out.of for out, source in sources))
+    return " and ".join(found[:2])
+
+
+def why_no_verdict(backward: Trace) -> str:
+    """Why the times of the two halves say nothing about a backward, with the remedy; "" for a program of one step.
+
+    What autograd computed itself is backward, also where `torch.autograd.grad` returns it.
+    """
+    late = lines_of([(out, node) for out, node in computed_from_gradients(backward) if not origin(node).autograd])
+    part = (
+        "a part that is one forward and one backward"
+        if is_second_order(backward)
+        else "one step, without its optimizer"
+    )
+    return late and f"No ratios and no slowest module: the backward's times are also those of {late}. Capture {part}."
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

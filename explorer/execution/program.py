@@ -1,0 +1,119 @@
+"""A variant that runs: the exported module, imported, around the captured inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracefuse.assembly.draws import draws
+from tracefuse.build.kernels import preload
+from tracefuse.build.modules import load
+from tracefuse.device.packed_attention import share_graphs
+from tracefuse.errors import OptionError
+from tracefuse.measure import rounds as measure
+from tracefuse.optimizers.trace import origin, tensors
+from tracefuse.recording.recorder import default_generator
+
+if TYPE_CHECKING:
+    from tracefuse.variant import Variant
+
+
+class Program:
+    """A differentiable callable. Made by `Variant.compile`.
+
+    `program()` runs on the captured inputs, the live parameters among them, so that `program().backward()` fills their
+    `.grad`; inputs are replaced by position or by name: `program(tokens=more)`. Shapes and dtypes must be the captured
+    ones (ValueError otherwise). `module` is the imported file, `inputs` are the names in order.
+    """
+
+    def __init__(
+        self, module: ModuleType, inputs: dict[str, torch.Tensor], first_draws: dict[torch.device, int]
+    ) -> None:
+        self.module = module
+        self._inputs = inputs
+        self._first_draws = first_draws
+
+    @classmethod
+    def load(cls, variant: Variant) -> Program:
+        trace, live = variant.trace, variant.capture.live_inputs
+        inputs = {i.name: t for i, t in zip(trace.inputs, live, strict=True) if i.kind != "cotangent"}
+        drawn = [(tensors(n)[0].device, origin(n).rng) for n in trace.ops if draws(n)]
+        module = load(variant.source)
+        share_graphs(module)
+        preload(module, [k for k in variant.kernels if k.name not in variant.fallbacks], variant.tunings)
+        return cls(module, inputs, dict(reversed(drawn)))  # type: ignore[arg-type]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(self._inputs)
+
+    def __call__(self, *tensors: torch.Tensor, **named: torch.Tensor) -> Any:
+        return self.module.run(*self.given(tensors, named))
+
+    def given(self, tensors: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The captured inputs, some replaced by position or by name. Raises `OptionError` for more or other ones, for what is
+        no tensor, and for tensors on another kind of device than captured."""
+        if not tensors and not named:
+            return list(self._inputs.values())
+        unknown = sorted(named.keys() - self._inputs.keys())
+        if unknown:
+            raise OptionError(f"there is no input {unknown[0]!r}: choose from {', '.join(self._inputs)}")
+        if len(tensors) > len(self._inputs):
+            raise OptionError(
+                f"the program has {len(self._inputs)} inputs, got {len(tensors)}: {', '.join(self._inputs)}"
+            )
+        replaced = {**dict(zip(self._inputs, tensors, strict=False)), **named}
+        for name, tensor in replaced.items():
+            self._check(name, tensor)
+        return list((self._inputs | replaced).values())
+
+    def _check(self, name: str, given: torch.Tensor) -> None:
+        if not isinstance(given, torch.Tensor):
+            raise OptionError(
+                f"{name} is {type(given).__name__}, and the program takes tensors: pass `torch.as_tensor(...)`"
+            )
+        captured = self._inputs[name].device.type
+        if given.device.type != captured:
+            raise OptionError(
+                f"{name} is on {given.device}, and the program was captured with it on {captured}: pass `.to({captured!r})`, "
+                "or capture it again"
+            )
+
+    def restarts(self, rng_states: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """A function that sets each generator to the state that its first draw was captured with."""
+        starts = [(default_generator(d), rng_states[i]) for d, i in self._first_draws.items()] if rng_states else []
+
+        def restart() -> None:
+            for generator, state in starts:
+                generator.set_state(state)
+
+        return restart
+
+    def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> measure.Program:
+        """Forward and backward as closures for `measure`: on `inputs` (cotangents last), random ops from the state that the
+        first of each device was captured with. A generator that the program seeded in between is not seeded again, alike in
+        every variant.
+
+        The state that `forward` returns is (results, what the backward reads, in a list that the backward empties).
+        """
+        module, count = self.module, len(self._inputs)
+        tensors, cotangents = [t.detach() for t in inputs[:count]], [t.detach() for t in inputs[count:]]
+        results, mutated = len(module.RESULTS), len(module.MUTATED)
+        again = [tensors[i] for i in module.READ_AGAIN]
+        restart = self.restarts(rng_states)
+
+        @torch.no_grad()
+        def forward() -> tuple[Any, list[torch.Tensor]]:
+            restart()
+            outputs = module.forward(*tensors)
+            return outputs[:results], [*outputs[results + mutated :], *again, *cotangents]
+
+        @torch.no_grad()
+        def backward(state: tuple[Any, list[torch.Tensor]]) -> Sequence[torch.Tensor]:
+            return module.backward(state[1])
+
+        gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
+        return measure.Program(forward, backward if gradients else None, gradients)

@@ -1,0 +1,61 @@
+"""Replay: run a trace op by op with ATen. The oracle of every test, and slow on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.errors import ReplayError
+from tracefuse.optimizers.trace import Trace, origin
+from tracefuse.recording.recorder import default_generator, device_of
+
+
+def replay(
+    trace: Trace, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of `trace` on `inputs`, in the order of `trace.outputs`.
+
+    A random op draws from the state that `rng_states` holds for it (as captured), else from the default generator.
+    Values are freed after their last reader. Raises `ReplayError` naming the op and the user's line where an op raises.
+    """
+    if len(inputs) != len(trace.inputs):
+        raise ReplayError(
+            f"the trace takes {len(trace.inputs)} inputs, got {len(inputs)}: {[i.name for i in trace.inputs]}"
+        )
+    values: dict[fx.Node, Any] = dict(zip(trace.placeholders, inputs, strict=True))
+    left = {n: len(n.users) for n in trace.graph.nodes}
+    with torch.no_grad():
+        for node in trace.ops:
+            values[node] = _run(node, values, rng_states)
+            for read in node.all_input_nodes:
+                left[read] -= 1
+                if left[read] == 0:
+                    del values[read]
+    return tuple(values[node] for node in trace.returned)
+
+
+def _run(node: fx.Node, values: dict[fx.Node, Any], rng_states: Sequence[torch.Tensor]) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    state = origin(node).rng
+    try:
+        if state is None or not rng_states:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        return draw_from(rng_states[state], node.target, args, kwargs)
+    except Exception as error:
+        source = origin(node).source
+        where = f" ({source.file}:{source.line}: {source.text})" if source else ""
+        raise ReplayError(f"{node.format_node()}{where} raised: {error}") from error
+
+
+def draw_from(state: torch.Tensor, op: Any, args: Any, kwargs: Any) -> Any:
+    """What the random `op` draws from `state`; the generator is left as it was."""
+    generator = default_generator(device_of(args, kwargs))
+    before = generator.get_state()
+    generator.set_state(state)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        generator.set_state(before)

@@ -1,0 +1,78 @@
+"""Time of each op of a trace: measured by a profiler run, or modelled where nothing was measured. It says which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
+
+from tracefuse.measure.peaks import known_peaks
+from tracefuse.optimizers.costs.cost import Peaks, roofline_seconds
+from tracefuse.optimizers.costs.datasheets import promised
+from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.trace import Trace
+from tracefuse.timeline.replayed import Timeline
+from tracefuse.timeline.transfers import Transfer
+
+
+@dataclass(frozen=True)
+class OpTimes:
+    """`us` are microseconds by the name of the value that an op computes; ops without work (views) are absent.
+
+    `provenance` begins with "measured on" or "modelled". `transfers` are those copies between host and GPU that were measured;
+    the time of one to the host is what the host spends on it, without the work that it waits for.
+    """
+
+    us: Mapping[str, float]
+    provenance: str
+    transfers: Mapping[str, Transfer] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, timeline: Timeline, program: int) -> OpTimes:
+        """Those of one program of a timeline: "measured on X, op by op, the middle of 3 profiled replays"."""
+        one = timeline.programs[program]
+        waited = {name: found.own_us for name, found in one.transfers.items() if found.blocks}
+        return cls({**one.op_us, **waited}, timeline.provenance, one.transfers)
+
+
+def how_to_measure(provenance: str) -> str:
+    """The call that measures what is modelled; "" for what was measured."""
+    return "modelled; v.timeline() measures op by op" * provenance.startswith("modelled")
+
+
+_modelled: WeakKeyDictionary[Trace, dict[Peaks, OpTimes]] = WeakKeyDictionary()
+
+
+def modelled(trace: Trace, peaks: Peaks | None = None) -> OpTimes:
+    """What a roofline gives for each op as a kernel of its own: the least time that its bytes and FLOPs can take.
+
+    `peaks` default to `roofline_of(trace)`. Computed once for each trace and each peaks.
+    """
+    peaks = peaks or roofline_of(trace)
+    known = _modelled.setdefault(trace, {})
+    if peaks not in known:
+        known[peaks] = _rooflines(trace, peaks)
+    return known[peaks]
+
+
+def roofline_of(trace: Trace) -> Peaks:
+    """The measured peaks of the GPU that the trace runs on, where they are known, else its datasheet's; those of an H100, as
+    an example, for a trace on a CPU and where there is no GPU."""
+    if not _is_on_gpu(trace):
+        return promised(None)
+    found = known_peaks("cuda")
+    if found is not None:
+        return found.roofline(torch.backends.cuda.matmul.allow_tf32)
+    return promised(torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+
+
+def _rooflines(trace: Trace, peaks: Peaks) -> OpTimes:
+    us = {node.name: 1e6 * seconds for node in trace.ops if (seconds := roofline_seconds(node, peaks)) > 0}
+    elsewhere = "" if _is_on_gpu(trace) else ", not of the CPU that it ran on"
+    return OpTimes(us, f"modelled: roofline of the {peaks.source}{elsewhere}")
+
+
+def _is_on_gpu(trace: Trace) -> bool:
+    return any(device.type == "cuda" for node in trace.graph.nodes for device in devices(node))

@@ -1,0 +1,293 @@
+"""Clocks: how long programs take, side by side.
+
+    program = forward() -> state, backward(state) -> gradients; state[0] is the tuple of the program's results
+    replay  = one forward and one backward of one program
+    sample  = `inner` replays back to back, averaged, so that a short program outlasts what the host adds to it
+    round   = one sample of every program in turn, in a random order that the next round turns round (A, B, then B, A, …):
+              drift of clocks and heat falls on all alike, and so does what it costs to be the first
+
+Reporting progress disturbs what follows: in a notebook it wakes a thread, and the browser draws. So it is told a few
+times a second at most, and untimed replays come between it and the next sample.
+
+The clock is injected (`tracefuse.device.clocks`). Nothing flushes the L2 cache between replays, as nothing does in training.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tracefuse.device.clocks import Clock, clock_of, device_label
+from tracefuse.errors import Cancelled, MeasureError
+from tracefuse.measure.compare import compare
+from tracefuse.measure.timing import MIN_ROUNDS, Estimate, ProgramTiming, Timing, estimate, paired_ratio
+from tracefuse.optimizers.gc_pause import uncollected
+
+SAMPLE_MS = 5.0  # Long against what the first launch after a wait costs the host.
+MAX_INNER = 100
+TIGHT = 0.005  # Half an interval over its median at which more rounds would change no third digit.
+REPORT_S = 0.25  # Between reports of progress at least: as often as people read.
+REPORT_ROUNDS = (
+    3  # And as many rounds as long as the longest, so that settling costs little; odd, to fall on every order.
+)
+SETTLE_S = 0.05  # Of untimed replays after one: about as long as a browser draws.
+
+_TOO_EARLY = f"cancelled before the {MIN_ROUNDS} rounds that an interval takes: nothing was measured"
+
+Progress = Callable[[float, str], None]
+"""Called with the fraction done, 0 to 1, and with what is being done."""
+IsCancelled = Callable[[], bool]
+"""Asked before every program and every round: whether to stop there."""
+Samples = dict[str, dict[str, list[float]]]
+"""Program -> phase -> one time in ms per round."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is timed: `forward()` returns a state whose first item is the tuple of results, `backward(state)` gradients.
+
+    Both close over their inputs, cotangents and generator states. A state holds what the backward needs and is dropped
+    after each replay. `backward` is None for a program that has none.
+
+    `gradients` names what `backward` returns, for a program that returns fewer gradients than the reference does (freeze
+    drops some); without it they are compared by position. `compared` is False for a yardstick that computes something
+    else, such as a copy. `held_nbytes` is GPU memory that it keeps between replays, part of its peak.
+    """
+
+    forward: Callable[[], Sequence[Any]]
+    backward: Callable[[Any], Sequence[torch.Tensor | None]] | None = None
+    gradients: tuple[str, ...] | None = None
+    compared: bool = True
+    held_nbytes: int = 0
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    programs: Mapping[str, Program],
+    *,
+    device: str | torch.device = "cpu",
+    clock: Clock | None = None,
+    reference: Program | None = None,
+    budget_s: float = 10.0,
+    max_rounds: int = 200,
+    progress: Progress | None = None,
+    is_cancelled: IsCancelled | None = None,
+) -> Timing:
+    """Time `programs` by interleaved replays; the first is the baseline.
+
+    Each runs once cold, once for its results and gradients, which are compared in float64 with those of `reference`
+    (default: the baseline), and once to see how long it takes. Then rounds follow until every step's interval is within
+    0.5 % of its median, or the next round would pass `budget_s` seconds (at least one round runs), or `max_rounds`.
+
+    Where `is_cancelled()` becomes true, the rounds so far are the result if they are enough for an interval, and `Cancelled`
+    is raised if not. Raises `MeasureError` for no programs, for a budget that is no time, for a `progress` that cannot be
+    called, or for outputs that do not match in number or shape; what a program raises leaves as it is.
+    """
+    if not programs:
+        raise MeasureError("there is nothing to measure: pass at least one program")
+    check_arguments(budget_s, progress)
+    clock, report, is_cancelled = clock or clock_of(device), progress or _silent, is_cancelled or _never
+    cold = {}
+    for name, program in programs.items():
+        check_not(is_cancelled)
+        report(0.0, f"first run of {name}")
+        cold[name] = _sample(program, clock, 1)["step"]
+    check_not(is_cancelled)
+    report(0.0, "comparing results")
+    differences = compare(programs, reference)
+    peaks = {name: _peak_nbytes(program, device) for name, program in programs.items()}
+    inner = _inner(_sample(p, clock, 1)["step"] for p in programs.values())
+    samples, stopped = _rounds(programs, clock, inner, budget_s, max_rounds, report, is_cancelled)
+    report(1.0, "measured")
+    timings = (
+        ProgramTiming(
+            name, _estimates(samples[name]), ratios, cold[name], peaks[name], differences[name], _excess(samples, name)
+        )
+        for name, ratios in _ratios(samples).items()
+    )
+    rounds = len(next(iter(samples.values()))["step"])
+    return Timing(device_label(device), tuple(timings), rounds, inner, stopped)
+
+
+def check_arguments(budget_s: float, progress: Progress | None) -> None:
+    """Raises `MeasureError` for a budget that is not above 0 or a `progress` that cannot be called."""
+    if not isinstance(budget_s, (int, float)) or not budget_s > 0:
+        raise MeasureError(f"budget_s={budget_s!r} is no time to measure in: pass seconds above 0, such as budget_s=5")
+    if progress is not None and not callable(progress):
+        raise MeasureError(
+            f"progress={progress!r} cannot be called: pass a function of a fraction and a text, or leave it out"
+        )
+
+
+def check_not(is_cancelled: IsCancelled) -> None:
+    """Raises `Cancelled` if `is_cancelled()`."""
+    if is_cancelled():
+        raise Cancelled(_TOO_EARLY)
+
+
+def compiling(progress: Progress | None, is_cancelled: IsCancelled | None) -> Progress:
+    """What compiling the programs reports to: it has no part in the fraction done, and raises `Cancelled` when cancelled."""
+
+    def report(_: float, text: str) -> None:
+        check_not(is_cancelled or _never)
+        (progress or _silent)(0.0, text)
+
+    return report
+
+
+def _never() -> bool:
+    return False
+
+
+def _silent(fraction: float, text: str) -> None:
+    pass
+
+
+def _inner(steps_ms: Iterator[float]) -> int:
+    """Replays per sample, so that the shortest program's sample lasts `SAMPLE_MS`."""
+    shortest_ms = max(min(steps_ms), SAMPLE_MS / MAX_INNER)
+    return math.ceil(SAMPLE_MS / shortest_ms)
+
+
+def _rounds(
+    programs: Mapping[str, Program],
+    clock: Clock,
+    inner: int,
+    budget_s: float,
+    max_rounds: int,
+    report: Progress,
+    is_cancelled: IsCancelled,
+) -> tuple[Samples, str]:
+    samples: Samples = {name: {} for name in programs}
+    start_s = reported_s = clock.now_s()
+    longest_s = 0.0
+    with _no_garbage_collection():
+        for count in range(1, max_rounds + 1):
+            if is_cancelled():
+                if count > MIN_ROUNDS:
+                    return samples, "cancelled"
+                raise Cancelled(_TOO_EARLY)
+            before_s = clock.now_s()
+            order = _order(list(programs), count - 1)
+            if before_s - reported_s >= max(REPORT_S, REPORT_ROUNDS * longest_s):
+                report(min((before_s - start_s) / budget_s, 1.0), f"round {count}")
+                reported_s = clock.now_s()
+                _settle(programs[order[0]], clock)
+                before_s = clock.now_s()
+            _round(programs, order, clock, inner, samples)
+            longest_s = max(longest_s, clock.now_s() - before_s)
+            if count >= MIN_ROUNDS and _is_tight(samples):
+                return samples, "intervals are tight"
+            if clock.now_s() - start_s + longest_s > budget_s:
+                return samples, f"budget of {budget_s:g} s"
+    return samples, f"{max_rounds} rounds"
+
+
+def _order(names: Sequence[str], turn: int) -> list[str]:
+    """A random order, and in the next turn the same one backwards: over both, each name has stood in the middle.
+
+    Random, since what disturbs every fourth sample would keep step with any order that repeats; the same in every process.
+    """
+    order = random.Random(turn // 2).sample(list(names), len(names))
+    return order if turn % 2 == 0 else order[::-1]
+
+
+def _settle(program: Program, clock: Clock) -> None:
+    """Untimed replays, at least one, until what a report set off is over."""
+    start_s = clock.now_s()
+    for _ in range(MAX_INNER):
+        _replay(program, clock)
+        clock.wait()
+        if clock.now_s() - start_s >= SETTLE_S:
+            return
+
+
+def _round(programs: Mapping[str, Program], order: Sequence[str], clock: Clock, inner: int, samples: Samples) -> None:
+    for name in order:
+        for phase, time_ms in _sample(programs[name], clock, inner).items():
+            samples[name].setdefault(phase, []).append(time_ms)
+
+
+def _sample(program: Program, clock: Clock, inner: int) -> dict[str, float]:
+    """Mean ms of each phase over `inner` replays, which the host queues without waiting for any."""
+    clock.wait()
+    marks = [_replay(program, clock) for _ in range(inner)]
+    clock.wait()
+    forward_ms = sum(clock.between_ms(start, middle) for start, middle, _ in marks) / inner
+    step_ms = sum(clock.between_ms(start, end) for start, _, end in marks) / inner
+    if program.backward is None:
+        return {"forward": forward_ms, "step": step_ms}
+    backward_ms = sum(clock.between_ms(middle, end) for _, middle, end in marks) / inner
+    return {"forward": forward_ms, "backward": backward_ms, "step": step_ms}
+
+
+def _replay(program: Program, clock: Clock) -> tuple[Any, Any, Any]:
+    start = clock.mark()
+    state = program.forward()
+    middle = clock.mark()
+    if program.backward is not None:
+        program.backward(state)
+    return start, middle, clock.mark()
+
+
+def _is_tight(samples: Samples) -> bool:
+    return all(estimate(phases["step"]).relative_width <= TIGHT for phases in samples.values())
+
+
+def _estimates(phases: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
+    return {phase: estimate(times_ms) for phase, times_ms in phases.items()}
+
+
+def _ratios(samples: Samples) -> dict[str, dict[str, Estimate]]:
+    """Program / baseline by phase, paired by round."""
+    baseline = next(iter(samples.values()))
+    return {
+        name: {
+            phase: paired_ratio(times_ms, baseline[phase])
+            for phase, times_ms in phases.items()
+            if phase in baseline and all(baseline[phase])
+        }
+        for name, phases in samples.items()
+    }
+
+
+def _excess(samples: Samples, name: str) -> dict[str, Estimate]:
+    """Program minus baseline in ms by phase, paired by round, so that what slows a whole round cancels."""
+    baseline = next(iter(samples.values()))
+    return {
+        phase: estimate([mine - base for mine, base in zip(times_ms, baseline[phase], strict=True)])
+        for phase, times_ms in samples[name].items()
+        if phase in baseline
+    }
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection falls on whichever program is running, and its time with it."""
+    gc.collect()
+    with uncollected():
+        yield
+
+
+def _peak_nbytes(program: Program, device: str | torch.device) -> int | None:
+    """What a replay needs: bytes that it adds at its peak and bytes that it holds anyway; None where torch keeps no count."""
+    if torch.device(device).type != "cuda":
+        return None
+    torch.cuda.synchronize()
+    gc.collect()  # what is dropped in between would count as memory that the replay gives back
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    state = program.forward()
+    gradients = program.backward(state) if program.backward else None
+    torch.cuda.synchronize()
+    del state, gradients
+    return torch.cuda.max_memory_allocated() - before + program.held_nbytes

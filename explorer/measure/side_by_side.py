@@ -1,0 +1,142 @@
+"""Variants of one capture timed beside each other: the captured, a pinned and an optimised one; all passes and all but one.
+
+    with all        simplify  freeze  cat  remat  fuse
+    without cat     simplify  freeze       remat  fuse        worth of cat = with all - without cat, in ms of a step
+
+Shares do not add up to the whole: a pass may live from what another one left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracefuse.assembly.draws import undisturbed
+from tracefuse.measure import rounds as measure
+from tracefuse.measure.peers import Asked, check_names, peers
+from tracefuse.measure.profile import profile_step, step_work
+from tracefuse.measure.timing import Estimate, Timing
+
+if TYPE_CHECKING:
+    from tracefuse.execution.graphed_program import GraphedProgram
+    from tracefuse.execution.program import Program
+    from tracefuse.variant import Variant
+
+FULL = "with all"
+SAME = Estimate(0.0, 0.0, 0.0, 1.0, 0)
+"""Of a pass without which the program is the same text: nothing to time."""
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """`delta_ms` by pass: the step with it minus the step without it, below 0 where it gains time. `device` begins with
+    "measured on"; `same` are the passes without which the program would be the same, so that theirs is 0 by nature."""
+
+    device: str
+    delta_ms: Mapping[str, Estimate]
+    same: frozenset[str]
+    rounds: int
+    stopped: str
+
+
+def time_variant(
+    variant: Variant,
+    progress: measure.Progress | None,
+    budget_s: float,
+    cuda_graph: bool,
+    tune: bool,
+    against: Variant | None,
+    is_cancelled: measure.IsCancelled | None,
+    asked: Asked = (),
+) -> Timing:
+    """See `Variant.measure`, whose arguments these are."""
+    measure.check_arguments(budget_s, progress)
+    check_names(asked)
+    report = measure.compiling(progress, is_cancelled)
+    programs = {"captured": variant.baseline.compile(), "optimised": variant.compile(progress=report, tune=tune)}
+    if against is not None:
+        programs = {"pinned": against.compile(progress=report), **programs}
+    if cuda_graph:
+        programs["CUDA graph"] = variant.compile(cuda_graph=True)
+    replayed = {name: replays(program, variant) for name, program in programs.items()}
+    reference = None if against is None else replayed["captured"]
+    with undisturbed(variant.capture.example_inputs):
+        others = peers(variant, asked, report)
+    timing = _timed(variant, replayed | others.programs, reference, progress, budget_s, is_cancelled)
+    timing = others.told(timing)
+    if not variant.runs_triton or (is_cancelled is not None and is_cancelled()):
+        return timing
+    with undisturbed(variant.capture.example_inputs):
+        found = profile_step(replayed["optimised"])
+    return replace(timing, work=step_work(found, [kernel.name for kernel in variant.kernels]))
+
+
+def ablate(
+    variant: Variant,
+    progress: measure.Progress | None = None,
+    budget_s: float = 20.0,
+    is_cancelled: measure.IsCancelled | None = None,
+) -> Ablation:
+    """Time `variant` and, for each pass that is on, the variant without it, interleaved, within `budget_s` seconds in all.
+
+    Without `fuse` there is no `decompose` either. A delta is the median over rounds of the difference in a round, with its
+    95 % interval. Raises what `Variant.measure` raises, and `PassError` where a pass cannot do without another one.
+    """
+    measure.check_arguments(budget_s, progress)
+    without = {step.name: _without(variant, step.name) for step in variant.check().steps}
+    _build([variant, *without.values()], progress, is_cancelled)
+    same = frozenset(name for name, other in without.items() if same_program(other, variant))
+    asked = {FULL: variant} | {name: other for name, other in without.items() if name not in same}
+    programs = {name: replays(one.compile(), one) for name, one in asked.items()}
+    reference = replays(variant.baseline.compile(), variant)
+    timing = _timed(variant, programs, reference, progress, budget_s, is_cancelled)
+    delta_ms = {name: SAME if name in same else _negated(timing.program(name).excess_ms["step"]) for name in without}
+    return Ablation(timing.device, delta_ms, same, timing.rounds, timing.stopped)
+
+
+def replays(program: Program | GraphedProgram, variant: Variant) -> measure.Program:
+    return program.replays(variant.capture.example_inputs, variant.capture.rng_states)
+
+
+def _timed(
+    variant: Variant,
+    programs: Mapping[str, measure.Program],
+    reference: measure.Program | None,
+    progress: measure.Progress | None,
+    budget_s: float,
+    is_cancelled: measure.IsCancelled | None,
+) -> Timing:
+    inputs = variant.capture.example_inputs
+    with undisturbed(inputs):
+        return measure.measure(
+            programs,
+            device=variant.capture.device,
+            reference=reference,
+            budget_s=budget_s,
+            progress=progress,
+            is_cancelled=is_cancelled,
+        )
+
+
+def _without(variant: Variant, name: str) -> Variant:
+    return variant.capture.variant(variant.config.switched(name)).check()
+
+
+def _build(
+    variants: list[Variant], progress: measure.Progress | None, is_cancelled: measure.IsCancelled | None
+) -> None:
+    """Compile what the programs need, before any is timed."""
+    report = measure.compiling(progress, is_cancelled)
+    for one in variants:
+        one.compile(progress=report)
+
+
+def same_program(one: Variant, other: Variant) -> bool:
+    """Whether two variants of a capture run the same program: the exported text names the configuration as well."""
+    first, second = ((v.forward.code, v.backward.code, v.kernels) for v in (one, other))
+    return first == second
+
+
+def _negated(excess: Estimate) -> Estimate:
+    return Estimate(-excess.median, -excess.high, -excess.low, excess.coverage, excess.samples)

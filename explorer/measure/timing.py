@@ -1,0 +1,261 @@
+"""What measuring yields: medians with intervals, as data, as JSON and as a table. Pure: no clock in here.
+
+timing = device, programs (the first is the baseline), how many rounds, why it stopped
+program timing = per phase an estimate in ms and its ratio to the baseline; cold run; added peak; difference
+ratio = the program's time over the baseline's, everywhere: below 1 the program is faster; the median over rounds of the
+        ratio in a round, so that what slows a whole round, and drift, cancel
+
+A ratio has a 99 % interval, since a comparison asks about three phases at once, and `verdict` calls a difference only what
+lies beyond `SMALLEST` of 1: two copies of one program differ by as much as where their memory lies, however long one looks.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tracefuse.measure.step_work import Row as WorkRow
+from tracefuse.measure.step_work import StepWork
+from tracefuse.optimizers.trace import human_bytes
+from tracefuse.text import figure
+
+CONFIDENCE = 0.95
+RATIO_CONFIDENCE = 0.99
+MIN_ROUNDS = 8  # Minimum to maximum of eight samples cover the median with 99.2 %: the first count that reaches 99 %.
+SMALLEST = 0.01
+"""The smallest difference, as a share, that is called one."""
+VISIBLE = 0.05
+"""A difference that should be seen: where the interval of a ratio is wider, the verdict says so."""
+RATIO_TITLE = "ratio [99 % interval], below 1 is faster"
+CPU_NOTE = (
+    "On a CPU the Triton kernels do not run, their ATen references do: these times say nothing about what fusion gains."
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median with an interval that covers the true median with probability `coverage`.
+
+    `coverage` is at least 0.95, of a ratio 0.99, from eight samples on; of fewer it is what their extremes cover.
+    """
+
+    median: float
+    low: float
+    high: float
+    coverage: float
+    samples: int
+
+    @property
+    def relative_width(self) -> float:
+        """Half the interval over the median."""
+        return (self.high - self.low) / 2 / self.median if self.median else math.inf
+
+    def text(self, digits: int = 4) -> str:
+        """The median with its interval; of few samples what that covers, of one that it is one."""
+        if self.samples == 1:
+            return f"{figure(self.median, digits)} (one sample)"
+        text = f"{figure(self.median, digits)} [{figure(self.low, digits)}, {figure(self.high, digits)}]"
+        return text if self.samples >= MIN_ROUNDS else f"{text} ({self.coverage:.0%}, {self.samples} samples)"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def estimate(samples: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Median and its distribution-free interval, that of the sign test. Raises `ValueError` for no samples.
+
+    The number of samples below the true median is Binomial(n, 1/2); the interval runs from the k-th smallest to the
+    k-th largest sample for the largest k that still covers `confidence`.
+    """
+    if not samples:
+        raise ValueError("no samples: measure at least one round")
+    ordered, n = sorted(samples), len(samples)
+    tails = _tails(n)
+    k = max((i for i, tail in enumerate(tails) if 1 - 2 * tail >= confidence), default=0)
+    middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    return Estimate(middle, ordered[k], ordered[n - 1 - k], 1 - 2 * tails[k], n)
+
+
+def paired_ratio(mine: Sequence[float], baseline: Sequence[float]) -> Estimate:
+    """The median over rounds of `mine / baseline`, with a 99 % interval. Raises `ValueError` for no rounds."""
+    return estimate([time / base for time, base in zip(mine, baseline, strict=True)], RATIO_CONFIDENCE)
+
+
+def verdict(ratio: Estimate) -> str:
+    """What a ratio of program to baseline lets one say: "faster", "slower", or that it lets one say neither, and whether the
+    noise would have hidden a difference of `VISIBLE`."""
+    if ratio.samples < MIN_ROUNDS:
+        return f"too few rounds to say ({ratio.samples} of {MIN_ROUNDS})"
+    if ratio.high < 1 - SMALLEST:
+        return "faster"
+    if ratio.low > 1 + SMALLEST:
+        return "slower"
+    hidden = max(1 - ratio.low, ratio.high - 1)
+    return "no difference seen" if hidden <= VISIBLE else f"no difference seen: the noise hides up to {hidden:.0%}"
+
+
+@functools.cache
+def _tails(n: int) -> tuple[float, ...]:
+    """`P(Binomial(n, 1/2) <= i)` for each i that leaves an interval."""
+    total, tails = 0, []
+    for i in range((n + 1) // 2):
+        total += math.comb(n, i)
+        tails.append(total / 2**n)
+    return tuple(tails)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest absolute difference from the reference, over results and over gradients; NaN where only one has a NaN."""
+
+    results: float
+    gradients: float
+
+
+@dataclass(frozen=True)
+class ProgramTiming:
+    """One program's times by phase ("forward", "backward", "step").
+
+    `times_ms` are medians over rounds, `ratios` those of its time over the baseline's. `cold_ms` is the first run
+    with all its compiling. `peak_nbytes` is the added peak (`tracefuse.tables.memory`) of a replay on a GPU; None on the
+    CPU. `difference` is None for what was compared with nothing: the reference itself, a yardstick. `excess_ms` is what the
+    program takes more than the baseline, by phase: the median over rounds of the difference in a round.
+    """
+
+    name: str
+    times_ms: Mapping[str, Estimate]
+    ratios: Mapping[str, Estimate]
+    cold_ms: float
+    peak_nbytes: int | None = None
+    difference: Difference | None = None
+    excess_ms: Mapping[str, Estimate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One phase of one program beside the same phase of the baseline; `ratio` is variant / baseline, below 1 is faster."""
+
+    label: str
+    program: str
+    baseline_ms: Estimate
+    variant_ms: Estimate
+    ratio: Estimate
+
+    @property
+    def verdict(self) -> str:
+        """`faster`, `slower`, `no difference seen`, or that there were too few rounds to say."""
+        return verdict(self.ratio)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one call of `measure` found. `programs[0]` is the baseline; `device` begins with "measured on".
+
+    A sample is the mean of `inner` replays back to back; `stopped` says why the rounds ended. `failed` are programs that were
+    asked for and could not run, with the reason; `notes` say what to know of those that did. `work` is what one profiled step
+    of the program called "optimised" is made of, where that ran on a GPU.
+    """
+
+    device: str
+    programs: tuple[ProgramTiming, ...]
+    rounds: int
+    inner: int
+    stopped: str
+    failed: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    work: StepWork | None = None
+
+    @property
+    def baseline(self) -> ProgramTiming:
+        return self.programs[0]
+
+    def program(self, name: str) -> ProgramTiming:
+        """The timing of the program called `name`; raises `KeyError` if there is none."""
+        return {p.name: p for p in self.programs}[name]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Every phase of every program but the baseline, beside the baseline's."""
+        return tuple(
+            Row(phase, p.name, self.baseline.times_ms[phase], p.times_ms[phase], p.ratios[phase])
+            for p in self.programs[1:]
+            for phase in p.times_ms
+            if phase in self.baseline.times_ms
+        )
+
+    @property
+    def note(self) -> str | None:
+        """What to know before reading times of Triton kernels: on a CPU they are those of the kernels' reference."""
+        return CPU_NOTE if self.device.startswith("measured on CPU") else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as dictionaries, lists, strings and numbers; NaN and infinity, which JSON lacks, become strings."""
+        return plain(asdict(self))
+
+    def __str__(self) -> str:
+        """Two tables with aligned columns: times in ms and ratios; cold run, memory and differences."""
+        by_phase = [
+            (p.name, phase, str(time_ms), *_ratio(p.ratios.get(phase), p is self.baseline))
+            for p in self.programs
+            for phase, time_ms in p.times_ms.items()
+        ]
+        rest = [(p.name, figure(p.cold_ms, 4), _memory(p), *_difference(p)) for p in self.programs]
+        rounds = f"{self.rounds} round{'s' * (self.rounds > 1)}"
+        replays = f"{self.inner} replay{'s' * (self.inner > 1)}"
+        return "\n".join([
+            f"{self.device}: {rounds} of {replays}, interleaved; stopped: {self.stopped}",
+            aligned([("program", "phase", "median ms [95 % interval]", RATIO_TITLE, ""), *by_phase]),
+            "",
+            aligned([("program", "first run ms", "added peak (without inputs)", "max |Δ| results", "gradients"), *rest]),
+            *self._work_lines(),
+            *(f"{name} did not run: {reason}" for name, reason in self.failed.items()),
+            *self.notes,
+        ])  # fmt: skip
+
+    @property
+    def work_rows(self) -> list[WorkRow]:
+        """Kernels, regions and the whole step of the optimised program: (part, calls, µs, remark); none without `work`."""
+        if self.work is None:
+            return []
+        return self.work.rows(self.program("optimised").times_ms["step"].median, self.rounds)
+
+    def _work_lines(self) -> list[str]:
+        if self.work is None:
+            return []
+        rows = [(part, str(calls or ""), figure(us, 4), remark) for part, calls, us, remark in self.work_rows]
+        return ["", aligned([("part of the optimised step", "calls", "µs", ""), *rows]), self.work.note, ""]
+
+
+def _ratio(ratio: Estimate | None, is_baseline: bool) -> tuple[str, str]:
+    if is_baseline or ratio is None:
+        return "baseline" if is_baseline else "", ""
+    return str(ratio), verdict(ratio)
+
+
+def _memory(program: ProgramTiming) -> str:
+    return "not measured" if program.peak_nbytes is None else human_bytes(program.peak_nbytes)
+
+
+def _difference(program: ProgramTiming) -> tuple[str, str]:
+    if program.difference is None:
+        return "", ""
+    return f"{program.difference.results:.3g}", f"{program.difference.gradients:.3g}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of columns, each as wide as its widest cell, two spaces between."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def plain(value: Any) -> Any:
+    """`value` as dictionaries, lists, strings and numbers; NaN and infinity, which JSON lacks, become strings."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,161 @@
+"""Profile a run of your own, once, as it is: nothing is captured, replayed or run op by op.
+
+    with tracefuse.profile_run() as run:        run.timeline, run.findings(), print(run)
+        step()
+    timeline = tracefuse.profile_run(step)      the same of a call, after one call to warm up
+
+The profiler writes the file that it always writes, and `tracefuse.load_timeline` reads it, so that what this says of a run is
+what it says of that file. CUDA events around the run and the host's clock measure the same window without the profiler.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from tracefuse.device.clocks import device_label
+from tracefuse.errors import MeasureError
+from tracefuse.profiling.kineto import recorded_in
+from tracefuse.profiling.timeline import RunTimeline, window_of
+from tracefuse.timeline.events import MARK, marked
+
+if TYPE_CHECKING:
+    from tracefuse.diagnose.diagnose import Findings
+
+_WINDOW = "run"
+
+
+class ProfiledRun:
+    """The `with` block: `timeline` is there when it has ended. Raises `MeasureError` where a profiler is at work already."""
+
+    def __init__(self, with_stack: bool = False) -> None:
+        self._with_stack = with_stack
+        self._timeline: RunTimeline | None = None
+
+    def __enter__(self) -> ProfiledRun:
+        if torch.autograd._profiler_enabled():
+            raise MeasureError("a profiler is at work already, and there can be but one: end that first")
+        self._profiler = _profiler(self._with_stack)
+        self._profiler.__enter__()
+        self._begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        clocks = self._end()
+        self._profiler.__exit__(kind, error, tb)
+        if error is None:
+            self._timeline = _timeline(self._profiler, clocks, "one run")
+
+    def _begin(self) -> None:
+        _wait()
+        self._range = marked(_WINDOW)
+        self._range.__enter__()
+        self._start_s, self._start = time.perf_counter(), _stamp()
+
+    def _end(self) -> tuple[float, float | None]:
+        """The µs of the window by the host's clock, and by CUDA events."""
+        end = _stamp()
+        _wait()
+        host_us = 1e6 * (time.perf_counter() - self._start_s)
+        self._range.__exit__(None, None, None)
+        return host_us, None if self._start is None or end is None else 1e3 * self._start.elapsed_time(end)
+
+    @property
+    def timeline(self) -> RunTimeline:
+        if self._timeline is None:
+            raise MeasureError("there is no timeline yet: it is there when the block has ended without an error")
+        return self._timeline
+
+    def findings(self) -> Findings:
+        return self.timeline.findings()
+
+    def __str__(self) -> str:
+        return str(self.timeline) if self._timeline else "a run that is not profiled yet"
+
+
+@overload
+def profile_run(*, with_stack: bool = False) -> ProfiledRun: ...
+@overload
+def profile_run(function: Callable[..., Any], *args: Any, with_stack: bool = False) -> RunTimeline: ...
+def profile_run(function: Callable[..., Any] | None = None, *args: Any, with_stack: bool = False) -> Any:
+    """The timeline of a `with` block, or of one call of `function(*args)`, which is called once more before.
+
+    `with_stack` records Python frames, which give waits the function of yours that they are in, and make Python slower.
+    Raises `MeasureError` where a profiler is at work already, and whatever the function raises.
+    """
+    if function is None:
+        return ProfiledRun(with_stack)
+    if not callable(function):
+        raise MeasureError(f"profile_run takes a function to call, not {function!r}: pass one, or use it in `with`")
+    run = _Called(with_stack, lambda: function(*args))
+    with run:
+        function(*args)
+    return run.timeline
+
+
+class _Called(ProfiledRun):
+    """Of the first run after a profiler starts, the first ops take longer: `warm_up` is that run."""
+
+    def __init__(self, with_stack: bool, warm_up: Callable[[], Any]) -> None:
+        super().__init__(with_stack)
+        self._warm_up = warm_up
+
+    def _begin(self) -> None:
+        try:
+            self._warm_up()
+        except BaseException:
+            self._profiler.__exit__(None, None, None)
+            raise
+        super()._begin()
+
+
+def _profiler(with_stack: bool) -> torch.profiler.profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    # Only the file is wanted. Without `acc_events` torch 2.11 warns; with it later versions read all events at once, and
+    # raise where a name that the profiler took from memory is no UTF-8.
+    return torch.profiler.profile(
+        activities=activities, with_stack=with_stack, acc_events=torch.__version__.startswith("2.11.")
+    )
+
+
+def _wait() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _stamp() -> torch.cuda.Event | None:
+    if not torch.cuda.is_initialized():
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _timeline(profiler: torch.profiler.profile, measured: tuple[float, float | None], how: str) -> RunTimeline:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        recording = recorded_in(path)
+    window = window_of(recording.events, MARK + _WINDOW, "the profiler's file")
+    works = [e for e in recording.events if e.on_gpu and e.end_ns > window[0]]
+    host_us, events_us = measured
+    clocks = [("the host's clock, until the GPU was done", host_us, (window[1] - window[0]) / 1e3)]
+    if works and events_us is not None:
+        last_ns = max(work.end_ns for work in works)
+        clocks.append(("CUDA events around it", events_us, (last_ns - _first_stamp(recording.events, window[0])) / 1e3))
+    device = device_label("cuda" if works else "cpu")
+    return RunTimeline(recording, window, f"{device}, {how} under torch's profiler", tuple(clocks))
+
+
+def _first_stamp(events: Any, start_ns: int) -> int:
+    """When the first CUDA event of the window was recorded, which an idle GPU does at once; else where the window begins."""
+    found = (e.start_ns for e in events if e.name.startswith("cudaEventRecord") and e.start_ns >= start_ns)
+    return min(found, default=start_ns)

@@ -1,0 +1,199 @@
+"""The timeline of a run of your own: what a GPU did, why it did nothing, what the host waited for.
+
+    tl = tracefuse.load_timeline("trace.json.gz")       any file of torch's profiler, or another Chrome trace
+    print(tl)                                           idle time by cause, waits, and what became of every record
+    tl.findings()    tl.idle    tl.waits                as objects
+    tl.explore()     tl.save_html("timeline.html")      as a page
+
+`tracefuse.profile_run` makes one of what it runs. Nothing is estimated: all times are the profiler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracefuse.errors import TraceFileError
+from tracefuse.measure.timing import aligned
+from tracefuse.profiling.idle_text import duration_text, idle_text, share
+from tracefuse.profiling.kineto import Recording, recorded_in
+from tracefuse.profiling.stacks import lines_of
+from tracefuse.timeline.events import Event
+from tracefuse.timeline.gaps import Idle, idle_of_devices, idle_of_streams
+from tracefuse.timeline.host_calls import SYNCHRONIZATION, Host, Interval
+
+if TYPE_CHECKING:
+    from tracefuse.diagnose.diagnose import Findings
+    from tracefuse.widgets.timeline_page import TimelinePage
+
+_TOP = 8
+
+
+class Wait(NamedTuple):
+    """A call in which the host waited for the GPU: in which operator, in which function of yours (with stacks recorded), and
+    for how long the GPU was idle because of it."""
+
+    call: Event
+    operator: str
+    line: str
+    idle_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class RunTimeline:
+    """One run. `window` is the part of it that is looked at (ns, as the events have it), `provenance` begins with "measured".
+
+    `clocks` are the same run by other clocks than the profiler's: what was measured, its µs, and what the timeline says of
+    the same stretch.
+    """
+
+    recording: Recording
+    window: Interval
+    provenance: str
+    clocks: tuple[tuple[str, float, float], ...] = ()
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """Those in the window, by start."""
+        return tuple(_inside(self.recording.events, self.window))
+
+    @property
+    def window_us(self) -> float:
+        return (self.window[1] - self.window[0]) / 1e3
+
+    @cached_property
+    def host(self) -> Host:
+        return Host(self.recording.events)
+
+    @cached_property
+    def idle(self) -> tuple[Idle, ...]:
+        """Of each GPU, all its streams together."""
+        return idle_of_devices(self.recording.events, self.window, self.host)
+
+    @cached_property
+    def idle_streams(self) -> tuple[Idle, ...]:
+        """Of each stream, between its first record and its last."""
+        return idle_of_streams(self.recording.events, self.window, self.host)
+
+    @cached_property
+    def without_operator(self) -> tuple[Interval, ...]:
+        """The stretches of the window (ns) in which no thread of the host ran an operator or a CUDA call."""
+        rest: Sequence[Interval] = [self.window]
+        for thread in self.host.threads.values():
+            rest = thread.running.cut(rest)[1]
+        return tuple(rest)
+
+    @cached_property
+    def waits(self) -> tuple[Wait, ...]:
+        """Every synchronization of the window, by start."""
+        calls = [e for e in self.events if self.host.causes.get(e) == SYNCHRONIZATION]
+        lines = lines_of(self.recording.frames, calls)
+        gaps = [gap for one in self.idle for gap in one.gaps if gap.cause == SYNCHRONIZATION]
+        idle_ns = {call: sum(g.duration_ns for g in gaps if g.call == call) for call in {g.call for g in gaps}}
+        return tuple(Wait(call, self.host.operator(call), lines[call], idle_ns.get(call, 0)) for call in calls)
+
+    def findings(self) -> Findings:
+        """What keeps the GPUs idle, the gravest first, in the form of `Variant.findings`."""
+        from tracefuse.profiling.findings import diagnose_run
+
+        return diagnose_run(self)
+
+    def explore(self) -> TimelinePage:
+        """The timeline as a page: a notebook shows it, `.save_html(path)` writes it. A front door, as `Variant.explore` is."""
+        from tracefuse.widgets.timeline_page import TimelinePage
+
+        return TimelinePage(self)
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write it as one page that needs no kernel and no network, and return its path."""
+        return self.explore().save_html(path)
+
+    def __str__(self) -> str:
+        head = f"{self.provenance}\nwindow {duration_text(self.window_us)}"
+        parts = [head, *map(idle_text, self.idle), _clock_text(self.clocks), _waits_text(self.waits)]
+        if not self.idle:
+            parts.insert(1, _host_text(self))
+        return "\n\n".join(filter(None, [*parts, str(self.recording.account)]))
+
+    __repr__ = __str__
+
+
+def load_timeline(path: str | Path, window: str | None = None) -> RunTimeline:
+    """The timeline that a trace file holds, gzipped or not.
+
+    `window` is the name of a range of the host that it is about (the first of that name, "ProfilerStep#3"); by default it is
+    from the first record to the last. Raises `TraceFileError` for a file that is no trace or is cut off, for one in which
+    nothing has a duration, and for a window that it does not have.
+    """
+    recording = recorded_in(path)
+    if not recording.events:
+        raise TraceFileError(f"nothing in {path} has a duration: give a trace that was recorded while something ran")
+    name = Path(path).name
+    devices = ", ".join(dict.fromkeys(recording.devices.values()))
+    provenance = f"measured by the profiler that wrote {name}{f', on {devices}' if devices else ''}"
+    return RunTimeline(recording, window_of(recording.events, window, str(path)), provenance)
+
+
+def window_of(events: Iterable[Event], name: str | None, path: str) -> Interval:
+    """The first range called `name`, or all of it. Raises `TraceFileError` where there is none."""
+    events = tuple(events)
+    if name is None:
+        return min(e.start_ns for e in events), max(e.end_ns for e in events)
+    found = next((e for e in events if not e.on_gpu and e.name == name), None)
+    if found is None:
+        ranges = ", ".join(list(dict.fromkeys(e.name for e in events if e.is_range))[:_TOP])
+        raise TraceFileError(
+            f"{path} has no range called {name!r}: choose from {ranges or 'none, and leave window out'}"
+        )
+    return found.start_ns, found.end_ns
+
+
+def _inside(events: Iterable[Event], window: Interval) -> Iterable[Event]:
+    return (e for e in events if e.end_ns >= window[0] and e.start_ns <= window[1])
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def _clock_text(clocks: Iterable[tuple[str, float, float]]) -> str:
+    rows = [
+        (name, duration_text(us), duration_text(said), f"{abs(said - us) / us:.2%} apart")
+        for name, us, said in clocks
+        if us
+    ]
+    return aligned([("other clocks of the same run", "measured", "the timeline says", ""), *rows]) if rows else ""
+
+
+def _waits_text(waits: Iterable[Wait]) -> str:
+    groups: dict[tuple[str, str, str], list[Wait]] = {}
+    for wait in waits:
+        groups.setdefault((wait.call.name, wait.operator, wait.line), []).append(wait)
+    rows = [
+        (
+            name,
+            operator or "-",
+            str(len(found)),
+            duration_text(sum(w.call.duration_ns for w in found) / 1e3),
+            duration_text(sum(w.idle_ns for w in found) / 1e3),
+            line,
+        )
+        for (name, operator, line), found in groups.items()
+    ]
+    return aligned([("host waits in", "of", "times", "waited", "GPU idle by it", ""), *rows]) if rows else ""
+
+
+def _host_text(run: RunTimeline) -> str:
+    """Of a run without a GPU: what ran on the host, and for how long nothing did."""
+    totals: dict[str, list[int]] = {}
+    for thread in run.host.threads.values():
+        for start, end, event in thread.operators.cut([run.window])[0]:
+            totals.setdefault(event.name, []).append(end - start)
+    window_ns = run.window[1] - run.window[0]
+    none_ns = sum(end - start for start, end in run.without_operator)
+    head = f"no GPU did anything in it; the host ran no operator for {share(none_ns, window_ns)}"
+    longest = sorted(totals.items(), key=lambda item: -sum(item[1]))[:_TOP]
+    rows = [(name, str(len(ns)), share(sum(ns), window_ns)) for name, ns in longest]
+    return f"{head}\n\n{aligned([('operators, outermost', 'calls', 'time'), *rows])}" if rows else head

@@ -1,0 +1,298 @@
+"""What a recorder notes: values, calls, guards, and all of them together as a `Recording`.
+
+Source of what an op reads and writes: its schema, by `torch._ops.OpOverload._schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+
+from tracefuse.optimizers.trace import Origin, Source
+from tracefuse.recording.host_reads import Stop, may_read
+
+aten = torch.ops.aten
+
+# These write their running statistics although their schema does not say so.
+BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
+# Found wrong in a dispatch mode by `tests/bench/op_db.py`: torch's kernels conjugate lazily, which modes switch off.
+_CONJUGATING = {aten.linalg_pinv.atol_rtol_tensor, aten.linalg_pinv.atol_rtol_float}
+# These return views although their schema does not say so, as these others do whose schema does.
+_VIEWS = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+# These write nothing, but give their tensor other memory.
+_OTHER_MEMORY = {
+    aten.set_.source_Tensor: lambda tensor, source: (aten.alias.default, (source,)),
+    aten.set_.default: lambda tensor: (aten.new_empty.default, (tensor, [0])),
+}
+
+
+class Value:
+    """One tensor that the program met: its layout when first seen, and the value whose memory it views (`base`)."""
+
+    __slots__ = (
+        "_base",
+        "_extent",
+        "device",
+        "dtype",
+        "index",
+        "kind",
+        "memory",
+        "offset",
+        "requires_grad",
+        "shape",
+        "stride",
+    )
+
+    def __init__(self, index: int, tensor: torch.Tensor, memory: int | None) -> None:
+        self.index = index
+        kind = kind_of(tensor)
+        self.kind = kind = "batched" if kind is None and memory is None else kind
+        self.memory = memory
+        if kind is None:
+            self.shape, self.stride, self.offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        else:
+            self.shape, self.stride, self.offset = (), (), 0
+        self.dtype, self.device, self.requires_grad = tensor.dtype, tensor.device, tensor.requires_grad
+        self._base: Value | None = None
+        self._extent: tuple[int, int] | None = None
+
+    @property
+    def base(self) -> Value:
+        # Not stored of those that are their own: nothing but a collection of garbage would free them.
+        return self if self._base is None else self._base
+
+    @base.setter
+    def base(self, value: Value) -> None:
+        self._base = None if value is self else value
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        return self.shape, self.stride, self.offset, self.dtype
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The first byte of the memory that it lies in, and the first one after it."""
+        if self._extent is None:
+            size = self.dtype.itemsize
+            last = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if self.stride else 0
+            end = self.offset if 0 in self.shape else self.offset + last + 1
+            self._extent = self.offset * size, end * size
+        return self._extent
+
+    def is_otherwise(self, other: Value) -> bool:
+        """Whether the two, of one memory, may have bytes in common and are not of the same layout."""
+        (start, end), (other_start, other_end) = self.extent, other.extent
+        return self.layout != other.layout and start < other_end and other_start < end
+
+    def same_layout(self, other: Value) -> bool:
+        return self.layout == other.layout
+
+
+def kind_of(tensor: torch.Tensor) -> str | None:
+    """None for a plain dense tensor, else what it is instead: of subclasses that run operators themselves, the class."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.layout is not torch.strided:
+        return "sparse" if "sparse" in str(tensor.layout) else "opaque"
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is nn.Parameter:
+        return None
+    if is_lazy(tensor):
+        return "uninitialised"
+    runs_operators = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return kind.__name__ if runs_operators and kind is not FakeTensor else None  # of fake ones nothing real is computed
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows of nothing that made it. A view that was made without autograd, of what autograd knows, is none:
+    once it was written to, torch raises where it is asked."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """Autograd's node that made it, if one did; None where torch raises, as `is_leaf` says."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """`tree`, arguments or results of an operator, with `function(t)` for each tensor in it.
+
+    `torch.utils._pytree.tree_map_only` for the containers that operators have, since this runs in each op of the user's
+    program, three times: `tests/bench/recorder.py` prints what recording costs.
+    """
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, (tuple, list)):
+        found = [
+            function(one)
+            if isinstance(one, torch.Tensor)
+            else map_tensors(function, one)
+            if isinstance(one, (tuple, list, dict))
+            else one
+            for one in tree
+        ]
+        return found if isinstance(tree, list) else tuple(found)
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, one) for key, one in tree.items()}
+    return tree
+
+
+def values_in(tree: Any) -> list[Value]:
+    """The values in arguments or results of an operator, in order."""
+    if isinstance(tree, Value):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (tuple, list)):
+        return []
+    return [value for one in tree for value in values_in(one)]
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What the recorder asks of each op that runs, found out once per operator.
+
+    It is recorded as `func`; `conjugates`: its kernel relies on lazy conjugation; `becomes` tells, of an op such as
+    `unsqueeze_` or `set_` with its arguments, which op on which of them makes what its tensor is from then on; `aliased` the
+    position and the name of the arguments, of that op, in whose memory the results may lie.
+    """
+
+    func: OpOverload | HigherOrderOperator
+    is_random: bool = False
+    may_write: bool = False
+    may_read: bool = False
+    conjugates: bool = False
+    becomes: Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None = None
+    aliased: tuple[tuple[int, str], ...] = ()
+
+
+_FACTS: dict[int, OpFacts] = {}
+
+
+def facts_of(func: OpOverload | HigherOrderOperator) -> OpFacts:
+    facts = _FACTS.get(id(func))  # an operator's own hash runs Python
+    if facts is None:
+        facts = _FACTS[id(func)] = OpFacts(func) if isinstance(func, HigherOrderOperator) else _facts(func)
+    return facts
+
+
+def _facts(func: OpOverload) -> OpFacts:
+    return OpFacts(
+        _VIEWS.get(func, func),
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        may_write=func in BATCH_NORMS or (func not in _OTHER_MEMORY and any(map(is_written, func._schema.arguments))),
+        may_read=may_read(func),
+        conjugates=func in _CONJUGATING,
+        becomes=_OTHER_MEMORY.get(func) or _view_in_place(func),
+        aliased=() if func is aten.set_.default else _aliased(_VIEWS.get(func, func)),
+    )
+
+
+def is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _view_in_place(func: OpOverload) -> Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None:
+    if torch.Tag.inplace_view not in func.tags:
+        return None
+    packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
+    twin = aten.transpose.int if func is aten.transpose_.default else getattr(packet, func._overloadname, None)
+    aliases = [a for a in twin._schema.arguments if a.alias_info is not None] if twin is not None else []
+    return (lambda *args: (twin, args)) if aliases and not any(map(is_written, aliases)) else None
+
+
+def _aliased(func: OpOverload) -> tuple[tuple[int, str], ...]:
+    arguments = list(enumerate(func._schema.arguments))
+    if func is aten._unsafe_view.default:  # a view that its schema does not tell of
+        return tuple((position, argument.name) for position, argument in arguments)
+    if all(result.alias_info is None for result in func._schema.returns):
+        return ()
+    return tuple((position, argument.name) for position, argument in arguments if argument.alias_info is not None)
+
+
+@dataclass(slots=True)
+class Call:
+    """One op that ran. Tensors in `args`, `kwargs` and `outs` are `Value`s. `in_engine`: autograd's engine ran it."""
+
+    func: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: Any
+    origin: Origin
+    in_engine: bool
+
+    def reads(self) -> list[Value]:
+        return [*values_in(self.args), *values_in(self.kwargs)]
+
+    def out_values(self) -> list[Value]:
+        return values_in(self.outs)
+
+    def overwritten(self) -> list[Any]:
+        """The arguments that the op overwrites: each a value or a list of values."""
+        if self.func in BATCH_NORMS:
+            return [v for v in self.args[3:5] if isinstance(v, Value)] if self.args[5] else []
+        given = [value for argument, value in bound(self.func, self.args, self.kwargs) if is_written(argument)]
+        return [value for value in given if value is not None]
+
+    def writes(self) -> list[Value]:
+        """The values that the op overwrites."""
+        return values_in(self.overwritten()) if facts_of(self.func).may_write else []
+
+
+def bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """(schema argument, what was given for it), given ones only."""
+    for position, argument in enumerate(func._schema.arguments):
+        if position < len(args):
+            yield argument, args[position]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+@dataclass(slots=True)
+class Guard:
+    """A Python value that the program took from a tensor (`.item()`, `bool(t)`); the trace holds for this value only."""
+
+    op: str
+    value: Any
+    source: Source | None
+
+
+@dataclass
+class Recording:
+    """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
+    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values that a
+    leaf had (`superseded`) before it became an input, where the host reads what a GPU computes (`stops`), the values that were
+    still there (`held`) when a backward was over, since the program's variables hold them, and where externals were given
+    other memory (`replaced`), Triton kernels launched outside of any operator (`launches`), and autograd's nodes whose
+    results no operator made (`unseen`). `backwards` counts the calls of autograd that started from what was recorded."""
+
+    calls: list[Call] = field(default_factory=list)
+    externals: dict[Value, torch.Tensor] = field(default_factory=dict)
+    snapshots: dict[Value, torch.Tensor] = field(default_factory=dict)
+    rng_states: list[torch.Tensor] = field(default_factory=list)
+    roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
+    superseded: set[Value] = field(default_factory=set)
+    stops: list[Stop] = field(default_factory=list)
+    held: set[Value] = field(default_factory=set)
+    replaced: dict[Value, Source | None] = field(default_factory=dict)
+    launches: list[tuple[str, Source | None]] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    backwards: int = 0

@@ -1,0 +1,105 @@
+"""Which line of the user's a call comes from: the innermost frame of neither torch, Triton nor the recorder or the backend."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import linecache
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+
+from torch import fx
+
+from tracefuse.optimizers.trace import Source
+
+_LIBRARIES = tuple(
+    os.path.dirname(found.origin) + os.sep
+    for name in ("torch", "triton")
+    if (found := importlib.util.find_spec(name)) is not None and found.origin is not None
+)
+_EXPLORER = os.path.dirname(os.path.dirname(__file__))
+_OURS = (
+    os.path.join(_EXPLORER, "recording") + os.sep,
+    os.path.join(_EXPLORER, "dynamo") + os.sep,
+    os.path.join(_EXPLORER, "captures.py"),
+    os.path.join(_EXPLORER, "backend.py"),
+)
+"""Where code of ours lies that stands under a user's line: two packages, and the doors that enter them."""
+
+# A frame in the stack that dynamo notes.
+_FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<text>.*)')
+
+
+def user_source() -> Source | None:
+    """The user's line that is running; None where there is none (on a thread of autograd's)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_torchs_or_ours(frame.f_code.co_filename):
+            return source_of(frame, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def warn_user(message: str) -> None:
+    """A `UserWarning` at the user's line that is running."""
+    frame = next((frame for frame in _frames() if not is_torchs_or_ours(frame.f_code.co_filename)), None)
+    if frame is None:
+        warnings.warn(message, stacklevel=2)
+        return
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    name = frame.f_globals.get("__name__")
+    warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
+
+
+def noted_source(node: fx.Node) -> Source | None:
+    """The innermost line of the user's, of the stack that dynamo noted for `node`."""
+    for frame in reversed(list(_FRAME.finditer(node.meta.get("stack_trace") or ""))):
+        if not is_torchs_or_ours(frame["file"]):
+            return Source(frame["file"], int(frame["line"]), frame["function"], frame["text"], label_of(frame["file"]))
+    return None
+
+
+def source_of(frame: FrameType, line: int) -> Source:
+    """A line of a frame's file."""
+    code = frame.f_code
+    return _source(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line))
+
+
+@functools.lru_cache(maxsize=4096)
+def _source(file: str, line: int, function: str, text: str) -> Source:
+    return Source(file, line, function, text.strip(), label_of(file))
+
+
+def is_called_by(function: str, file: str) -> bool:
+    """Whether torch's `function` of `file` is running, for no line of the user's that it has called in turn."""
+    for frame in _frames():
+        if not is_torchs_or_ours(frame.f_code.co_filename):
+            return False
+        if frame.f_code.co_name == function and frame.f_code.co_filename == file:
+            return True
+    return False
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+@functools.lru_cache(maxsize=4096)
+def is_torchs_or_ours(file: str) -> bool:
+    return file.startswith((*_LIBRARIES, *_OURS, "<frozen", "<string>"))
+
+
+@functools.lru_cache(maxsize=1024)
+def label_of(file: str) -> str:
+    """What a person calls the file: "In[3]" for a notebook cell, else its last part."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    cell = shell.compile.format_code_name(file) if shell is not None else None
+    return cell[1] if cell else os.path.basename(file)

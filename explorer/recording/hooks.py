@@ -1,0 +1,142 @@
+"""Hooks of the recorder: where backwards start, and which `nn.Module`s are running.
+
+Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`,
+`torch._C._current_graph_task_id`. Of what is compiled, on 2.13: `nn.Module._compiled_call_impl`,
+`_orig_mod`, and the frame `compile_wrapper`, which calls `fn`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from tracefuse.recording.weak_map import WeakMap
+
+if TYPE_CHECKING:
+    from tracefuse.recording.recorder import Recorder
+
+_DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
+
+
+def is_in_engine() -> bool:
+    """Whether autograd's engine is running on this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class BackwardHook:
+    """Tells the recorders of the calling thread where a backward starts and ends; in place while any thread records."""
+
+    _lock = threading.Lock()
+    _recorders: ClassVar[list[tuple[int, Recorder]]] = []
+    _engine: ClassVar[Any] = None
+
+    @classmethod
+    def enter(cls, recorder: Recorder) -> None:
+        with cls._lock:
+            if not cls._recorders:
+                cls._engine = torch.autograd._engine_run_backward
+                torch.autograd._engine_run_backward = cls._run
+            cls._recorders.append((threading.get_ident(), recorder))
+
+    @classmethod
+    def leave(cls, recorder: Recorder) -> None:
+        with cls._lock:
+            cls._recorders = [pair for pair in cls._recorders if pair[1] is not recorder]
+            if not cls._recorders:
+                torch.autograd._engine_run_backward = cls._engine
+
+    @classmethod
+    def _run(cls, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        here = threading.get_ident()
+        ours = [recorder for thread, recorder in cls._recorders if thread == here]
+        if not is_in_engine():  # a checkpoint's own, which the recorder sees on any thread
+            for recorder in (recorder for thread, recorder in cls._recorders if thread != here):
+                recorder.note_backward_elsewhere(outputs)
+        for recorder in ours:
+            recorder.note_roots(outputs, args[0] if args else kwargs["grad_tensors"])
+        found = cls._engine(outputs, *args, **kwargs)
+        for recorder in ours:
+            recorder.note_held()
+        return found
+
+
+class ModuleStack:
+    """The `nn.Module`s that are running, by global forward hooks."""
+
+    def __init__(self, names: WeakMap[tuple[str, str]]) -> None:
+        self._stack: list[tuple[str, str]] = []
+        self._paths: WeakMap[str] = WeakMap()
+        self._names = names
+        self._handles: list[Any] = []
+        self.compiled: dict[str, None] = {}
+        """What ran of what `torch.compile` had compiled: classes of modules, and functions that call modules."""
+
+    def attach(self) -> None:
+        self._thread = threading.get_ident()
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._stack.clear()
+
+    def current(self) -> tuple[str, str]:
+        """(dotted path, class name) of the innermost running module; ("", "") outside."""
+        return self._stack[-1] if self._stack else ("", "")
+
+    def is_ours(self) -> bool:
+        """Hooks are global: other threads' modules are not ours, those that autograd's threads run again are."""
+        return threading.get_ident() == self._thread or is_in_engine()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if not self.is_ours():
+            return
+        if module not in self._paths:
+            self.add_root(module)
+        compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
+        if compiled is not None:
+            self.compiled[compiled] = None
+        self._stack.append((self._paths.get(module) or "", type(module).__name__))
+
+    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
+        if self._stack and self.is_ours():
+            self._stack.pop()
+
+    def add_root(self, root: nn.Module) -> None:
+        """Learn the dotted paths of `root`'s modules, parameters and buffers."""
+        for path, module in root.named_modules():
+            if module not in self._paths:
+                self._paths[module] = path
+        for path, parameter in root.named_parameters():
+            if parameter not in self._names:
+                self._names[parameter] = ("parameter", path)
+        for path, buffer in root.named_buffers():
+            if buffer not in self._names:
+                self._names[buffer] = ("buffer", path)
+
+
+def _compiled_class(module: nn.Module) -> str | None:
+    """The class of what `torch.compile` compiled, if `module` is it."""
+    if module._compiled_call_impl is not None:
+        return type(module).__name__
+    return type(module._orig_mod).__name__ if "_orig_mod" in module._modules else None
+
+
+def _compiled_function() -> str | None:
+    """The function that `torch.compile` compiled, if one is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename.endswith(_DYNAMO):
+            return getattr(frame.f_locals.get("fn"), "__name__", None)
+        frame = frame.f_back
+    return None

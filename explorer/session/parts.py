@@ -1,0 +1,264 @@
+"""What a session file says besides the trace, as data classes: what was captured, and what was measured of it.
+
+    Captured   = guards, environment, thawed parameters, the passes that depend on the machine, and inputs if asked for
+    Measured   = times, timelines, ablations, profiles and built kernels, each with its configuration
+
+`special_types` says how a configuration and an array of numbers are written. A configuration is its options by name, passes
+of the user's own by theirs: where such a pass is not registered, what was measured with it is left out, by `UnknownPass`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+import numpy as np
+import torch
+
+from tracefuse.assembly.unshown import Dropped
+from tracefuse.config.configuration import PASSES, Config
+from tracefuse.config.readers import READERS
+from tracefuse.errors import OptionError, SessionError
+from tracefuse.measure.measurements import Build, Said
+from tracefuse.measure.profile import Profile
+from tracefuse.measure.side_by_side import Ablation
+from tracefuse.measure.timing import Timing
+from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.costs.cost import Peaks
+from tracefuse.optimizers.formats.plain_data import (
+    Special,
+    damaged,
+    items,
+    place,
+    prepare,
+    read,
+    record,
+    whole,
+    written,
+)
+from tracefuse.optimizers.formats.serial_arguments import device, dtype
+from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.trace import Source
+from tracefuse.recording.host_reads import Stop
+from tracefuse.timeline.replayed import ProgramTimeline, Timeline
+
+
+class UnknownPass(SessionError):
+    """A configuration with a pass of the user's own that is not registered here."""
+
+
+# --- what was captured ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SavedGuard:
+    """A `Guard`: of a value that is no number, its text."""
+
+    op: str
+    value: bool | int | float | str | None
+    source: Source | None
+
+
+@dataclass(frozen=True)
+class SavedInputs:
+    """Bytes of every input, from its first element to its last, and the generator states of random ops."""
+
+    inputs: tuple[np.ndarray, ...]
+    rng_states: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Captured:
+    guards: tuple[SavedGuard, ...]
+    stops: tuple[Stop, ...]
+    dropped: tuple[Dropped, ...]
+    optimizers: Mapping[str, frozenset[str]]
+    pinned: frozenset[str]
+    environment: Mapping[str, str]
+    thawed: tuple[str, ...]
+    cat: Cat
+    fuse: Fuse
+    data: SavedInputs | None
+    order: str = ""
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SavedTiming:
+    config: Config
+    against: Config | None
+    timing: Timing
+
+
+@dataclass(frozen=True)
+class SavedTimeline:
+    config: Config
+    against: Config | None
+    timeline: Timeline
+
+
+@dataclass(frozen=True)
+class SavedAblation:
+    config: Config
+    ablation: Ablation
+
+
+@dataclass(frozen=True)
+class SavedProfile:
+    config: Config
+    profile: Profile
+
+
+@dataclass(frozen=True)
+class SavedBuild:
+    config: Config
+    build: Build
+
+
+@dataclass(frozen=True)
+class SavedTrial:
+    config: Config
+    finding: str
+    choice: int
+    said: Said
+
+
+@dataclass(frozen=True)
+class Measured:
+    timings: tuple[SavedTiming, ...] = ()
+    timelines: tuple[SavedTimeline, ...] = ()
+    ablations: tuple[SavedAblation, ...] = ()
+    profiles: tuple[SavedProfile, ...] = ()
+    builds: tuple[SavedBuild, ...] = ()
+    trials: tuple[SavedTrial, ...] = ()
+    peaks: Peaks | None = None
+
+
+_ENTRIES = {
+    "timings": SavedTiming, "timelines": SavedTimeline, "ablations": SavedAblation, "profiles": SavedProfile,
+    "builds": SavedBuild, "trials": SavedTrial,
+}  # fmt: skip
+
+
+# Here, so that a process that opens a file evaluates nothing.
+for _kind in (Captured, Measured):
+    prepare(_kind)
+
+
+def measured_from(data: Any, special: Special) -> tuple[Measured, list[str]]:
+    """What was measured, and a sentence for each thing that is left out, since a pass of the user's own is not registered."""
+    rows = record(data, [f.name for f in fields(Measured)], "measured")
+    found, left_out = dict[str, Any](), dict[str, None]()
+    for name, row in zip([f.name for f in fields(Measured)], rows, strict=True):
+        kind = _ENTRIES.get(name)
+        if kind is None:
+            found[name] = read(Peaks | None, row, name, special)
+            continue
+        found[name] = entries = []
+        for at, one in enumerate(items(row, name)):
+            try:
+                entries.append(read(kind, one, f"{name}[{at}]", special))
+            except UnknownPass as error:
+                left_out[str(error)] = None
+    for at, one in enumerate(found["timelines"]):
+        for program in one.timeline.programs:
+            check_columns(program, f"timelines[{at}]")
+    return Measured(**found), list(left_out)
+
+
+def check_columns(program: ProgramTimeline, where: str) -> None:
+    """Raise `SessionError` unless a timeline's columns are equally long and point at what there is."""
+    columns = (
+        program.start_us,
+        program.duration_us,
+        program.name,
+        program.value,
+        program.lane,
+        program.delay_us,
+    )
+    if len({len(column) for column in columns}) != 1 or [c.dtype.str for c in columns] != COLUMNS:
+        raise damaged(f"{where}: the columns of {program.label} do not belong together")
+    bounds = (
+        (program.name, len(program.names)),
+        (program.value, len(program.values) + 1),
+        (program.lane, len(program.lanes)),
+    )
+    if len(program.start_us) and any(int(column.max()) >= bound for column, bound in bounds):
+        raise damaged(f"{where}: an event of {program.label} has no such name, value or lane")
+    if not (np.isfinite(program.start_us).all() and np.isfinite(program.duration_us).all()):
+        raise damaged(f"{where}: an event of {program.label} has no time")
+
+
+COLUMNS = ["<f8", "<f4", "<u4", "<u4", "<u2", "<f4"]
+"""Start, duration, name, value, lane and delay, as `ProgramTimeline` has them."""
+
+
+# --- configurations and arrays ----------------------------------------------------------------------------------------
+
+
+def special_types(put: Callable[[bytes], int] | None, held: list[bytes]) -> Special:
+    """How `plain_data` writes and reads what has a form of its own: arrays go to `put`, or are in `held`."""
+    return {
+        Config: (config_record, config_from),
+        torch.dtype: (lambda one: str(one).removeprefix("torch."), dtype),
+        torch.device: (str, device),
+        np.ndarray: (lambda array: _array_record(array, put), lambda data, where: _array(data, where, held)),
+    }
+
+
+def _array_record(array: np.ndarray, put: Callable[[bytes], int] | None) -> dict[str, Any]:
+    assert put is not None
+    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
+    return {"dtype": little.dtype.str, "count": little.size, "at": put(little.tobytes())}
+
+
+_ARRAY_TYPES = ("<f8", "<f4", "<i8", "<i4", "<u8", "<u4", "<u2", "|u1", "|b1")
+
+
+def _array(data: Any, where: str, held: list[bytes]) -> np.ndarray:
+    kind, count, at = record(data, ("dtype", "count", "at"), where)
+    if kind not in _ARRAY_TYPES:
+        raise damaged(f"{where} is no array of numbers")
+    raw = place(at, held, where)
+    if len(raw) != whole(count, where) * np.dtype(kind).itemsize:
+        raise damaged(f"{where} has {len(raw)} bytes, not {count} numbers")
+    return np.frombuffer(raw, dtype=kind)
+
+
+def config_record(config: Config) -> dict[str, Any]:
+    """The options of a configuration by name, those of `remat_options` and the user's own passes by theirs."""
+    plain = {f.name: written(getattr(config, f.name)) for f in fields(Config) if f.name not in _BY_NAME}
+    own = {one.name: written(one.given) for one in config.own}
+    return plain | {"remat_options": written(dict(config.remat_options)), "own": own}
+
+
+_Value = bool | int | float | str | tuple[bool | int | float | str, ...] | None
+_BY_NAME: dict[str, Any] = {"remat_options": Mapping[str, _Value], "own": Mapping[str, bool | Mapping[str, _Value]]}
+_OPTIONS = get_type_hints(Config) | _BY_NAME
+"""The type of each option as it is written."""
+
+
+def config_from(data: Any, where: str) -> Config:
+    """A pass that came after the file was written was off. Raises `UnknownPass` where a pass of the user's own is on that is
+    not registered here."""
+    names = [name for name in _OPTIONS if name not in PASSES or not isinstance(data, dict) or name in data]
+    rows = record(data, names, where)
+    given = {name: read(_OPTIONS[name], row, f"{where}.{name}") for name, row in zip(names, rows, strict=True)}
+    own, off = given.pop("own"), Config.off()
+    known = {one.name for one in off.own}
+    if missing := [name for name, value in own.items() if value is not False and name not in known]:
+        raise UnknownPass(
+            f"what was measured with the pass {missing[0]!r} is left out, since it is not registered here: register it, then "
+            "load the file again"
+        )
+    if isinstance(given["memory_budget"], int):
+        given["memory_budget"] = f"{given['memory_budget']}B"  # a bare small number may be meant as a percentage
+    if unread := given.keys() - READERS.keys():
+        raise damaged(f"{where} has {', '.join(unread)}, which no configuration has")
+    try:
+        return off.changed(**given, **{name: value for name, value in own.items() if name in known})
+    except OptionError as error:
+        raise damaged(f"{where} is no configuration ({error})") from error

@@ -1,0 +1,97 @@
+"""What is saved for the backward before the passes and after them, as rows, and grouped by reason and by module. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import fx
+
+from tracefuse.optimizers.passes import Step
+from tracefuse.optimizers.remat.saved import explain_saved
+from tracefuse.optimizers.trace import Trace, origin
+from tracefuse.tables.folding import folded_paths, name_of
+
+
+class Pair(NamedTuple):
+    """Bytes as captured, and with the passes."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class SavedRow:
+    """A storage that is saved for the backward in at least one of the two programs. `folded` names the module
+    and those like it, `reason` a key of `REASONS`."""
+
+    name: str
+    module: str
+    folded: str
+    source: str
+    reason: str
+    nbytes: Pair
+    readers: tuple[str, ...]
+    decision: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Saved storages with something in common: `name` is a reason, or the path of modules that are alike."""
+
+    name: str
+    count: Pair
+    nbytes: Pair
+
+
+def saved_rows(
+    before: Trace, after: Trace, steps: Sequence[Step] = (), before_steps: Sequence[Step] = ()
+) -> tuple[SavedRow, ...]:
+    """Every storage that `before` or `after` saves for its backward; `steps` and `before_steps` led to them."""
+    folds = folded_paths(before)
+    rows = {row.name: row for row in _saved(before, before_steps, folds)}
+    found = {name: replace(row, nbytes=Pair(row.nbytes.after, 0)) for name, row in rows.items()}
+    for row in _saved(after, steps, folds):
+        earlier = rows[row.name].nbytes.after if row.name in rows else 0
+        found[row.name] = replace(row, nbytes=Pair(earlier, row.nbytes.after))
+    return tuple(found.values())
+
+
+def _saved(trace: Trace, steps: Sequence[Step], folds: Mapping[str, str]) -> Iterable[SavedRow]:
+    """Those of one trace, as what is there after."""
+    nodes = {node.name: node for node in trace.graph.nodes}
+    for one in explain_saved(trace, steps):
+        node, size = nodes[one.name], Pair(0, one.nbytes)
+        module, folded = origin(node).module, name_of(node, folds)
+        yield SavedRow(one.name, module, folded, line_of(node), one.reason, size, one.readers, one.decision)
+
+
+def by_reason(rows: Iterable[SavedRow]) -> list[Group]:
+    return _groups(rows, lambda row: row.reason)
+
+
+def by_module(rows: Iterable[SavedRow]) -> list[Group]:
+    return _groups(rows, lambda row: row.folded)
+
+
+def _groups(rows: Iterable[SavedRow], key: Callable[[SavedRow], str]) -> list[Group]:
+    parts: dict[str, list[SavedRow]] = defaultdict(list)
+    for row in rows:
+        parts[key(row)].append(row)
+    found = [
+        Group(name, _sum(some, lambda row, at: bool(row.nbytes[at])), _sum(some, lambda row, at: row.nbytes[at]))
+        for name, some in parts.items()
+    ]
+    return sorted(found, key=lambda group: (-max(group.nbytes), group.name))
+
+
+def _sum(rows: list[SavedRow], of: Callable[[SavedRow, int], int]) -> Pair:
+    return Pair(sum(of(row, 0) for row in rows), sum(of(row, 1) for row in rows))
+
+
+def line_of(node: fx.Node) -> str:
+    """The user's line, as `model.py:12: x = self.norm(x)`; "" where none is known."""
+    source = origin(node).source
+    return f"{source.label}:{source.line}: {source.text}" if source else ""

@@ -1,0 +1,126 @@
+"""A trace in a few numbers, and the tables that `tracefuse demo` prints. Pure: no clock, no device.
+
+ops     what the trace calls, views included, without the `getitem`s that take multi-output ops apart
+saved   bytes that the forward keeps for the backward, per storage; inputs and parameters are not counted
+peak    static peak of live bytes, inputs included: modelled from the trace, not measured
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tracefuse.config.configuration import PASS_OF
+from tracefuse.measure.timing import aligned
+from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
+from tracefuse.optimizers.ops import does_work, op_name
+from tracefuse.optimizers.passes import Step
+from tracefuse.optimizers.remat.budget import why_unmet
+from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
+from tracefuse.tables.folding import folded_paths, name_of
+
+if TYPE_CHECKING:
+    from tracefuse.optimized import Optimized
+    from tracefuse.variant import Variant
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One joint trace: ops by phase, generated kernels (calls, unique), bytes saved for the backward, static peak."""
+
+    forward_ops: int
+    backward_ops: int
+    kernel_calls: int
+    unique_kernels: int
+    saved_nbytes: int
+    peak_nbytes: int
+
+
+def summarise(trace: Trace) -> Summary:
+    """The numbers of one joint trace."""
+    ops = [n for n in trace.ops if does_work(n)]
+    backward = sum(phase(n) == "backward" for n in ops)
+    kernels = [op_name(n) for n in ops if not isinstance(n.target, torch._ops.OpOverload)]
+    return Summary(
+        forward_ops=len(ops) - backward,
+        backward_ops=backward,
+        kernel_calls=len(kernels),
+        unique_kernels=len(set(kernels)),
+        saved_nbytes=saved_bytes(trace),
+        peak_nbytes=peak_bytes(trace),
+    )
+
+
+def steps_table(variant: Variant) -> str:
+    """The captured trace, then every pass in pipeline order: what it made of it and how many decisions it took, or `off`."""
+    steps = {step.name: step for step in variant.steps}
+    rows = [("captured", *_cells(summarise(variant.capture.trace)), "")]
+    rows += [_pass_row(name, steps.get(name), variant.config.state(name)) for name in variant.config.names]
+    head = ("", "forward ops", "backward ops", "Triton kernels", "saved for backward", "static peak", "decisions")
+    return aligned([head, *rows])
+
+
+def remarks(variant: Variant) -> list[str]:
+    """What of the program the trace does not show or orders otherwise, and what was asked of the passes and not done, a
+    sentence each: a memory budget that is not met, options of a pass that is off."""
+    found = [*variant.capture.unrecorded, *filter(None, [variant.capture.order])]
+    found += unmet(variant)
+    if idle := variant.config.idle:
+        passes = ", ".join(dict.fromkeys(PASS_OF[name] for name in idle))
+        verb = "has" if len(idle) == 1 else "have"
+        found.append(f"{', '.join(idle)} {verb} no effect while {passes} is off: switch it on, or leave them out.")
+    return found
+
+
+def unmet(variant: Optimized) -> list[str]:
+    """By how much a memory budget is missed, and why, for each pass that has one."""
+    return [f"memory_budget: {why}." for step in variant.steps if (why := why_unmet(step.decisions))]
+
+
+def _pass_row(name: str, step: Step | None, state: str) -> tuple[str, ...]:
+    if step is None:
+        return f"  {name}", "", "", "", "", "", state
+    return f"+ {name}", *_cells(summarise(step.after)), step.error or str(len(step.decisions))
+
+
+def _cells(found: Summary) -> tuple[str, ...]:
+    kernels = f"{found.kernel_calls} ({found.unique_kernels} unique)" if found.kernel_calls else "0"
+    memory = human_bytes(found.saved_nbytes), human_bytes(found.peak_nbytes)
+    return str(found.forward_ops), str(found.backward_ops), kernels, *memory
+
+
+@dataclass
+class ModuleCounts:
+    """Ops and saved bytes of modules that are alike."""
+
+    paths: set[str]
+    forward_ops: int = 0
+    backward_ops: int = 0
+    saved_nbytes: int = 0
+
+
+def by_module(trace: Trace) -> dict[str, ModuleCounts]:
+    """Counts by module, those alike as one ("h.*.attn"), in the forward's order."""
+    folds = folded_paths(trace)
+    counts: dict[str, ModuleCounts] = defaultdict(lambda: ModuleCounts(set()))
+    nodes = {n.name: n for n in trace.graph.nodes}
+    for node in filter(does_work, trace.ops):
+        found = counts[name_of(node, folds)]
+        found.paths.add(origin(node).module)
+        found.forward_ops += phase(node) == "forward"
+        found.backward_ops += phase(node) == "backward"
+    for saved in saved_values(trace):
+        counts[name_of(nodes[saved.name], folds)].saved_nbytes += saved.nbytes
+    return dict(counts)
+
+
+def modules_table(trace: Trace) -> str:
+    """One line per module; a star stands for the numbers of as many that are alike as `modules` says."""
+    rows = [
+        (name, str(len(c.paths)), str(c.forward_ops), str(c.backward_ops), human_bytes(c.saved_nbytes))
+        for name, c in by_module(trace).items()
+    ]
+    return aligned([("module", "modules", "forward ops", "backward ops", "saved for backward"), *rows])

@@ -1,0 +1,110 @@
+"""What torch's profiler records of one run, as plain tuples. The private names of torch that this takes stand here alone.
+
+    with marked("mm"): ...        a range on the host that is recorded under its name
+    recorded(run)                 every event of one call: ranges, operators, launches, what the GPU did
+
+Seen on torch 2.13: `torch._C._profiler._RecordFunctionFast`, a range that costs less than the public `record_function`, and
+`profiler.kineto_results.events()`, of which `profiler.events()` builds a tree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import DeviceType
+
+MARK = "tracefuse::"
+"""What the name of each range of ours begins with, so that no operator is taken for one."""
+
+_BEGIN = "# begin"
+
+# "cudaLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync": what the host asks of CUDA, as CUPTI names it.
+_CUDA_CALL = re.compile(r"(cu(da)?|hip)[A-Z]")
+
+
+class Event(NamedTuple):
+    """One record. `resource` is the thread of the host or the stream of the GPU called `device`.
+
+    `correlation` is an operator's own number; of a CUDA call, and of what the GPU did for it, the one that they share.
+    `operator` is the number of the operator that made the call, or 0. Of a file (see `tracefuse.profiling.kineto`) it
+    also has: its
+    `category` there, the `sequence` number of an operator and the thread that its forward ran on, the `nbytes` of a copy.
+    """
+
+    name: str
+    on_gpu: bool
+    device: int
+    resource: int
+    start_ns: int
+    duration_ns: int
+    correlation: int
+    operator: int
+    category: str = ""
+    sequence: int = -1
+    forward_thread: int = 0
+    nbytes: int = 0
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.duration_ns
+
+    @property
+    def mark(self) -> str:
+        """The name that `marked` was given; "" of what is no range of ours."""
+        return self.name.removeprefix(MARK) if self.name.startswith(MARK) and not self.on_gpu else ""
+
+    @property
+    def is_range(self) -> bool:
+        """A stretch that somebody named, on the host or as it appears on the GPU: nothing ran by it."""
+        return "annotation" in self.category or bool(self.mark)
+
+    @property
+    def is_cuda_call(self) -> bool:
+        return not self.on_gpu and _CUDA_CALL.match(self.name) is not None
+
+
+def marked(name: str) -> Any:
+    """A context manager: what runs inside is a range called `name` where a profiler watches."""
+    return _RecordFunctionFast(MARK + name)
+
+
+def recorded(run: Callable[[], Any]) -> list[Event]:
+    """The events of one call of `run`, those of the GPU too where one is in use.
+
+    It is called once more before, watched too: of the first run after a profiler starts, the first ops take longer.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_initialized():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:  # else torch 2.11 warns
+        _finished(run)
+        with marked(_BEGIN):
+            pass
+        _finished(run)
+    events = [_event(e) for e in profiler.profiler.kineto_results.events() if not e.is_user_annotation()]  # type: ignore[union-attr]
+    begin_ns = next(event.end_ns for event in events if event.mark == _BEGIN)
+    return [event for event in events if event.start_ns >= begin_ns]
+
+
+def _finished(run: Callable[[], Any]) -> None:
+    """Run it, and wait for the GPU."""
+    run()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _event(one: Any) -> Event:
+    return Event(
+        one.name(),
+        one.device_type() == DeviceType.CUDA,
+        one.device_index(),
+        one.device_resource_id(),
+        one.start_ns(),
+        one.duration_ns(),
+        one.correlation_id(),
+        one.linked_correlation_id(),
+    )

@@ -1,0 +1,219 @@
+"""Cat: concatenations, and the slices and zero padding around them, that move bytes for nothing.
+
+A value is seen as lying along an axis (`optimizers/axes.py`):
+
+    Range     y = x[a:b] along axis                     slice, a part of split, select
+    parts     y = cat([p, q, …]) along axis             p at [0, |p|), q at [|p|, |p| + |q|), …
+    Padded    y = 0 but for segments along axis         slice_backward, select_backward, constant_pad_nd, slice_scatter, …
+
+R1  a range of a concatenation is a range of the operand it falls into:
+
+        y = cat([p, q], d)[a:b]        |p| <= a             y = q[a - |p| : b - |p|]
+
+    If it falls into several, it is a cat of fewer. That writes its bytes anew: only where the big cat dies and less is
+    written in all.
+
+R2  a concatenation of consecutive ranges of one base, each sent through the same chain f, is f of the base:
+
+        y = cat([f(x[0:a]), f(x[a:n])], d)                  y = f(x)
+
+    f is views (view, permute, transpose, t, unsqueeze, squeeze) and elementwise ops with numbers. The slices' axis is
+    followed through f (`axes_after`): a permutation moves it; a reshape keeps it where the product of the sizes before it
+    is unchanged (through a merge as the outer factor only). It must arrive at d. Some of the operands may be such a run.
+
+    A select or a part of unbind drops its axis: f is replayed behind it, and it goes where the cat wants it. So x[..., 0::2]
+    and x[..., 1::2] are places of an inner axis of length 2, and stacked there again they are x.
+
+        y = stack([f(x[:, 0]), f(x[:, 1])], d)              y = f(x) with axis 1 moved to d
+
+R3  a sum of zero-padded values is one concatenation. The backward of chunk, slice and rotate_half adds k tensors that are
+    zero almost everywhere, each written in full:
+
+        y = pad(p, [0:a]) + g + pad(q, [a:n])               y = g + cat([p, q], d)
+        y = pad(p, [0:a]) + pad(q, [0:a]) + pad(r, [a:n])   y = cat([p + q, r], d)
+        y = pad(x[n:], [n:n]) + g                           y = g
+        y = pad(p, [0::2]) + pad(q, [1::2])                 y = stack([p, q], d + 1), viewed
+
+    Ranges are disjoint or the same; what overlaps in part is left alone. Gaps become explicit zeros. neg, casts and products
+    with a number commute with padding, so they are applied to the pieces. A floating-point sum may be added in another
+    order.
+
+R4  pointwise ops and views of a concatenation are a concatenation of those of its parts (`optimizers/cat_pushes.py`):
+
+        a, b = cat([p, q], d).exp().split(…, d)             a = p.exp();  b = q.exp()
+        y = cat([p, q], d).permute(…).contiguous()          y = cat([p.permute(…), q.permute(…)], d')
+
+R5  a reduction of a concatenation is a concatenation, or a sum, of those of its parts (`optimizers/cat_readers.py`):
+
+        y = cat([p, q], d).sum(e)                           y = cat([p.sum(e), q.sum(e)], d')
+        y = cat([p, q], d).sum(d)                           y = p.sum(d) + q.sum(d)
+
+The gradient of a packed projection, a concatenation of attention's dq, dk and dv, is written by attention's backward itself
+where the machine can (`optimizers/packed_attention.py`).
+
+A stack is a concatenation along a new axis, and nested ones are one (`optimizers/cat_forms.py`).
+
+A sweep tries R1 and R2 on every op, then R3 on every sum, and R4 and R5 where those change nothing. Sweeps go on until nothing
+changes, since the sum of two pieces may again be a sum of padded values. No rule writes more bytes than it found. What was
+looked at and left alone is a decision with its reason; `tests/golden/cat_cases.txt` is a table of cases. A trace in which
+nothing is concatenated or padded is returned as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from tracefuse.optimizers.axes import Range, as_range, cat_ranges, range_users, shape
+from tracefuse.optimizers.cat.forms import flatten, unstack
+from tracefuse.optimizers.cat.packed_attention import NOT_ASKED, Packing, pack_gradients
+from tracefuse.optimizers.cat.pushes import push, push_before_copy
+from tracefuse.optimizers.cat.readers import REDUCTIONS, reduce_parts, tell_readers
+from tracefuse.optimizers.cat.runs import join_runs
+from tracefuse.optimizers.cat.sums import as_sum, join_padded
+from tracefuse.optimizers.ops import aten
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.rewrite import (
+    is_newly_saved,
+    replace_under_name,
+    replace_value,
+    until_settled,
+)
+from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, human_bytes, nbytes, phase
+
+Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
+
+
+# --- R1: ranges of a concatenation ------------------------------------------------------------------------------------
+
+
+def narrow_range(node: fx.Node, decide: Decide) -> bool:
+    """R1 on one op. Returns whether it was replaced."""
+    found = as_range(node)
+    if found is None or found.base.target is not aten.cat.default or not node.users:
+        return False
+    axis, _ = cat_ranges(found.base)
+    if axis != found.axis:
+        decide(Decision(node.name, "kept", f"{found.base.name} concatenates axis {axis}, this takes axis {found.axis}"))
+        return False
+    parts = parts_of(found)
+    refusal = _would_cost(node, found, parts) or _replace_by_parts(node, found, parts)
+    if refusal:
+        decide(Decision(node.name, "kept", f"a part of the cat {found.base.name}, but {refusal}"))
+        return False
+    names = ", ".join(operand.name for operand, _, _ in parts)
+    decide(Decision(node.name, "slice of cat", f"lies in {names} of {found.base.name}"))
+    return True
+
+
+def parts_of(found: Range) -> list[Part]:
+    """What of the operands of the cat `found.base` the range covers."""
+    _, operands = cat_ranges(found.base)
+    return [
+        (operand, max(found.start, start) - start, min(found.stop, stop) - start)
+        for operand, start, stop in operands
+        if start < found.stop and found.start < stop
+    ]
+
+
+def _would_cost(node: fx.Node, found: Range, parts: list[Part]) -> str | None:
+    """Why replacing the range by its parts would write or keep more memory than it saves; None if it would not."""
+    if not parts:
+        return "it has no elements"
+    survivors = _survivors(found.base, found.axis)
+    late = phase(node) == "backward" and any(is_newly_saved(operand) for operand, _, _ in parts)
+    if survivors and late:
+        return f"the forward would have to keep its operands as well: {survivors[0].name} still reads it"
+    if len(parts) == 1:
+        return None
+    if survivors:
+        return f"it spans {len(parts)} operands and {survivors[0].name} still reads the whole"
+    written = sum(nbytes(n) for n in range_users(found.base) if len(parts_of(as_range(n))) > 1)  # type: ignore[arg-type]
+    if written >= nbytes(found.base):
+        return f"the smaller cats would write {human_bytes(written)}, this one {human_bytes(nbytes(found.base))}"
+    return None
+
+
+def _survivors(cat: fx.Node, axis: int) -> list[fx.Node]:
+    """Readers that need the concatenation itself, being no range along its axis."""
+    ranges = {user: as_range(user) if user.op == "call_function" else None for user in range_users(cat)}
+    return [user for user, found in ranges.items() if found is None or found.base is not cat or found.axis != axis]
+
+
+def _replace_by_parts(node: fx.Node, found: Range, parts: list[Part]) -> str | None:
+    operand, start, stop = parts[0]
+    if found.squeezes:
+        return replace_under_name(node, lambda: call(node, aten.select.int, operand, found.axis, start))
+    if len(parts) == 1 and stop - start == shape(operand)[found.axis]:
+        return replace_value(node, operand)
+    return replace_under_name(node, lambda: _build_parts(node, found.axis, parts))
+
+
+def _build_parts(node: fx.Node, axis: int, parts: list[Part]) -> fx.Node:
+    pieces = []
+    for operand, start, stop in parts:
+        whole = stop - start == shape(operand)[axis]
+        pieces.append(operand if whole else call(node, aten.slice.Tensor, operand, axis, start, stop))
+    return pieces[0] if len(pieces) == 1 else call(node, aten.cat.default, pieces, axis)
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------------
+
+
+def _sweep(graph: fx.Graph, decide: Decide, packing: Packing) -> bool:
+    """R1 to R3 wherever they apply; where nothing is left for them, R4 and R5."""
+    changed = False
+    for node in _live(graph):
+        changed |= narrow_range(node, decide) or (bool(node.users) and _cancel(node, decide, packing))
+    for node in [n for n in graph.nodes if as_sum(n) is not None]:
+        changed |= bool(node.users) and join_padded(node, decide)
+    for node in _live(graph) if not changed else ():
+        changed |= bool(node.users) and _take_parts(node, decide)
+    return bool(eliminate_dead_code(graph)) or changed
+
+
+def _live(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "call_function" and n.users]
+
+
+def _cancel(node: fx.Node, decide: Decide, packing: Packing) -> bool:
+    """R2, or another form, of one op. Returns whether it was replaced."""
+    if pack_gradients(node, packing, decide):
+        return True
+    if node.target is aten.stack.default:
+        return unstack(node, decide)
+    return node.target is aten.cat.default and (flatten(node, decide) or join_runs(node, decide))
+
+
+def _take_parts(node: fx.Node, decide: Decide) -> bool:
+    """R4 or R5 on one op. Returns whether it was replaced."""
+    if node.target is aten.cat.default:
+        return tell_readers(node, decide)
+    if node.target in REDUCTIONS:
+        return reduce_parts(node, decide)
+    return (node.target is aten.clone.default and push_before_copy(node, decide)) or push(node, decide)
+
+
+@dataclass(frozen=True)
+class Cat:
+    """Slices of concatenations, concatenations of slices, sums of zero-padded slices, what reads parts: the rules R1 to R5.
+
+    `packing` is what the machine can pack of attention's gradients; by default nothing.
+    """
+
+    name: ClassVar[str] = "cat"
+    packing: Packing = NOT_ASKED
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        told: list[Decision] = []
+        after = until_settled(trace, told.append, functools.partial(_sweep, packing=self.packing))
+        left = {node.name for node in after.ops}
+        last = {decision.value: at for at, decision in enumerate(told) if decision.action != "kept"}
+        for at, decision in enumerate(told):
+            # What one sweep leaves alone, a later one may take away, or replace under its name.
+            if decision.action != "kept" or (decision.value in left and last.get(decision.value, -1) < at):
+                decide(decision)
+        return after

@@ -1,0 +1,247 @@
+"""Static cost of an op: its class, the bytes it moves, its FLOPs, and the seconds that a roofline gives for them.
+
+    class     view        no kernel: index arithmetic on another value's memory
+              pointwise   every output element from a few input elements; constants, casts, padding, concatenation
+              reduction   sums, softmax, norms, losses and their backward: a few passes over rows or columns
+              random      draws from a generator
+              heavy       everything else: matmul, convolution, attention, gather, scatter, sort, and ops not known here
+
+All functions are pure and look at shapes, strides and dtypes only. Seconds that come from here are *modelled*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.costs.alignment import UNALIGNED_SHARE, unaligned
+from tracefuse.optimizers.facts import once_per_op, once_per_value, tensors_in
+from tracefuse.optimizers.memory import storage_id
+from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
+from tracefuse.optimizers.trace import tensors, val
+
+OpClass = Literal["view", "pointwise", "reduction", "random", "heavy"]
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a device can do at best: memory `bytes_per_s` and arithmetic `flops_per_s`; `source` says who claims it.
+
+    `by_dtype` has the arithmetic of those dtypes whose rate is known apart, as pairs.
+    """
+
+    bytes_per_s: float
+    flops_per_s: float
+    source: str
+    by_dtype: tuple[tuple[torch.dtype, float], ...] = ()
+
+    def knows(self, dtype: torch.dtype | None) -> bool:
+        """Whether matmuls of `dtype` were measured; where no dtype was by itself, the one rate stands for all."""
+        return not self.by_dtype or any(known == dtype for known, _ in self.by_dtype)
+
+    def flops_rate(self, dtype: torch.dtype | None) -> float:
+        """FLOP/s of matmuls of `dtype`."""
+        return next((rate for known, rate in self.by_dtype if known == dtype), self.flops_per_s)
+
+
+# NVIDIA's datasheet for the H100 SXM5 80 GB: HBM3 bandwidth and dense bf16 tensor-core rate, without sparsity. An
+# example to model with where no GPU was measured; a real H100 reaches about 0.9 of the first and 0.7 of the second.
+H100_SXM_DATASHEET = Peaks(3.35e12, 989e12, "H100 SXM datasheet")
+
+# These hand out memory and run nothing.
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+# Pointwise in what they cost, though torch does not tag them so (seen on 2.11 to 2.15), by overload packet.
+_POINTWISE = {
+    "_to_copy", "clone", "copy", "lift_fresh_copy", "fill", "full", "full_like", "zeros", "zeros_like", "ones",
+    "ones_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "eye", "linspace", "cat", "stack",
+    "constant_pad_nd",
+    "slice_backward", "select_backward", "diagonal_backward", "slice_scatter", "select_scatter", "tril", "triu",
+    "flip", "roll", "repeat", "leaky_relu_backward", "elu_backward", "hardtanh_backward", "mse_loss_backward",
+    "smooth_l1_loss_backward", *_ALLOCATIONS,
+}  # fmt: skip
+_REDUCTIONS = {
+    "sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin", "var", "var_mean",
+    "std", "std_mean", "logsumexp", "linalg_vector_norm", "norm", "_softmax", "_log_softmax",
+    "_softmax_backward_data", "_log_softmax_backward_data", "mse_loss", "smooth_l1_loss", "nll_loss_forward",
+    "nll_loss_backward", "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm",
+    "_fused_rms_norm_backward", "native_group_norm", "native_group_norm_backward", "native_batch_norm_backward",
+    "_native_batch_norm_legit_functional", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+}  # fmt: skip
+# These read, of their first argument, only as many elements as they yield.
+_GATHERS = frozenset({"embedding", "index", "index_select", "gather"})
+
+
+def packet_name(node: fx.Node) -> str:
+    """ "mul" for `aten.mul.Tensor`; empty for what is no ATen op."""
+    target = producer(node).target
+    return target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def is_allocation(node: fx.Node) -> bool:
+    """Whether the op hands out memory without writing to it."""
+    return packet_name(node) in _ALLOCATIONS
+
+
+def op_class(node: fx.Node) -> OpClass:
+    """The class of the op that computes `node`; a `getitem` has that of its producer."""
+    if is_view(node):
+        return "view"
+    if is_random(node):
+        return "random"
+    name = packet_name(node)
+    if not name:
+        return "heavy"
+    if name in _REDUCTIONS:
+        return "reduction"
+    if name in _POINTWISE or torch.Tag.pointwise in producer(node).target.tags:  # type: ignore[union-attr]
+        return "pointwise"
+    return "heavy"
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def touched_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the distinct elements that `tensor` addresses: a broadcast dimension (stride 0) counts once."""
+    if tensor.numel() == 0:
+        return 0
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
+    return math.prod(sizes) * tensor.element_size()
+
+
+@once_per_value
+def touched_nbytes(value: Any) -> int:
+    """`touched_bytes` of all tensors that the node yields."""
+    return sum(map(touched_bytes, tensors_in(value)))
+
+
+@once_per_op
+def bytes_read(node: fx.Node) -> int:
+    """Bytes that the op loads, each storage at most once in full; 0 for views, allocations, placeholders and `getitem`."""
+    if node.op != "call_function" or is_getitem(node) or is_view(node) or is_allocation(node):
+        return 0
+    return sum(_storage_bytes(t for a in _loaded(node) for t in tensors(a))) + _gathered_bytes(node)
+
+
+@once_per_op
+def bytes_written(node: fx.Node) -> int:
+    """Bytes that the op stores, all outputs together; 0 for views, allocations, placeholders and `getitem`."""
+    if node.op != "call_function" or is_getitem(node) or is_view(node) or is_allocation(node):
+        return 0
+    return sum(_storage_bytes(tensors(node)))
+
+
+def bytes_moved(node: fx.Node) -> int:
+    """Bytes read plus bytes written."""
+    return bytes_read(node) + bytes_written(node)
+
+
+def _loaded(node: fx.Node) -> list[fx.Node]:
+    return [a for a in node.all_input_nodes if not (packet_name(node) in _GATHERS and a is node.args[0])]
+
+
+def _gathered_bytes(node: fx.Node) -> int:
+    return bytes_written(node) if packet_name(node) in _GATHERS else 0
+
+
+def _storage_bytes(group: Iterable[torch.Tensor]) -> list[int]:
+    """Touched bytes per storage. Overlapping views cannot touch more than the storage holds."""
+    touched: dict[int, int] = {}
+    for tensor in group:
+        memory = storage_id(tensor)
+        touched[memory] = min(touched.get(memory, 0) + touched_bytes(tensor), tensor.untyped_storage().nbytes())
+    return list(touched.values())
+
+
+# --- FLOPs ------------------------------------------------------------------------------------------------------------
+
+
+def flops(node: fx.Node) -> int:
+    """Floating-point operations of the matmuls in an op (a multiply-add is two); 0 for ops without any.
+
+    Causal attention is counted in full, as its kernels are usually credited.
+    """
+    if node.op != "call_function" or is_getitem(node):
+        return 0
+    name = packet_name(node)
+    if name in _FLOPS:
+        return _FLOPS[name](node)
+    if "attention" in name:
+        return _attention_backward(node) if "backward" in name else _attention(node)
+    return 0
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Of `[..., m, k] @ [..., k, n]`; a vector `b` has one column."""
+    return 2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1)
+
+
+def _matmul_at(index: int) -> Callable[[fx.Node], int]:
+    return lambda node: _product(val(node.args[index]), val(node.args[index + 1]))  # type: ignore[arg-type]
+
+
+def _convolution(node: fx.Node) -> int:
+    source, weight, transposed = val(node.args[0]), val(node.args[1]), node.args[6]  # type: ignore[arg-type]
+    return 2 * (source if transposed else val(node)).numel() * math.prod(weight.shape[1:])
+
+
+def _convolution_backward(node: fx.Node) -> int:
+    grad, source, weight = (val(a) for a in node.args[:3])  # type: ignore[arg-type]
+    transposed, mask = node.args[7], node.args[10]
+    one = 2 * (source if transposed else grad).numel() * math.prod(weight.shape[1:])
+    return one * (bool(mask[0]) + bool(mask[1]))  # type: ignore[index]
+
+
+def _attention_shapes(node: fx.Node, first: int) -> tuple[int, int, int]:
+    """(query elements x key length, output elements x key length) of q, k, v at `first`, and q's head size."""
+    q, k, v = (val(a) for a in node.args[first : first + 3])  # type: ignore[arg-type]
+    length = k.shape[-2] if "scaled_dot_product" in packet_name(node) else k.shape[1]
+    return q.numel() * length, q.numel() // q.shape[-1] * v.shape[-1] * length, q.shape[-1]
+
+
+def _attention(node: fx.Node) -> int:
+    scores, mixed, _ = _attention_shapes(node, 0)
+    return 2 * (scores + mixed)
+
+
+def _attention_backward(node: fx.Node) -> int:
+    """Scores again, dq and dk; dv and the gradient of the probabilities."""
+    scores, mixed, _ = _attention_shapes(node, 1)
+    return 2 * (3 * scores + 2 * mixed)
+
+
+_FLOPS: dict[str, Callable[[fx.Node], int]] = {
+    "mm": _matmul_at(0),
+    "bmm": _matmul_at(0),
+    "mv": _matmul_at(0),
+    "addmm": _matmul_at(1),
+    "addmv": _matmul_at(1),
+    "baddbmm": _matmul_at(1),
+    "dot": lambda node: 2 * val(node.args[0]).numel(),  # type: ignore[arg-type]
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+}
+
+
+def operand_dtype(node: fx.Node) -> torch.dtype | None:
+    """The dtype that the op's first floating-point operand has, which that of its arithmetic is; None without one."""
+    operands = (tensor for argument in node.all_input_nodes for tensor in tensors(argument))
+    return next((tensor.dtype for tensor in operands if tensor.is_floating_point()), None)
+
+
+def roofline_seconds(node: fx.Node, peaks: Peaks) -> float:
+    """The least seconds that the op can take on `peaks` as a kernel of its own: bandwidth or arithmetic, the slower.
+
+    A matmul of 16 bits over unaligned rows gets `UNALIGNED_SHARE` of the arithmetic. Modelled: no launch, no cache.
+    Source: Williams, Waterman and Patterson, "Roofline", 2009.
+    """
+    work = flops(node)
+    compute_s = work / peaks.flops_rate(operand_dtype(node)) if work else 0.0
+    if work and unaligned(node) and val(node).element_size() == 2:
+        compute_s /= UNALIGNED_SHARE
+    return max(bytes_moved(node) / peaks.bytes_per_s, compute_s)

@@ -1,0 +1,267 @@
+"""fuse: pointwise ops, views, casts, gathers and row reductions become Triton kernels; identical layers share one.
+
+Without it every op reads its operands from memory and writes its result back. A kernel reads each input once, keeps what
+lies between in registers, and writes only what others read:
+
+    mul = aten.mul.Tensor(x, 2)                      fused = fused_mul_softmax_8ea576(x)
+    softmax = aten._softmax.default(mul, -1, False)
+
+A long tree of adds becomes a kernel that sums any number of operands (`long_sums`). Kernels are merged (`merging`) and cheap
+values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
+needs both as it is and transposed would have it read its inputs twice.
+
+It does nothing to matmuls, attention, convolutions, scatters and random ops (but dropout on a GPU: `dropout`), to most
+single ops (ATen's kernel moves the same bytes) and to views (they are free).
+
+`carve` turns a region into kernels. What a kernel's text cannot hold (a value at an index that its rows do not reach, an
+output of another size) is where the region is split, so that it is tried in smaller parts down to single ops. Views that
+others read stay views, of the kernel's results or of its inputs, so that aliasing is what it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from torch import fx
+
+from tracefuse.optimizers.fuse.dropout import drop_unmasked, dropouts, split_dropouts
+from tracefuse.optimizers.fuse.dropout import refusal as dropout_refusal
+from tracefuse.optimizers.fuse.duplicating import duplicate_pieces
+from tracefuse.optimizers.fuse.fusible import is_constant, is_free, is_remade, refusal, slow_in_aten
+from tracefuse.optimizers.fuse.long_sums import form_long_sums, has_long_sums
+from tracefuse.optimizers.fuse.merging import merge_pieces
+from tracefuse.optimizers.fuse.obstacles import Obstacle, obstacle_of
+from tracefuse.optimizers.fuse.pieces import Piece
+from tracefuse.optimizers.fuse.rebuild import Carved, rebuild
+from tracefuse.optimizers.fuse.regions import form_regions
+from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_value
+from tracefuse.optimizers.lowering.random_ops import is_mask
+from tracefuse.optimizers.lowering.views import SPLITS
+from tracefuse.optimizers.ops import is_getitem, is_view
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.trace import Trace, human_bytes, val
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """The pass.
+
+    `dropout_threads` is how many threads ATen's dropout runs at once on the GPU of the trace, so that kernels draw the same
+    masks; 0 leaves dropout to ATen, for the reason `dropout_refusal`.
+    """
+
+    name: ClassVar[str] = "fuse"
+    dropout_threads: int = 0
+    dropout_refusal: str = "it draws random numbers, and how ATen draws them on that GPU was not asked"
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        stored: dict[str, str] = {}
+        while True:
+            told: list[Decision] = []
+            fused, masks = self._fused(trace, stored, told.append)
+            if not masks:
+                break
+            # A mask that is stored after all is drawn faster by ATen: begin again without its dropout.
+            stored |= dict.fromkeys(masks, "its mask is read by what is no kernel, and so must be stored")
+        for decision in told:
+            decide(decision)
+        return fused
+
+    def _fused(self, trace: Trace, stored: dict[str, str], decide: Decide) -> tuple[Trace, list[str]]:
+        """The trace with kernels, and the dropouts that were split although their masks are stored."""
+        is_edited = bool(dropouts(trace.graph)) or has_long_sums(trace.graph)
+        graph = trace.copy().graph if is_edited else trace.graph
+        drop_unmasked(graph)
+        left = {n: stored.get(n.name) or self._dropout_reason(n) for n in dropouts(graph)}
+        split = split_dropouts(graph, [n for n in left if not left[n]], self.dropout_threads)
+        refused = {node: left.get(node) or refusal(node) for node in graph.nodes}
+        for node, reason in refused.items():
+            if reason and node.op == "call_function" and not is_free(node):
+                decide(Decision(node.name, "leave", reason))
+        fusible = {node for node, reason in refused.items() if reason is None}
+        form_long_sums(graph, fusible, decide)
+        carver = _Carver({node: at for at, node in enumerate(graph.nodes)}, decide)
+        pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
+        pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
+        pieces = duplicate_pieces(pieces, fusible, carver.attempt, decide)
+        for piece in pieces:
+            decide(piece.decision)
+        carved = [piece.carved for piece in pieces if piece.carved]
+        fused = rebuild(graph, carved)
+        return replace(trace, graph=fused, _cache={}), [split[n.name] for n in fused.nodes if is_mask(n)]
+
+    def _dropout_reason(self, node: fx.Node) -> str | None:
+        """Why a dropout stays with ATen; None if a kernel shall draw its mask."""
+        return dropout_refusal(node) or (None if self.dropout_threads else self.dropout_refusal)
+
+
+# --- carving ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Carver:
+    """Regions to kernels, in the order of the trace's `position`s. Equal kernels share one body."""
+
+    position: dict[fx.Node, int]
+    decide: Decide
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+
+    def carve(self, region: Iterable[fx.Node]) -> list[Piece]:
+        """The pieces that a region becomes: one, or several where it had to be split."""
+        done: list[Piece] = []
+        waiting = [list(region)]
+        while waiting:
+            nodes = sorted(waiting.pop(), key=self.position.__getitem__)
+            outputs = _outputs(nodes)
+            if not outputs or all(is_free(n) for n in nodes):
+                continue
+            found = self._try(nodes, outputs)
+            if isinstance(found, Piece):
+                done.append(found)
+            else:
+                waiting += found
+        return done
+
+    def attempt(self, nodes: Iterable[fx.Node], of: Sequence[fx.Node] | None = None) -> Piece | None:
+        """One kernel of `nodes`, if it can be written and is worth it; for the outputs `of`, or all that others read."""
+        ordered = sorted(nodes, key=self.position.__getitem__)
+        outputs = _outputs(ordered) if of is None else list(of)
+        kernel, stands_for, obstacle = self._lower(ordered, outputs)
+        piece = _piece(kernel, stands_for, ordered, outputs)
+        return piece if obstacle is None and piece.carved else None
+
+    def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], Obstacle | None]:
+        kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
+        return kernel, stands_for, obstacle_of(kernel)
+
+    def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | list[list[fx.Node]]:
+        """The piece, or the parts to try next."""
+        kernel, stands_for, obstacle = self._lower(nodes, outputs)
+        if obstacle is None:
+            whole = _piece(kernel, stands_for, nodes, outputs)
+            return self._turned_parts(whole, kernel, stands_for) or whole
+        parts = self._parts(nodes, obstacle, stands_for, outputs)
+        whole = Piece(tuple(nodes), tuple(outputs), None, obstacle.reason)
+        if parts:
+            apart = f"so these {len(whole.work)} ops become several kernels"
+            self.decide(Decision(stands_for[obstacle.at].name, "split", f"{obstacle.reason}; {apart}"))
+        return parts or whole
+
+    def _parts(
+        self, nodes: list[fx.Node], obstacle: Obstacle, stands_for: Sequence[fx.Node], outputs: list[fx.Node]
+    ) -> list[list[fx.Node]]:
+        inside, culprit = set(nodes), stands_for[obstacle.at]
+        before = _closure([culprit], inside)
+        if obstacle.fitting is not None:
+            upper = _closure([outputs[at] for at in obstacle.fitting], inside)
+            before = before if culprit in upper else upper
+        after = inside - before
+        if after:
+            return [*_connected(before), *_connected(after)]
+        alone = _with_parts(culprit) & inside
+        rest = before - alone
+        return [*_connected(rest), list(alone)] if rest else []
+
+    def _turned_parts(self, whole: Piece, kernel: Kernel, stands_for: Sequence[fx.Node]) -> list[list[fx.Node]]:
+        """What computes a value that is read in several orders of memory, and the rest, if apart they move fewer bytes.
+
+        Together, what the value is computed from would be read once for each order.
+        """
+        at = turned_value(kernel.body)
+        before = set() if at is None else _closure([stands_for[at]], set(whole.nodes))
+        after = set(whole.nodes) - before
+        if not before or not after:
+            return []
+        apart = sum(self._nbytes(part) for part in (before, after))
+        if apart >= whole.nbytes:
+            return []
+        orders = f"{stands_for[at].name} is read in several orders of memory"
+        moved = f"in one kernel its ops move {human_bytes(whole.nbytes)}, in two {human_bytes(int(apart))}"
+        self.decide(Decision(stands_for[at].name, "split", f"{orders}: {moved}", whole.nbytes - int(apart)))
+        return [list(before), list(after)]
+
+    def _nbytes(self, nodes: Iterable[fx.Node]) -> float:
+        """Bytes that `nodes` move as one piece; infinite where they would have to be split."""
+        ordered = sorted(nodes, key=self.position.__getitem__)
+        outputs = _outputs(ordered)
+        kernel, stands_for, obstacle = self._lower(ordered, outputs)
+        return math.inf if obstacle else _piece(kernel, stands_for, ordered, outputs).nbytes
+
+
+def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece:
+    """The piece of a kernel that can be written, left to ATen where it is not worth it."""
+    carved = Carved(kernel, tuple(stands_for[: len(kernel.body.inputs)]), tuple(outputs))
+    piece = Piece(tuple(nodes), tuple(outputs), carved)
+    reason = _not_worth(kernel, piece.work, piece.alone)
+    return replace(piece, carved=None, reason=reason) if reason else piece
+
+
+def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
+    """Why a kernel that could be written is not worth it beside `alone`, the bytes that its ops move; None if it is."""
+    if len(work) == 1 and slow_in_aten(work[0]) is None and not any(map(_is_spared, kernel.body.ops)):
+        return "one op alone: ATen's kernel moves the same bytes"
+    if kernel.nbytes > alone:
+        return f"its kernel would move {human_bytes(kernel.nbytes)}, ATen's ops move {human_bytes(alone)}"
+    return None
+
+
+def _is_spared(node: fx.Node) -> bool:
+    """Whether ATen would write the value to memory, where a kernel makes it as it reads it."""
+    return is_mask(node) or (is_constant(node) and val(node).numel() > 1)
+
+
+def _outputs(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The values of a region that the rest of the trace reads, itself or through views."""
+    inside, found = set(nodes), {}
+    for node in nodes:
+        if all(user in inside for user in node.users):
+            continue
+        while node in inside and is_view(node):
+            node = node.all_input_nodes[0]
+        if node in inside:
+            found[node] = None
+    return list(found)
+
+
+def _with_remade(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """`nodes` with what they read of constants, masks and splits, all of which are made again in the kernel.
+
+    A split in a region above the one of its parts is a list, which no kernel takes: the kernel takes what is split.
+    """
+    return set(nodes) | {a for n in nodes for a in n.all_input_nodes if is_remade(a) or a.target in SPLITS}
+
+
+def _closure(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> set[fx.Node]:
+    """`nodes` and all that they need of `inside`, multi-output ops with all their parts."""
+    found: set[fx.Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node in inside and node not in found:
+            found.add(node)
+            stack += [*node.all_input_nodes, *_with_parts(node)]
+    return found
+
+
+def _with_parts(node: fx.Node) -> set[fx.Node]:
+    """A node with its multi-output op and that op's other parts."""
+    source: fx.Node = node.args[0] if is_getitem(node) else node  # type: ignore[assignment]
+    return {node, source, *(user for user in source.users if is_getitem(user))}
+
+
+def _connected(nodes: set[fx.Node]) -> list[list[fx.Node]]:
+    """`nodes` in groups that share no edge."""
+    groups, left = [], set(nodes)
+    while left:
+        group, stack = [], [left.pop()]
+        while stack:
+            node = stack.pop()
+            group.append(node)
+            near = {n for n in (*node.all_input_nodes, *node.users) if n in left}
+            left -= near
+            stack += near
+        groups.append(group)
+    return groups

@@ -1,0 +1,154 @@
+"""Duplicating: a cheap value that several kernels read is computed in each of them where that moves fewer bytes.
+
+    wide = x.float()                 writes 4 bytes an element        a = f(x.float())
+    a = f(wide)                      reads 4                          b = g(x.float())       each reads 2
+    b = g(wide)                      reads 4
+
+Cheap are pointwise ops without transcendental functions that write at least the bytes that they read: what they read then
+lives on instead of what they write, which takes no more memory. Where an op that is no kernel reads the value too it is
+written all the same, and a kernel computes it again only if that saves it bytes of its own.
+
+What the backward reads of the forward is not looked at here: whether to keep it is for `remat` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from tracefuse.optimizers.fuse.fusible import is_constant, is_free
+from tracefuse.optimizers.fuse.pieces import Piece
+from tracefuse.optimizers.fuse.units import inputs_of, memory, readers, traits_of, with_views
+from tracefuse.optimizers.lowering.expressions import POINTWISE, TRANSCENDENTAL
+from tracefuse.optimizers.lowering.lowering import COPIES
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.trace import human_bytes, nbytes, val
+
+MOST_OPS = 8
+LEAST_SHARE = 16
+"""A value is duplicated if that saves at least 1 / LEAST_SHARE of what its kernels move."""
+
+Attempt = Callable[[Iterable[fx.Node], Sequence[fx.Node]], Piece | None]
+
+
+def duplicate_pieces(pieces: Sequence[Piece], fusible: set[fx.Node], attempt: Attempt, decide: Decide) -> list[Piece]:
+    """`pieces`, each after those it reads, with cheap values computed where they are read and not written for that.
+
+    `attempt` makes one piece of nodes for given outputs, or None where they have no kernel; `fusible` are the ops that it
+    may be given. Each duplication, and each that was made and is not cheaper, is told to `decide`.
+    """
+    table = _Table(fusible, attempt, decide)
+    for piece in pieces:
+        table.add(piece)
+    for piece in reversed(pieces):
+        home: Piece | None = piece
+        for value in piece.outputs:
+            if home is not None:
+                home = table.duplicate(value, home)
+    return list(table.pieces)
+
+
+@dataclass
+class _Table:
+    """The pieces, those that hold each op, and those that read each memory."""
+
+    fusible: set[fx.Node]
+    attempt: Attempt
+    decide: Decide
+    pieces: dict[Piece, None] = field(default_factory=dict)
+    holding: dict[fx.Node, dict[Piece, None]] = field(default_factory=dict)
+    reading: dict[fx.Node, dict[Piece, None]] = field(default_factory=dict)
+
+    def add(self, piece: Piece) -> None:
+        self.pieces[piece] = None
+        for node in piece.nodes:
+            self.holding.setdefault(node, {})[piece] = None
+        for value in inputs_of(piece):
+            self.reading.setdefault(memory(value), {})[piece] = None
+
+    def remove(self, piece: Piece) -> None:
+        del self.pieces[piece]
+        for node in piece.nodes:
+            del self.holding[node][piece]
+        for value in inputs_of(piece):
+            self.reading[memory(value)].pop(piece, None)
+
+    def replace(self, old: Piece, new: Piece | None) -> None:
+        self.remove(old)
+        if new is not None:
+            self.add(new)
+
+    # --- duplicating ---
+
+    def duplicate(self, value: fx.Node, home: Piece) -> Piece | None:
+        """Compute `value`, which `home` writes, in the pieces that read it: in all of them, or in those that gain by it.
+
+        Returns what `home` is then: None if it wrote nothing else and is gone.
+        """
+        ops = _cheap_ops(value, home)
+        reading = [piece for piece in self.reading.get(value, ()) if piece is not home]
+        if not ops or not reading:
+            return home
+        inlined = {piece: new for piece in reading if (new := self._inlined(value, ops, home, piece))}
+        if len(inlined) == len(reading) and self._is_read_by_pieces_only(value):
+            left = self._without(value, home)
+            saved = (
+                home.nbytes - (left.nbytes if left else 0) + sum(p.nbytes - new.nbytes for p, new in inlined.items())
+            )
+            if left is not home and saved * LEAST_SHARE >= home.nbytes + sum(p.nbytes for p in reading):
+                self._tell("duplicate", value, "computed in each kernel that reads it", saved)
+                return self._write({home: left, **inlined}, left)
+        self._duplicate_some(value, reading, inlined)
+        return home
+
+    def _duplicate_some(self, value: fx.Node, reading: list[Piece], inlined: dict[Piece, Piece]) -> None:
+        """The value is still written; it is computed again where a kernel then reads fewer bytes."""
+        gains = {piece: piece.nbytes - new.nbytes for piece, new in inlined.items()}
+        chosen = [piece for piece, gain in gains.items() if gain * LEAST_SHARE >= piece.nbytes]
+        if chosen:
+            some = f"computed again in {len(chosen)} of {len(reading)} other kernels that read it"
+            self._tell("duplicate", value, some, sum(gains[piece] for piece in chosen))
+            self._write({piece: inlined[piece] for piece in chosen}, None)
+        elif gains:
+            self._tell("write once", value, "computed again in the kernels that read it", sum(gains.values()))
+
+    def _write(self, changes: dict[Piece, Piece | None], result: Piece | None) -> Piece | None:
+        for old, new in changes.items():
+            self.replace(old, new)
+        return result
+
+    def _inlined(self, value: fx.Node, ops: list[fx.Node], home: Piece, reader: Piece) -> Piece | None:
+        other = traits_of(reader)
+        if traits_of(home).place != other.place or val(value).numel() > other.numel:
+            return None
+        return self.attempt(with_views((*ops, *reader.nodes), self.fusible), reader.outputs)
+
+    def _without(self, value: fx.Node, home: Piece) -> Piece | None:
+        """`home` without one of its outputs: itself where that has no kernel, None where no output is left."""
+        rest = [output for output in home.outputs if output is not value]
+        return (self.attempt(home.nodes, rest) or home) if rest else None
+
+    def _is_read_by_pieces_only(self, value: fx.Node) -> bool:
+        return all(self.holding.get(reader) for reader in readers(value))
+
+    def _tell(self, action: str, value: fx.Node, what: str, saved: int) -> None:
+        effect = f"saves {human_bytes(saved)}" if saved >= 0 else f"would move {human_bytes(-saved)} more"
+        self.decide(Decision(value.name, action, f"{what}: that {effect}", max(0, saved)))
+
+
+def _cheap_ops(value: fx.Node, home: Piece) -> list[fx.Node]:
+    """What of `home` computes `value`, if it costs next to nothing but what it reads, and that is no more than it writes."""
+    inside, found, read = set(home.nodes), {}, {}
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if node in inside and node not in found:
+            found[node] = None
+            stack += () if is_constant(node) else node.all_input_nodes
+        elif node not in inside:
+            read[memory(node)] = nbytes(memory(node))
+    work = [node for node in found if not is_free(node)]
+    is_cheap = all((n.target in POINTWISE or n.target in COPIES) and n.target not in TRANSCENDENTAL for n in work)
+    return list(found) if is_cheap and len(work) <= MOST_OPS and sum(read.values()) <= nbytes(value) else []

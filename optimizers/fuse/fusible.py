@@ -1,0 +1,159 @@
+"""Which ops may share a generated kernel, and for the others the reason why not.
+
+`refusal(node)` looks at one op alone. What its neighbours rule out is found when regions form (`regions`) and when the
+kernel's text is written (`triton`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.facts import once_per_op
+from tracefuse.optimizers.lowering.composites import COMPOSITES, CONSTANTS, REDUCTIONS
+from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
+from tracefuse.optimizers.lowering.gathers import gather_refusal
+from tracefuse.optimizers.lowering.geometry import SUMS, are_few_and_long, columns_of, operand_of, reduced_dims, rows_of
+from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE
+from tracefuse.optimizers.lowering.lowering import COPIES
+from tracefuse.optimizers.lowering.random_ops import is_mask
+from tracefuse.optimizers.lowering.views import SPLITS, VIEWS, shape_of
+from tracefuse.optimizers.ops import is_view
+from tracefuse.optimizers.trace import SHORT_DTYPE, tensors, val
+
+aten = torch.ops.aten
+
+MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
+SCATTERS = {"embedding_dense_backward", "index_put", "scatter", "scatter_add", "index_add"}
+
+# ATen runs these as two kernels, a fill and a copy.
+FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default, aten.constant_pad_nd.default}
+
+# One number per row, which ATen computes in one pass.
+PLAIN_REDUCTIONS = {
+    *SUMS, aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.var.correction,
+}  # fmt: skip
+
+
+def refusal(node: fx.Node) -> str | None:
+    """Why `node` stays with ATen; None where a kernel can hold it."""
+    if node.op != "call_function":
+        return "it is no op"
+    if node.target is operator.getitem:
+        return _getitem_refusal(node)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return "it is a kernel already"
+    if is_mask(node):
+        return "every kernel that reads it computes it again from its state"
+    return _op_refusal(node)
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether the op yields numbers that are known without its operands: cheap enough to be made again in every kernel."""
+    return node.op == "call_function" and node.target in CONSTANTS
+
+
+def is_remade(node: fx.Node) -> bool:
+    """Whether every kernel that reads the value computes it itself: a constant, or the mask of a dropout."""
+    return is_constant(node) or is_mask(node)
+
+
+def is_free(node: fx.Node) -> bool:
+    """Whether the op is no work of its own: a view, the part of a multi-output op, or what readers make themselves."""
+    return node.target is operator.getitem or is_view(node) or is_remade(node)
+
+
+def is_for_reader(node: fx.Node) -> bool:
+    """Whether the op is a copy for the kernel that reads it (`between`): it joins that one, never that of its operands."""
+    return bool((node.meta.get("custom") or {}).get("for_reader"))
+
+
+def slow_in_aten(node: fx.Node) -> str | None:
+    """Why a kernel of this op alone beats ATen's, which moves no more bytes by its arguments; None where it does not."""
+    if node.target in FILL_THEN_COPY:
+        return "ATen fills the result first, and copies then"
+    if node.target is aten.gelu.default and val(node).dtype is torch.float32:
+        # `tests/bench/gpt_step.py --program tf32 --breakdown` has both.
+        return "ATen's own kernel of float32 does not keep up with memory"
+    is_composite = node.target in REDUCTIONS and node.target not in PLAIN_REDUCTIONS
+    if is_composite or columns_of(node) is not None:
+        return "ATen's own kernel reads that twice, or at half the speed of memory"
+    return None
+
+
+def _getitem_refusal(node: fx.Node) -> str | None:
+    source: fx.Node = node.args[0]  # type: ignore[assignment]
+    if source.target not in SPLITS and source.target not in COMPOSITES:
+        return "it is a part of an op that stays with ATen"
+    return refusal(source) or _type_refusal(node)
+
+
+@once_per_op
+def _op_refusal(node: fx.Node) -> str | None:
+    return (
+        _unknown(node.target)  # type: ignore[arg-type]
+        or _type_refusal(node)
+        or _device_refusal(node)
+        or _row_refusal(node)
+        or gather_refusal(node)
+    )
+
+
+@functools.cache
+def _unknown(target: torch._ops.OpOverload) -> str | None:
+    if target in POINTWISE or target in VIEWS or target in SPLITS or target in COPIES or target in COMPOSITES:
+        return None
+    name = target.overloadpacket.__name__
+    if name in MATRIX or "convolution" in name or "attention" in name:
+        return "matmul, convolution and attention stay with ATen's library kernels"
+    if name in SCATTERS:
+        return "scatter writes at addresses that are data"
+    draws = torch.Tag.nondeterministic_seeded in target.tags
+    return "it draws random numbers" if draws else "no Triton form is known for it"
+
+
+@once_per_op
+def _type_refusal(node: fx.Node) -> str | None:
+    for tensor in (*tensors(node), *(t for a in node.all_input_nodes for t in tensors(a))):
+        if tensor.dtype not in COMPUTE_TYPE:
+            return f"{SHORT_DTYPE.get(tensor.dtype, tensor.dtype)} has no Triton form"
+        if tensor.layout is not torch.strided:
+            return f"its layout is {tensor.layout}"
+        if set(map(type, tensor.shape)) - {int}:
+            return "its shape is symbolic"
+    if node.target in POINTWISE and rule_of(node.target, val(node).dtype) is None:
+        return f"its result of {SHORT_DTYPE[val(node).dtype]} has no Triton form"
+    if not is_view(node) and any(tensor.numel() == 0 for tensor in tensors(node)):
+        return "it has no elements"
+    return None
+
+
+def _device_refusal(node: fx.Node) -> str | None:
+    if len({t.device for a in (node, *node.all_input_nodes) for t in tensors(a)}) == 1:
+        return None
+    read = () if is_constant(node) else node.all_input_nodes
+    devices = {t.device for a in read if not (is_constant(a) and val(a).dim() == 0) for t in tensors(a)}
+    devices |= {t.device for t in tensors(node)}
+    return f"it has values on {' and '.join(sorted(map(str, devices)))}" if len(devices) > 1 else None
+
+
+def _row_refusal(node: fx.Node) -> str | None:
+    if node.target not in REDUCTIONS:
+        return None
+    shape = shape_of(operand_of(node))
+    if 0 in shape:
+        return "it reduces no elements"
+    if not reduced_dims(node) or torch.Size(shape).numel() == 1:
+        return "it reduces a single element"
+    geometry = rows_of(node) or columns_of(node)
+    if geometry is None:
+        return "it reduces dimensions on both sides of one that it keeps, or leading ones by more than a sum"
+    if node.target in (*PLAIN_REDUCTIONS, aten.logsumexp.default) and rows_of(node) and are_few_and_long(geometry):
+        return "its rows are few and long: ATen has many programs share one"
+    if node.target in SUMS and val(node).dtype is torch.bool:
+        return "it sums into a boolean"
+    _, n_rows, n_cols = geometry.sizes
+    return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None

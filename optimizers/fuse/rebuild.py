@@ -1,0 +1,106 @@
+"""The graph with kernels in place of the ops that they stand for, everything defined before its use."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.ops import is_getitem, is_random
+from tracefuse.optimizers.trace import copy_node, origin, phase, set_origin, val
+
+
+@dataclass(frozen=True, eq=False)
+class Carved:
+    """A kernel, the values it takes, and those of the trace that it yields, in the order of its results."""
+
+    kernel: Kernel
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+_Unit = fx.Node | Carved
+
+
+def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
+    """The graph with kernels in place of the ops that they stand for; names and metadata of all other values are kept."""
+    provider: dict[fx.Node, _Unit] = {node: one for one in carved for node in one.outputs}
+    new_graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            new[node] = copy_node(new_graph, node, new)
+    for unit in _ordered(graph, provider):
+        if isinstance(unit, Carved):
+            _insert(new_graph, unit, new)
+        else:
+            new[unit] = copy_node(new_graph, unit, new)
+    output = new_graph.output(tuple(new[n] for n in graph.output_node().args[0]))  # type: ignore[union-attr]
+    output.meta.update(graph.output_node().meta)
+    return new_graph
+
+
+def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> list[_Unit]:
+    """The units that the outputs need, and random ops, each after its operands and otherwise in the order of the trace."""
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    draws = [n for n in graph.nodes if is_random(n) and not is_getitem(n)]
+    roots = [*graph.output_node().all_input_nodes, *draws]
+    needs: dict[_Unit, set[_Unit]] = {}
+    stack = [provider.get(n, n) for n in roots]
+    while stack:
+        unit = stack.pop()
+        if unit not in needs and _is_op(unit):
+            operands = unit.inputs if isinstance(unit, Carved) else unit.all_input_nodes
+            needs[unit] = {u for n in operands if _is_op(u := provider.get(n, n))}
+            stack += needs[unit]
+    for earlier, later in itertools.pairwise(draws):
+        needs[later].add(earlier)
+    return _topological(needs, position)
+
+
+def _is_op(unit: _Unit) -> bool:
+    return isinstance(unit, Carved) or unit.op == "call_function"
+
+
+def _topological(needs: dict[_Unit, set[_Unit]], position: dict[fx.Node, int]) -> list[_Unit]:
+    def place(unit: _Unit) -> int:
+        return max(map(position.__getitem__, unit.outputs)) if isinstance(unit, Carved) else position[unit]
+
+    readers: dict[_Unit, list[_Unit]] = {}
+    for unit, operands in needs.items():
+        for operand in operands:
+            readers.setdefault(operand, []).append(unit)
+    missing = {unit: len(operands) for unit, operands in needs.items()}
+    ready = [(place(unit), unit) for unit in needs if not missing[unit]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, unit = heapq.heappop(ready)
+        order.append(unit)
+        for reader in readers.get(unit, ()):
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (place(reader), reader))
+    return order
+
+
+def _insert(graph: fx.Graph, one: Carved, new: dict[fx.Node, fx.Node]) -> None:
+    """The call of a kernel, under the name of its result, or with a `getitem` under the name of each."""
+    args = tuple(new[n] for n in one.inputs)
+    if len(one.outputs) == 1:
+        (result,) = one.outputs
+        node = new[result] = graph.create_node("call_function", one.kernel, args, {}, result.name)
+        node.meta = dict(result.meta)
+        set_origin(node, replace(origin(result), rng=None))
+        return
+    call = graph.create_node("call_function", one.kernel, args, {}, "results")
+    call.meta = {"val": tuple(map(val, one.outputs)), "phase": phase(one.outputs[0])}
+    set_origin(call, replace(origin(one.outputs[-1]), rng=None))
+    for at, result in enumerate(one.outputs):
+        new[result] = graph.create_node("call_function", operator.getitem, (call, at), {}, result.name)
+        new[result].meta = dict(result.meta)

@@ -1,0 +1,231 @@
+"""Regions: sets of ops that may become one Triton kernel each.
+
+A region is grown in one walk over the trace, in linear time. Every op has a depth, the number of region borders above it:
+
+    depth(op) = max over operands a of  depth(a) + (0 if op may join a's region else 1)
+
+and a region is a set of joined ops of one depth. Since a border always adds to the depth, no path can leave a region and
+come back: regions are convex and the trace stays acyclic, whatever decides "may join". Random ops run in their order, so
+that one is no less deep than those before it.
+
+An op may join where phase and device agree, and where its loops do: all reductions of a kernel are of the same elements.
+Afterwards an op that is cheaper to compute where it is read sinks into the region of its readers, and so does a copy that was
+made for them (`between`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.costs.cost import touched_nbytes
+from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.fuse.fusible import is_for_reader, is_remade
+from tracefuse.optimizers.lowering.composites import REDUCTIONS
+from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, columns_of, rows_of
+from tracefuse.optimizers.lowering.random_ops import is_draw, is_mask
+from tracefuse.optimizers.lowering.views import SPLITS
+from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
+from tracefuse.optimizers.trace import nbytes, phase, tensors
+
+Sizes = tuple[int, int, int]
+Loops = tuple[Sizes | None, Sizes | None]
+
+SINKING_TOGETHER = 16
+"""At most so many ops are looked at as one when they might be cheaper where their result is read."""
+
+
+@dataclass(eq=False)
+class Region:
+    """Ops being joined. `rows` and `columns` are the sizes (outer, rows, columns) of what its reductions read, where it has
+    any; `below` are the ops after a reduction of rows, `after` those after a sum down columns."""
+
+    nodes: dict[fx.Node, None]
+    phase: str
+    device: torch.device | None
+    rows: Sizes | None = None
+    columns: Sizes | None = None
+    below: set[fx.Node] = field(default_factory=set)
+    after: set[fx.Node] = field(default_factory=set)
+
+
+# --- growing ----------------------------------------------------------------------------------------------------------
+
+
+def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
+    """The regions of a trace's graph over its `fusible` ops, in no particular order, views at their borders included."""
+    depth: dict[fx.Node, int] = {}
+    region_of: dict[fx.Node, Region] = {}
+    drawn = 0
+    for node in graph.nodes:
+        links = _links(node, region_of) if node in fusible else ()
+        deepest = 0
+        for operand in node.all_input_nodes:
+            deepest = max(deepest, depth[operand] + (operand not in links and _is_border(operand)))
+        if is_random(node):
+            drawn = deepest = max(deepest, drawn)
+        if node in fusible:
+            near = {region_of[a]: None for a in links if depth[a] == deepest}
+            deepest += not _join(node, list(near), region_of)
+        depth[node] = deepest
+    _sink(graph, region_of)
+    return [set(r.nodes) for r in dict.fromkeys(region_of.values())]
+
+
+def _is_border(node: fx.Node) -> bool:
+    """Whether a reader of the value, which no region holds, lies below a border. What reads nothing lies below none."""
+    return node.op == "call_function" and not is_mask(node) and not is_draw(producer(node))
+
+
+def _links(node: fx.Node, region_of: dict[fx.Node, Region]) -> list[fx.Node]:
+    """The operands whose region `node` may join: a copy for a reader only that of another such copy."""
+    found = [a for a in node.all_input_nodes if a in region_of and _may_join(node, region_of[a])]
+    return [a for a in found if is_for_reader(a)] if is_for_reader(node) else found
+
+
+def _may_join(node: fx.Node, region: Region) -> bool:
+    return region.phase == phase(node) and (region.device is None or region.device == _device(node))
+
+
+def _join(node: fx.Node, near: list[Region], region_of: dict[fx.Node, Region]) -> bool:
+    """Put `node` and the regions `near` together; where their loops disagree, begin a region and return False."""
+    loops = loops_of(node)
+    is_joined = _agree(node, loops, near)
+    home = _united(near, region_of) if is_joined and near else Region({}, phase(node), _device(node))
+    _put(node, loops, home)
+    region_of[node] = home
+    return is_joined
+
+
+def _united(near: list[Region], region_of: dict[fx.Node, Region]) -> Region:
+    """The largest of the regions, with all that the others hold."""
+    largest = max(near, key=lambda r: len(r.nodes))
+    for other in near:
+        if other is not largest:
+            largest.nodes |= other.nodes
+            largest.below |= other.below
+            largest.after |= other.after
+            largest.rows = largest.rows or other.rows
+            largest.columns = largest.columns or other.columns
+            region_of.update(dict.fromkeys(other.nodes, largest))
+    return largest
+
+
+def _put(node: fx.Node, loops: Loops, home: Region) -> None:
+    rows, columns = loops
+    home.nodes[node] = None
+    home.rows, home.columns = home.rows or rows, home.columns or columns
+    if rows or columns:
+        (home.below if rows else home.after).add(node)
+    for follows in (home.below, home.after):
+        if follows and node not in home.after and not follows.isdisjoint(node.all_input_nodes):
+            follows.add(node)
+
+
+def loops_of(node: fx.Node) -> Loops:
+    """The sizes of what an op reduces by rows, and of what it sums down columns."""
+    if node.op != "call_function":
+        return None, None
+    columns = columns_of(node)
+    if columns is not None or node.target not in REDUCTIONS:
+        return None, columns.sizes if columns else None
+    rows = rows_of(node)
+    return rows.sizes if rows else None, None
+
+
+def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
+    """Whether one kernel can have these reductions: of the same elements, in rows that a program holds if it needs both."""
+    if not (rows and columns):
+        return len(rows) <= 1 and len(columns) <= 1
+    return len(rows | columns) == 1 and next(iter(rows))[2] <= MAX_SUMMED_ROW
+
+
+def _agree(node: fx.Node, loops: Loops, near: list[Region]) -> bool:
+    every = [loops, *((r.rows, r.columns) for r in near)]
+    rows, columns = {rows for rows, _ in every if rows}, {columns for _, columns in every if columns}
+    if not (rows or columns):
+        return True
+    if not agree(rows, columns):
+        return False
+    operands, value = node.all_input_nodes, node.meta["val"]
+    is_after = any(not r.after.isdisjoint(operands) for r in near)
+    if not isinstance(value, torch.Tensor):
+        return not is_after
+    if is_after and not is_getitem(node):
+        ((outer, _, n_cols),) = columns
+        return loops == (None, None) and value.numel() == outer * n_cols
+    own_rows, own_columns = loops
+    follows = any(not r.below.isdisjoint(operands) for r in near)
+    if not rows or not (follows or own_rows):
+        return True
+    ((_, n_rows, n_cols),) = rows
+    return own_columns is not None or value.numel() in (n_rows * n_cols, n_rows)
+
+
+def _device(node: fx.Node) -> torch.device | None:
+    return next(iter(devices(node)), None)
+
+
+def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
+    """Move an op whose readers are all in one other region there, if that region then reads no more bytes than before.
+
+    What only this op needs goes with it.
+    """
+    for node in reversed(graph.nodes):
+        region = region_of.get(node)
+        homes = {region_of.get(user) for user in node.users} if region else set()
+        target = homes.pop() if len(homes) == 1 else None
+        if region is None or target is None or target is region:
+            continue
+        if _is_anchored(node, region) or not _may_join(node, target):
+            continue
+        if is_for_reader(node):
+            _move({node}, target, region_of)
+            continue
+        moved = next((m for m in ({node}, _own_operands(node, region_of)) if _is_no_dearer(m, node, target)), ())
+        _move(moved, target, region_of)
+
+
+def _move(nodes: Iterable[fx.Node], target: Region, region_of: dict[fx.Node, Region]) -> None:
+    for node in nodes:
+        del region_of[node].nodes[node]
+        target.nodes[node] = None
+        region_of[node] = target
+
+
+def _own_operands(node: fx.Node, region_of: dict[fx.Node, Region]) -> set[fx.Node]:
+    """`node` with the ops of its region, not many, that nothing else needs."""
+    found, home = {node}, region_of[node]
+    waiting = list(node.all_input_nodes)
+    while waiting and len(found) < SINKING_TOGETHER:
+        one = waiting.pop()
+        is_at_home = region_of.get(one) is home and one not in found
+        if is_at_home and not _is_anchored(one, home) and found.issuperset(one.users):
+            found.add(one)
+            waiting += one.all_input_nodes
+    return found
+
+
+def _is_no_dearer(moved: set[fx.Node], node: fx.Node, target: Region) -> bool:
+    """Whether a region that computes `node` by the ops `moved` reads no more bytes for that than `node` has.
+
+    Of what a view looks at, a kernel reads only what the view shows.
+    """
+    if all(map(is_view, moved)):
+        return True
+    read = {a for one in moved for a in one.all_input_nodes if a not in moved}
+    return sum(touched_nbytes(a) for a in read if not _is_at_hand(a, target)) <= nbytes(node)
+
+
+def _is_at_hand(value: fx.Node, region: Region) -> bool:
+    """Whether a region reads `value` at no cost: it does already, or the value is made again anyway, or one element."""
+    is_read = any(user in region.nodes for user in value.users)
+    return is_read or is_remade(value) or sum(t.numel() for t in tensors(value)) == 1
+
+
+def _is_anchored(node: fx.Node, region: Region) -> bool:
+    """Whether an op must stay with what it reads: row results, and the parts of a multi-output op."""
+    return node in region.below or node in region.after or is_getitem(node) or node.target in SPLITS

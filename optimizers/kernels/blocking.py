@@ -1,0 +1,295 @@
+"""Which loop layout a kernel gets.
+
+    columns where it sums down columns, rows where it reduces rows       as the reduction's operand lies
+    tiles   where a costly value is broadcast, or an input is read       so that it is computed once per table entry, and
+            along another axis than the result is written                both sides are read and written in whole lines
+    flat    otherwise
+
+Where a kernel writes a concatenation, each part gets a layout of its own, a *segment*: no program then asks which part it
+is in. Parts that read the same inputs are computed by one program, each at its own offset, so that it reads those once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.kernels.column_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, columns
+from tracefuse.optimizers.kernels.reduction_layouts import rows
+from tracefuse.optimizers.lowering.composites import REDUCTIONS
+from tracefuse.optimizers.lowering.expressions import TRANSCENDENTAL
+from tracefuse.optimizers.lowering.geometry import NORM_BACKWARD, Geometry, columns_of, operand_of, reduced_dims
+from tracefuse.optimizers.lowering.indexing import Lanes, ravel, reshape
+from tracefuse.optimizers.lowering.layouts import GUESS, Layout, Tuning, flat, probe, repeated, segment, tiles
+from tracefuse.optimizers.lowering.lowering import Lowering
+from tracefuse.optimizers.lowering.views import Indices, shape_of
+from tracefuse.optimizers.ops import arguments, is_getitem
+from tracefuse.optimizers.trace import Trace, nbytes, tensors, val
+
+aten = torch.ops.aten
+
+BROADCAST_WORTH_HOISTING = 4
+"""A costly value is computed on its own axis where it is broadcast at least this many times."""
+
+MAX_SEGMENTS = 8
+MAX_PARTS = 4
+MIN_PART = 16
+"""Elements of the shortest line that is read and written at once: 32 bytes in halves, what memory hands out."""
+MIN_SEGMENT = 64
+"""Elements that lie together in a part of a concatenation, below which masks cost less than short lines."""
+
+
+def element_of(node: fx.Node, layout: Layout, is_column: bool = False, offset: int = 0) -> tuple[Indices, Lanes]:
+    """The indices of the elements of an output that a program computes, and the lanes they vary along.
+
+    `offset` is one of those at which the program computes its elements again.
+    """
+    shape, (again, _) = shape_of(node), layout.again
+    indices, domain = layout.indices, layout.shape
+    if offset:
+        indices = tuple(index + offset if d == again else index for d, index in enumerate(indices))
+    if is_column:
+        assert layout.columns is not None
+        indices, domain = layout.kept(layout.columns.row_dims)
+    elif math.prod(shape) != layout.numel:
+        indices, domain = layout.kept(layout.reduced)
+    return reshape(indices, domain, shape), frozenset().union(*(index.lanes for index in indices))
+
+
+def below_columns(body: Trace) -> set[fx.Node]:
+    """The values that are known only once columns are summed."""
+    found: set[fx.Node] = set()
+    for node in body.ops:
+        if columns_of(node) is not None or any(a in found for a in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
+    """The layout of a kernel's body, or one for each segment."""
+    wide = _needs_64_bits(body)
+    summed = next((n for n in body.ops if columns_of(n) is not None), None)
+    if summed is not None:
+        return _column_layouts(body, summed, wide, tuning)
+    reductions = [n for n in body.ops if n.target in REDUCTIONS]
+    if reductions:
+        # All of them have the same rows, or `along_row` refuses.
+        shape = shape_of(operand_of(reductions[0]))
+        return [rows(shape, reduced_dims(reductions[0]), wide, tuning, _pitch(body, shape[-1]))]
+    output = max(body.returned, key=lambda n: val(n).numel())
+    shape, order = shape_of(output), _memory_order(val(output))
+    tiled = _tiled(body, shape, order, wide, tuning)
+    if tiled is not None:
+        return [tiled]
+    unit = _common_part(body, shape, order)
+    if unit:
+        return [repeated(flat((*shape[:-1], unit), order, wide, tuning), shape, len(shape) - 1)]
+    parts = _segments(body, shape)
+    if parts is None:
+        return [flat(shape, order, wide, tuning)]
+    dim, sizes = parts
+    return _placed([flat(_resized(shape, dim, size), order, wide, tuning) for size in sizes], shape, dim, sizes)
+
+
+def _pitch(body: Trace, n_cols: int) -> int | None:
+    """From row to row of inputs of which rows of `n_cols` are the beginning; None where there are none, or of several."""
+    inputs = [p for p in body.placeholders if val(p).dim() > 1 and val(p).stride(-2) > n_cols]
+    pitches = {val(p).stride(-2) for p in inputs}
+    is_whole = all(val(p).is_contiguous() for p in inputs)  # else the last row may end where its memory does
+    return pitches.pop() if len(pitches) == 1 and is_whole else None
+
+
+def _column_layouts(body: Trace, summed: fx.Node, wide: bool, tuning: Tuning) -> list[Layout]:
+    geometry = columns_of(summed)
+    assert geometry is not None
+    norm: fx.Node | None = summed.args[0] if is_getitem(summed) else None  # type: ignore[assignment]
+    shape = shape_of(arguments(norm)["grad_out"] if norm is not None else operand_of(summed))
+    grain = _grain(body, geometry)
+    large = [p for p in body.placeholders if 2 * val(p).numel() >= geometry.numel]
+    read_nbytes = max(1, sum(val(p).element_size() for p in large))
+    parts = None if grain is WHOLE_ROWS else _segments(body, shape)
+    if parts is None or parts[0] not in geometry.col_dims:
+        return [columns(shape, geometry, wide, grain, tuning, read_nbytes=read_nbytes)]
+    dim, sizes = parts
+    narrowed = [_narrowed(geometry, shape[dim], size) for size in sizes]
+    cols = [one.sizes[2] for one in narrowed]
+    layouts = [
+        columns(_resized(shape, dim, size), one, wide, grain, tuning, cols, read_nbytes)
+        for size, one in zip(sizes, narrowed, strict=True)
+    ]
+    return [replace(layout, columns=geometry) for layout in _placed(layouts, shape, dim, sizes)]
+
+
+def _grain(body: Trace, geometry: Geometry) -> Grain:
+    """How a kernel that sums down the columns of `geometry` shares them out."""
+    if any(n.target in REDUCTIONS and _reduces_rows(n) for n in body.ops):
+        return WHOLE_ROWS
+    writes_sums_only = below_columns(body).issuperset(body.returned)
+    return SUMS if writes_sums_only and geometry.sizes[2] >= SUMS.cols else BESIDE
+
+
+def _reduces_rows(node: fx.Node) -> bool:
+    """Whether any of what an op yields in this kernel is a reduction of rows."""
+    if node.target in NORM_BACKWARD:
+        return any(is_getitem(user) and user.args[1] == 0 for user in node.users)
+    return columns_of(node) is None
+
+
+def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning) -> Layout | None:
+    """Tiles where one of the two reasons for them holds."""
+    dims = [d for d in order if shape[d] > 1]
+    costly = [n for n in body.ops if n.target in TRANSCENDENTAL and _is_broadcast(n, math.prod(shape))]
+    if not dims:
+        return None
+    lowering = _probed(body, shape)
+    varying, is_transposed = _dims_varied(lowering, costly), False
+    if not costly:
+        varying = _read_along(lowering, body, dims)
+        is_transposed = bool(varying)
+        if not varying:
+            return None
+    inner = _run(dims, varying)
+    middle = _run(dims[: len(dims) - len(inner)], varying) if costly else [d for d in dims if d in varying]
+    if not middle:
+        return None
+    outer = [d for d in dims if d not in inner and d not in middle]
+    ones = [d for d in order if shape[d] == 1]
+    return tiles(shape, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed)
+
+
+def _is_broadcast(node: fx.Node, numel: int) -> bool:
+    return val(node).numel() * BROADCAST_WORTH_HOISTING <= numel
+
+
+def _probed(body: Trace, shape: Sequence[int]) -> Lowering:
+    """The body lowered with one lane per dimension of the domain."""
+    layout = probe(shape)
+    lowering = Lowering(layout, {p: p.name for p in body.placeholders})
+    for node in body.returned:
+        if val(node).numel() == layout.numel:
+            lowering.value(node, element_of(node, layout)[0])
+    return lowering
+
+
+def _dims_varied(lowering: Lowering, costly: Sequence[fx.Node]) -> set[int]:
+    """The dimensions of the domain along which the `costly` values vary."""
+    lanes = [block.lanes for (node, *_), block in lowering.seen.items() if node in costly]
+    return {int(lane.removeprefix("d")) for lane in frozenset().union(*lanes)}
+
+
+def _read_along(lowering: Lowering, body: Trace, dims: Sequence[int]) -> set[int]:
+    """The dimensions along which a large input is read in the order of memory, where they are not those of the result.
+
+    `dims` are the domain's, by the result's strides; a run of them that also lies together in the input is one axis.
+    """
+    numel = lowering.layout.numel
+    for node, at, *_ in [key for key in lowering.seen if key[0] in body.placeholders]:
+        if nbytes(node) * 2 < numel * val(node).element_size():
+            continue
+        atoms = ravel(at, val(node).stride()).terms
+        strides = {int(a.variable[1:]): c for c, a in atoms if a.divisor == 1 and a.variable[1:].isdecimal()}
+        nearest = next((d for d, stride in strides.items() if stride == 1), None)
+        if nearest is None or nearest == dims[-1] or strides.get(dims[-1], 0) <= 1:
+            continue
+        found, reach = {nearest}, lowering.layout.shape[nearest]
+        while (further := next((d for d in dims[:-1] if strides.get(d) == reach and d not in found), None)) is not None:
+            found.add(further)
+            reach *= lowering.layout.shape[further]
+        return found
+    return set()
+
+
+def _run(dims: Sequence[int], varying: set[int]) -> list[int]:
+    """The longest tail of `dims` of which all vary, or none do."""
+    tail: list[int] = []
+    for dim in reversed(dims):
+        if (dim in varying) != (dims[-1] in varying):
+            break
+        tail.insert(0, dim)
+    return tail
+
+
+# --- segments ---------------------------------------------------------------------------------------------------------
+
+
+def _segments(body: Trace, shape: Sequence[int]) -> tuple[int, list[int]] | None:
+    """(dimension, sizes of the parts) of a concatenation over a domain of `shape` whose parts read different inputs."""
+    for node in body.ops:
+        if node.target is not aten.cat.default or val(node).numel() != math.prod(shape):
+            continue
+        args, whole = arguments(node), shape_of(node)
+        cat_dim, parts = args["dim"] % len(whole), [p for p in args["tensors"] if val(p).numel()]
+        sizes, inner = [shape_of(part)[cat_dim] for part in parts], math.prod(whole[cat_dim + 1 :])
+        # The domain may have other dimensions before and after the one that is concatenated.
+        dims = [d for d, n in enumerate(shape) if n == whole[cat_dim] and math.prod(shape[d + 1 :]) == inner]
+        is_worth = 1 < len(parts) <= MAX_SEGMENTS and min(sizes) * inner >= MIN_SEGMENT
+        if dims and is_worth and _read_apart(parts):
+            return dims[0], sizes
+    return None
+
+
+def _common_part(body: Trace, shape: Sequence[int], order: Sequence[int]) -> int:
+    """The size of the parts into which concatenations along the last dimension cut it, a common one; 0 where it is whole.
+
+    Where such parts read the same inputs, as the gradients of a gated unit's halves do, a program computes them all: each from
+    its own place, without asking which part an element is in, and what two of them read is loaded once. (In tiles, masks were
+    faster on an H100, in rotary embedding.)
+    """
+    unit, is_shared = shape[-1] if shape else 0, False
+    for node in body.ops:
+        if node.target is aten.cat.default and arguments(node)["dim"] % len(shape_of(node)) == len(shape_of(node)) - 1:
+            parts = [p for p in arguments(node)["tensors"] if val(p).numel()]
+            unit = math.gcd(unit, *(shape_of(part)[-1] for part in parts))
+            is_shared |= len(parts) > 1 and not _read_apart(parts)
+    is_worth = is_shared and order[-1] == len(shape) - 1 and unit >= MIN_PART
+    return unit if is_worth and 1 < shape[-1] // unit <= MAX_PARTS else 0
+
+
+def _read_apart(parts: Sequence[fx.Node]) -> bool:
+    """Whether no large input is read by two of `parts`."""
+    seen: set[fx.Node] = set()
+    for part in parts:
+        found, stack = set(), [part]
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack += node.all_input_nodes
+        large = {n for n in found if n.op == "placeholder" and 4 * nbytes(n) >= nbytes(part)}
+        if large & seen:
+            return False
+        seen |= large
+    return True
+
+
+def _placed(layouts: Sequence[Layout], shape: Sequence[int], dim: int, sizes: Sequence[int]) -> list[Layout]:
+    placed, first = [], 0
+    for at, layout in enumerate(layouts):
+        placed.append(segment(layout, shape, dim, sum(sizes[:at]), first))
+        first += layout.programs
+    return placed
+
+
+def _resized(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _narrowed(geometry: Geometry, whole: int, size: int) -> Geometry:
+    outer, n_rows, n_cols = geometry.sizes
+    return Geometry(geometry.outer_dims, geometry.row_dims, geometry.col_dims, (outer, n_rows, n_cols // whole * size))
+
+
+def _memory_order(tensor: torch.Tensor) -> list[int]:
+    return sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+
+
+def _needs_64_bits(body: Trace) -> bool:
+    """Whether an offset or an element count reaches 2**31."""
+    values = [val(n) for n in (*body.placeholders, *body.returned)]
+    spans = [1 + sum((s - 1) * t for s, t in zip(v.shape, v.stride(), strict=True)) for v in values]
+    counts = [t.numel() for n in body.ops for t in tensors(n)]
+    return max([*spans, *counts]) >= 2**31 - 2**15

@@ -1,0 +1,273 @@
+"""A kernel as jitted functions: each with its pointers, its grid, and the lines of its body.
+
+Most kernels are one function. One that sums down columns is two where the columns are too few for the GPU: programs sum
+chunks of the rows, then a second function, `finish`, sums those and does what follows. A function whose grid is cut into
+segments has a body for each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.kernels.blocking import below_columns, choose_layouts, element_of
+from tracefuse.optimizers.kernels.column_layouts import partial_sums
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.kernels.loops import Store, body_lines
+from tracefuse.optimizers.lowering.indexing import ravel, row_major, variable
+from tracefuse.optimizers.lowering.layouts import BLOCK_NAMES, GUESS, Layout, Tuning
+from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible
+from tracefuse.optimizers.trace import Trace, val
+
+LOOP_NAMES = (
+    "index",
+    "program",
+    "outer",
+    "chunk",
+    "step",
+    "start",
+    "row",
+    "col",
+    "row_mask",
+    "col_mask",
+    "index_mask",
+    "offset",
+    "offset_mask",
+    "skip",
+    "end",
+)
+"""Names that a body's own lines use."""
+
+_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+"""A name in a line; not an attribute, such as the `maximum` of `tl.maximum`."""
+
+
+class Misfit(NotFusible):
+    """An output whose elements are not those of the kernel's blocks; `fitting` are the outputs whose are."""
+
+    def __init__(self, node: fx.Node, reason: str, fitting: list[fx.Node]) -> None:
+        super().__init__(node, reason)
+        self.fitting = fitting
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a jitted function is handed: an input, a result, or partial sums of `shape`."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...] = ()
+
+    @property
+    def pointer(self) -> str:
+        return f"{self.name}_ptr"
+
+
+@dataclass(frozen=True)
+class Function:
+    """One jitted function: its pointers, and the layout and lines of each segment of its grid."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    bodies: tuple[tuple[Layout, tuple[str, ...]], ...]
+
+    @property
+    def programs(self) -> int:
+        return sum(layout.programs for layout, _ in self.bodies)
+
+    @property
+    def num_warps(self) -> int:
+        return max(layout.num_warps for layout, _ in self.bodies)
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """The block sizes, by the names that the lines call them."""
+        layout = self.bodies[0][0]
+        return {BLOCK_NAMES[lane]: layout.blocks[lane] for lane in ("row", "col") if lane in layout.blocks}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered kernel: the functions that one call launches, in order, and the partial sums that they hand on."""
+
+    functions: tuple[Function, ...]
+    partials: tuple[Buffer, ...] = ()
+
+
+def lower(kernel: Kernel, tuning: Tuning = GUESS) -> Program:
+    """The program of a kernel. Raises `NotFusible` with the op that stands in the way."""
+    body = kernel.body
+    layouts, below = choose_layouts(body, tuning), below_columns(body)
+    _check_fit(body, layouts[0], below)
+    if layouts[0].chunks > 1:
+        return _in_two_steps(kernel, layouts, below)
+    bodies = []
+    for layout in layouts:
+        lowering, after = _lowerings(body, layout)
+        stores = [s for n in body.returned for s in _stores(after if n in below else lowering, n, n in below)]
+        bodies.append((layout, _lines(layout, (lowering, after), stores)))
+    return Program((_function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body)], bodies),))
+
+
+def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]) -> Program:
+    """A function that sums chunks of the columns, and one that sums those and does what follows."""
+    body, columns = kernel.body, layouts[0].columns
+    assert columns is not None
+    finish = partial_sums(columns, layouts[0].chunks)
+    bodies, partials, lines = [], (), ()
+    for layout in layouts:
+        lowering, _ = _lowerings(body, layout)
+        stores = [s for n in body.returned if n not in below for s in _stores(lowering, n, False)]
+        after = Lowering(finish, lowering.pointers, rows=lowering, names=lowering.names, own=_own_names(body))
+        last = [s for n in body.returned if n in below for s in _stores(after, n, True)]
+        partials = tuple(_partial(name, one, finish) for one in lowering.accumulators for name in one.starts)
+        stores += [_store_partial(layout, p) for p in partials]
+        bodies.append((layout, _lines(layout, (lowering,), stores)))
+        lines = _lines(finish, (_partial_lowering(finish, partials), after), last)
+    first = _function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body), *partials], bodies)
+    second = _function(f"{kernel.name}_finish", [*partials, *_inputs(body), *_results(body)], [(finish, lines)])
+    return Program((first, second), partials)
+
+
+def _lowerings(body: Trace, layout: Layout) -> tuple[Lowering, Lowering]:
+    """The lowering of a layout's elements, and of what is known after their columns are summed."""
+    pointers = {p: b.pointer for p, b in zip(body.placeholders, _inputs(body), strict=True)}
+    names = {b.pointer for b in (*_inputs(body), *_results(body))} | {*LOOP_NAMES, *BLOCK_NAMES.values()}
+    lowering = Lowering(layout, pointers, names=names, own=_own_names(body))
+    return lowering, Lowering(layout, pointers, rows=lowering, names=names, own=lowering.own)
+
+
+def _own_names(body: Trace) -> set[str]:
+    """The names of the body's values that are free in a function, each for the first block of its value."""
+    names = {node.name for node in body.graph.nodes}
+    return names - {*LOOP_NAMES, *BLOCK_NAMES.values(), *(b.pointer for b in (*_inputs(body), *_results(body)))}
+
+
+def _partial_lowering(finish: Layout, partials: Sequence[Buffer]) -> Lowering:
+    """Adds up partial sums under the names of the accumulators that they come from."""
+    lowering = Lowering(finish, {})
+    place = ravel(finish.indices, row_major(finish.shape))
+    masks = " & ".join(finish.masks[lane] for lane in ("row", "col") if lane in finish.masks)
+    for one in partials:
+        load = f"tl.load({one.pointer} + ({place.text}){f', mask={masks}, other=0' if masks else ''})"
+        name, start = one.name, f"tl.zeros({finish.block_shape()}, tl.{str(one.dtype).removeprefix('torch.')})"
+        lowering.accumulators.append(Accumulator({name: start}, (f"{name} += {load}",), "partial sums"))
+    return lowering
+
+
+def _partial(name: str, accumulator: Accumulator, finish: Layout) -> Buffer:
+    dtype = re.search(r"tl\.(\w+)\)$", accumulator.starts[name])
+    assert dtype is not None
+    return Buffer(name, getattr(torch, dtype[1]), finish.shape)
+
+
+def _store_partial(layout: Layout, partial: Buffer) -> Store:
+    """The line that writes a chunk's sum of some columns, summed over the rows of the block."""
+    columns, (_, n_outer, n_cols) = layout.columns, partial.shape
+    assert columns is not None
+    kept, shape = layout.kept(columns.row_dims)
+    at = variable("chunk", layout.chunks, frozenset()) * (n_outer * n_cols) + ravel(kept, row_major(shape))
+    total = f"tl.sum({partial.name})" if columns.sizes[2] == 1 else f"tl.sum({partial.name}, axis=0, keep_dims=True)"
+    mask = f", mask={layout.masks['col']}" if "col" in layout.masks else ""
+    return Store(f"tl.store({partial.pointer} + ({at.text}), {total}{mask})", at.lanes)
+
+
+def _function(name: str, buffers: Sequence[Buffer], bodies: Sequence[tuple[Layout, tuple[str, ...]]]) -> Function:
+    """The function over `bodies`, with those of `buffers` whose pointers they use."""
+    used = {word for _, lines in bodies for line in lines for word in re.findall(r"\w+", line)}
+    return Function(name, tuple(b for b in buffers if b.pointer in used), tuple(bodies))
+
+
+def _lines(layout: Layout, lowerings: Sequence[Lowering], stores: Sequence[Store]) -> tuple[str, ...]:
+    statements = [s for one in lowerings for s in one.statements]
+    accumulators = [a for one in lowerings for a in one.accumulators]
+    lines = [*layout.prologue, *body_lines(statements, accumulators, stores, layout.loop)]
+    names = {old: new for one in lowerings for old, new in one.stored.items()}
+    return tuple(_renamed(line, names) for line in _without_unread(lines))
+
+
+def _renamed(line: str, names: Mapping[str, str]) -> str:
+    return line if _is_comment(line) else _WORD.sub(lambda word: names.get(word[0], word[0]), line)
+
+
+def _without_unread(lines: list[str]) -> list[str]:
+    """`lines` less those that define a layout's variable which no line reads, such as the row where there is one."""
+    while True:
+        texts = [line.partition(" = ")[2] or line for line in lines if not _is_comment(line)]
+        read = {word for text in texts for word in _WORD.findall(text)}
+        unread = [
+            line for line in lines if (name := line.partition(" = ")[0].strip()) in LOOP_NAMES and name not in read
+        ]
+        if not unread:
+            return lines
+        lines = [line for line in lines if line not in unread]
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
+def _stores(lowering: Lowering, node: fx.Node, is_column: bool) -> list[Store]:
+    _, offsets = lowering.layout.again
+    return [_store(lowering, node, is_column, offset) for offset in offsets]
+
+
+def _store(lowering: Lowering, node: fx.Node, is_column: bool, offset: int) -> Store:
+    layout = lowering.layout
+    at, lanes = element_of(node, layout, is_column, offset)
+    block = lowering.value(node, at)
+    _call_as_stored(lowering, node, block.text)
+    if not block.lanes <= lanes:
+        raise NotFusible(node, "its value differs along a row of which it is one element")
+    address = ravel(at, val(node).stride())
+    masks = [layout.masks[lane] for lane in ("row", "col") if lane in lanes and lane in layout.masks]
+    pointer = f"{node.name}_ptr"
+    place = pointer if address.text == "0" else f"{pointer} + {_bracketed(address.text)}"
+    missing = lanes - address.lanes
+    if missing:
+        raise NotFusible(node, "one element would be written several times")
+    return Store(f"tl.store({place}, {block.text}{', mask=' + ' & '.join(masks) if masks else ''})", lanes)
+
+
+def _call_as_stored(lowering: Lowering, node: fx.Node, name: str) -> None:
+    """Have the statement `name` called like the result `node` that it is stored to, unless that is a value's own name.
+
+    The last of the statements that an op becomes may be called after what it is among them, such as `total`, or have a number
+    because the op's first statement has the name: then the two change names.
+    """
+    statements, is_stored_once = {s.name for s in lowering.statements}, lowering.layout.again[1] == (0,)
+    if name not in statements or not is_stored_once or any(name == value.name for value in node.graph.nodes):
+        return
+    if node.name in statements:
+        lowering.stored |= {name: node.name, node.name: name}
+    elif node.name in lowering.own:
+        lowering.own.remove(node.name)
+        lowering.names.add(node.name)
+        lowering.stored[name] = node.name
+
+
+def _check_fit(body: Trace, layout: Layout, below: set[fx.Node]) -> None:
+    per_column = math.prod(layout.kept(layout.columns.row_dims)[1]) if layout.columns else 0
+    per_row = {layout.numel // layout.row_length} if layout.reduced else set()
+    fitting = [n for n in body.returned if val(n).numel() in ({per_column} if n in below else {layout.numel} | per_row)]
+    for node in body.returned:
+        if node not in fitting:
+            reason = f"it has {val(node).numel()} elements, where the kernel's programs share out {layout.numel}"
+            raise Misfit(node, reason, fitting)
+
+
+def _inputs(body: Trace) -> list[Buffer]:
+    return [Buffer(p.name, val(p).dtype) for p in body.placeholders]
+
+
+def _results(body: Trace) -> list[Buffer]:
+    return [Buffer(node.name, val(node).dtype) for node in body.returned]
+
+
+def _bracketed(text: str) -> str:
+    return text if text.isidentifier() else f"({text})"

@@ -1,0 +1,158 @@
+"""Where the statements of a kernel stand: before its loop, in it, or after it.
+
+A kernel whose layout has a loop goes through it once for each *level*. What varies along the loop's lane is computed in the
+loop, again in each that needs it; everything else stands between the loops.
+
+    level(statement)   = the highest level among what it reads
+    level(accumulator) = that of what it adds up; what reads its total is one level higher
+
+A softmax of a long row is two levels: its maximum and sum are accumulated in the first loop, its result is stored in the
+second. A sum down columns is one: the loop, then what is done with the total.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tracefuse.optimizers.lowering.indexing import Lanes
+from tracefuse.optimizers.lowering.layouts import Loop
+from tracefuse.optimizers.lowering.lowering import Accumulator, Statement
+
+INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Store:
+    """A line that writes a block which varies along `lanes`."""
+
+    text: str
+    lanes: Lanes
+
+
+def body_lines(
+    statements: Sequence[Statement], accumulators: Sequence[Accumulator], stores: Sequence[Store], loop: Loop | None
+) -> list[str]:
+    """The lines of a program, those of its layout's prologue left out."""
+    return _Body(statements, accumulators, stores, loop).lines()
+
+
+class _Body:
+    def __init__(
+        self,
+        statements: Sequence[Statement],
+        accumulators: Sequence[Accumulator],
+        stores: Sequence[Store],
+        loop: Loop | None,
+    ) -> None:
+        self.loop, self.stores = loop, stores
+        self.statements, self.accumulators = _live(statements, accumulators, stores)
+        self.level: dict[str, int] = {}
+        self.total: dict[str, Accumulator] = {name: a for a in self.accumulators for name in a.starts}
+        self.by_name = {s.name: s for s in self.statements}
+        for one in self.statements:
+            self.level[one.name] = self._level_of(one.text)
+
+    def lines(self) -> list[str]:
+        if self.loop is None:
+            return self._straight()
+        levels = [self._level_of(s.text) for s in self.stores] + [
+            *self.level.values(),
+            *map(self._added, self.accumulators),
+        ]
+        inside = [s for s in self.stores if self.loop.lane in s.lanes]
+        last = max((self._level_of(s.text) for s in inside), default=-1)
+        lines: list[str] = []
+        for level in range(max(levels) + 1):
+            outside = [s for s in self.statements if self._is_outside(s) and self.level[s.name] == level]
+            lines += _commented(outside)
+            added = [a for a in self.accumulators if self._added(a) == level]
+            lines += self._loop(added, inside if level == last else [])
+        return [*lines, "", *(s.text for s in self.stores if s not in inside)]
+
+    def _straight(self) -> list[str]:
+        """Without a loop an accumulator's one step is its total; statements that read it come after it."""
+        lines = _commented([s for s in self.statements if self.level[s.name] == 0])
+        for one in self.accumulators:
+            lines += ["", *(f"{name} = {text}" for name, text in one.starts.items()), *one.updates]
+        return [
+            *lines,
+            *_commented([s for s in self.statements if self.level[s.name] > 0]),
+            "",
+            *(s.text for s in self.stores),
+        ]
+
+    def _loop(self, added: Sequence[Accumulator], stores: Sequence[Store]) -> list[str]:
+        if not added and not stores:
+            return []
+        assert self.loop is not None
+        wanted = self._inside([*(u for a in added for u in a.updates), *(s.text for s in stores)])
+        body = [*self.loop.lines, *_commented([s for s in self.statements if s.name in wanted]), ""]
+        body += [update for a in added for update in a.updates]
+        body += [s.text for s in stores]
+        starts = [f"{name} = {text}" for a in added for name, text in a.starts.items()]
+        return ["", *starts, self.loop.header, *(f"{INDENT}{line}".rstrip() for line in body), ""]
+
+    def _inside(self, texts: Iterable[str]) -> set[str]:
+        """The statements in the loop that `texts` read, directly or through others."""
+        found: set[str] = set()
+        stack = list(texts)
+        while stack:
+            for name in _words(stack.pop()):
+                one = self.by_name.get(name)
+                if one is not None and name not in found and not self._is_outside(one):
+                    found.add(name)
+                    stack.append(one.text)
+        return found
+
+    def _is_outside(self, statement: Statement) -> bool:
+        assert self.loop is not None
+        return self.loop.lane not in statement.lanes
+
+    def _level_of(self, text: str) -> int:
+        words = _words(text)
+        totals = {id(self.total[w]): self.total[w] for w in words if w in self.total}
+        return max(
+            [0, *(self.level[w] for w in words if w in self.level), *(1 + self._added(a) for a in totals.values())]
+        )
+
+    def _added(self, accumulator: Accumulator) -> int:
+        """The level of what an accumulator adds up."""
+        words = {w for update in accumulator.updates for w in _words(update)} - set(accumulator.starts)
+        return max((self.level[w] for w in words if w in self.level), default=0)
+
+
+def _live(
+    statements: Sequence[Statement], accumulators: Sequence[Accumulator], stores: Sequence[Store]
+) -> tuple[list[Statement], list[Accumulator]]:
+    """What the stores read, directly or through others."""
+    used = {word for s in stores for word in _words(s.text)}
+    kept: set[int] = set()
+    grew = True
+    while grew:
+        grew = False
+        for one in (*reversed(statements), *reversed(accumulators)):
+            names = {one.name} if isinstance(one, Statement) else set(one.starts)
+            if id(one) not in kept and names & used:
+                texts = [one.text] if isinstance(one, Statement) else [*one.starts.values(), *one.updates]
+                kept.add(id(one))
+                used |= {word for text in texts for word in _words(text)}
+                grew = True
+    return [s for s in statements if id(s) in kept], [a for a in accumulators if id(a) in kept]
+
+
+def _commented(statements: Sequence[Statement]) -> list[str]:
+    """One line each; the op that they come from stands above them where it changes."""
+    lines, comment = [], ""
+    for one in statements:
+        if one.comment != comment:
+            lines += ["", f"# {one.comment}"] if one.comment else [""]
+            comment = one.comment
+        lines.append(f"{one.name} = {one.text}")
+    return lines
+
+
+def _words(text: str) -> set[str]:
+    """The names that a line reads; not attributes, such as the `maximum` of `tl.maximum`."""
+    return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", text))

@@ -1,0 +1,228 @@
+"""The Triton text of a kernel: the jitted functions, their meaning in ATen ops, and the launcher. Nothing is compiled here.
+
+    kernel_source(kernel) = @triton.jit def NAME_kernel     one program per block
+                            @triton.jit def NAME_finish     where columns are summed in two steps: of chunks, then of those
+                            def NAME_reference              the ATen ops, for the CPU
+                            def NAME                        allocates the results, launches
+
+The text needs `tracefuse.optimizers.kernels.launch.HEADER` above it and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.costs.cost import touched_bytes
+from tracefuse.optimizers.kernels.functions import Buffer, Function, Program, lower
+from tracefuse.optimizers.kernels.kernel import Kernel, orders_read, read_bytes
+from tracefuse.optimizers.kernels.long_sum import BLOCK, NUM_WARPS, LongSum, sum_source
+from tracefuse.optimizers.lowering.indexing import row_major
+from tracefuse.optimizers.lowering.layouts import BLOCK_NAMES, GUESS, Tuning
+from tracefuse.optimizers.ops import is_getitem
+from tracefuse.optimizers.render import callee
+from tracefuse.optimizers.trace import human_bytes, nbytes, tensor_type, val
+
+LINE_LENGTH = 110
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one jitted function of a kernel is launched: a grid of `programs`, each of `num_warps` warps.
+
+    `function` is its name, `pointers` the dtypes of its tensors in order, `blocks` the constants that follow them.
+    """
+
+    function: str
+    pointers: tuple[torch.dtype, ...]
+    blocks: dict[str, int]
+    programs: int
+    num_warps: int
+
+
+def launches(kernel: Kernel, tuning: Tuning = GUESS) -> tuple[Launch, ...]:
+    """The launches that one call of the kernel is, in order. Raises `NotFusible` as `kernel_source` does."""
+    if isinstance(kernel, LongSum):
+        dtypes = (torch.int64, kernel.result.dtype)
+        return (Launch(f"{kernel.name}_kernel", dtypes, {"COLS": BLOCK}, kernel.programs, NUM_WARPS),)
+    return tuple(
+        Launch(f.name, tuple(b.dtype for b in f.buffers), f.blocks, f.programs, f.num_warps)
+        for f in lower(kernel, tuning).functions
+    )
+
+
+def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = None) -> str:
+    """Python text that defines `kernel.name(*tensors)`. Raises `NotFusible` where an op has no form in this kernel.
+
+    `refused` says why the kernel cannot run where the text is for: then its ATen ops do, and a comment tells. So does one of
+    `tuning.note`.
+    """
+    if refused is not None:
+        return _unfused(kernel, refused)
+    if isinstance(kernel, LongSum):
+        return sum_source(kernel)
+    program = lower(kernel, tuning)
+    functions = [_jitted(function) for function in program.functions]
+    heading, reference = "\n".join(_heading(kernel, tuning.note)), _reference(kernel, f"{kernel.name}_reference")
+    return "\n\n".join([f"{heading}\n{functions[0]}", *functions[1:], reference, _launcher(kernel, program)])
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _jitted(function: Function) -> str:
+    """The function; where its grid is cut into segments, one for each and one that calls that of its program."""
+    if len(function.bodies) == 1:
+        return _definition(function.name, function.buffers, function.blocks, _spaced(function.bodies[0][1]))
+    texts, calls = [], []
+    for at, (layout, lines) in enumerate(function.bodies):
+        name, used = f"{function.name}_segment_{at}", {word for line in lines for word in re.findall(r"\w+", line)}
+        buffers = [b for b in function.buffers if b.pointer in used]
+        blocks = {BLOCK_NAMES[lane]: size for lane, size in layout.blocks.items()}
+        texts.append(_definition(name, buffers, blocks, _spaced(lines)))
+        condition = f"{'elif' if at else 'if'} tl.program_id(0) < {layout.first + layout.programs}:"
+        calls.append("else:" if at == len(function.bodies) - 1 else condition)
+        own = [name if size == function.blocks[name] else str(size) for name, size in blocks.items()]
+        calls += _wrapped(f"    {name}(", [*(b.pointer for b in buffers), *own], ")")
+    return "\n\n".join([*texts, _definition(function.name, function.buffers, function.blocks, calls)])
+
+
+def _definition(name: str, buffers: Sequence[Buffer], blocks: Iterable[str], lines: Sequence[str]) -> str:
+    parameters = [*(b.pointer for b in buffers), *(f"{block}: tl.constexpr" for block in blocks)]
+    body = (f"    {line}".rstrip() for line in lines)
+    return "\n".join(["@triton.jit", *_wrapped(f"def {name}(", parameters, "):"), *body, ""])
+
+
+def _spaced(lines: Sequence[str]) -> list[str]:
+    """Without blank lines at the ends or next to each other."""
+    kept = [line for at, line in enumerate(lines) if line.strip() or (at and lines[at - 1].strip())]
+    while kept and not kept[-1].strip():
+        kept.pop()
+    return kept
+
+
+def _wrapped(start: str, parts: Sequence[str], end: str) -> list[str]:
+    """A call or a signature on one line, or with its parts on lines of their own."""
+    whole = f"{start}{', '.join(parts)}{end}"
+    if len(whole) <= LINE_LENGTH:
+        return [whole]
+    indent = start[: len(start) - len(start.lstrip())]
+    unbroken = ", ".join(part.replace(" ", "\0") for part in parts) + ","
+    packed = textwrap.wrap(unbroken, LINE_LENGTH, break_long_words=False, break_on_hyphens=False)
+    return [start, *(f"{indent}    {line}".replace("\0", " ") for line in packed), f"{indent}{end}"]
+
+
+def _heading(kernel: Kernel, note: str = "") -> list[str]:
+    """Comment lines: how many bytes go in and out, how the block sizes were found, and what goes in and out."""
+    body, orders = kernel.body, orders_read(kernel.body)
+    parts = [
+        f"# {p.name}: {_full_type(p)}, {human_bytes(touched_bytes(val(p)))}{_as_read(p, orders[p])}"
+        for p in body.placeholders
+    ]
+    parts += [f"# -> {n.name}: {_full_type(n)}, {human_bytes(nbytes(n))}" for n in body.returned]
+    read, written = human_bytes(kernel.nbytes_read), human_bytes(kernel.nbytes_written)
+    ops = sum(not is_getitem(n) for n in body.ops)
+    moved = f"{ops} ATen op{'s' * (ops != 1)}; reads {read}, writes {written}, each element counted once."
+    return [f"# {kernel.name}: {moved}", *([f"# {note}"] if note else []), *parts]
+
+
+def _as_read(placeholder: fx.Node, orders: set[bool]) -> str:
+    """What there is to say of how an input is counted among the bytes that are read."""
+    count = read_bytes(placeholder)
+    if not count:
+        return " (only the reference takes it)"
+    part = f", of which {human_bytes(count)} are read" if count < touched_bytes(val(placeholder)) else ""
+    return part + (", counted twice: as it is and transposed" if len(orders) > 1 else "")
+
+
+def _full_type(node: fx.Node) -> str:
+    tensor = val(node)
+    strides = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
+    return tensor_type(tensor) + strides
+
+
+def _unfused(kernel: Kernel, reason: str) -> str:
+    said = " ".join(f"Runs as ATen ops, unfused: {reason}".split())
+    comment = textwrap.wrap(said, LINE_LENGTH - 2, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*_heading(kernel), *(f"# {line}" for line in comment), _reference(kernel, kernel.name)])
+
+
+def _reference(kernel: Kernel, name: str) -> str:
+    body = kernel.body
+    lines = [f"{node.name} = {_call(node)}" for node in body.ops]
+    return "\n".join([
+        f"def {name}({', '.join(p.name for p in body.placeholders)}):",
+        *(f"    {line}" for line in lines),
+        f"    return {', '.join(n.name for n in body.returned)}",
+        "",
+    ])  # fmt: skip
+
+
+def _call(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return f"{node.args[0]}[{node.args[1]}]"
+    args = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
+    return f"{callee(node)}({', '.join(args)})"
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_argument, value))}]"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    return str(value) if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)) else repr(value)
+
+
+def _launcher(kernel: Kernel, program: Program) -> str:
+    body = kernel.body
+    inputs = [p.name for p in body.placeholders]
+    first = program.functions[0].name
+    return "\n".join([
+        f"def {kernel.name}({', '.join(inputs)}):",
+        f"    if not {inputs[0]}.is_cuda and isinstance({first}, triton.JITFunction):",
+        f"        return {kernel.name}_reference({', '.join(inputs)})",
+        *(f"    {line}" for p in body.placeholders for line in _with_strides(p)),
+        *(f"    {_allocation(node, inputs[0])}" for node in body.returned),
+        *(f"    {_partial_allocation(one, inputs[0])}" for one in program.partials),
+        *(line for function in program.functions for line in _launch(function)),
+        f"    return {', '.join(node.name for node in body.returned)}",
+        "",
+    ])  # fmt: skip
+
+
+def _launch(function: Function) -> list[str]:
+    blocks = [f"{name}={size}" for name, size in function.blocks.items()]
+    names = [function.name, str(function.programs), *(b.name for b in function.buffers), *blocks]
+    return _wrapped("    launch(", [*names, f"num_warps={function.num_warps}"], ")")
+
+
+def _partial_allocation(partial: Buffer, like: str) -> str:
+    shape, stride = partial.shape, row_major(partial.shape)
+    return f"{partial.name} = torch.empty_strided({shape}, {stride}, dtype={partial.dtype}, device={like}.device)"
+
+
+def _allocation(node: fx.Node, like: str) -> str:
+    tensor = val(node)
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    return f"{node.name} = torch.empty_strided({shape}, {stride}, dtype={tensor.dtype}, device={like}.device)"
+
+
+def _with_strides(placeholder: fx.Node) -> list[str]:
+    """Lines that copy an input whose strides are not those that the kernel's addresses were computed with."""
+    name, stride = placeholder.name, val(placeholder).stride()
+    if val(placeholder).numel() <= 1:
+        return []
+    copy = f"torch.empty_strided({name}.shape, {stride}, dtype={name}.dtype, device={name}.device).copy_({name})"
+    return [f"if {name}.stride() != {stride}:", f"    {name} = {copy}"]

@@ -1,0 +1,177 @@
+"""Ops that put values side by side or into zeros: concatenation, padding, and the backward of slicing and selecting.
+
+A program computes every piece for all its lanes, masked to the range where the piece lies, and picks. Rows are functions
+`(lowering, node, at, guards) -> Value`, as in `composites`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.lowering.expressions import POINTWISE
+from tracefuse.optimizers.lowering.indexing import variable
+from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, literal
+from tracefuse.optimizers.lowering.lowering import Lowering, NotFusible, Value, index_block
+from tracefuse.optimizers.lowering.views import Indices, is_index_map, operand_of_view, shape_of
+from tracefuse.optimizers.ops import arguments
+from tracefuse.optimizers.trace import val
+
+aten = torch.ops.aten
+Guards = tuple[Value, ...]
+
+MOST_READ_IN_VAIN = 1.125
+"""Where padding adds no more than this, what lies in memory there is read as well: without a mask loads are wide."""
+
+
+def _cat(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
+    dim = args["dim"] % len(at)
+    pieces, start = [], 0
+    for part in args["tensors"]:
+        size = val(part).shape[dim] if val(part).dim() == len(at) else 0
+        if size:
+            pieces.append((part, start, size))
+        start += size
+    return _pick(self, node, at, guards, dim, pieces, dtype)
+
+
+def _pick(
+    self: Lowering,
+    node: fx.Node,
+    at: Indices,
+    guards: Guards,
+    dim: int,
+    pieces: list[tuple[fx.Node, int, int]],
+    dtype: str,
+) -> Value:
+    """The piece `(part, start, size)` in which `at[dim]` lies: all are computed, each masked to its own range."""
+    index, (part, start, size) = at[dim], pieces[0]
+    if len(pieces) == 1 or index.upper < start + size:
+        inside = (*at[:dim], index.shifted_down(start, size), *at[dim + 1 :])
+        return self.cast(self.value(part, inside, guards), dtype)
+    if index.const >= start + size:
+        return _pick(self, node, at, guards, dim, pieces[1:], dtype)
+    here = self.emit(node, f"{index.text} < {start + size}", "int1", index.lanes, f"in_{part.name}")
+    there = self.emit(node, f"{index.text} >= {start + size}", "int1", index.lanes, f"past_{part.name}")
+    inside = (*at[:dim], index.shifted_down(start, size), *at[dim + 1 :])
+    if len(pieces) == 2:
+        _share_operand(self, node, (part, inside), _last_piece(pieces[1], at, dim), guards, (here, there))
+    first = self.cast(self.value(part, inside, (*guards, here)), dtype)
+    rest = _pick(self, node, at, (*guards, there), dim, pieces[1:], dtype)
+    return self.emit(
+        node, f"tl.where({here.text}, {first.text}, {rest.text})", dtype, here.lanes | first.lanes | rest.lanes
+    )
+
+
+def _last_piece(piece: tuple[fx.Node, int, int], at: Indices, dim: int) -> tuple[fx.Node, Indices]:
+    part, start, size = piece
+    return part, (*at[:dim], at[dim].shifted_down(start, size), *at[dim + 1 :])
+
+
+def _share_operand(
+    self: Lowering,
+    node: fx.Node,
+    first: tuple[fx.Node, Indices],
+    second: tuple[fx.Node, Indices],
+    guards: Guards,
+    sides: tuple[Value, Value],
+) -> None:
+    """Where two pieces are one value at two places (a rotated half), compute it once, at the place that each lane needs."""
+    (one, one_at), (other, other_at) = _operand_of_unary(*first), _operand_of_unary(*second)
+    if one is not other:
+        return
+    differing = [dim for dim, (a, b) in enumerate(zip(one_at, other_at, strict=True)) if a != b]
+    if len(differing) != 1:
+        return
+    (dim,) = differing
+    here, there = sides
+    a, b = one_at[dim], other_at[dim]
+    place = self.emit(
+        one, f"tl.where({here.text}, {a.text}, {b.text})", "int32", a.lanes | b.lanes | here.lanes, "place"
+    )
+    chosen = variable(place.text, shape_of(one)[dim], place.lanes)
+    block = self.value(one, (*one_at[:dim], chosen, *one_at[dim + 1 :]), guards)
+    self.seen[one, one_at, (*guards, here)] = block
+    self.seen[other, other_at, (*guards, there)] = block
+
+
+def _operand_of_unary(node: fx.Node, at: Indices) -> tuple[fx.Node, Indices]:
+    """What a chain of views and ops of one operand starts from, and where the chain reads it."""
+    while node.op == "call_function":
+        if is_index_map(node):
+            node, at = operand_of_view(node, at)
+        elif node.target in POINTWISE and len(node.all_input_nodes) == 1:
+            node = node.all_input_nodes[0]
+        else:
+            break
+    return node, at
+
+
+def _slice_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    args = arguments(node)
+    size = args["input_sizes"][args["dim"]]
+    if args["step"] != 1:
+        raise NotFusible(node, "its step is not 1")
+    start = args["start"] % size if args["start"] < 0 else args["start"]
+    return _padded(self, node, args["grad_output"], at, guards, {args["dim"] % len(at): start})
+
+
+def _constant_pad(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    args = arguments(node)
+    pads = args["pad"]
+    if min(pads, default=0) < 0:
+        raise NotFusible(node, "it crops")
+    # The last dimension comes first, each with what stands before it and behind it.
+    starts = {len(at) - 1 - i // 2: pads[i] for i in range(0, len(pads), 2) if pads[i] or pads[i + 1]}
+    return _padded(self, node, args["self"], at, guards, starts, args["value"])
+
+
+def _padded(
+    self: Lowering,
+    node: fx.Node,
+    part: fx.Node,
+    at: Indices,
+    guards: Guards,
+    starts: Mapping[int, int],
+    fill: float = 0,
+) -> Value:
+    """`part`, which begins at `starts` of those dimensions, and `fill` elsewhere."""
+    dtype, shape = COMPUTE_TYPE[val(node).dtype], shape_of(part)
+    outside = literal(fill, dtype)
+    if 0 in shape:
+        return Value(outside, dtype)
+    bounds, inside, lanes = [], list(at), frozenset[str]()
+    for dim, start in starts.items():
+        index, size = at[dim], shape[dim]
+        bounds += [f"({index.text} >= {start})"] if start else []
+        bounds += [f"({index.text} < {start + size})"] if start + size < shape_of(node)[dim] else []
+        inside[dim], lanes = index.shifted_down(start, size), lanes | index.lanes
+    if not bounds:
+        return self.value(part, tuple(inside), guards)
+    guard = self.emit(node, " & ".join(bounds), "int1", lanes, f"in_{part.name}")
+    # An index that was shifted down is in bounds only where the guard holds.
+    if not any(starts.values()) and val(node).numel() <= MOST_READ_IN_VAIN * val(part).numel():
+        self.loose.add(guard.text)
+    block = self.value(part, tuple(inside), (*guards, guard))
+    return self.emit(node, f"tl.where({guard.text}, {block.text}, {outside})", dtype, guard.lanes | block.lanes)
+
+
+def _select_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
+    dim = args["dim"] % len(at)
+    chosen = args["index"] % args["input_sizes"][dim]
+    guard = self.emit(node, f"{index_block(at[dim])} == {chosen}", "int1", at[dim].lanes, "is_selected")
+    block = self.value(args["grad_output"], (*at[:dim], *at[dim + 1 :]), (*guards, guard))
+    return self.emit(node, f"tl.where({guard.text}, {block.text}, 0)", dtype, guard.lanes | block.lanes)
+
+
+PLACEMENTS: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = {
+    aten.cat.default: _cat,
+    aten.slice_backward.default: _slice_backward,
+    aten.constant_pad_nd.default: _constant_pad,
+    aten.select_backward.default: _select_backward,
+}

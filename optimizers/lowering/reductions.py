@@ -1,0 +1,107 @@
+"""Reductions inside a kernel: along rows, which a program holds or reads in a loop, and down columns.
+
+Functions take the `Lowering` that they add statements to. What is added up over the steps of a loop becomes an
+`Accumulator`, a block with one partial result per lane; its lanes are reduced once, after the loop.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.lowering.indexing import reshape
+from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible, Value, comment_of
+from tracefuse.optimizers.lowering.views import Indices, shape_of
+
+_FILL = {"sum": "0", "max": "float('-inf')", "min": "float('inf')"}
+
+
+def reduce(self: Lowering, node: fx.Node, block: Value, how: str, hint: str) -> Value:
+    """The sum, max or min (`how`) of `block` along the row."""
+    if how != "sum" and "int" in block.dtype:
+        raise NotFusible(node, "the extremum of integers is not written yet")
+    fill = _FILL[how]
+    text, lanes = _whole_block(self, block, fill), block.lanes - {"col"}
+    if self.layout.loop is None or self.layout.loop.lane != "col":
+        axis = "axis=0" if self.layout.is_flat else "axis=1, keep_dims=True"
+        return self.emit(node, f"tl.{how}({text}, {axis})", block.dtype, lanes, hint)
+    if (how, text) not in self.seen:
+        name = self.fresh(f"{hint}_lanes")
+        update = f"{name} += {text}" if how == "sum" else f"{name} = tl.{how}imum({name}, {text})"
+        start = f"tl.full({self.layout.block_shape()}, {fill}, tl.{block.dtype})"
+        self.accumulators.append(Accumulator({name: start}, (update,), comment_of(node)))
+        self.seen[how, text] = self.emit(node, f"tl.{how}({name}, axis=0)", block.dtype, lanes, hint)
+    return self.seen[how, text]
+
+
+def exponentials(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
+    """(maximum of the row, sum of `exp(block - maximum)` along the row).
+
+    In a loop both come from one pass over the row: a lane's sum is rescaled whenever its maximum grows.
+    Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
+    if self.layout.loop is None or self.layout.loop.lane != "col":
+        maximum = reduce(self, node, block, "max", "maximum")
+        power = self.emit(node, f"tl.exp({block.text} - {maximum.text})", block.dtype, block.lanes, "power")
+        return maximum, reduce(self, node, power, "sum", "total")
+    text, key = _whole_block(self, block, _FILL["max"]), ("exponentials", block.text)
+    if key not in self.seen:
+        peaks, sums, peak = (self.fresh(name) for name in ("peaks", "sums", "peak"))
+        shape, dtype = self.layout.block_shape(), block.dtype
+        least = torch.finfo(getattr(torch, dtype)).min
+        updates = (
+            f"{peak} = tl.maximum({peaks}, {text})",
+            f"{sums} = {sums} * tl.exp({peaks} - {peak}) + tl.exp({text} - {peak})",
+            f"{peaks} = {peak}",
+        )
+        starts = {peaks: f"tl.full({shape}, {least!r}, tl.{dtype})", sums: f"tl.zeros({shape}, tl.{dtype})"}
+        self.accumulators.append(Accumulator(starts, updates, comment_of(node)))
+        lanes = block.lanes - {"col"}
+        maximum = self.emit(node, f"tl.max({peaks}, axis=0)", dtype, lanes, "maximum")
+        total = self.emit(node, f"tl.sum({sums} * tl.exp({peaks} - {maximum.text}), axis=0)", dtype, lanes, "total")
+        self.seen[key], self.seen["total", block.text] = maximum, total
+    return self.seen[key], self.seen["total", block.text]
+
+
+def _whole_block(self: Lowering, block: Value, fill: str) -> str:
+    """`block` in the shape of the layout's blocks, `fill` where the row has ended."""
+    text = block.text
+    if "col" in self.layout.masks:
+        text = f"tl.where({self.layout.masks['col']}, {text}, {fill})"
+    if not block.lanes >= frozenset(self.layout.blocks):
+        text = f"tl.broadcast_to({text}, {self.layout.block_shape()})"
+    return text
+
+
+def column_total(self: Lowering, node: fx.Node, block: Value, at: Indices) -> Value:
+    """The sum of `block`, of `self.rows`, down the columns, at the index `at` of the result `node`."""
+    rows, columns = self.rows, self.layout.columns
+    assert rows is not None
+    assert columns is not None
+    kept, shape = self.layout.kept(columns.row_dims)
+    if reshape(kept, shape, shape_of(node)) != at:
+        raise NotFusible(node, "its result is read at another column than the one that the program holds")
+    name = accumulate(rows, node, block)
+    total = f"tl.sum({name})" if columns.sizes[2] == 1 else f"tl.sum({name}, axis=0, keep_dims=True)"
+    return self.emit(node, total, block.dtype, frozenset().union(*(i.lanes for i in kept)), "total")
+
+
+def accumulate(self: Lowering, node: fx.Node, block: Value) -> str:
+    """The name of the accumulator that adds up `block` over the rows, for the result `node`."""
+    if ("accumulate", node) not in self.seen:
+        name, mask = self.fresh(f"{node.name}_sums"), self.layout.masks.get("row")
+        text = f"tl.where({mask}, {block.text}, 0)" if mask else block.text
+        start = f"tl.zeros({self.layout.block_shape()}, tl.{block.dtype})"
+        self.accumulators.append(Accumulator({name: start}, (f"{name} += {text}",), comment_of(node)))
+        self.seen["accumulate", node] = Value(name, block.dtype)
+    return self.seen["accumulate", node].text
+
+
+def logsumexp(self: Lowering, node: fx.Node, block: Value) -> Value:
+    """`log(sum(exp(block)))` along the row, as `m + log(sum(exp(block - m)))` with the row's maximum m.
+
+    It is infinite where m is, as in ATen.
+    """
+    maximum, total = exponentials(self, node, block)
+    text = f"tl.where(tl.abs({maximum.text}) == float('inf'), {maximum.text}, tl.log({total.text}) + {maximum.text})"
+    return self.emit(node, text, block.dtype, total.lanes)

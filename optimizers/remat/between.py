@@ -1,0 +1,258 @@
+"""Between regions: what one region would write only for others is computed again where it is read, if that weighs less.
+
+    add_1 = aten.add.Tensor(mm_1, x)        region 1        add_1 = aten.add.Tensor(mm_1, x)            region 1
+    tanh_1 = aten.tanh.default(add_1)                       tanh_1 = aten.tanh.default(add_1)
+    mm_2 = aten.mm.default(w, tanh_1)                       mm_2 = aten.mm.default(w, tanh_1)
+    add_2 = aten.add.Tensor(mm_2, add_1)    region 2        add_1_again = aten.add.Tensor(mm_1, x)      region 2
+                                                            add_2 = aten.add.Tensor(mm_2, add_1_again)
+
+The regions are those that the pass fuse would form (`regions.form_regions`). For each region a minimum cut over the ops
+behind what it reads of other regions of its phase decides where it starts from:
+
+    weight of reading a value = bytes
+           x 0                        if the region reads it from memory for another reason
+             producer_input_weight    if it is in memory anyway when the region runs: another op reads it that late, or it
+                                      is an input, or is returned
+             1                        if it would have to stay in memory for this region; or crosses to it as it is, and
+                                      would be written only for such regions
+             2                        else: it would have to be written for this region
+
+What is in memory at all is never recomputed here. So at weight 1 a region changes only if it then reads fewer bytes. At 1/2
+a sum of two values of its own size is a tie, and a tie keeps the value: a residual stream stays as it is. At 0 what is in
+memory anyway costs nothing. A residual chain whose forward keeps the results of all matmuls for the backward then sums the
+stream anew in each region, from all the matmuls before it, and never writes the sums in between. That takes a number of
+reads that is quadratic in the depth, so a chain of `longest_chain` ops ends it: the next value that crosses a border is
+written, and is in memory for the rest. A backward that accumulates what it could free stays as it is, at any weight: to sum
+it up later would hold all terms at once.
+
+One cut for each reading region, over all that it reads, takes the place of one for each pair of regions as in Thunder's
+`find_cut`: a value that two of its operands are computed from counts once, and a chain over many regions is weighed as one.
+
+Only pointwise ops, casts, copies, gathers and views are copied: a reduction computed again has loops of its own, and what is
+drawn or heavy is never computed twice. The table of a gather weighs all its bytes: it is read in pieces. A copy is marked
+(`fusible.is_for_reader`), so that the pass fuse puts it into the kernel that reads it and not into that of its operands; it
+remembers its original, as all copies do (`schedule.forget`).
+
+Sources: the weight of a producer's input is that of Thunder's `find_cut` (lightning-thunder,
+thunder/core/rematerialization.py), what it does at 0 is NVIDIA/Fuser issue 2916.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from torch import fx
+
+from tracefuse.optimizers.costs.cost import touched_nbytes
+from tracefuse.optimizers.fuse.fusible import is_constant, is_free
+from tracefuse.optimizers.fuse.units import memory
+from tracefuse.optimizers.ops import is_view
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.remat.borders import Borders
+from tracefuse.optimizers.remat.mincut import Edge, min_cut
+from tracefuse.optimizers.remat.schedule import copy_again, just_in_time, recomputes
+from tracefuse.optimizers.rewrite import refresh_views
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes
+
+_LEAST = "it weighs no more than what it could be computed from"
+
+
+def recompute_between(trace: Trace, weight: float, longest_chain: int | None, decide: Decide) -> None:
+    """Edit `trace` so that regions compute what they read of others where that weighs less than to read it.
+
+    `weight` is the factor for what is in memory anyway; at most `longest_chain` ops are computed again one after another
+    (None: any number). Each value that crosses a border between two regions of one phase is told to `decide`.
+    """
+    borders = Borders(trace.graph)
+    longest = math.inf if longest_chain is None else longest_chain
+    again = {region: choose(borders, region, weight, longest) for region in borders.reading}
+    for decision in _explain(borders, again):
+        decide(decision)
+    if not any(again.values()):
+        return
+    _copy(borders, again)
+    eliminate_dead_code(trace.graph)
+    refresh_views(trace.graph)
+    just_in_time(trace.graph, {n for n in trace.ops if recomputes(n)})
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+def choose(borders: Borders, region: int, weight: float, longest: float) -> list[fx.Node]:
+    """What `region` computes again, in the order of the trace; what it then reads of other regions becomes stored."""
+    wanted = [value for value in borders.reading[region] if not borders.is_stored(value)]
+    behind = _behind(borders, wanted)
+    if ends := _chain_ends(borders, wanted, behind, longest):
+        borders.stored |= dict.fromkeys(ends, f"it ends a chain of {longest:g} ops that are computed again")
+        borders.lives_to |= dict.fromkeys(ends, math.inf)
+        return choose(borders, region, weight, longest)
+    weights = {node: weigh(borders, node, region, weight) for node in behind}
+    again, read = (_cut_of_tree if _is_tree(borders, wanted, behind) else _cut)(borders, wanted, weights)
+    for root in map(memory, read):
+        borders.stored.setdefault(root, _LEAST)
+        borders.lives_to[root] = max(borders.lives_to[root], borders.runs_at[region])
+    return _working(again, borders.position)
+
+
+Weights = dict[fx.Node, float]
+"""Of what a region wants and what that is computed from, operands before their readers."""
+
+
+def _cut(borders: Borders, wanted: list[fx.Node], weights: Weights) -> tuple[set[fx.Node], set[fx.Node]]:
+    """(what is computed again, what is read) at the least weight: of several such cuts the one nearest to the region."""
+    index = {node: i for i, node in enumerate(weights)}
+    source, sink = 2 * len(index), 2 * len(index) + 1
+    edges: list[Edge] = [(source, 2 * index[value], math.inf) for value in wanted]
+    for node, i in index.items():
+        edges.append((2 * i, 2 * i + 1, weights[node]))
+        edges += [(2 * i + 1, 2 * index[a], math.inf) for a in _operands(borders, node)]
+        edges += [] if _is_open(borders, node) else [(2 * i + 1, sink, math.inf)]
+    cut = min_cut(edges, 2 * len(index) + 2, source, sink)
+    if cut is None:
+        raise AssertionError("a value that a region reads can be neither read nor computed again; this is a defect")
+    again = {n for n, i in index.items() if 2 * i + 1 in cut.source_side}
+    return again, {n for n, i in index.items() if 2 * i in cut.source_side} - again
+
+
+def _is_tree(borders: Borders, wanted: list[fx.Node], behind: Iterable[fx.Node]) -> bool:
+    read = [*wanted, *(a for node in behind for a in _operands(borders, node))]
+    return len(read) == len(set(read))
+
+
+def _cut_of_tree(borders: Borders, wanted: list[fx.Node], weights: Weights) -> tuple[set[fx.Node], set[fx.Node]]:
+    """What `_cut` gives where no value is read twice, as in most regions, without setting up the solver."""
+    least: Weights = {}
+    deeper: set[fx.Node] = set()
+    for node, own in weights.items():
+        behind = math.fsum(least[a] for a in _operands(borders, node)) if _is_open(borders, node) else math.inf
+        least[node] = min(own, behind)
+        deeper |= {node} if behind < own else set()
+    again: set[fx.Node] = set()
+    stack, read = list(wanted), set()
+    while stack:
+        node = stack.pop()
+        (again if node in deeper else read).add(node)
+        stack += _operands(borders, node) if node in deeper else []
+    return again, read
+
+
+def _behind(borders: Borders, wanted: Iterable[fx.Node]) -> list[fx.Node]:
+    """`wanted` and what they are computed from, up to what is in memory or cannot be computed again, in order."""
+    found: set[fx.Node] = set()
+    stack = list(wanted)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += _operands(borders, node)
+    return sorted(found, key=borders.position.__getitem__)
+
+
+def _operands(borders: Borders, node: fx.Node) -> list[fx.Node]:
+    """What a region needs that computes `node` itself, where it may."""
+    return [a for a in node.all_input_nodes if not is_constant(a)] if _is_open(borders, node) else []
+
+
+def _chain_ends(borders: Borders, wanted: list[fx.Node], behind: list[fx.Node], longest: float) -> list[fx.Node]:
+    """The values of `wanted` that would take more than `longest` ops, one after another."""
+    depth: dict[fx.Node, int] = {}
+    for node in behind:
+        above = max((depth[a] for a in _operands(borders, node)), default=0)
+        depth[node] = above + (not is_free(node)) if _is_open(borders, node) else 0
+    return [memory(value) for value in wanted if depth[value] > longest]
+
+
+def _is_open(borders: Borders, node: fx.Node) -> bool:
+    """Whether the region may compute `node` itself."""
+    return node in borders.copyable and borders.memory[node] not in borders.stored
+
+
+def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
+    """Bytes times factor of reading `node` from memory; infinite for a view of what is not there."""
+    root = borders.memory[node]
+    if is_constant(root):
+        return 0.0
+    if is_view(node) and not borders.is_stored(node):
+        return math.inf
+    size = min(touched_nbytes(node), nbytes(root))
+    if root not in borders.stored:
+        return size * (1.0 if root in borders.crossing else 2.0)
+    if root in borders.outside[region]:
+        return 0.0
+    return size * (weight if borders.lives_to[root] >= borders.runs_at[region] else 1.0)
+
+
+def _working(again: set[fx.Node], position: dict[fx.Node, int]) -> list[fx.Node]:
+    """`again` in order, without views of what is not computed again: those are free where they are."""
+    kept: dict[fx.Node, None] = {}
+    for node in sorted(again, key=position.__getitem__):
+        if not is_free(node) or any(a in kept for a in node.all_input_nodes):
+            kept[node] = None
+    return list(kept)
+
+
+# --- the copies -------------------------------------------------------------------------------------------------------
+
+
+def _copy(borders: Borders, again: dict[int, list[fx.Node]]) -> None:
+    """Copy what each region computes again, and let it read its copies.
+
+    No reader is changed before all copies are made: what is copied may be a reader itself.
+    """
+    copies = {region: _copies(nodes) for region, nodes in again.items() if nodes}
+    for region, mine in copies.items():
+        for node, copy in mine.items():
+            for user in [u for u in node.users if borders.region_of.get(u) == region]:
+                user.replace_input_with(node, copy)
+
+
+def _copies(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        with node.graph.inserting_after(node):
+            copies[node] = copy_again(node, copies, for_reader=True)
+    return copies
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def _explain(borders: Borders, again: dict[int, list[fx.Node]]) -> Iterator[Decision]:
+    """One decision for each value that would be written only for other regions, in the order of the trace."""
+    inside = {region: set(nodes) for region, nodes in again.items()}
+    for value in sorted(borders.chosen, key=borders.position.__getitem__):
+        regions = borders.crossing[value]
+        copying = [region for region in regions if value in inside[region]]
+        if not copying:
+            yield Decision(value.name, "write", _why_written(borders, value), nbytes(value))
+            continue
+        saved = 0 if borders.is_stored(value) else nbytes(value)
+        yield Decision(value.name, "duplicate", _why_copied(borders, value, again, copying), saved)
+
+
+def _why_copied(borders: Borders, value: fx.Node, again: dict[int, list[fx.Node]], copying: list[int]) -> str:
+    """Of the first region that computes `value` again: the others start from no more than the same values."""
+    sources = [a.name for a in _sources(value, set(again[copying[0]]))]
+    more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+    where = f"computed again in {len(copying)} of {len(borders.crossing[value])} other regions that read it"
+    written = "it is written all the same" if borders.is_stored(value) else "it is not written any more"
+    return f"{where}, from {', '.join(sources[:3]) or 'constants'}{more}: {written}"
+
+
+def _sources(value: fx.Node, mine: set[fx.Node]) -> list[fx.Node]:
+    found: dict[fx.Node, None] = {}
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found[node] = None
+            stack += [a for a in node.all_input_nodes if not is_constant(a)] if node in mine else []
+    return [node for node in found if node not in mine]
+
+
+def _why_written(borders: Borders, value: fx.Node) -> str:
+    count = len(borders.crossing[value])
+    read = f"read from memory by {count} other region{'s' * (count > 1)}"
+    return f"{read}: {borders.stored[value]}"

@@ -1,0 +1,290 @@
+"""The cut that takes the fewest seconds among those that save no more bytes than a budget.
+
+    minimise  modelled seconds of recomputing + saved bytes / rate
+
+A minimum cut solves that for any `rate` (bytes per second): a value's edge has the bytes of its storage, the edge from the
+source `rate` times the seconds of computing it again. The smaller the rate, the less is saved, and what is recomputed at one
+rate is recomputed at every smaller one. So the cuts of all rates are the corners of a convex curve of bytes over seconds,
+and the one sought is the last corner within the budget: the line through a corner on either side of the budget gives
+the next rate to try, until there is no corner between.
+
+Seconds are those of the program with kernels, by a roofline (`fused_seconds`). Layers that are alike have corners at one
+rate, and would all be recomputed at once; a small tilt sets them apart, in an order that halves the gaps between those that
+are kept (the bits of their number reversed), since a long gap between checkpoints is what takes memory to recompute.
+
+Recomputing more saves bytes, but what is recomputed lives until its last reader. Once all that is kept is read by long
+chains, the static peak rises again. `meet` therefore compares the cuts of other budgets too, tenth by tenth: where the one
+asked for would raise the peak above a larger budget's, the next smaller one that does not is taken, or, if there is none,
+the larger one of the lowest peak.
+
+Sources: Everett, "Generalized Lagrange Multiplier Method", 1963; Eisner and Severance, "Mathematical Techniques for Efficient
+Record Segmentation", 1976 (the corners of a parametric minimum); van der Corput's sequence of 1935 (the tilt).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from tracefuse.optimizers.costs.cost import Peaks, bytes_written, roofline_seconds, touched_nbytes
+from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.memory import stored_bytes
+from tracefuse.optimizers.ops import is_getitem, is_view, producer
+from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.remat.choice import Choice, CutNetwork, bans, chain_ends, choose, weigh_bytes
+from tracefuse.optimizers.remat.filling import fill
+from tracefuse.optimizers.remat.forecast import Forecast
+from tracefuse.optimizers.remat.forward import Forward
+from tracefuse.optimizers.remat.pins import resolve_pins
+from tracefuse.optimizers.rewrite import base
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
+
+if TYPE_CHECKING:
+    from tracefuse.optimizers.remat.cut import Remat
+
+NAME = "memory_budget"
+"""What decisions about the budget as a whole are about: no value."""
+
+# The larger budgets whose cuts `meet` compares, as fractions of what is kept when nothing is recomputed.
+LEVELS = tuple(tenth / 10 for tenth in range(10, -1, -1))
+# A corner that leaves less of the budget than this fraction of all bytes unused is close enough.
+_CLOSE = 0.002
+_MOST_SOLVES = 40
+
+
+# --- what it takes to compute a value again -----------------------------------------------------------------------------
+
+
+def fused_seconds(forward: Forward, node: fx.Node, peaks: Peaks) -> float:
+    """Modelled seconds that the backward takes longer if it computes `node` again, in the program with kernels.
+
+    An op that no kernel holds runs alone, and what it reads of others must be written for it. One that a kernel holds is
+    charged the memory that it moves beyond loading the value itself, or, where the value is read from memory again, all
+    that it reads and writes; and an operation per element, so that nothing is free.
+    """
+    if node.op == "placeholder" or is_view(node):
+        return 0.0
+    written = nbytes(node) if node in forward.read_from_memory else 0
+    if is_getitem(node):
+        return written / peaks.bytes_per_s if node in forward.fused else 0.0
+    if node not in forward.fused:
+        return roofline_seconds(node, peaks) + _written_for(forward, node) / peaks.bytes_per_s
+    loaded = sum(touched_nbytes(a) for a in node.all_input_nodes if _is_loaded(forward, a))
+    moved = written + loaded if written else max(0, loaded - bytes_written(node))
+    return moved / peaks.bytes_per_s + sum(t.numel() for t in tensors(node)) / peaks.flops_per_s
+
+
+def _is_loaded(forward: Forward, operand: fx.Node) -> bool:
+    return base(operand) not in forward.fused
+
+
+def _written_for(forward: Forward, node: fx.Node) -> int:
+    """Bytes of the operands of a lone op that kernels compute, and would keep to themselves but for it."""
+    operands = {base(a) for a in node.all_input_nodes} & forward.fused
+    return sum(nbytes(a) for a in operands - forward.read_from_memory.keys())
+
+
+def tilts(forward: Forward, tilt: float) -> dict[fx.Node, float]:
+    """A factor from 1 to 1 + `tilt` for each value: another one for each of the values that are alike."""
+    seen: Counter[tuple[object, str]] = Counter()
+    factors = {}
+    for node in forward.nodes:
+        kind = (node.target if node.op == "call_function" else node.op, tensor_type(val(node)))
+        factors[node] = 1 + tilt * _reversed_bits(seen[kind])
+        seen[kind] += 1
+    return factors
+
+
+def _reversed_bits(number: int) -> float:
+    """0, 1/2, 1/4, 3/4, 1/8, 5/8, …: each halves the largest gap that those before it leave."""
+    found, weight = 0.0, 0.5
+    while number:
+        found += weight * (number & 1)
+        number, weight = number >> 1, weight / 2
+    return found
+
+
+# --- the corners ------------------------------------------------------------------------------------------------------
+
+
+class Frontier:
+    """The cuts of a forward that take the fewest seconds for their bytes. Solved when asked for, and kept."""
+
+    def __init__(self, forward: Forward, options: Remat) -> None:
+        options = replace(options, memory_budget=0.0)  # what may be recomputed is the same for every budget
+        self._forward, self._options = forward, options
+        self._pins = resolve_pins(forward, options.save, options.recompute)
+        self._banned = bans(forward, self._pins, options)
+        self._weights = {n: weigh_bytes(forward, n, self._pins.get(n)) for n in forward.nodes}
+        asked = {producer(n) for n, pin in self._pins.items() if pin.action == "recompute"}
+        tilt = tilts(forward, options.budget_tilt)
+        seconds = {n: 0.0 if producer(n) in asked else fused_seconds(forward, n, options.peaks) for n in forward.nodes}
+        self._seconds = {n: tilt[n] * seconds[n] for n in forward.nodes}
+        self._network = CutNetwork(forward, self._weights)
+        self._prices = self._network.array(self._seconds, self._banned)
+        self._solved: dict[float, Choice] = {}
+
+    def within(self, nbytes: float) -> Choice:
+        """The cut of the fewest seconds that saves at most `nbytes`; the one that saves least, if all save more.
+
+        It depends on nothing that was asked before: the search starts from the extremes, and finds again what it solved.
+        """
+        below, above = self._extremes
+        nbytes = max(nbytes, below.nbytes)
+        close = nbytes - _CLOSE * above.nbytes
+        for _ in range(_MOST_SOLVES):
+            if above.nbytes <= nbytes or below.nbytes > close:
+                break
+            found = self._between(below, above)
+            if not below.nbytes < found.nbytes < above.nbytes:
+                break
+            below, above = (found, above) if found.nbytes <= nbytes else (below, found)
+        corner = above if above.nbytes <= nbytes else below
+        return fill(self._forward, self._network, corner, self._seconds, int(nbytes))
+
+    @cached_property
+    def _extremes(self) -> tuple[Choice, Choice]:
+        """The cut that saves the fewest bytes and, of those that take the fewest seconds, the one that saves least."""
+        seconds = [s for n, s in self._seconds.items() if s and n not in self._banned] or [1.0]
+        total = sum(w for w in self._weights.values() if w < math.inf)
+        return self._solve(1 / sum(seconds)), self._solve(2 * (total + 1) / min(seconds))
+
+    def _between(self, below: Choice, above: Choice) -> Choice:
+        slower = self._duration(below) - self._duration(above)
+        return self._solve((above.nbytes - below.nbytes) / slower) if slower > 0 else below
+
+    def _duration(self, choice: Choice) -> float:
+        return math.fsum(map(self._seconds.__getitem__, choice.again))
+
+    def _solve(self, rate: float) -> Choice:
+        if rate not in self._solved:
+            self._solved[rate] = self._cut(rate)
+        return self._solved[rate]
+
+    def _cut(self, rate: float) -> Choice:
+        network, banned, array = self._network, self._banned, rate * self._prices
+        while True:
+            kept, again = network.cheapest(array)
+            long = chain_ends(self._forward, again, self._pins, self._options.longest_chain)
+            if not long:
+                break
+            banned = banned | long
+            array[[self._forward.index[n] for n in long]] = math.inf
+        prices = dict(zip(self._forward.nodes, array.tolist(), strict=True))
+        return Choice(kept, again, self._pins, self._weights, prices, banned, network.kept_bytes(kept), rate)
+
+
+# --- one budget -------------------------------------------------------------------------------------------------------
+
+
+class Budgeting:
+    """The choices for one trace that recomputes nothing yet, by budget. What they have in common is computed once."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        forward: Forward,
+        options: Remat,
+        frontier: Frontier | None = None,
+        forecast: Forecast | None = None,
+    ) -> None:
+        self._forward, self._options = forward, options
+        self._full = saved_bytes(trace)
+        self._forecast = forecast or Forecast(trace)
+        if frontier is not None:
+            self.frontier = frontier
+
+    @cached_property
+    def unlimited(self) -> Choice:
+        """The choice without a budget."""
+        return choose(self._forward, replace(self._options, memory_budget=None))
+
+    @cached_property
+    def frontier(self) -> Frontier:
+        return Frontier(self._forward, self._options)
+
+    def limit(self, budget: float) -> int:
+        """A budget in bytes: an int, and a float above 1, are bytes; a float up to 1 is a fraction of what the trace saves."""
+        return int(budget * self._full) if isinstance(budget, float) and budget <= 1 else int(budget)
+
+    def peak(self, choice: Choice) -> int:
+        """The static peak that `choice` gives, in bytes."""
+        return self._forecast.peak(choice.again)
+
+    def meet(self, budget: float | None) -> tuple[Choice, list[Decision]]:
+        """The choice for `budget`, with what is to be said of how it is met."""
+        if budget is None:
+            return self.unlimited, []
+        limit = self.limit(budget)
+        if self.unlimited.nbytes <= limit:
+            return self.unlimited, [Decision(NAME, "meet", f"{self._within(limit)} without it, and so changes nothing")]
+        asked = self.frontier.within(limit)
+        chosen = self._without_rise(asked, limit) if self._options.stop_at_lowest_peak else asked
+        is_stopped = chosen.nbytes > max(limit, asked.nbytes)
+        decisions = [self._stopped(chosen, asked, limit)] if is_stopped else []
+        if asked.nbytes > limit and not is_stopped:
+            decisions.append(self._missed(asked, limit))
+        met = f"{self._within(limit)}: {human_bytes(chosen.nbytes)} saved, a static peak of {human_bytes(self.peak(chosen))}"
+        return chosen, decisions or [Decision(NAME, "meet", met)]
+
+    def _without_rise(self, asked: Choice, limit: int) -> Choice:
+        """`asked`, or else the choice of the next smaller budget, whose peak is none above those of larger budgets; if there
+        is none, the one of the lowest peak of those."""
+        levels = [level * self._full for level in LEVELS]
+        within = self.frontier.within
+        larger = [self.unlimited, *(within(level) for level in levels if limit < level < self.unlimited.nbytes)]
+        lowest = min(larger, key=lambda choice: (self.peak(choice), choice.nbytes))
+        for choice in (asked, *(within(level) for level in levels if level < limit)):
+            if self.peak(choice) <= self.peak(lowest):
+                return choice
+        return lowest
+
+    def _within(self, limit: int) -> str:
+        return (
+            f"the budget of {human_bytes(limit)}, of {human_bytes(self._full)} kept when nothing is recomputed, is met"
+        )
+
+    def _stopped(self, chosen: Choice, asked: Choice, limit: int) -> Decision:
+        peaks = f"from {human_bytes(self.peak(chosen))} to {human_bytes(self.peak(asked))}"
+        why = f"{_over(chosen, limit)}, since to save {human_bytes(asked.nbytes)} instead would raise the static peak {peaks}"
+        return Decision(NAME, "stop", f"{why}; stop_at_lowest_peak=False would do so")
+
+    def _missed(self, asked: Choice, limit: int) -> Decision:
+        held = sorted((n for n in asked.kept), key=lambda n: (-stored_bytes(n), self._forward.index[n]))
+        names = "; ".join(f"{n.name} ({human_bytes(stored_bytes(n))}) {_holds(asked, n)}" for n in held[:3])
+        more = f"; and {len(held) - 3} more" if len(held) > 3 else ""
+        remedy = f"pass memory_budget={asked.nbytes} or more, or drop what holds them"
+        return Decision(NAME, "miss", f"{_over(asked, limit)}, as little as there can be: {names}{more}; {remedy}")
+
+
+def why_unmet(decisions: Iterable[Decision]) -> str | None:
+    """Why a pass's memory budget was missed, or recomputing stopped before it was met; None if neither happened."""
+    return next((d.reason for d in decisions if d.value == NAME and d.action in ("miss", "stop")), None)
+
+
+def _over(choice: Choice, limit: int) -> str:
+    over = human_bytes(choice.nbytes - limit)
+    return f"{human_bytes(choice.nbytes)} saved, {over} more than the budget of {human_bytes(limit)}"
+
+
+def _holds(choice: Choice, node: fx.Node) -> str:
+    """Why `node` cannot go: its own ban, or that of the nearest value that it is computed from."""
+    seen, waiting = {node}, [node]
+    for current in waiting:
+        if reason := choice.banned.get(producer(current)) or choice.banned.get(current):
+            return reason if current is node else f"needs {current.name}, which {reason}"
+        sources = [a for a in current.all_input_nodes if a.op != "placeholder" and a not in seen]
+        seen.update(sources)
+        waiting += sources
+    return "is the least that the rest can be computed from"
+
+
+def recompute_seconds(forward: Forward, choice: Choice, peaks: Peaks) -> float:
+    """Modelled seconds that the backward takes longer for what it computes again; see `fused_seconds`."""
+    return math.fsum(fused_seconds(forward, n, peaks) for n in choice.again)

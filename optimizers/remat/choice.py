@@ -1,0 +1,228 @@
+"""What the forward keeps and what the backward computes again, as a minimum cut of the forward; see `remat` for the model.
+
+choice = the values kept, those computed again, and the numbers that decided
+cut    = one edge per value, of its weight; one from the source, of its price; infinite ones from values to their readers,
+         and from a normalizer to the ops that must not be recomputed without it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import fx
+
+from tracefuse.optimizers.memory import stored_bytes
+from tracefuse.optimizers.ops import is_getitem, is_view, producer
+from tracefuse.optimizers.remat.forward import Forward, impossible, is_free, is_several, own_kernel_bytes, unwise
+from tracefuse.optimizers.remat.mincut import Network
+from tracefuse.optimizers.remat.pins import Pin, resolve_pins
+
+if TYPE_CHECKING:
+    from tracefuse.optimizers.remat.cut import Remat
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the forward keeps (`kept`, no inputs) and what the backward computes itself (`again`, views included).
+
+    `weights` are what keeping a value costs, `prices` what computing it again does, in the same unit. `rate` is what a second
+    of recomputing is worth in bytes, None where no memory budget decided. `nbytes` are those of the storages kept.
+    """
+
+    kept: frozenset[fx.Node]
+    again: frozenset[fx.Node]
+    pins: dict[fx.Node, Pin]
+    weights: dict[fx.Node, float]
+    prices: Mapping[fx.Node, float]
+    banned: dict[fx.Node, str]
+    nbytes: int
+    rate: float | None = None
+
+
+def choose(forward: Forward, options: Remat) -> Choice:
+    """The cheapest cut under `options`, whatever its bytes; solved again, with more values banned, while chains are too
+    long."""
+    pins = resolve_pins(forward, options.save, options.recompute)
+    banned = bans(forward, pins, options)
+    weights = {n: weigh(forward, n, pins.get(n), options) for n in forward.nodes}
+    stay = set() if options.may_write_again else banned.keys() & forward.read_from_memory.keys()
+    asked = _asked(pins)
+    free = {n for n in forward.nodes if n in banned or producer(n) in asked}
+    prices = {n: 0 if n in free else own_kernel_bytes(forward, n) for n in forward.nodes}
+    network = CutNetwork(forward, weights)
+    while True:
+        kept, again = network.cheapest(network.array(prices, banned), stay)
+        long = chain_ends(forward, again, pins, options.longest_chain)
+        if not long:
+            return Choice(kept, again, pins, weights, prices, banned, network.kept_bytes(kept))
+        banned |= long
+
+
+def weigh(forward: Forward, node: fx.Node, pin: Pin | None, options: Remat) -> float:
+    """The weight of saving `node`, in bytes times factors; infinite for what is never saved, 0 for what is free."""
+    if (pinned := _pinned_weight(forward, node, pin)) is not None:
+        return pinned
+    materialised = node in forward.in_memory
+    factor = options.producer_input_weight if materialised else options.unmaterialised_factor
+    return stored_bytes(node) * factor * options.distance_base ** min(forward.distance[node], options.distance_cap)
+
+
+def weigh_bytes(forward: Forward, node: fx.Node, pin: Pin | None) -> float:
+    """`weigh` by nothing but bytes."""
+    pinned = _pinned_weight(forward, node, pin)
+    return stored_bytes(node) if pinned is None else pinned
+
+
+def _pinned_weight(forward: Forward, node: fx.Node, pin: Pin | None) -> float | None:
+    if node in forward.stale or node.op == "placeholder":
+        return 0.0
+    if is_view(node) or is_several(node):
+        return math.inf
+    if pin is not None:
+        return 0.0 if pin.action == "save" else math.inf
+    return math.inf if node in forward.checkpointed else None
+
+
+def bans(forward: Forward, pins: dict[fx.Node, Pin], options: Remat) -> dict[fx.Node, str]:
+    """The values that are not recomputed, with the reason."""
+    asked = _asked(pins)
+    # What is pinned may need what a checkpoint drops, which cannot be saved: it runs again too, as in the program.
+    asked |= forward.checkpointed.keys() if asked else set()
+    reasons = ((n, _ban(forward, n, pins.get(n), producer(n) in asked, options)) for n in forward.nodes)
+    banned = {node: reason for node, reason in reasons if reason is not None}
+    return _tied_bans(forward, banned, asked) | banned
+
+
+def _tied_bans(forward: Forward, banned: Mapping[fx.Node, str], asked: set[fx.Node]) -> dict[fx.Node, str]:
+    """The ops that are not recomputed because the normalizer of what they yield is not."""
+    kept = {op: n for n, ops in forward.tied.items() if n in banned for op in ops if op not in asked}
+    return {op: f"{normalizer.name}, which is kept, fits no other rounding" for op, normalizer in kept.items()}
+
+
+def _asked(pins: dict[fx.Node, Pin]) -> set[fx.Node]:
+    """The ops that a pin wants to run again."""
+    return {producer(node) for node, pin in pins.items() if pin.action == "recompute"}
+
+
+def _ban(forward: Forward, node: fx.Node, pin: Pin | None, asked: bool, options: Remat) -> str | None:
+    if pin is not None and pin.action == "save":
+        return f'pinned by save="{pin.glob}"'
+    if node in forward.stale:
+        return "views an input that the forward overwrites"
+    if not is_getitem(node) and (reason := impossible(forward, node)):
+        return reason
+    if asked:
+        return None
+    if reason := unwise(forward, node, options):
+        return reason
+    if options.may_write_again or node not in forward.read_from_memory:
+        return None
+    return f"{forward.read_from_memory[node]} would read it from memory: recomputing it would write it again"
+
+
+class CutNetwork:
+    """The network of a forward, to be cut for any weights and prices.
+
+    Each value is an edge from node 2i to node 2i+1, priced to be recomputed by one from the source: it is cut where the
+    value lies behind the cut.
+    """
+
+    def __init__(self, forward: Forward, weights: Mapping[fx.Node, float]) -> None:
+        self.forward, self.weights = forward, weights
+        self._count = len(forward.nodes)
+        self._inputs = {n: n.all_input_nodes for n in forward.nodes}
+        self._stored = {n: stored_bytes(n) for n in forward.nodes if weights[n] < math.inf}
+        source, sink = 2 * self._count, 2 * self._count + 1
+        inner = [(2 * i, 2 * i + 1) for i in range(self._count)]
+        priced = [(source, 2 * i) for i in range(self._count)]
+        reads = [(2 * i + 1, 2 * forward.index[u]) for n, i in forward.index.items() for u in forward.readers(n)]
+        late = [(2 * forward.index[n] + 1, sink) for n in forward.read]
+        pairs = [(n, op) for n, ops in forward.tied.items() for op in ops]
+        tied = [(2 * forward.index[n], 2 * forward.index[op]) for n, op in pairs]
+        starts, ends = zip(*inner, *priced, *reads, *late, *tied, strict=True)
+        self._network = Network(starts, ends, 2 * self._count + 2, source, sink)
+        self._infinite = np.full(len(reads) + len(late), math.inf)
+        self._normalizers = np.array([forward.index[n] for n, _ in pairs], dtype=np.int64)
+        self._inner = np.fromiter((weights[n] for n in forward.nodes), np.float64, self._count)
+        self._known = np.array([forward.index[n] for n in self._known_cut()], dtype=np.int64)
+
+    def array(self, prices: Mapping[fx.Node, float], banned: Mapping[fx.Node, str]) -> np.ndarray:
+        """The prices of the forward's nodes in order, infinite where `banned`."""
+        return np.fromiter(
+            (math.inf if n in banned else prices[n] for n in self.forward.nodes), np.float64, self._count
+        )
+
+    def kept_bytes(self, kept: Iterable[fx.Node]) -> int:
+        """Bytes of the storages of `kept`."""
+        return sum(map(self._stored.__getitem__, kept))
+
+    def cheapest(
+        self, prices: np.ndarray, stay: Collection[fx.Node] = ()
+    ) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+        """(kept, again) of the cheapest cut. Items of an op that runs again come with it, but those that `stay`."""
+        kept, again = self.demanded(self._on_edge(prices))
+        items = {n for n in kept if is_getitem(n) and n not in stay}
+        together = {n for n in items if producer(n) in again and self.weights[n] > 0}
+        return kept - together, again | together
+
+    def _on_edge(self, prices: np.ndarray) -> set[fx.Node]:
+        known = np.where(self._inner < math.inf, self._inner, np.where(prices < math.inf, prices, 0))[self._known]
+        # Where the normalizer is banned its ops are too, unless a pin asks for them.
+        tied = np.where(prices[self._normalizers] < math.inf, math.inf, 0.0)
+        capacities = np.concatenate([self._inner, prices, self._infinite, tied])
+        cut = self._network.cut(capacities, bound=math.fsum(known))
+        if cut is None:
+            raise AssertionError(
+                "a value that the backward reads can be neither saved nor recomputed; this is a defect"
+            )
+        nodes, (before, after) = self.forward.nodes, (cut[0 : 2 * self._count : 2], cut[1 : 2 * self._count : 2])
+        return {nodes[i] for i in np.flatnonzero(before & ~after)}
+
+    def _known_cut(self) -> set[fx.Node]:
+        """What is cut if all that the backward reads is saved, as far as it can be, else what that is computed from."""
+        seen: set[fx.Node] = set()
+        stack = list(self.forward.read)
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                stack += self._inputs[node] if self.weights[node] == math.inf else []
+        return seen
+
+    def demanded(self, on_edge: set[fx.Node]) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+        """(kept, again), as far as the backward needs them: a cut edge of weight 0 may lie where nothing reads."""
+        kept: set[fx.Node] = set()
+        again: set[fx.Node] = set()
+        stack = list(self.forward.read)
+        while stack:
+            node = stack.pop()
+            if node.op == "placeholder" or node in kept or node in again:
+                continue
+            if node in on_edge:
+                kept.add(node)
+            else:
+                again.add(node)
+                stack += self._inputs[node]
+        return frozenset(kept), frozenset(again)
+
+
+def chain_ends(
+    forward: Forward, again: frozenset[fx.Node], pins: dict[fx.Node, Pin], longest: int | None
+) -> dict[fx.Node, str]:
+    """The recomputed ops that come after `longest` others: they are to be saved instead, for the reason given. Pins are
+    not overruled, and no checkpoints."""
+    if longest is None:
+        return {}
+    asked = {producer(node) for node in (*pins, *forward.checkpointed)}
+    depth: dict[fx.Node, int] = {}
+    for node in forward.nodes:
+        if node in again:
+            above = max((depth.get(a, 0) for a in node.all_input_nodes), default=0)
+            depth[node] = above + (0 if is_free(node) else 1)
+    ends = [n for n, d in depth.items() if d % (longest + 1) == 0]
+    ends = [n for n in ends if n not in asked and n.all_input_nodes and not is_free(n)]
+    return dict.fromkeys(ends, f"the end of a chain of {longest} recomputed ops")

@@ -1,0 +1,180 @@
+"""What may cross from the forward to the backward: facts about forward values that a choice of cut is made from."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from tracefuse.optimizers.costs.cost import bytes_moved, op_class, touched_nbytes
+from tracefuse.optimizers.fuse.fusible import refusal
+from tracefuse.optimizers.fuse.regions import agree, loops_of
+from tracefuse.optimizers.ops import draws_nothing, is_getitem, is_mutable, is_random, is_view, producer
+from tracefuse.optimizers.remat.checkpoints import dropped
+from tracefuse.optimizers.remat.normalizers import tied_ops
+from tracefuse.optimizers.rewrite import base
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase
+
+if TYPE_CHECKING:
+    from tracefuse.optimizers.remat.cut import Remat
+
+
+class Forward:
+    """The forward of a joint trace. All facts are computed once.
+
+    `nodes`: its inputs and ops in order, `index` their positions; `read`: the nodes that the backward reads or returns
+    as gradients; `results`: those returned by the forward; `gradients`: all that are returned as gradients; `fused`: the
+    forward's views, and its ops that a generated kernel can hold (what the pass fuse accepts); `distance`: ops from a
+    value to its first reader in the backward (1: read there), views not counted, infinite where nothing behind it is read;
+    `in_memory`: values that are stored whether saved or not; `read_from_memory`: values that the backward reads outside of
+    kernels that could also compute them, each with the name of such a reader; `stale`: inputs that the forward overwrites,
+    and their views; `checkpointed`: values that the program drops, each with the backward op by which it computes it again;
+    `tied`: normalizers, each with the ops that are not recomputed without it (`normalizers`).
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        cotangents = {entry.name for entry in trace.inputs if entry.kind == "cotangent"}
+        self.inputs = [n for n in trace.placeholders if n.name not in cotangents]
+        self.nodes = self.inputs + [n for n in trace.ops if phase(n) == "forward"]
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        pairs = [(out, node) for out, node in zip(trace.outputs, trace.returned, strict=True) if node in self.index]
+        self.gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
+        self.results = {node for out, node in pairs if out.kind != "gradient"}
+        self.read = {n for n in self.nodes if n in self.gradients or any(self._in_backward(u) for u in n.users)}
+        self.checkpointed = dropped(trace, self.read)
+        self.fused = self._fused()
+        self.tied = tied_ops(self.nodes, self.fused)
+        self.stale = self._stale({out.of for out, _ in pairs if out.kind == "mutation"})
+        # What the program computes again before it overwrites an input cannot be computed again after.
+        self.checkpointed = {n: again for n, again in self.checkpointed.items() if impossible(self, n) is None}
+        self.distance = self._distances()
+        self.in_memory = self._in_memory()
+        self.read_from_memory = self._read_from_memory()
+
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """The readers in the forward."""
+        return [u for u in node.users if u in self.index]
+
+    def _in_backward(self, user: fx.Node) -> bool:
+        return user.op == "call_function" and user not in self.index
+
+    def _fused(self) -> set[fx.Node]:
+        fused: set[fx.Node] = set()
+        for node in self.nodes:
+            if node.args[0] in fused if is_getitem(node) else (is_view(node) or refusal(node) is None):
+                fused.add(node)
+        return fused
+
+    def _stale(self, overwritten: set[str]) -> set[fx.Node]:
+        stale = {n for n in self.inputs if n.name in overwritten}
+        for node in self.nodes:
+            if is_view(node) and base(node) in stale:
+                stale.add(node)
+        return stale
+
+    def _distances(self) -> dict[fx.Node, float]:
+        distance: dict[fx.Node, float] = {}
+        for node in reversed(self.nodes):
+            steps = (distance[u] + (0 if is_free(u) else 1) for u in self.readers(node))
+            distance[node] = 1 if node in self.read else min(steps, default=math.inf)
+        return distance
+
+    def _in_memory(self) -> set[fx.Node]:
+        """Values that are stored for another reason than the backward.
+
+        `level` counts the non-fusible ops before a value: a fusible reader at a higher level cannot run in the same kernel.
+        """
+        level: dict[fx.Node, int] = {}
+        for node in self.nodes:
+            sources = ((level[a], a.op == "call_function" and a not in self.fused) for a in node.all_input_nodes)
+            level[node] = max((above + ends for above, ends in sources), default=0)
+        latest: dict[fx.Node, float] = {}
+        for node in reversed(self.nodes):
+            seen = (latest[u] if is_free(u) else level[u] if u in self.fused else math.inf for u in self.readers(node))
+            latest[node] = math.inf if node in self.results else max(seen, default=0)
+        return {n for n in self.nodes if n not in self.fused or latest[n] > level[n]}
+
+    def _read_from_memory(self) -> dict[fx.Node, str]:
+        readers = ((n, self._memory_reader(n)) for n in self.nodes if n.op == "call_function" and not is_view(n))
+        return {node: reader for node, reader in readers if reader is not None}
+
+    def _memory_reader(self, node: fx.Node) -> str | None:
+        """A backward op that reads `node`, or a view of it, and cannot run in the kernel that would recompute it."""
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            if current in self.gradients:
+                return "the caller"
+            for user in current.users:
+                if is_view(user):
+                    stack.append(user)
+                elif self._in_backward(user) and not self._share_kernel(node, user):
+                    return user.name
+        return None
+
+    def _share_kernel(self, node: fx.Node, reader: fx.Node) -> bool:
+        if refusal(reader) is not None:
+            return False
+        loops = [loops_of(producer(node)), loops_of(producer(reader))]
+        return agree({rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns})
+
+
+def is_free(node: fx.Node) -> bool:
+    """Whether the node is no kernel: a view, or one item of several outputs."""
+    return is_getitem(node) or is_view(node)
+
+
+def is_several(node: fx.Node) -> bool:
+    """Whether the node yields a tuple, whose items are what can be saved."""
+    return isinstance(node.meta["val"], (tuple, list))
+
+
+def impossible(forward: Forward, node: fx.Node) -> str | None:
+    """Why the backward cannot compute `node` again, whatever it costs; None if it can."""
+    op = producer(node)
+    if op.op == "placeholder":
+        return "is an input: it is there anyway"
+    if is_random(op) and not draws_nothing(op):
+        return "draws from a random generator, and drawn again it would be another value"
+    if is_mutable(op):
+        return "writes to its arguments"
+    overwritten = next((a for a in op.all_input_nodes if a in forward.stale), None)
+    if overwritten is not None:
+        return f"reads {overwritten.name}, which the forward overwrites"
+    return None
+
+
+def class_of(forward: Forward, node: fx.Node) -> str:
+    """The class of the op behind a value, as far as recomputing it goes: pointwise, reduction or heavy.
+
+    What `cost.op_class` calls heavy is pointwise where a kernel holds it (a gather); attention draws nothing here.
+    """
+    name = op_class(node)
+    if name not in ("heavy", "random"):
+        return name
+    return "pointwise" if producer(node) in forward.fused else "heavy"
+
+
+def unwise(forward: Forward, node: fx.Node, options: Remat) -> str | None:
+    """Why `node` is not recomputed unless asked to; None if it is fair game. Items of a tuple are judged one by one."""
+    op = producer(node)
+    if is_view(op) or op.op == "placeholder":
+        return None
+    name = class_of(forward, op)
+    if name not in options.classes:
+        why = (
+            "heavy" if name == "heavy" else f'is {name}, and recompute_classes={options.classes!r} is without "{name}"'
+        )
+        return None if is_getitem(node) else why
+    if options.memory_budget is not None:
+        return None  # the budget weighs its few bytes against its seconds
+    loaded = sum(map(touched_nbytes, op.all_input_nodes))
+    if nbytes(node) * options.reduction_ratio < loaded:
+        return f"only {human_bytes(nbytes(node))} where {human_bytes(loaded)} would be read again"
+    return None
+
+
+def own_kernel_bytes(forward: Forward, node: fx.Node) -> int:
+    """Bytes that the backward moves to run `node` again by itself; 0 where a kernel that runs there anyway can hold it."""
+    return 0 if node in forward.fused else bytes_moved(node)

@@ -1,0 +1,194 @@
+"""When the backward recomputes: copies of forward ops, made, taken back, and run as late as their first reader allows.
+
+A recomputed copy of `x` is called `x_again`, has phase "backward" and remembers `x` in
+`node.meta["custom"]["recomputes"]`. That makes rematerialisation reversible: `forget` gives the trace as it was, so that a
+second choice of what to save starts from the same program as the first. Copies that another region of the same phase reads
+(`between`) are made, marked and taken back alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tracefuse.optimizers.ops import is_getitem
+from tracefuse.optimizers.remat.forward import is_free
+from tracefuse.optimizers.rewrite import refresh_views
+from tracefuse.optimizers.trace import Phase, Trace, copy_node, phase, val
+
+_MARKS = ("recomputes", "recomputes_in", "for_reader")
+
+Op = TypeVar("Op")
+
+
+def recomputes(node: fx.Node) -> str | None:
+    """The name of the value that this op computes a second time; None for every other op."""
+    return (node.meta.get("custom") or {}).get("recomputes")
+
+
+def recomputes_in(node: fx.Node) -> Phase:
+    """The phase of the value that a copy computes a second time."""
+    return node.meta["custom"]["recomputes_in"]
+
+
+# --- making copies ----------------------------------------------------------------------------------------------------
+
+
+def recompute(trace: Trace, again: Collection[fx.Node]) -> list[fx.Node]:
+    """Edit `trace` so that its backward computes the forward values `again` itself. Returns the copies.
+
+    A copy reads copies where there are any and forward values elsewhere. It runs just before its first reader.
+    """
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in [n for n in trace.ops if n in again]:
+        with trace.graph.inserting_after(node):
+            copies[node] = copy_again(node, copies, phase="backward")
+    _redirect(trace, copies)
+    just_in_time(trace.graph, set(copies.values()))
+    _move_views(trace.graph, copies)
+    return list(copies.values())
+
+
+def copy_again(node: fx.Node, copies: dict[fx.Node, fx.Node], **changes: Any) -> fx.Node:
+    """Insert a copy of `node` that reads `copies` where there are any: in its phase, or in the `phase` given.
+
+    Other `changes` go into the copy's own fields. A copy of a copy is one of the original.
+    """
+    original = recomputes(node) or node.name
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: copies.get(a, a))
+    copy = node.graph.create_node("call_function", node.target, args, kwargs, f"{original}_again")
+    copy.meta = {**node.meta, "phase": changes.pop("phase", phase(node)), "val": _own_value(node, copy)}
+    marks = {"recomputes": original, "recomputes_in": recomputes_in(node) if recomputes(node) else phase(node)}
+    copy.meta["custom"] = {**(node.meta.get("custom") or {}), **marks, **changes}
+    return copy
+
+
+def _own_value(node: fx.Node, copy: fx.Node) -> Any:
+    """The copy's fake value: memory of its own, or its place in its own argument's, laid out as the original."""
+    if is_free(copy):
+        return _moved(copy, val(node), val(node.all_input_nodes[0]))
+    return fx.node.map_aggregate(val(node), lambda t: _fake(t) if isinstance(t, FakeTensor) else t)
+
+
+def _moved(node: fx.Node, value: Any, was_of: Any) -> Any:
+    """`value`, a view or an item of `was_of`, at the same place in what the argument of `node` is now."""
+    now = val(node.all_input_nodes[0])
+    if now is was_of:
+        return value
+    if is_getitem(node):
+        return now[node.args[1]]
+    shift = now.storage_offset() - was_of.storage_offset()
+    return fx.node.map_aggregate(value, lambda t: _fake(t, now.untyped_storage(), t.storage_offset() + shift))
+
+
+def _move_views(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    """Type anew, in place, the backward's views of copies, so that `storage` tells aliases again."""
+    was = {copy: val(node) for node, copy in copies.items()}
+    for node in [n for n in graph.nodes if n.op == "call_function" and n not in was and is_free(n)]:
+        source = node.all_input_nodes[0]
+        if source in was:
+            was[node] = val(node)
+            node.meta["val"] = _moved(node, was[node], was[source])
+
+
+def _fake(like: FakeTensor, memory: torch.UntypedStorage | None = None, offset: int = 0) -> FakeTensor:
+    """A fake tensor with the type and strides of `like`, in `memory`, or in new memory.
+
+    Not by dispatch, which does more than this needs. `FakeTensor(mode, meta tensor, device)` was seen on torch 2.13 and 2.15.
+    """
+    if memory is None:
+        meta = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+    else:
+        meta = torch.empty(0, dtype=like.dtype, device="meta").set_(memory, offset, like.shape, like.stride())
+    return FakeTensor(like.fake_mode, meta, like.device)
+
+
+def _redirect(trace: Trace, copies: dict[fx.Node, fx.Node]) -> None:
+    """Let the backward's ops, and the gradients that are returned, read the copies instead of the forward's values."""
+    for node, copy in copies.items():
+        for user in list(node.users):
+            if user.op == "call_function" and phase(user) == "backward":
+                user.replace_input_with(node, copy)
+    returned = zip(trace.outputs, trace.returned, strict=True)
+    replaced = tuple(copies.get(node, node) if out.kind == "gradient" else node for out, node in returned)
+    trace.graph.output_node().args = (replaced,)
+
+
+# --- taking them back -------------------------------------------------------------------------------------------------
+
+
+def forget(trace: Trace) -> Trace:
+    """A copy of `trace` that recomputes nothing: every copy gives way to its original.
+
+    An original that nothing else needed is gone by now; there the copy itself returns to the forward, under its old name.
+    """
+    if not any(recomputes(node) for node in trace.ops):
+        return trace.copy()
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    originals: dict[str, fx.Node] = {}
+    end_of_forward: fx.Node | None = None
+    for node in trace.graph.nodes:
+        name = recomputes(node)
+        if node.op == "output":
+            break
+        if name in originals:
+            new[node] = originals[name]
+        elif name is not None:
+            place = end_of_forward if recomputes_in(node) == "forward" else None
+            with graph.inserting_before(place) if place else nullcontext():
+                new[node] = originals[name] = _original(graph, node, name, new)
+        else:
+            new[node] = originals[node.name] = copy_node(graph, node, new)
+        if new[node].op == "call_function" and phase(new[node]) == "backward":
+            end_of_forward = end_of_forward or new[node]
+    graph.output(tuple(new[node] for node in trace.returned))
+    graph.output_node().meta.update(trace.graph.output_node().meta)
+    refresh_views(graph)
+    return Trace(graph, trace.inputs, trace.outputs, trace.name)
+
+
+def _original(graph: fx.Graph, copy: fx.Node, name: str, new: dict[fx.Node, fx.Node]) -> fx.Node:
+    args, kwargs = fx.node.map_arg((copy.args, copy.kwargs), new.__getitem__)
+    node = graph.create_node("call_function", copy.target, args, kwargs, name)
+    custom = {key: value for key, value in copy.meta["custom"].items() if key not in _MARKS}
+    node.meta = {**copy.meta, "phase": recomputes_in(copy), "custom": custom}
+    return node
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def just_in_time(graph: fx.Graph, movable: Collection[fx.Node]) -> None:
+    """Move every op of `movable` (backward ops) to right before its first reader; all others keep their order.
+
+    What a moved op reads moves along if it is movable too. So values that are recomputed live as short as they can, and
+    random ops and other effects, never movable, keep their order. The result depends on the readers' arguments, not on
+    where the movable ops were.
+    """
+    placed: set[fx.Node] = set()
+    for node in [n for n in graph.nodes if n not in movable]:
+        for needed in needed_before(node, lambda n: n.all_input_nodes, movable, placed):
+            node.prepend(needed)
+
+
+def needed_before(
+    node: Op, inputs: Callable[[Op], Iterable[Op]], movable: Collection[Op], placed: set[Op]
+) -> Iterator[Op]:
+    """The movable ops behind `node` that are not yet `placed`, inputs before their readers."""
+    stack = [(node, iter(inputs(node)))]
+    while stack:
+        current, left = stack[-1]
+        following = next((a for a in left if a in movable and a not in placed), None)
+        if following is not None:
+            placed.add(following)
+            stack.append((following, iter(inputs(following))))
+            continue
+        stack.pop()
+        if current is not node:
+            yield current

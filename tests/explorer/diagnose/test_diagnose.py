@@ -1,0 +1,258 @@
+"""Findings: every planted cause is found with its name and its line, and a program without it has no such finding."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import cuda_traces
+import programs
+import pytest
+import torch
+from torch import nn
+
+import tracefuse
+from tracefuse.config.configuration import Config
+from tracefuse.diagnose.diagnose import diagnose
+from tracefuse.diagnose.finding import Case, Finding
+from tracefuse.measure.op_times import OpTimes, how_to_measure, modelled
+from tracefuse.optimizers.ops import op_name
+from tracefuse.optimizers.trace import Trace
+from tracefuse.timeline.transfers import Transfer
+
+MiB = 2**20
+
+
+def case(capture: tracefuse.Capture, trace: Trace | None = None) -> Case:
+    trace = trace or capture.trace
+    return Case.of(capture, trace, modelled(trace))
+
+
+def found(name: str, of: Case) -> list[Finding]:
+    return [one for one in diagnose(of) if one.name == name]
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def leaf_on_the_cpu(count: int = MiB) -> tuple[tracefuse.Capture, Trace]:
+    """`leaf.cuda()` and a backward, recorded as a cast; then every value is on the GPU but the leaf and its gradient."""
+    input_ts = torch.randn(count, requires_grad=True)
+    freqs = torch.randn(count, dtype=torch.float64)
+
+    with tracefuse.capture() as c:
+        moved = input_ts.double()
+        out = (moved * freqs.cos()).sum()
+        out.backward()
+    assert input_ts.grad is not None
+    return c, cuda_traces.with_leaf_on_the_cpu(c.trace, "input_ts")
+
+
+def test_a_leaf_on_the_cpu_is_named_with_its_line_and_its_bytes() -> None:
+    capture, trace = leaf_on_the_cpu()
+    (finding,) = found("gradient copied to the host", case(capture, trace))
+    assert finding.severity == "high"
+    assert "`input_ts`" in finding.title
+    assert "from cuda:0 to the CPU" in finding.title
+    assert ("bytes", "4 MiB") in finding.evidence
+    assert any("device move, not a dtype cast" in figure for _, figure in finding.evidence)
+    assert "moved = input_ts.double()" in finding.source
+    assert "on the GPU" in finding.fix
+    assert "3.23 ms" in finding.worth
+    assert [bar.label for bar in finding.bars] == ["wait", "copy @ 1.3 GB/s"]
+    assert all(bar.us > 0 and bar.provenance.startswith("modelled") for bar in finding.bars)
+    assert "time: wait" in str(finding)
+    assert ("forward", "moves `input_ts` from pageable memory") in finding.evidence
+    assert [fix.kind for fix in finding.trials] == ["on device", "pinned gradient"]
+
+
+def test_what_was_measured_of_the_copy_is_its_worth() -> None:
+    capture, trace = leaf_on_the_cpu()
+    of = case(capture, trace)
+    (value,) = found("gradient copied to the host", of)[0].values
+    measured = replace(of, times=OpTimes({value: 500_000.0, "out": 7_000.0}, "measured on a test"))
+    (finding,) = found("gradient copied to the host", measured)
+    assert finding.worth == "500 ms of 507 ms a step, 99 % (measured on a test)"
+
+
+def test_the_bars_of_a_profiled_copy_are_its_parts_and_the_wait_is_not_worth_anything() -> None:
+    capture, trace = leaf_on_the_cpu()
+    of = case(capture, trace)
+    (value,) = found("gradient copied to the host", of)[0].values
+    copy = Transfer(530_000, wait_us=4_000, copy_us=500_000, host_us=20_000, memory="pageable", to_host=True)
+    times = OpTimes({value: copy.own_us, "out": 7_000.0}, "measured on a test", {value: copy})
+    (finding,) = found("gradient copied to the host", replace(of, times=times))
+    bars = {bar.label: bar.us for bar in finding.bars}
+    assert bars == {"wait": 4_000, "copy @ 0.00839 GB/s": 500_000, "host": 20_000, "other": 6_000}
+    assert sum(bars.values()) == copy.event_us
+    assert ("event", "530 ms on the host") in finding.evidence
+    assert finding.worth.startswith("526 ms of 533 ms a step")
+
+
+def test_pinned_inputs_are_told() -> None:
+    capture, trace = leaf_on_the_cpu()
+    (finding,) = found("moved between devices each step", replace(case(capture, trace), pinned=frozenset({"input_ts"})))
+    assert ("forward", "moves `input_ts` from pinned memory") in finding.evidence
+    assert [fix.kind for fix in finding.trials] == ["on device"]
+
+
+def test_a_cast_is_no_device_move() -> None:
+    assert not found("gradient copied to the host", case(leaf_on_the_cpu()[0]))
+
+
+def test_an_input_that_is_moved_each_step() -> None:
+    capture, trace = leaf_on_the_cpu()
+    (finding,) = found("moved between devices each step", case(capture, trace))
+    assert "8 MiB from cpu to cuda:0" in finding.title  # what arrives is float64
+
+
+# --- needless work ----------------------------------------------------------------------------------------------------
+
+
+def test_weights_that_are_cast_every_step() -> None:
+    model, x = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), torch.randn(4, 256)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().sum()
+        loss.backward()
+
+    (finding,) = found("weights cast every step", case(tracefuse.capture(step)))
+    assert finding.severity == "high"
+    assert "casts 4 parameters from float32 to bfloat16" in finding.title
+    assert ("casts", "4 in the forward, 4 of gradients") in finding.evidence
+
+
+def test_inputs_that_are_cast_are_no_weights() -> None:
+    x = torch.randn(64, 64)
+    assert not found("weights cast every step", case(tracefuse.capture(lambda: x.bfloat16().sum())))
+
+
+def test_a_concatenation_with_nothing() -> None:
+    capture = tracefuse.capture(programs.rope_full(torch.float32).run)
+    (finding,) = found("concatenation with an empty operand", case(capture))
+    assert finding.changes == {"cat": True}
+    assert not found(finding.name, case(capture, capture.optimize(fuse=False).trace))
+
+
+def test_gradients_concatenated_in_the_backward() -> None:
+    capture = tracefuse.capture(programs.qkv_unbind(torch.float32).run)
+    (finding,) = found("concatenations in the backward", case(capture))
+    names = {n.name: op_name(n) for n in capture.trace.ops}
+    assert all(names[value].split(".")[1] in ("cat", "stack") for value in finding.values)
+
+
+def test_pointwise_ops_one_by_one_until_they_are_fused() -> None:
+    capture = tracefuse.capture(programs.rope(torch.float32).run)
+    plain = capture.variant(Config.off())
+    (finding,) = [f for f in plain.findings() if f.name == "unfused pointwise work"]
+    assert finding.severity == "medium"
+    assert finding.changes == {"fuse": True}
+    assert finding.name not in {f.name for f in capture.optimize().findings()}
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "count"), [(1000, torch.bfloat16, 0), (1001, torch.bfloat16, 1), (1001, torch.float32, 0)]
+)
+def test_a_head_of_an_odd_width(width: int, dtype: torch.dtype, count: int) -> None:
+    x, w = torch.randn(64, 256, dtype=dtype), torch.randn(width, 256, dtype=dtype, requires_grad=True)
+    findings = found("unaligned matmul", case(tracefuse.capture(lambda: (x @ w.t()).sum().backward())))
+    assert len(findings) == count
+    assert all("1,001" in one.title and "1,024" in one.fix and one.changes == {"pad": True} for one in findings)
+
+
+def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() -> None:
+    x, w = (torch.randn(n, 1024, dtype=torch.bfloat16, requires_grad=True) for n in (2048, 5003))
+    capture = tracefuse.capture(lambda: (x @ w.t()).sin().sum().backward())
+    assert "unaligned matmul" in {one.name for one in capture.optimize(pad=False).findings()}
+    assert "unaligned matmul" not in {one.name for one in capture.optimize().findings()}
+    small = tracefuse.capture(lambda: (x[:64] @ w[:61].t()).sum().backward())
+    v = small.optimize(fuse=False)
+    (left,) = [one for one in v.findings() if one.name == "unaligned matmul"]
+    at = [step.name for step in v.steps].index("pad") - len(v.steps)
+    reasons = [one.reason for one in v.steps[at].decisions if one.value in left.values]
+    assert left.fix.startswith("none: `pad` left it, since ")
+    assert all(f"{reason} (1 op)" in left.fix for reason in reasons)
+    assert reasons
+    assert left.fix.endswith(f"; `print(v.steps[{at}])` has all decisions")
+
+
+def test_memory_that_is_handed_out_runs_nothing_and_costs_nothing() -> None:
+    x, out = torch.randn(64, 64, requires_grad=True), []
+
+    def step() -> None:
+        y = torch.empty_like(x).bernoulli_(0.5) * x
+        out.append(y.exp())
+        out[0].sum().backward()
+
+    capture = tracefuse.capture(step)
+    (memory,) = [n for n in capture.trace.ops if op_name(n).startswith("aten.empty_like")]
+    assert memory.name not in modelled(capture.trace).us
+    (finding,) = found("unfused pointwise work", case(capture))
+    assert memory.name not in finding.values
+    assert finding.title.startswith(f"{len(finding.values)} pointwise ops")
+
+
+def test_what_is_modelled_says_in_the_end_what_measures_it() -> None:
+    plain = tracefuse.capture(programs.rope(torch.float32).run).variant(Config.off())
+    assert str(plain.findings()).endswith("v.timeline() measures op by op")
+    assert str(plain.layers()).endswith("v.timeline() measures op by op")
+    plain.timeline()
+    assert "(measured on" in str(plain.findings())
+    assert "v.timeline()" not in str(plain.findings()) + str(plain.layers())
+
+
+def test_identical_layers_are_one_place_for_pointwise_ops() -> None:
+    model, x = nn.Sequential(*(nn.Sequential(nn.GELU()) for _ in range(3))), torch.randn(256, 256)
+
+    def step() -> None:
+        torch.exp(model(x.requires_grad_())).sum().backward()
+
+    (finding,) = found("unfused pointwise work", case(tracefuse.capture(step)))
+    assert dict(finding.evidence)["most of it in"].startswith("*.0 (")
+
+
+def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None:
+    x, w = torch.randn(64, 256), torch.randn(1001, 256, requires_grad=True)
+    plain = case(tracefuse.capture(lambda: (x @ w.t()).sum().backward()))
+    assert not found("unaligned matmul", plain)
+    (finding,) = found("unaligned matmul", replace(plain, environment=(("tf32", "True"),)))
+    assert "1,001, which is no multiple of 4" in finding.title
+
+
+@pytest.mark.parametrize("rows", [8, 13])
+def test_an_odd_number_of_rows_leaves_them_aligned(rows: int) -> None:
+    x = torch.randn(rows, 64, dtype=torch.bfloat16, requires_grad=True)
+    w = torch.randn(128, 64, dtype=torch.bfloat16, requires_grad=True)
+    # A weighted sum, whose gradient has memory of its own: an expanded one has no rows.
+    weights = torch.randn(rows, 128, dtype=torch.bfloat16)
+    capture = tracefuse.capture(lambda: ((x @ w.t()) * weights).sum().backward())
+    assert not found("unaligned matmul", case(capture))
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
+    capture = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run)
+    findings = diagnose(case(capture))
+    assert [one.severity for one in findings] == sorted(
+        (one.severity for one in findings), key=["high", "medium", "low"].index
+    )
+    names = {n.name for n in capture.trace.ops}
+    for one in findings:
+        assert set(one.values) <= names
+        assert all((one.title, one.fix, one.worth))
+        assert str(one).count("\n") >= 3
+        assert 1 <= len(one.evidence) <= 4
+        assert all(int(share) <= 100 for share in re.findall(r"(\d+) %", one.worth))
+
+
+def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -> None:
+    capture = tracefuse.capture(programs.rope_full(torch.float32).run)
+    found = capture.variant(Config.off()).findings()
+    assert str(found) == repr(found) == "\n\n".join([*map(str, found), how_to_measure(found.provenance)])
+    assert str(capture.optimize().findings()).startswith(
+        "nothing found; looked for: gradients that every backward copies"
+    )

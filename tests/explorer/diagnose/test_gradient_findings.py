@@ -1,0 +1,192 @@
+"""Gradients that nobody needs are found with what they cost, and wanted ones are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from test_diagnose import case, found
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.diagnose.diagnose import diagnose
+
+NAMES = (
+    "gradient that no optimizer takes",
+    "gradient of data",
+    "gradient computed and dropped",
+    "frozen parameters still paid for",
+    "gradient computed and not read",
+)
+
+
+def gradient_findings(capture: tracefuse.Capture, trace: Any = None) -> list[str]:
+    return [one.name for one in diagnose(case(capture, trace)) if one.name in NAMES]
+
+
+def two_layers(width: int = 256) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False))
+
+
+# --- what no optimizer takes ------------------------------------------------------------------------------------------
+
+
+def test_parameters_that_no_optimizer_takes() -> None:
+    model, x = two_layers(), torch.randn(32, 256)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    with tracefuse.capture() as c:
+        loss = model(x).square().mean()
+        loss.backward()
+    assert c.optimizers == {"optimizer": {"_1_weight"}}
+    assert gradient_findings(c) == ["gradient that no optimizer takes"]
+    (finding,) = found("gradient that no optimizer takes", case(c))
+    assert finding.title == "every backward computes the gradient of `0.weight`, which no optimizer updates"
+    assert finding.evidence[0] == ("optimizers found", "`optimizer`: 1 of the 2 parameters with a gradient")
+    assert finding.evidence[1] == ("only for that", "2 ops, 0 B saved by the forward")
+    assert "loss = model(x)" in finding.source
+    assert finding.severity == "high"
+    assert finding.changes == {"freeze": ["0.weight"]}
+    assert gradient_findings(c, c.optimize(**finding.changes, fuse=False).trace) == []
+    optimizer.step()
+
+
+@pytest.mark.parametrize("held", [(), (0, 1)])
+def test_nothing_is_said_where_all_or_none_of_the_parameters_are_in_an_optimizer(held: tuple[int, ...]) -> None:
+    model, x = two_layers(), torch.randn(32, 256)
+    taken = [p for i in held for p in model[i].parameters()] or [nn.Parameter(torch.ones(3))]
+    optimizer = torch.optim.SGD(taken, lr=0.1)
+    with tracefuse.capture() as c:
+        model(x).square().mean().backward()
+    assert gradient_findings(c) == []
+    optimizer.step()
+
+
+@dataclass
+class Trainer:
+    optimizer: torch.optim.Optimizer
+
+
+@pytest.mark.parametrize("keep", [Trainer, lambda one: [one], lambda one: {"rest": one}])
+def test_optimizers_in_objects_lists_and_dicts_are_in_sight(keep: Any) -> None:
+    model, x = two_layers(), torch.randn(32, 256)
+    last = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    kept = keep(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    scheduler = torch.optim.lr_scheduler.ConstantLR(last)
+    with tracefuse.capture() as c:
+        model(x).square().mean().backward()
+    assert list(c.optimizers.values()) == [{"_1_weight"}, {"_0_weight"}]
+    assert gradient_findings(c) == []
+    assert kept
+    assert scheduler.optimizer is last
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_data_beside_those_of_parameters() -> None:
+    model, x = two_layers(), torch.randn(32, 256, requires_grad=True)
+    with tracefuse.capture() as c:
+        model(x).square().mean().backward()
+    (finding,) = found("gradient of data", case(c))
+    assert "the gradient of `x`, which is no parameter" in finding.title
+    assert finding.severity == "medium"  # a fifth of the step, but who knows what `x.grad` is for
+    assert finding.changes == {"freeze": ["x"]}
+    assert gradient_findings(c, c.optimize(**finding.changes, fuse=False).trace) == []
+
+
+def test_a_program_of_leaves_only_is_about_their_gradients() -> None:
+    x = torch.randn(32, 256, requires_grad=True)
+    assert gradient_findings(tracefuse.capture(lambda: x.square().sum().backward())) == []
+
+
+# --- computed and dropped ---------------------------------------------------------------------------------------------
+
+
+class EveryGradient(torch.autograd.Function):
+    """A linear layer whose backward does not ask which gradients are needed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        to_x = gradient @ weight
+        to_weight = gradient.t() @ x
+        return to_x, to_weight
+
+
+def test_a_backward_that_computes_the_gradient_of_a_frozen_weight() -> None:
+    first, weight, x = nn.Linear(256, 256), torch.randn(256, 256), torch.randn(32, 256)
+    with tracefuse.capture() as c:
+        EveryGradient.apply(first(x), weight).square().mean().backward()
+    assert [(one.op, one.origin.autograd) for one in c.dropped] == [("aten.mm.default", "EveryGradientBackward")]
+    assert gradient_findings(c) == ["gradient computed and dropped"]
+    (finding,) = found("gradient computed and dropped", case(c))
+    assert ("written", "256 KiB") in finding.evidence
+    assert ("by", "EveryGradientBackward") in finding.evidence
+    assert "x @ weight.t()" in finding.source
+    assert "of both (modelled: roofline" in finding.worth
+
+
+def test_a_gradient_that_was_asked_for_and_let_go() -> None:
+    a, b = (torch.randn(256, 256, requires_grad=True) for _ in range(2))
+    with tracefuse.capture() as c:
+        to_a = torch.autograd.grad((a @ b).sum(), [a, b])[0]
+    assert to_a is not None
+    assert gradient_findings(c) == ["gradient computed and dropped"]
+
+
+def test_a_gradient_that_a_variable_holds_or_python_reads_is_not_dropped() -> None:
+    model, x, norms = two_layers(), torch.randn(32, 256), []
+    model[0].weight.register_hook(lambda gradient: norms.append(gradient.norm()))
+    model[1].weight.register_hook(lambda gradient: norms.append(gradient.abs().max().item()))
+    with tracefuse.capture() as c:
+        loss = model(x).square().mean()
+        both = torch.autograd.grad(loss, list(model.parameters()))
+    assert len(both) == len(norms) == 2
+    assert c.dropped == ()
+
+
+def test_of_a_program_that_is_rewritten_nothing_is_said() -> None:
+    weight, norms = nn.Parameter(torch.randn(64, 64)), []
+    weight.register_hook(lambda gradient: norms.append(gradient.norm()))
+    with tracefuse.capture() as c:
+        grid = torch.ones(8, 64)
+        grid[:, 0].mul_(2)
+        (grid @ weight).sum().backward()
+    assert len(norms) == 1
+    assert c.dropped == ()
+
+
+class EveryOutput(torch.autograd.Function):
+    """A convolution whose backward asks the operator for every gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.conv2d(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        zeros, ones = [0, 0], [1, 1]
+        found = torch.ops.aten.convolution_backward(
+            gradient, *ctx.saved_tensors, None, ones, zeros, ones, False, zeros, 1, [True, True, False]
+        )
+        return found[0], None
+
+
+def test_an_op_that_computes_a_frozen_parameters_gradient_beside_what_is_read() -> None:
+    first, frozen = nn.Conv2d(8, 8, 3), nn.Parameter(torch.randn(8, 8, 3, 3), requires_grad=False)
+    x = torch.randn(2, 8, 16, 16)
+    with tracefuse.capture() as c:
+        EveryOutput.apply(first(x), frozen).square().mean().backward()
+    assert gradient_findings(c) == ["frozen parameters still paid for"]
+    (finding,) = found("frozen parameters still paid for", case(c))
+    assert finding.title == "the backward computes 2.25 KiB that nothing reads, in 1 op"
+    assert ("of", "1 frozen parameter: frozen") in finding.evidence
+    assert gradient_findings(c, c.optimize(fuse=False).trace) == []

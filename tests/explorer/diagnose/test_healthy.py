@@ -1,0 +1,55 @@
+"""Of a program that is written as it should be, findings are remarks: what kernels would gain, never that something is wrong.
+
+Severity is the share of the step. It is judged at the sizes of real runs, as captured and as on a GPU that is set up well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cuda_traces
+import pytest
+from healthy_programs import HEALTHY, captured
+from test_mode_findings import HOPPER
+
+from tracefuse.diagnose.diagnose import diagnose
+from tracefuse.diagnose.finding import Case
+from tracefuse.measure.op_times import modelled
+
+UNFUSED, KEPT, CAT = "unfused pointwise work", "saved although cheaper to recompute", "concatenations in the backward"
+
+# What every op as a kernel of its own costs an eager program, and the gradients of a split in pieces.
+REMARKS = {
+    "mlp": {UNFUSED: "medium"},
+    "gpt": {UNFUSED: "medium", CAT: "low"},
+    "resnet": {UNFUSED: "medium"},
+    "llama": {UNFUSED: "medium", KEPT: "medium"},
+    "lora": {UNFUSED: "medium", KEPT: "medium"},
+    "autoencoder": {UNFUSED: "medium"},
+    "recurrent": {UNFUSED: "medium", CAT: "low"},
+    "diffusion": {UNFUSED: "medium", CAT: "low"},
+    "recommender": {UNFUSED: "medium", KEPT: "medium"},
+    "optimizer_step": {UNFUSED: "medium"},
+}
+
+
+def test_there_are_ten() -> None:
+    assert list(HEALTHY) == list(REMARKS)
+    assert len(REMARKS) == 10
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_program_has_remarks_and_none_of_them_high(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = captured(HEALTHY[name], monkeypatch)
+    here = Case.of(capture, capture.trace, modelled(capture.trace))
+    there = replace(here, trace=cuda_traces.on_cuda(capture.trace), environment=HOPPER)
+    for case in (here, there):
+        assert {one.name: one.severity for one in diagnose(case)} == REMARKS[name]
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+def test_what_the_passes_leave_of_it_is_healthy_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = captured(HEALTHY[name], monkeypatch)
+    left = {one.name: one.severity for one in capture.optimize().findings()}
+    assert left.keys() <= REMARKS[name].keys()
+    assert "high" not in left.values()

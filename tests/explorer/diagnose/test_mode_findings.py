@@ -1,0 +1,247 @@
+"""Settings that slow are found where they matter, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cuda_traces
+import pytest
+import torch
+from test_diagnose import case, found
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import tracefuse
+from tracefuse.diagnose import modes as mode_findings
+from tracefuse.diagnose.finding import Case, line
+from tracefuse.diagnose.launch_findings import FEWEST
+from tracefuse.measure.op_times import OpTimes
+from tracefuse.measure.peaks import DevicePeaks
+from tracefuse.measure.timing import Estimate
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import phase
+
+HOPPER = (("capability", "9.0"), ("tf32", "False"), ("cudnn", "on"), ("cudnn benchmark", "on"))
+
+
+def on_hopper(capture: tracefuse.Capture, **settings: str) -> Case:
+    """The program as if it had been captured on a GPU, under other settings than the best."""
+    environment = dict(HOPPER) | {name.replace("_", " "): value for name, value in settings.items()}
+    return replace(case(capture, cuda_traces.on_cuda(capture.trace)), environment=tuple(environment.items()))
+
+
+def test_modes_that_were_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True), profile(activities=[ProfilerActivity.CPU]):
+        capture = tracefuse.capture(lambda: x.exp().sum().backward())
+    titles = [one.title for one in found("slow mode", case(capture))]
+    assert [t.split(" was")[0] for t in titles] == ["CUDA_LAUNCH_BLOCKING", "anomaly mode", "profiler"]
+    assert not found("slow mode", replace(case(capture), environment=()))
+
+
+def convolution() -> tracefuse.Capture:
+    model, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8)
+    return tracefuse.capture(lambda: model(x).sum().backward())
+
+
+@pytest.mark.parametrize(("setting", "severity"), [("cudnn", "medium"), ("cudnn_benchmark", "low")])
+def test_cudnn_matters_where_there_are_convolutions(setting: str, severity: str) -> None:
+    capture = convolution()
+    assert not found("slow mode", on_hopper(capture))
+    (finding,) = found("slow mode", on_hopper(capture, **{setting: "off"}))
+    assert finding.severity == severity
+    assert ("convolutions", "2") in finding.evidence
+    assert "model(x)" in finding.source
+    assert not found("slow mode", on_hopper(matmuls(), **{setting: "off"}))
+    assert not found("slow mode", replace(case(capture), environment=((setting.replace("_", " "), "off"),)))
+
+
+# --- TF32 -------------------------------------------------------------------------------------------------------------
+
+
+def matmuls(dtype: torch.dtype = torch.float32) -> tracefuse.Capture:
+    x, w = torch.randn(256, 256, dtype=dtype), torch.randn(256, 256, dtype=dtype, requires_grad=True)
+    return tracefuse.capture(lambda: (x @ w).sum().backward())
+
+
+NAME = "matmuls of float32 without tensor cores"
+
+
+@pytest.fixture(autouse=True)
+def no_known_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU whose peaks this machine's cache may have."""
+    monkeypatch.setattr(mode_findings, "known_peaks", lambda device: None)
+
+
+def test_rates_are_those_of_the_gpu_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {name: Estimate(rate, rate, rate, 0.95, 3) for name, rate in (("fp32", 50e12), ("tf32", 400e12))}
+    peaks = DevicePeaks("measured on a test", Estimate(3e12, 3e12, 3e12, 0.95, 3), rates)
+    monkeypatch.setattr(mode_findings, "known_peaks", lambda device: peaks)
+    (finding,) = found(NAME, on_hopper(matmuls()))
+    assert ("rates", "50 and 400 TFLOP/s, measured peaks of a test") in finding.evidence
+
+
+def test_matmuls_of_float32_without_tensor_cores() -> None:
+    (finding,) = found(NAME, on_hopper(matmuls()))
+    assert finding.title == "2 matmuls of float32 run without tensor cores: TF32 is off"
+    assert finding.severity == "medium"
+    # 2 * 2 * 256**3 operations at 67 TFLOP/s are 1.002 µs. At 494.7 the bytes decide, at 3.35 TB/s 0.391 µs: three matrices of
+    # 256 KiB in the forward, two in the backward, where the gradient of the sum is one number.
+    assert finding.worth.startswith("at most 0.61 µs of ")
+    assert finding.worth.endswith("(modelled)")
+    assert "(x @ w)" in finding.source
+
+
+def test_what_was_measured_of_them_is_the_most_they_are_worth() -> None:
+    of = on_hopper(matmuls())
+    (finding,) = found(NAME, of)
+    times = OpTimes(dict.fromkeys(finding.values, 50.0), "measured on a test")
+    (measured,) = found(NAME, replace(of, times=times))
+    assert measured.worth == "at most 60.9 µs of 100 µs a step, 61 % (measured on a test; rates modelled)"
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(lambda: on_hopper(matmuls(), tf32="True"), id="TF32 is on"),
+        pytest.param(lambda: on_hopper(matmuls(), capability="7.5"), id="the GPU has none for float32"),
+        pytest.param(lambda: on_hopper(matmuls(torch.bfloat16)), id="bfloat16"),
+        pytest.param(lambda: case(matmuls()), id="CPU"),
+    ],
+)
+def test_matmuls_that_no_setting_slows(of) -> None:
+    assert not found(NAME, of())
+
+
+# --- loops of small kernels -------------------------------------------------------------------------------------------
+
+
+def step_of_an_optimizer(layers: int, width: int = 16, **options: bool) -> tracefuse.Capture:
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options), torch.randn(4, width)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with tracefuse.capture() as c:
+        model(x).sum().backward()
+        optimizer.step()
+    return c
+
+
+def test_an_optimizer_that_loops_over_its_parameters() -> None:
+    capture = step_of_an_optimizer(10, foreach=False)
+    (finding,) = found("loop of small kernels", on_hopper(capture))
+    assert finding.title.startswith("one line launches 60 kernels, of ")
+    assert finding.severity == "high"
+    assert "optimizer.step()" in finding.source
+    assert "fused=True" in finding.fix
+    assert ("launching takes", "432 µs: the host's 7.2 µs per op was measured on an H100's") in finding.evidence
+    assert not found("loop of small kernels", case(capture))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(lambda: step_of_an_optimizer(10, foreach=True), id="foreach"),
+        pytest.param(lambda: step_of_an_optimizer(FEWEST // 6 - 1, foreach=False), id="few parameters"),
+    ],
+)
+def test_optimizers_that_do_not_loop(of) -> None:
+    assert not found("loop of small kernels", on_hopper(of()))
+
+
+def test_kernels_that_take_longer_than_their_launch_are_no_finding() -> None:
+    of = on_hopper(step_of_an_optimizer(10, foreach=False))
+    slow = OpTimes({n.name: 20.0 for n in of.trace.ops}, "measured on a test")
+    assert not found("loop of small kernels", replace(of, times=slow))
+
+
+class Cell(nn.Module):
+    """A recurrent network as one writes it: a line of small ops, again and again."""
+
+    def __init__(self, width: int, rounds: int) -> None:
+        super().__init__()
+        self.turn, self.rounds = nn.Parameter(torch.randn(width, width)), rounds
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[:, 0])
+        for t in range(self.rounds):
+            h = torch.tanh(x[:, t] @ self.turn + h)  # a round
+        return h
+
+
+class Apart(nn.Module):
+    """Rounds that need nothing of each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x[:, t].sin() for t in range(x.shape[1])]).mean()  # a round
+
+
+def step_of(model: nn.Module, rounds: int, width: int = 16) -> tracefuse.Capture:
+    x = torch.randn(2, rounds, width, requires_grad=True)
+    return tracefuse.capture(lambda: model(x).sum().backward())
+
+
+@pytest.mark.parametrize("of", [case, on_hopper])
+def test_a_loop_over_the_steps_of_a_sequence(of) -> None:
+    """On the CPU too, where it is what a GPU would wait for."""
+    capture = step_of(Cell(16, 2 * FEWEST), 2 * FEWEST)
+    (finding,) = found("loop of small kernels", of(capture))
+    assert finding.title.startswith(f"a loop launches {6 * FEWEST} kernels in the forward and ")
+    assert finding.source.endswith("# a round")
+    assert "each round needs the one before" in finding.fix
+    backward = [n for n in capture.trace.ops if does_work(n) and phase(n) == "backward" and "# a round" in line(n)]
+    assert finding.title.split(" in the backward")[0].endswith(f" and {len(backward)}")
+    assert {n.name for n in backward} < set(finding.values)
+
+
+class Apiece(Cell):
+    """The same on three lines, in a module that runs once a round."""
+
+    def __init__(self, width: int, rounds: int) -> None:
+        super().__init__(width, rounds)
+        self.mix = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[:, 0])
+        for t in range(self.rounds):
+            given = x[:, t] * 2
+            h = h + given
+            h = torch.tanh(self.mix(h) * h)  # most
+        return h
+
+
+def test_the_lines_of_a_loop_are_one_finding() -> None:
+    (finding,) = found("loop of small kernels", case(step_of(Apiece(16, FEWEST), FEWEST)))
+    assert finding.title.startswith(f"a loop launches {5 * FEWEST} kernels in the forward and ")
+    assert finding.source.endswith("# most")
+    (also,) = (text for label, text in finding.evidence if label == "also")
+    assert also.count("test_mode_findings.py:") == 2
+
+
+def test_rounds_that_need_nothing_of_each_other_want_another_remedy() -> None:
+    (finding,) = found("loop of small kernels", case(step_of(Apart(), 2 * FEWEST)))
+    assert "no round needs another" in finding.fix
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(lambda: step_of(Cell(16, FEWEST - 1), FEWEST - 1), id="few rounds"),
+        pytest.param(
+            lambda: step_of(nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(FEWEST))), 2, 8),
+            id="layers, each a module of its own",
+        ),
+    ],
+)
+def test_what_is_no_loop_in_the_forward(of) -> None:
+    assert not found("loop of small kernels", case(of()))
+
+
+def test_a_loop_of_large_kernels_is_no_finding() -> None:
+    of = case(step_of(Cell(16, FEWEST), FEWEST))
+    assert found("loop of small kernels", of)
+    slow = OpTimes({n.name: 20.0 for n in of.trace.ops}, "measured on a test")
+    gpu = replace(of, trace=cuda_traces.on_cuda(of.trace), times=slow)
+    assert not found("loop of small kernels", gpu)

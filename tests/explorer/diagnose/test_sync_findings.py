@@ -1,0 +1,115 @@
+"""Each line that reads what a GPU computes is one finding, with how it reads and how often."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import cuda_traces
+import pytest
+import torch
+import torch.nn.functional as F
+from test_diagnose import case, found
+from test_no_sync import READS
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.optimizers.trace import fake_mode
+from tracefuse.recording.host_reads import COPY, HostRead, Stop
+
+
+@pytest.mark.parametrize("how", READS)
+def test_every_read_is_a_finding_with_its_line(how: str) -> None:
+    def step(value: Tensor) -> Tensor:
+        READS[how]()
+        return value * 2
+
+    (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
+    assert finding.title == f"{how} would make the host wait once a step on a GPU"
+    assert ("reads", how) in finding.evidence
+    assert "test_no_sync.py:" in finding.source
+    assert "lambda:" in finding.source
+    assert (finding.severity, finding.worth) == ("low", "nothing on a CPU; on a GPU the host would wait")
+
+
+def test_reads_are_grouped_by_line() -> None:
+    def step(x: Tensor) -> Tensor:
+        for _ in range(3):
+            if x.sum().item() > -1e9: x = x * 2  # fmt: skip  # noqa: E701
+        return x
+
+    (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
+    assert finding.title == "`.item()` would make the host wait 3 times a step on a GPU"
+    assert finding.evidence == (("reads", "`.item()` ×3"), ("bytes", "12 B"))
+    assert "x.sum().item()" in finding.source
+
+
+def test_printing_a_tensor_is_one_read(capsys: pytest.CaptureFixture[str]) -> None:
+    def step(x: Tensor) -> Tensor:
+        print(x.sum(), x)
+        return x * 2
+
+    (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
+    assert capsys.readouterr().out == "tensor(3.) tensor([1., 1., 1.])\n"
+    assert finding.title == "`print(t)` would make the host wait 2 times a step on a GPU"
+    assert "print(x.sum(), x)" in finding.source
+
+
+def test_a_mask_is_read_in_the_backward_too() -> None:
+    x = torch.randn(8, requires_grad=True)
+    (finding,) = found("waits for the GPU", case(tracefuse.capture(lambda: x[x > 0].sum().backward())))
+    assert ("in the backward", "1") in finding.evidence
+    assert "where or masked_fill" in finding.fix
+
+
+def test_what_lies_on_the_cpu_of_a_program_on_a_gpu_stops_nobody() -> None:
+    capture = tracefuse.capture(lambda x: x * x.sum().item(), torch.ones(3))
+    on_gpu = case(capture, cuda_traces.on_cuda(capture.trace))
+    assert not found("waits for the GPU", on_gpu)
+    (stop,) = on_gpu.stops
+    there = Stop(replace(stop.read, device=torch.device("cuda:0")), stop.source)
+    (finding,) = found("waits for the GPU", replace(on_gpu, stops=(there,)))
+    assert finding.title == "`.item()` makes the host wait once a step"
+    assert finding.severity == "medium"
+
+
+def test_a_step_of_an_optimizer_reads_nothing() -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with tracefuse.capture() as c:
+        F.mse_loss(model(torch.ones(2, 3)), torch.ones(2, 3)).backward()
+        optimizer.step()
+    assert c.guards
+    assert c.stops == ()
+
+
+def test_a_gradient_that_autograd_copies_to_the_cpu_is_no_read_of_the_program() -> None:
+    capture = tracefuse.capture(lambda: torch.ones(3, requires_grad=True).sum().backward())
+    of = replace(case(capture), trace=cuda_traces.on_cuda(capture.trace))
+    copy = HostRead("copy", COPY, torch.device("cuda:0"), 12)
+    assert not found("waits for the GPU", replace(of, stops=(Stop(copy, None, in_backward=True),)))
+    assert found("waits for the GPU", replace(of, stops=(Stop(copy, None),)))
+
+
+def test_casts_and_device_moves_of_a_backward_are_told_apart() -> None:
+    leaf, weight = torch.randn(256, requires_grad=True), torch.randn(256, requires_grad=True)
+    capture = tracefuse.capture(lambda: (leaf.double() * weight.double()).sum().backward())
+    name = "two things called ToCopyBackward0"
+    trace = cuda_traces.on_cuda(capture.trace)
+    assert not found(name, case(capture, trace))
+    (gradient,) = [n for n, o in zip(trace.returned, trace.outputs, strict=True) if o.of == "leaf"]
+    with fake_mode(trace.graph):
+        gradient.meta["val"] = torch.empty(256, device="cpu")
+    (finding,) = found(name, case(capture, trace))
+    assert finding.title == "1 dtype cast and 1 device move are both called ToCopyBackward0 in a profile"
+    assert finding.evidence == (("casts", "1 KiB"), ("device moves", "1 KiB"), ("largest move", "grad_leaf"))
+    assert finding.severity == "low"
+
+
+def test_what_another_thread_reads_is_not_the_programs() -> None:
+    def step(x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lambda: (x.sum().item(), repr(x), x.tolist())).result()[0] == 3.0
+        return x * 2
+
+    assert tracefuse.capture(step, torch.ones(3)).stops == ()

@@ -1,0 +1,468 @@
+"""Measuring: interleaved, injected time, honest intervals, differences that cannot hide."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fake_clock import FakeClock
+from torch.autograd import DeviceType
+
+from tracefuse.device.clocks import CpuClock, clock_of, device_label
+from tracefuse.errors import Cancelled, MeasureError
+from tracefuse.measure.compare import max_abs_difference
+from tracefuse.measure.profile import profile, summarise
+from tracefuse.measure.rounds import Program, _order, measure
+from tracefuse.measure.timing import CONFIDENCE, MIN_ROUNDS, RATIO_CONFIDENCE, Estimate, estimate, paired_ratio, verdict
+from tracefuse.optimizers.errors import NotSupported
+
+
+def test_phases_and_ratios() -> None:
+    clock = FakeClock()
+    programs = {"eager": clock.program("eager", 10, 20), "fused": clock.program("fused", 5, 4)}
+    timing = measure(programs, clock=clock)
+    assert [(r.label, r.program) for r in timing.rows] == [(p, "fused") for p in ("forward", "backward", "step")]
+    assert [r.baseline_ms.median for r in timing.rows] == [10, 20, 30]
+    assert [r.variant_ms.median for r in timing.rows] == [5, 4, 9]
+    assert [r.ratio.median for r in timing.rows] == pytest.approx([0.5, 0.2, 0.3])
+    assert timing.device.startswith("measured on CPU")
+    assert timing.program("fused").peak_nbytes is None
+
+
+def test_programs_take_turns_in_an_order_that_turns_round_and_the_clock_waits_between_them() -> None:
+    clock = FakeClock()
+    programs = {name: clock.program(name, 4, 4) for name in "abc"}
+    timing = measure(programs, clock=clock)
+    log = clock.log[-timing.rounds * 12 :]
+    turns = ["".join(step[0] for step in log[at : at + 12] if "forward" in step) for at in range(0, len(log), 12)]
+    expected = [step for turn in turns for n in turn for step in ("wait", f"{n} forward", f"{n} backward", "wait")]
+    assert log == expected
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+    assert all(one == other[::-1] for one, other in zip(turns[::2], turns[1::2], strict=True))
+
+
+def test_what_disturbs_every_fourth_sample_keeps_step_with_no_order() -> None:
+    firsts = [_order(["a", "b"], turn)[0] for turn in range(64)]
+    assert firsts.count("a") == 32
+    fourth = [name for turn in range(64) for name in _order(["a", "b"], turn)][::4]
+    assert 10 <= fourth.count("a") <= 22
+
+
+def test_equal_samples_stop_at_the_first_count_that_has_an_interval() -> None:
+    clock = FakeClock()
+    timing = measure({"a": clock.program("a", 10)}, clock=clock)
+    assert (timing.rounds, timing.stopped) == (MIN_ROUNDS, "intervals are tight")
+
+
+def test_noise_is_measured_until_the_budget_is_used() -> None:
+    clock, noise = FakeClock(), random.Random(0)
+    timing = measure({"a": clock.program("a", lambda: noise.uniform(50, 150))}, clock=clock, budget_s=3)
+    assert timing.stopped == "budget of 3 s"
+    assert 15 <= timing.rounds <= 40
+    assert timing.baseline.times_ms["step"].low < 100 < timing.baseline.times_ms["step"].high
+
+
+def test_the_budget_is_not_passed_and_one_round_always_runs() -> None:
+    clock = FakeClock()
+    timing = measure({"a": clock.program("a", 4000)}, clock=clock, budget_s=10)
+    assert (timing.rounds, timing.stopped) == (2, "budget of 10 s")
+    assert measure({"a": clock.program("a", 4000)}, clock=clock, budget_s=1).rounds == 1
+
+
+def test_noise_ends_at_the_largest_number_of_rounds() -> None:
+    clock, noise = FakeClock(), random.Random(0)
+    timing = measure({"a": clock.program("a", lambda: noise.uniform(5, 15))}, clock=clock, budget_s=99, max_rounds=20)
+    assert (timing.rounds, timing.stopped) == (20, "20 rounds")
+
+
+def test_what_was_measured_before_a_cancel_is_kept_if_it_has_an_interval() -> None:
+    clock, noise = FakeClock(), random.Random(0)
+    programs = {"a": clock.program("a", lambda: noise.uniform(50, 150))}
+    timing = measure(programs, clock=clock, budget_s=99, is_cancelled=lambda: clock.now_s() > 2)
+    assert timing.stopped == "cancelled"
+    assert MIN_ROUNDS <= timing.rounds < 40
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 7])
+def test_a_cancel_before_there_is_an_interval_says_so(calls: int) -> None:
+    clock, asked = FakeClock(), iter(range(99))
+    with pytest.raises(Cancelled, match="nothing was measured"):
+        measure({"a": clock.program("a", 10)}, clock=clock, is_cancelled=lambda: next(asked) >= calls)
+
+
+def test_what_slows_a_whole_round_falls_out_of_the_excess() -> None:
+    clock, noise = FakeClock(), random.Random(0)
+    slow = [noise.uniform(5, 10) for _ in range(99)]
+    turns = {"a": iter(slow), "b": iter(slow)}
+    programs = {
+        "a": clock.program("a", lambda: next(turns["a"])),
+        "b": clock.program("b", lambda: next(turns["b"]) + 3),
+    }
+    excess = measure(programs, clock=clock, max_rounds=8).program("b").excess_ms["step"]
+    assert (excess.median, excess.low, excess.high) == pytest.approx((3, 3, 3))
+
+
+def test_short_programs_are_replayed_back_to_back() -> None:
+    clock = FakeClock()
+    timing = measure({"a": clock.program("a", 0.5, 0.5), "b": clock.program("b", 3, 1)}, clock=clock)
+    assert timing.inner == 5
+    assert timing.program("b").times_ms["step"].median == pytest.approx(4)
+    assert timing.rounds % 2 == 0
+    # The last round is b, then a.
+    sample = ["wait", *["a forward", "a backward"] * timing.inner, "wait"]
+    assert clock.log[-len(sample) :] == sample
+
+
+def test_drift_that_hits_all_programs_cancels_in_the_ratio() -> None:
+    clock = FakeClock()
+    drift = {"factor": 1.0}
+
+    def slow(ms: float):
+        def now() -> float:
+            drift["factor"] *= 1.01
+            return ms * drift["factor"]
+
+        return now
+
+    timing = measure({"a": clock.program("a", slow(10)), "b": clock.program("b", slow(20))}, clock=clock, max_rounds=50)
+    times, ratio = timing.program("a").times_ms["step"], timing.program("b").ratios["step"]
+    assert times.relative_width > 0.1
+    assert ratio.relative_width < 0.011
+    assert ratio.median == pytest.approx(2, rel=1e-3)
+    assert ratio.low < 2 < ratio.high
+
+
+@pytest.mark.parametrize("busy_ms", [1, 40])
+@pytest.mark.parametrize("step_ms", [30, 100, 400])
+def test_progress_that_slows_what_follows_favours_nobody(step_ms: float, busy_ms: float) -> None:
+    """In a notebook a report wakes a thread, and the browser draws: the next replays are four times as slow."""
+    clock, noise, reports_ms = FakeClock(), random.Random(0), []
+
+    def duration() -> float:
+        drawing = bool(reports_ms) and clock.now_ms - reports_ms[-1] < busy_ms
+        return step_ms * (4 if drawing else 1) * noise.uniform(0.98, 1.02)
+
+    def progress(fraction: float, text: str) -> None:
+        if text.startswith("round"):
+            reports_ms.append(clock.now_ms)
+
+    programs = {name: clock.program(name, duration) for name in ("captured", "optimised")}
+    timing = measure(programs, clock=clock, budget_s=60, max_rounds=9, progress=progress)
+    (row,) = [row for row in timing.rows if row.label == "step"]
+    assert len(reports_ms) >= 2
+    # The intervals of so few rounds are those of the fastest and the slowest sample.
+    assert max(row.baseline_ms.high, row.variant_ms.high) <= 1.02 * step_ms
+    assert row.ratio.median == pytest.approx(1, abs=0.02)
+    assert row.verdict == "no difference seen"
+
+
+@pytest.mark.parametrize(("step_ms", "between_ms"), [(1, 250), (400, 1200)])
+def test_progress_is_told_a_few_times_a_second_and_seldom_between_long_rounds(step_ms: int, between_ms: int) -> None:
+    clock, noise, told = FakeClock(), random.Random(0), []
+    noisy = clock.program("a", lambda: step_ms * noise.uniform(0.5, 1.5))
+    measure({"a": noisy}, clock=clock, budget_s=20, progress=lambda *_: told.append(clock.now_ms))
+    gaps = [after - before for before, after in pairwise(told[2:-1])]
+    assert len(gaps) >= 3
+    assert between_ms <= min(gaps) < 3 * between_ms
+
+
+def test_the_first_run_is_reported_apart() -> None:
+    clock, durations = FakeClock(), iter([900.0])
+    timing = measure({"a": clock.program("a", lambda: next(durations, 10.0))}, clock=clock)
+    assert timing.baseline.cold_ms == 900
+    assert timing.baseline.times_ms["step"].high == 10
+
+
+def test_progress_is_told_and_ends_at_one() -> None:
+    clock, told = FakeClock(), []
+    measure({"a": clock.program("a", 10)}, clock=clock, progress=lambda fraction, text: told.append((fraction, text)))
+    fractions = [fraction for fraction, _ in told]
+    assert fractions == sorted(fractions)
+    assert told[0] == (0.0, "first run of a")
+    assert told[-1] == (1.0, "measured")
+
+
+@pytest.mark.parametrize("budget_s", [0, -1, math.nan, "5", None])
+def test_a_budget_is_a_time(budget_s: object) -> None:
+    with pytest.raises(MeasureError, match=r"pass seconds above 0, such as budget_s=5"):
+        measure({"a": Program(lambda: ((),))}, budget_s=budget_s)
+
+
+def test_progress_is_a_function() -> None:
+    with pytest.raises(MeasureError, match=r"progress='x' cannot be called: pass a function"):
+        measure({"a": Program(lambda: ((),))}, progress="x")
+
+
+def test_differences_from_the_baseline_and_from_a_reference() -> None:
+    clock = FakeClock()
+    programs = {"a": clock.program("a", 10, 1), "b": clock.program("b", 10, 1, value=1.5)}
+    timing = measure(programs, clock=clock)
+    assert timing.program("a").difference is None
+    assert (timing.program("b").difference.results, timing.program("b").difference.gradients) == (0.5, 1.0)
+    exact = clock.program("exact", 1, 1, value=2.0)
+    timing = measure(programs, clock=clock, reference=exact)
+    assert [p.difference.results for p in timing.programs] == [1.0, 0.5]
+
+
+def test_programs_with_other_outputs_are_refused() -> None:
+    clock = FakeClock()
+    three = Program(lambda: ((torch.ones(3), torch.ones(3)),))
+    with pytest.raises(MeasureError, match="returns 2 results where the reference returns 1"):
+        measure({"a": clock.program("a", 1), "b": three}, clock=clock)
+    with pytest.raises(MeasureError, match="pass at least one program"):
+        measure({}, clock=clock)
+
+
+def test_a_program_with_fewer_gradients_names_them() -> None:
+    def program(gradients: dict[str, float], named: bool) -> Program:
+        values = [torch.tensor(v) for v in gradients.values()]
+        return Program(lambda: ((),), lambda state: values, tuple(gradients) if named else None)
+
+    both, one = program({"a": 1.0, "b": 2.0}, True), program({"b": 2.25}, True)
+    assert measure({"all": both, "frozen": one}, budget_s=0.1).program("frozen").difference.gradients == 0.25
+    with pytest.raises(MeasureError, match="returns 1 gradients where the reference returns 2"):
+        measure({"all": both, "frozen": program({"b": 2.25}, False)}, budget_s=0.1)
+    with pytest.raises(MeasureError, match="has a, which the reference has not"):
+        measure({"frozen": one, "all": both}, budget_s=0.1)
+
+
+def test_a_nan_in_any_gradient_is_not_lost_behind_a_larger_one() -> None:
+    def program(*values: float) -> Program:
+        return Program(lambda: ((),), lambda state: [torch.tensor(v) for v in values])
+
+    for values in ((nan, 5.0), (5.0, nan)):
+        timing = measure({"a": program(1.0, 1.0), "b": program(*values)}, budget_s=0.1)
+        assert math.isnan(timing.program("b").difference.gradients)
+
+
+def test_a_yardstick_is_timed_but_not_compared() -> None:
+    programs = {"a": Program(lambda: ((torch.ones(2),),)), "copy": Program(lambda: ((torch.ones(7),),), compared=False)}
+    assert measure(programs, budget_s=0.1).program("copy").difference is None
+
+
+def test_what_a_program_raises_leaves_and_garbage_collection_is_on_again() -> None:
+    runs = iter(range(5))
+
+    def fails_in_a_round() -> tuple:
+        if next(runs) == 4:
+            raise ZeroDivisionError
+        return ((),)
+
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        measure({"a": Program(fails_in_a_round)})
+    assert gc.isenabled()
+
+
+nan, inf = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected", "delta"),
+    [
+        ([1.0, 2.0], [1.0, 2.5], 0.5),
+        ([nan, 1.0], [nan, 1.0], 0.0),
+        ([inf, -inf], [inf, -inf], 0.0),
+        ([inf], [-inf], inf),
+        ([], [], 0.0),
+    ],
+)
+def test_max_abs_difference(mine: list[float], expected: list[float], delta: float) -> None:
+    assert max_abs_difference("p", torch.tensor(mine), torch.tensor(expected, dtype=torch.float64)) == delta
+
+
+def test_the_parts_of_complex_numbers_count_each() -> None:
+    one = torch.tensor([1 + 2j, complex(math.inf, 1)])
+    assert max_abs_difference("p", one, one.clone()) == 0
+    assert max_abs_difference("p", one, torch.tensor([4 - 2j, complex(math.inf, 1)])) == 5
+    assert max_abs_difference("p", one, one.conj()) == 4
+    assert max_abs_difference("p", torch.tensor([1.0]), torch.tensor([1 + 1j])) == 1
+
+
+def test_a_nan_on_one_side_shows_as_nan() -> None:
+    assert math.isnan(max_abs_difference("p", torch.tensor([1.0, nan, 2.0]), torch.tensor([1.0, 1.0, 1.0])))
+
+
+def test_a_missing_gradient_is_no_small_difference() -> None:
+    assert max_abs_difference("p", None, None) == 0.0
+    with pytest.raises(MeasureError, match="p has None where the reference has"):
+        max_abs_difference("p", None, torch.ones(2))
+    with pytest.raises(MeasureError, match=r"\(1,\) where the reference has \(2,\)"):
+        max_abs_difference("p", torch.ones(1), torch.ones(2))
+
+
+def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
+    chance, trials, samples = random.Random(0), 2000, 15
+    covered = 0
+    for _ in range(trials):
+        interval = estimate([chance.expovariate(1.0) for _ in range(samples)])
+        covered += interval.low <= math.log(2) <= interval.high
+    assert interval.coverage >= CONFIDENCE
+    # Three standard errors of a proportion near 0.96 over 2000 trials.
+    assert covered / trials == pytest.approx(interval.coverage, abs=0.013)
+
+
+@pytest.mark.parametrize(("n", "coverage"), [(1, 0.0), (2, 0.5), (5, 0.9375), (7, 0.984375), (8, 0.9921875)])
+def test_few_samples_say_how_little_they_cover(n: int, coverage: float) -> None:
+    found = estimate(list(range(n)))
+    assert (found.low, found.high, found.coverage) == (0, n - 1, coverage)
+    assert ("sample" in str(found)) == (n < MIN_ROUNDS)
+    assert ("one sample" in str(found)) == (n == 1) == ("[" not in str(found))
+
+
+def test_no_samples_are_no_estimate() -> None:
+    with pytest.raises(ValueError, match="at least one round"):
+        estimate([])
+
+
+def test_the_ratio_is_the_median_over_rounds() -> None:
+    mine, base = [1.0, 2.0, 9.0, 2.5, 1.5, 2.0, 3.0], [2.0, 4.0, 4.0, 1.0, 5.0, 4.0, 3.0]
+    found = paired_ratio(mine, base)
+    assert (found.median, found.low, found.high) == (0.5, 1.5 / 5, 2.5)
+    many = paired_ratio(mine * 5, base * 5)
+    assert many.median == found.median
+    assert found.low < many.low <= many.median <= many.high < found.high
+    with pytest.raises(ValueError, match="at least one round"):
+        paired_ratio([], [])
+
+
+@pytest.mark.parametrize("rounds", [8, 9, 10, 30])
+def test_the_ratios_interval_covers_one_for_equal_programs_as_often_as_it_says(rounds: int) -> None:
+    noise, trials = random.Random(0), 1000
+
+    def times(shared: list[float]) -> list[float]:
+        return [level * noise.lognormvariate(0, 0.1) for level in shared]
+
+    covered = 0
+    for _ in range(trials):
+        shared = [noise.lognormvariate(0, 0.2) for _ in range(rounds)]
+        found = paired_ratio(times(shared), times(shared))
+        covered += found.low <= 1 <= found.high
+    # Three standard errors of a proportion of 0.99 over 1000 trials.
+    assert covered / trials >= RATIO_CONFIDENCE - 0.0095
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "samples", "said"),
+    [
+        (0.8, 0.98, 8, "faster"),
+        (1.02, 1.2, 8, "slower"),
+        (0.96, 1.0, 8, "no difference seen"),
+        (0.97, 0.995, 8, "no difference seen"),
+        (1.002, 1.008, 8, "no difference seen"),
+        (0.9, 1.02, 8, "no difference seen: the noise hides up to 10%"),
+        (0.99, 1.2, 8, "no difference seen: the noise hides up to 20%"),
+        (0.8, 0.9, 7, "too few rounds to say (7 of 8)"),
+    ],
+)
+def test_what_a_ratio_lets_one_say(low: float, high: float, samples: int, said: str) -> None:
+    assert verdict(Estimate((low + high) / 2, low, high, RATIO_CONFIDENCE, samples)) == said
+
+
+def test_a_timing_is_json_and_a_table() -> None:
+    clock = FakeClock()
+    programs = {"eager": clock.program("eager", 10, 20), "not a number": clock.program("n", 5, 4, value=nan)}
+    timing = measure(programs, clock=clock)
+    loaded = json.loads(json.dumps(timing.to_json(), allow_nan=False))
+    assert loaded["programs"][1]["difference"]["results"] == "nan"
+    assert loaded["programs"][0]["times_ms"]["step"]["median"] == 30
+    lines = str(timing).splitlines()
+    assert "measured on CPU" in lines[0]
+    assert "8 rounds of 1 replay, interleaved; stopped: intervals are tight" in lines[0]
+    assert len({line.index("[10, 10]") for line in lines if "[10, 10]" in line}) == 1
+    assert any(line.split()[:3] == ["eager", "forward", "10"] for line in lines)
+    assert "below 1 is faster" in lines[1]
+    assert [line.split()[-1] for line in lines if "] " in line and "not a number" in line] == ["faster"] * 3
+    assert "their ATen references do" in timing.note
+
+
+def test_real_time_on_the_cpu() -> None:
+    small, large = torch.ones(64, 64), torch.ones(512, 512)
+    programs = {"large": Program(lambda: ((large @ large,),)), "small": Program(lambda: ((small @ small,),))}
+    with pytest.raises(MeasureError):
+        measure(programs, budget_s=0.1)
+    alone = {name: measure({name: p}, budget_s=0.1).baseline.times_ms["step"].median for name, p in programs.items()}
+    assert 0 < alone["small"] < alone["large"]
+
+
+def test_clocks() -> None:
+    clock = clock_of("cpu")
+    assert isinstance(clock, CpuClock)
+    assert clock.between_ms(1.0, 1.5) == 500
+    assert device_label("cpu").startswith("measured on CPU (")
+    with pytest.raises(NotSupported, match="measure on cpu or cuda"):
+        clock_of("meta")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do without a GPU")
+def test_without_a_gpu_the_remedy_is_named() -> None:
+    with pytest.raises(NotSupported, match="device='cpu'"):
+        measure({"a": Program(lambda: ((),))}, device="cuda")
+    with pytest.raises(NotSupported, match=r"on the CPU use measure\(\)"):
+        profile(lambda: None)
+
+
+# --- the profiler -----------------------------------------------------------------------------------------------------
+
+
+def event(
+    name: str, on: DeviceType, time_us: float = 0.0, is_user_annotation: bool = False, start: float = 0.0
+) -> SimpleNamespace:
+    span = SimpleNamespace(elapsed_us=lambda: time_us, start=start, end=start + time_us)
+    return SimpleNamespace(name=name, device_type=on, time_range=span, is_user_annotation=is_user_annotation)
+
+
+EVENTS = [
+    event("aten::mm", DeviceType.CPU),
+    event("cudaLaunchKernel", DeviceType.CPU),
+    event("cuLaunchKernelEx", DeviceType.CPU),
+    event("cudaMemcpyAsync", DeviceType.CPU),
+    event("gemm", DeviceType.CUDA, 5.0),
+    event("gelu", DeviceType.CUDA, 2.0),
+    event("Memcpy DtoH (Device -> Pageable)", DeviceType.CUDA, 9.0),
+    event("ProfilerStep*", DeviceType.CUDA, 99.0, is_user_annotation=True),
+]
+
+
+def test_a_profile_adds_kernels_up_and_counts_launches() -> None:
+    found = summarise([*EVENTS, *EVENTS], "measured on a GPU")
+    assert [(k.name[:6], k.calls, k.total_us) for k in found.kernels] == [
+        ("Memcpy", 2, 18.0), ("gemm", 2, 10.0), ("gelu", 2, 4.0),
+    ]  # fmt: skip
+    assert (found.launches, found.records, found.is_complete) == (4, 4, True)
+    assert "they differ" not in str(found)
+
+
+def test_dropped_kernel_records_are_said() -> None:
+    found = summarise([e for e in EVENTS if e.name != "gelu"], "measured on a GPU")
+    assert (found.launches, found.records, found.is_complete) == (2, 1, False)
+    assert "they differ, so the times are incomplete" in str(found)
+
+
+@pytest.mark.gpu
+def test_a_real_profile() -> None:
+    x = torch.ones(1 << 20, device="cuda")
+    found = profile(lambda: [x.exp().sin() for _ in range(5)])
+    assert found.is_complete
+    assert sum(k.calls for k in found.kernels) == 10
+
+
+@pytest.mark.gpu
+def test_peak_memory_and_times_on_the_gpu() -> None:
+    x = torch.ones(1 << 22, device="cuda", requires_grad=True)
+
+    def forward() -> tuple:
+        return ((x.exp().sum(),),)
+
+    timing = measure(
+        {"a": Program(forward, lambda state: torch.autograd.grad(state[0][0], x))}, device="cuda", budget_s=1
+    )
+    assert timing.baseline.peak_nbytes >= 2 * x.numel() * 4
+    assert timing.baseline.times_ms["backward"].median > 0
+    assert timing.device == f"measured on {torch.cuda.get_device_name()}"

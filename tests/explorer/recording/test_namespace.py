@@ -1,0 +1,51 @@
+"""Names are looked up in the frames of user programs, and what they stood for is as free as before."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import torch
+
+import tracefuse
+from tracefuse.recording.namespace import visible_from
+
+
+def test_a_function_may_free_what_its_captured_block_made() -> None:
+    x = torch.randn(4)
+    with tracefuse.capture() as c:
+        hidden = x * 2
+        total = hidden.sum()
+    made = weakref.ref(hidden)
+    del hidden
+    assert made() is None, "looking at the function's variables kept it"
+    assert (c.check().differing, total.shape) == (0, ())
+
+
+def test_so_may_one_whose_frozen_parameters_are_looked_for() -> None:
+    frozen, x = torch.nn.Linear(4, 4).requires_grad_(False), torch.randn(4)
+    with tracefuse.capture(train_all=True) as c:
+        frozen(x).sum().backward()
+    module, thawed = weakref.ref(frozen), c.thawed
+    del frozen, c
+    gc.collect()  # a trace has cycles
+    assert thawed
+    assert module() is None
+
+
+def test_variables_are_seen_as_they_are_and_the_functions_own_dict_is_left_alone() -> None:
+    first, mine = 1, locals()
+    assert visible_from(sys._getframe())["first"] == 1
+    assert mine["first"] == 1
+    second = 2
+    seen = visible_from(sys._getframe())
+    assert (seen["first"], seen["second"]) == (first, second)
+    assert "visible_from" in seen, "globals too"
+
+
+def test_a_modules_variables_stay() -> None:
+    names: dict[str, object] = {"sys": sys, "visible_from": visible_from}
+    exec("value = 3\nseen = visible_from(sys._getframe())", names)
+    assert names["value"] == 3
+    assert names["seen"]["value"] == 3  # type: ignore[index]

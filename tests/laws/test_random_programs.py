@@ -1,0 +1,108 @@
+"""Random programs, forward and backward, through every pass: the numbers of eager, whatever regions and kernels they become.
+
+With Triton's kernels run by its interpreter in a process of their own, and, much faster, by their ATen reference in this one,
+which tries the passes and where regions are cut. The same programs are drawn at each run; TRACEFUSE_EXAMPLES=5000 draws as
+many for each dtype, and others each time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from drawn_programs import Drawn, programs
+from exactness import Differentiated, check_program
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+from padded import PADS_ALL
+
+import tracefuse
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+EXAMPLES = int(os.environ.get("TRACEFUSE_EXAMPLES", "0"))
+f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
+DTYPES = pytest.mark.parametrize("dtype", [f64, f32, bf16], ids=["f64", "f32", "bf16"])
+
+RELATIVE = {f64: 1e-9, f32: 2e-4, bf16: 0.1}
+"""Of the largest element of the exact result, beside four times eager's own error; the interpreter's bf16 is truncated."""
+
+
+@pytest.fixture(autouse=True)
+def _every_matmul_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are drawn are too small to be worth it."""
+    monkeypatch.setattr(tracefuse.Capture, "machine", PADS_ALL)
+
+
+def trying(examples: int) -> Callable:
+    return settings(
+        max_examples=EXAMPLES or examples,
+        derandomize=not EXAMPLES,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+
+
+@DTYPES
+def test_passes_keep_the_numbers(dtype: torch.dtype) -> None:
+    run_examples(dtype, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+def test_kernels_keep_the_numbers_under_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    limit = 280 if not EXAMPLES else None
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=limit
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= 3
+
+
+def test_what_is_drawn_becomes_kernels() -> None:
+    """That the tests above try something: there are programs with three kernels, and with gradients."""
+
+    def has_kernels(drawn: Drawn) -> bool:
+        capture, _ = differentiated(drawn).capture()
+        kinds = [out.kind for out in capture.trace.outputs]
+        return len(capture.optimize().kernels) >= 3 and kinds.count("gradient") >= 2
+
+    find(programs(f64), has_kernels, settings=settings(trying(300), phases=[Phase.generate]))
+
+
+# --- one program ------------------------------------------------------------------------------------------------------
+
+
+def run_examples(dtype: torch.dtype, count: int) -> None:
+    @trying(count)
+    @given(programs(dtype), st.sampled_from([1.0, 0.5, 0.0]))
+    def every_program(drawn: Drawn, remat: float) -> None:
+        check(drawn, remat)
+
+    every_program()
+
+
+def check(drawn: Drawn, remat: float) -> None:
+    program = differentiated(drawn)
+    check_program(program, RELATIVE[coarsest(drawn)], lambda capture: capture.optimize(remat=remat))
+
+
+def differentiated(drawn: Drawn) -> Differentiated:
+    return Differentiated(drawn, drawn.inputs(), exact=partial(drawn, casts_to=f64))
+
+
+def coarsest(drawn: Drawn) -> torch.dtype:
+    return bf16 if drawn.dtype is bf16 or "bf16" in "".join(drawn.lines) else drawn.dtype

@@ -1,0 +1,110 @@
+"""Laws of toggling: whatever was switched before, a configuration's trace is the one that its passes make from scratch."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import programs
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from own_passes import halved, made
+
+import tracefuse
+from tracefuse.config import registry
+from tracefuse.config.configuration import Config
+from tracefuse.optimizers.passes import final, run_pipeline
+from tracefuse.widgets.payload.program import payload
+from tracefuse.widgets.view.explorer import Explorer
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "simplify": (True, False),
+    "freeze": (None, (), ("*weight",), ("no such parameter",)),
+    "cat": (True, False),
+    "decompose": (True, False),
+    "pad": (True, False),
+    "remat": (None, 0.0, 0.5, 1.0),
+    "memory_budget": (None, 0.5, 0.0),
+    "recompute": ((), ("*",)),
+    "remat_options": ({}, {"longest_chain": 2}, {"distance_base": 1.0}),
+    "fuse": (True, False),
+    "mine": (True, False, {"most": 1}),
+}
+TOGGLES = st.sampled_from([(name, value) for name, values in VALUES.items() for value in values])
+NAMES = ("rope", "gpt")
+
+
+@pytest.fixture(autouse=True)
+def _a_pass_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    tracefuse.register(_mine())
+
+
+@functools.cache
+def _mine() -> type:
+    return made(halved, most=9)
+
+
+@functools.cache
+def captured(name: str, number: int = 0) -> tracefuse.Capture:
+    """The captures of one program, each with what it has computed so far."""
+    torch.manual_seed(0)
+    return tracefuse.capture(programs.PROGRAMS[name](torch.float32).run)
+
+
+def from_scratch(capture: tracefuse.Capture, config: Config) -> str:
+    return final(capture.trace, run_pipeline(capture.trace, config.passes(), on_error="record")).code
+
+
+def shown(found: dict[str, Any]) -> dict[str, Any]:
+    """A payload without what a clock said."""
+    passes = [{**row, "seconds": None} for row in found["passes"]]
+    return {**found, "passes": passes}
+
+
+law = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@law
+@pytest.mark.parametrize("name", NAMES)
+@given(toggles=st.lists(TOGGLES, min_size=1, max_size=5))
+def test_the_order_of_toggles_does_not_matter(name: str, toggles: list[tuple[str, Any]]) -> None:
+    capture = captured(name)
+    before = capture.trace.code
+    variant = capture.variant(Config())
+    for option, value in toggles:
+        variant = variant.with_config(**{option: value})
+        assert variant.trace is not None, "computed on the way, as a view does"
+    at_once = Config.of(**dict(toggles))
+    assert variant.config == at_once
+    assert variant is capture.variant(at_once)
+    assert variant.trace.code == from_scratch(capture, at_once)
+    assert capture.trace.code == before
+
+
+@law
+@pytest.mark.parametrize("name", NAMES)
+@given(toggles=st.lists(TOGGLES, min_size=1, max_size=4))
+def test_a_view_shows_what_a_new_one_would(name: str, toggles: list[tuple[str, Any]]) -> None:
+    explorer = Explorer(captured(name).variant(Config()))
+    for option, value in toggles:
+        explorer._on_message(explorer, {"type": "configure", "changes": {option: value}}, [])
+        assert explorer.status["error"] is None
+    fresh = captured(name, 1).variant(Config.of(**dict(toggles)))
+    fresh.capture._variants.clear()
+    fresh.capture.known_steps.clear()
+    assert shown(explorer.payload) == shown(payload(fresh, name=None))
+
+
+@pytest.mark.parametrize("option", VALUES)
+def test_there_and_back_is_the_same_variant(option: str) -> None:
+    """Each option by itself, from the default through all its values and back."""
+    first = captured("rope").variant(Config())
+    default = first.config.switch(option) if option == "mine" else getattr(Config(), option)
+    variant = first
+    for value in VALUES[option]:
+        variant = variant.with_config(**{option: value})
+        assert variant.trace.code == from_scratch(variant.capture, variant.config)
+    assert variant.with_config(**{option: default}) is first

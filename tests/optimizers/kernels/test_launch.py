@@ -1,0 +1,201 @@
+"""Launching from generated text: which machine code serves again, when Triton is asked anew, what the launch is handed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from kernels import kernel_of
+from torch import Tensor
+
+from tracefuse.build.modules import launcher
+from tracefuse.optimizers.kernels.launch import LAUNCH
+
+compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")
+
+
+@dataclass
+class Compiled:
+    """Stands for a `CompiledKernel`: notes what it is run with."""
+
+    function: int = 7
+    packed_metadata: tuple[int, int, int] = (4, 1, 0)
+    runs: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def run(self, *arguments: Any) -> None:
+        self.runs.append(arguments)
+
+
+@dataclass
+class Kernel:
+    """Stands for a `JITFunction`: compiles at each public launch, and notes it."""
+
+    made: list[Compiled] = field(default_factory=list)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def public(*tensors: Tensor, **options: Any) -> Compiled:
+            self.made.append(Compiled())
+            return self.made[-1]
+
+        return public
+
+
+@pytest.fixture
+def text() -> dict[str, Any]:
+    """What `LAUNCH` defines, on a Triton that it knows, with a stream that needs no GPU and hooks of its own."""
+    names: dict[str, Any] = {"torch": torch, "triton": triton}
+    exec(LAUNCH, names)
+    hooks = SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=SimpleNamespace(calls=[]))
+    names.update(_stream=lambda device: 99, _knobs=hooks, _is_known=True)
+    return names
+
+
+def aligned(count: int = 8) -> Tensor:
+    return torch.zeros(count)
+
+
+def misaligned(count: int = 8) -> Tensor:
+    return torch.zeros(count + 1)[1:]
+
+
+def test_the_second_launch_hands_addresses_and_constants_to_the_same_machine_code(text) -> None:
+    kernel, x, y = Kernel(), aligned(), aligned()
+    for _ in range(3):
+        text["launch"](kernel, 5, x, y, num_warps=4, ROWS=2, COLS=4)
+    (compiled,) = kernel.made
+    expected = (5, 1, 1, 99, 7, (4, 1, 0), None, None, None, x.data_ptr(), y.data_ptr(), 2, 4)
+    assert compiled.runs == [expected, expected]
+
+
+def test_machine_code_is_kept_by_alignment_of_each_tensor(text) -> None:
+    kernel, one, other = Kernel(), aligned(), misaligned()
+    for pair in ((one, one), (other, one), (one, other), (other, other)) * 2:
+        text["launch"](kernel, 5, *pair, num_warps=4, COLS=4)
+    assert [len(compiled.runs) for compiled in kernel.made] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("change", [{"num_warps": 8}, {"COLS": 8}])
+def test_machine_code_is_kept_by_configuration(text, change) -> None:
+    kernel, options = Kernel(), {"num_warps": 4, "COLS": 4}
+    for given in (options, options | change, options, options | change):
+        text["launch"](kernel, 5, aligned(), **given)
+    assert [len(compiled.runs) for compiled in kernel.made] == [1, 1]
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_hook_sees_every_launch(text, hook) -> None:
+    """A profiler that is switched on later: Triton's own launch calls it."""
+    kernel, x = Kernel(), aligned()
+    text["launch"](kernel, 5, x, num_warps=4)
+    getattr(text["_knobs"], hook).calls.append(print)
+    text["launch"](kernel, 5, x, num_warps=4)
+    setattr(text["_knobs"], hook, print)
+    text["launch"](kernel, 5, x, num_warps=4)
+    setattr(text["_knobs"], hook, None)
+    text["launch"](kernel, 5, x, num_warps=4)
+    assert [len(compiled.runs) for compiled in kernel.made] == [0, 0, 1]
+
+
+def test_an_unknown_triton_is_launched_the_public_way(text) -> None:
+    text["_is_known"] = False
+    kernel = Kernel()
+    for _ in range(3):
+        text["launch"](kernel, 5, aligned(), num_warps=4)
+    assert len(kernel.made) == 3
+
+
+def test_this_triton_is_known() -> None:
+    names: dict[str, Any] = {"torch": torch, "triton": triton}
+    exec(LAUNCH, names)
+    assert names["_is_known"]
+
+
+@compiles
+def test_what_the_text_uses_of_triton_is_there() -> None:
+    """`CompiledKernel` and the hooks, of the version that is installed."""
+    from triton.compiler import CompiledKernel
+
+    assert isinstance(CompiledKernel.run, property)
+    assert isinstance(triton.knobs.runtime.launch_enter_hook.calls, list)
+    assert isinstance(triton.knobs.runtime.launch_exit_hook.calls, list)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def double() -> Any:
+    kernel, _ = kernel_of(lambda x: x * 2 + 1, torch.zeros(33, 8, device="cuda"))
+    return launcher(kernel)
+
+
+@pytest.mark.gpu
+def test_misaligned_inputs(double) -> None:
+    memory = torch.randn(33 * 8 + 3, device="cuda")
+    for offset in (0, 1, 2, 3, 0):
+        x = memory[offset : offset + 33 * 8].view(33, 8)
+        torch.testing.assert_close(double(x), x * 2 + 1)
+
+
+@pytest.mark.gpu
+def test_the_launch_is_on_the_streams_of_its_thread(double) -> None:
+    """What is queued behind a slow kernel of the same stream reads what that wrote."""
+    x, stream = torch.zeros(33, 8, device="cuda"), torch.cuda.Stream()
+    double(x)
+    torch.cuda.synchronize()
+    results: list[Tensor] = []
+
+    def other_thread() -> None:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            x.fill_(3)
+            results.append(double(x))
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(results[0], torch.full_like(x, 7))
+
+
+@pytest.mark.gpu
+def test_a_tensor_on_the_cpu_is_refused_and_the_gpu_lives_on() -> None:
+    x, y = torch.randn(33, 8, device="cuda"), torch.randn(33, 8, device="cuda")
+    kernel, _ = kernel_of(lambda x, y: x * 2 + y, x, y)
+    add = launcher(kernel)
+    add(x, y)
+    with pytest.raises(ValueError, match="cpu tensor"):
+        add(x, y.cpu())
+    torch.testing.assert_close(add(x, y), x * 2 + y)
+
+
+@pytest.mark.gpu
+def test_triton_hooks_see_the_launches(double) -> None:
+    x, seen = torch.randn(33, 8, device="cuda"), []
+    double(x)
+    hook = lambda metadata: seen.append(metadata.get()["name"])  # noqa: E731
+    triton.knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        double(x)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(hook)
+    double(x)
+    assert len(seen) == 1
+
+
+@pytest.mark.gpu
+def test_the_kernel_runs_on_the_gpu_of_its_tensors(double) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    torch.cuda.set_device(0)
+    for _ in range(2):
+        for device in ("cuda:1", "cuda:0"):
+            x = torch.randn(33, 8, device=device)
+            torch.testing.assert_close(double(x), x * 2 + 1)
+            assert torch.cuda.current_device() == 0

@@ -1,0 +1,121 @@
+"""Facts that are worked out once: what they follow from, who else knows them, and when they are worked out anew."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import programs
+import pytest
+import torch
+from torch import fx
+
+import tracefuse
+from tracefuse.optimizers.costs.cost import bytes_moved, bytes_read
+from tracefuse.optimizers.facts import devices, once_per_op, once_per_value
+from tracefuse.optimizers.fuse.fusible import refusal
+from tracefuse.optimizers.fuse.regions import loops_of
+from tracefuse.optimizers.trace import Trace, call, nbytes, val
+
+aten = torch.ops.aten
+
+
+@functools.cache
+def softmax_of_sum() -> Trace:
+    def run() -> torch.Tensor:
+        x = torch.ones(4, 4, requires_grad=True)
+        out = torch.softmax(x + x, 1).sum(0)
+        out.square().sum().backward()
+        return out
+
+    return tracefuse.capture(run).trace
+
+
+def counted() -> tuple[list[str], Any, Any]:
+    asked: list[str] = []
+
+    @once_per_op
+    def of_op(node: fx.Node) -> int:
+        asked.append(node.name)
+        return len(node.args)
+
+    @once_per_value
+    def of_value(value: Any) -> torch.Size:
+        asked.append("value")
+        return value.shape
+
+    return asked, of_op, of_value
+
+
+def first(trace: Trace, target: Any) -> fx.Node:
+    return next(n for n in trace.ops if n.target is target)
+
+
+def test_what_is_asked_of_one_copy_is_known_of_all() -> None:
+    asked, of_op, of_value = counted()
+    one = softmax_of_sum().copy()
+    for trace in (one, one.copy(), softmax_of_sum(), softmax_of_sum().copy(), one.split()[0]):
+        node = first(trace, aten._softmax.default)
+        assert (of_op(node), of_value(node)) == (3, (4, 4))
+    assert asked == ["softmax", "value"]
+
+
+def test_none_is_an_answer_too() -> None:
+    asked: list[str] = []
+
+    @once_per_op
+    def nothing(node: fx.Node) -> None:
+        asked.append(node.name)
+
+    node = first(softmax_of_sum().copy(), aten._softmax.default)
+    assert nothing(node) is None
+    assert nothing(node) is None
+    assert asked == ["softmax"]
+
+
+@pytest.mark.parametrize("edit", ["arguments", "keywords", "target", "value", "operand", "value of operand"])
+def test_an_edit_has_it_worked_out_anew(edit: str) -> None:
+    asked, of_op, _ = counted()
+    trace = softmax_of_sum().copy()
+    node = first(trace, aten._softmax.default)
+    of_op(node)
+    source: fx.Node = node.args[0]  # type: ignore[assignment]
+    if edit == "arguments":
+        node.args = (source, 0, False)
+    elif edit == "keywords":
+        node.kwargs = {"half_to_float": False}
+    elif edit == "target":
+        node.target = aten._log_softmax.default
+    elif edit == "value":
+        node.meta["val"] = val(node).clone()
+    elif edit == "operand":
+        with trace.graph.inserting_before(node):
+            node.replace_input_with(source, call(node, aten.neg.default, source))
+    else:
+        source.meta["val"] = val(source).clone()
+    of_op(node)
+    assert asked == ["softmax", "softmax"]
+    of_op(first(softmax_of_sum(), aten._softmax.default))
+    assert asked == ["softmax", "softmax"], "what the edited trace was copied from is what it was"
+
+
+def test_a_value_that_is_replaced_has_other_facts() -> None:
+    node = first(softmax_of_sum().copy(), aten._softmax.default)
+    assert (nbytes(node), devices(node)) == (64, (torch.device("cpu"),))
+    with val(node).fake_mode:
+        node.meta["val"] = torch.empty(0, 4, device="meta")
+    assert (nbytes(node), devices(node)) == (0, (torch.device("meta"),))
+
+
+@pytest.mark.parametrize("name", ["gpt", "rope", "parts", "conv_batchnorm"])
+def test_what_is_known_after_the_passes_is_what_is_so(name: str) -> None:
+    """Facts of a trace that went through all passes, several times copied and edited, against those of bare nodes."""
+    variant = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run).optimize(remat=0.0, fuse=False)
+    asked = (refusal, loops_of, bytes_moved, bytes_read, nbytes, devices)
+    for step in variant.steps:
+        nodes = [n for n in step.after.graph.nodes if "val" in n.meta]
+        known = [[ask(n) for ask in asked] for n in nodes]
+        for node in nodes:
+            node.meta.pop("op_facts", None)
+            node.meta.pop("value_facts", None)
+        assert known == [[ask(n) for ask in asked] for n in nodes]

@@ -1,0 +1,295 @@
+"""The benchmarks run from end to end, small and on the CPU, so that they do when a GPU is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+pytestmark = pytest.mark.slow
+
+
+def run(name: str, tmp_path: Path, *flags: str) -> tuple[dict, str]:
+    """The JSON that a small run writes, and what it prints."""
+    command = [sys.executable, str(BENCH / name), "--small", "--device", "cpu", "--out", "out.json", *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    environments = (
+        [case["environment"] for case in found["cases"].values()] if name == "steps.py" else [found["environment"]]
+    )
+    assert all(machine["device"].startswith("CPU") for machine in environments)
+    return found, done.stdout
+
+
+def test_steps(tmp_path: Path) -> None:
+    chosen = ("--case", "rope_float32", "--case", "gpt_lora")
+    found, printed = run("steps.py", tmp_path, "--budget", "0.3", "--check", *chosen)
+    rope, lora = found["cases"].values()
+    assert [p["name"] for p in rope["timing"]["programs"]] == ["tracefuse", "eager", "copy"]
+    assert [p["name"] for p in lora["timing"]["programs"]] == ["tracefuse", "eager", "all trained"]
+    assert (rope["limit"]["what"], lora["limit"]["what"]) == ("copy", "roofline")
+    assert lora["static"]["tracefuse"]["saved_nbytes"] < lora["static"]["all trained"]["saved_nbytes"]
+    assert lora["first_run_s"]["tracefuse"] > 0
+    assert "failed: nothing" in printed
+
+    again, _ = run("steps.py", tmp_path, "--budget", "0.3", "--case", "rope_float32")
+    assert again["cases"]["gpt_lora"] == lora, "what is not measured again stays"
+    assert again["cases"]["rope_float32"] != rope
+
+
+def test_steps_says_what_is_wrong(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(BENCH / "steps.py"),
+        "--small",
+        "--device",
+        "cpu",
+        "--case",
+        "stack",
+        "--limit",
+        "0.1",
+    ]
+    done = subprocess.run([*command, "--check"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "failed: stack: not finished in 0.1 s" in done.stdout
+
+
+def test_kernels(tmp_path: Path) -> None:
+    chosen = ["rope_bfloat16_64", "dqkv_large", "layer_norm", "dropout_residual", "cross_entropy"]
+    flags = [flag for name in chosen for flag in ("--case", name)]
+    found, printed = run("kernels.py", tmp_path, "--budget", "0.2", *flags)
+    assert list(found["cases"]) == chosen
+    for name, case in found["cases"].items():
+        assert [row["phase"] for row in case["rows"]] == ["forward", "backward"][: 1 if name == "dqkv_large" else 2]
+    forward, backward = found["cases"]["layer_norm"]["rows"]
+    assert (forward["must"], forward["aim"], forward["of_compile"]) == (None, None, None)
+    for row in (forward, backward):
+        assert row["max_abs_difference"]["tracefuse"] < 1.5 * row["max_abs_difference"]["eager"] + 0.01
+    assert found["cases"]["dropout_residual"]["rows"][0]["max_abs_difference"] == {}
+    assert found["tune"] is False
+    assert set(found["cases"]["layer_norm"]["blocks"].values()) == {"blocks guessed"}
+    assert "below what must be: none" in printed
+
+
+def test_aa(tmp_path: Path) -> None:
+    found, printed = run("trust/aa.py", tmp_path, "--budget", "0.3", "--runs", "2", "--planted", "1", "--more", "1")
+    assert [len(found[name]) for name in ("equal", "planted")] == [2, 1]
+    assert found["no_difference"] + found["too_few"] <= 2
+    assert found["planted_share"] > 0
+    assert found["planted"][0]["step"]["ratio"]["median"] > 1
+    assert "A/A: a difference seen in" in printed
+
+
+def test_peers(tmp_path: Path) -> None:
+    found, printed = run("trust/peers.py", tmp_path, "--budget", "0.3", "--peer", "eager")
+    (timing,) = found["timings"].values()
+    assert [p["name"] for p in timing["programs"]] == ["eager of the model", "eager", "captured"]
+    assert found["failed"] == {}
+    assert "peer / of the model" in printed
+
+
+def test_dqkv(tmp_path: Path) -> None:
+    found, printed = run("dqkv.py", tmp_path, "--budget", "0.2")
+    (case,) = found["cases"].values()
+    programs = {p["name"]: p for p in case["complaint"]["timings"]["called"]["programs"]}
+    assert list(programs) == ["alone", "eager cpu", "packed", "packed, summed"]
+    assert programs["packed, summed"]["difference"]["results"] < 0.1
+    assert case["complaint"]["must"] == {}
+    assert [p["name"] for p in case["layer"]["timing"]["programs"]] == ["eager", "tracefuse"]
+    assert "failed: nothing" in printed
+
+
+def test_depth(tmp_path: Path) -> None:
+    found, printed = run("depth.py", tmp_path, "--deepest", "2")
+    rows = found["rows"]
+    assert [(r["layers"], r["when"]) for r in rows if r["program"] == "gpt"] == [
+        (1, "cold"),
+        (2, "cold"),
+        (2, "warm"),
+    ]
+    kernels = {(r["layers"], r["weight"]): r["kernels"] for r in rows if r["program"] == "chain"}
+    assert kernels[1, 1.0] < kernels[2, 1.0] < kernels[2, 0.0], "weight 0 recomputes"
+    assert all(r["seconds"]["build"] > 0 and r["unique_kernels"] <= r["kernels"] for r in rows)
+    assert "built for sm_90, not run" in printed
+
+
+def test_toggle(tmp_path: Path) -> None:
+    found, printed = run("overhead/toggle.py", tmp_path, "--limit", "60", "--check")
+    (model,) = found["models"]
+    assert 0 < max(model["toggle_s"].values()) < 60
+    assert all(name in printed for name in model["toggle_s"])
+    assert model["toggle_ops"]["fuse off"] > model["toggle_ops"]["remat off"], "kernels are fewer than what they hold"
+    assert all(model["least_s"][name] <= model["toggle_s"][name] for name in model["toggle_s"])
+
+
+@pytest.mark.parametrize(("flags", "status"), [(("--check",), 1), ((), 0)])
+def test_toggle_fails_above_its_limit_if_asked(flags: tuple[str, ...], status: int) -> None:
+    command = [
+        sys.executable,
+        str(BENCH / "overhead" / "toggle.py"),
+        "--small",
+        "--sessions",
+        "1",
+        "--limit",
+        "1e-9",
+        *flags,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "(limit: 1e-09 s)" in done.stdout
+
+
+@pytest.mark.parametrize("flags", [("--kernel", "jupyter"), ("--kernel", "inprocess", "--dropout", "0.1")])
+def test_gpt(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    found, printed = run("gpt.py", tmp_path, "--budget", "0.5", *flags)
+    assert [p["name"] for p in found["timing"]["programs"]] == ["eager", "tracefuse"]
+    # Both round to bfloat16, perhaps in different places; a wrong gradient differs by its own size.
+    assert found["gradients"]["tracefuse from eager"]["max_relative_norm"] < 0.1
+    assert found["gradients"]["tracefuse from eager"]["parameters"] == 28
+    assert {True, False} == {row["is_triton"] for row in found["kernels"]["rows"]}
+    assert "measured on CPU" in printed
+
+
+def test_gpt_step(tmp_path: Path) -> None:
+    found, printed = run("gpt_step.py", tmp_path, "--budget", "0.5", "--peer", "eager")
+    assert list(found["programs"]) == ["bf16", "tf32"]
+    for program in found["programs"].values():
+        assert [p["name"] for p in program["timing"]["programs"]] == ["captured", "optimised", "eager"]
+        assert program["kernels"] > 0
+    assert "tf32, vocabulary 211" in printed
+
+
+def test_launch(tmp_path: Path) -> None:
+    found, printed = run("launch.py", tmp_path, "--budget", "0.3")
+    assert list(found["host_us"]) == ["one launch", "1 layer", "10 layers"]
+    assert list(found["host_us"]["1 layer"]) == ["eager", "tracefuse"]
+    median, low, high = found["host_us"]["10 layers"]["eager"]["step"]
+    assert 0 < low <= median <= high
+    assert "µs of the host" in printed
+
+
+def test_remat(tmp_path: Path) -> None:
+    found, printed = run("remat.py", tmp_path, "--plain", "--budget", "0.5")
+    assert [row["name"] for row in found["rows"]] == ["eager", "no remat", "weight 1", "weight 0.5", "weight 0"]
+    _, plain, *weights = found["rows"]
+    assert plain["saved_nbytes"] > weights[0]["saved_nbytes"] >= weights[-1]["saved_nbytes"]
+    assert all(row["worst_gradient"] < 0.02 for row in weights)
+    assert "measured on CPU" in printed
+
+
+def test_cut(tmp_path: Path) -> None:
+    found, printed = run("overhead/cut.py", tmp_path)
+    assert [p["budget"] for p in found["points"][:11]] == [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
+    assert [row["options"] for row in found["rows"]] == [
+        "no budget",
+        "half",
+        "half, peak watched",
+        "a tenth, peak watched",
+    ]
+    for more, less in pairwise(found["points"][:11]):
+        assert less["saved_bytes"] <= more["saved_bytes"]
+        assert less["peak_bytes"] <= more["peak_bytes"]
+        assert less["recompute_seconds"] >= more["recompute_seconds"]
+    assert "static peak" in printed
+
+
+def test_view(tmp_path: Path) -> None:
+    found, printed = run("overhead/view.py", tmp_path, "--budget", "0.3", "--html", "view.html")
+    assert {"open", "measure", "measure each pass", "fuse off", "fuse on", "save the page"} <= found["seconds"].keys()
+    assert {"simplify", "fuse"} <= found["passes"].keys()
+    assert found["page_nbytes"] == (tmp_path / "view.html").stat().st_size
+    assert "profiled ops add up to" in printed
+
+
+def test_cpu_leaf(tmp_path: Path) -> None:
+    found, printed = run("cpu_leaf.py", tmp_path, "--check")
+    assert found["failed"] == []
+    assert [label for label, _, _ in found["static"]["bars"]] == ["wait", "copy @ 1.3 GB/s"]
+    assert "moved = input_ts.cuda()" in found["static"]["source"]
+    assert "64 KiB" in printed
+
+
+def test_memory(tmp_path: Path) -> None:
+    found, printed = run("trust/memory.py", tmp_path, "--check", "--only", "gpt fp32", "gpt fp32 AdamW", "resnet50")
+    rows = {(row["case"], row["program"]): row["ratio"] for row in found["rows"]}
+    assert [program for case, program in rows if case == "resnet50"] == ["captured", "optimised", "eager step"]
+    assert ("gpt fp32 AdamW", "captured") not in rows
+    assert all(abs(ratio - 1) < 0.05 for ratio in rows.values())
+    assert "7 of 7" in printed
+
+
+def test_models(tmp_path: Path) -> None:
+    found, printed = run("models.py", tmp_path)
+    rows = {row["model"]: row for row in found["models"]}
+    assert {name: row["replay"] for name, row in rows.items()} == {"gpt2": "bit for bit", "detector": "bit for bit"}
+    assert rows["gpt2"]["exported"] == "runs"
+    assert rows["gpt2"]["kernels"] > 0
+    assert rows["detector"]["exported"].startswith("not checked: the size of index")
+    assert "102 + 93" in printed
+
+
+def test_recorder(tmp_path: Path) -> None:
+    found, printed = run("overhead/recorder.py", tmp_path, "--budget", "0.2")
+    (cost,) = found["costs"].values()
+    assert cost["peak_ratio"] == pytest.approx(1, rel=0.2)
+    assert cost["rounds"] >= 5
+    assert cost["plain_s"] < cost["floor_s"] < cost["recorded_s"]
+    assert cost["recorded_ops"] > cost["ops"] > 50
+    assert list(found["view_s"]) == ["run and record", "trace", "passes", "payload", "in all"]
+    assert "until the view" in printed
+
+
+def runner(*flags: str) -> tuple[int, str]:
+    command = [sys.executable, str(BENCH / "run.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_runner_lists_benchmarks_by_the_first_line_of_their_docstring() -> None:
+    status, printed = runner()
+    assert status == 0
+    assert "steps        Whole training steps: eager, torch.compile in three modes" in printed
+    listed = {line.split()[0] for line in printed.splitlines()}
+    assert {"steps", "kernels", "memory", "aa"} < listed
+
+
+def test_the_runner_writes_results_by_machine_and_sums_up(tmp_path: Path) -> None:
+    flags = ("--small", "--device", "cpu", "--results", str(tmp_path))
+    status, printed = runner("launch", *flags, "--", "--budget", "0.2")
+    assert status == 0, printed
+    assert json.loads((tmp_path / "launch_cpu.json").read_text())["benchmark"] == "launch"
+    assert "launch     passed" in printed
+
+    status, printed = runner("toggle", "launch", *flags, "--limit", "0.5")
+    assert status == 1
+    assert printed.count("not finished in 0.5 s") == 2
+    assert not (tmp_path / "toggle_cpu.json").exists()
+
+    status, printed = runner("toggle", *flags, "--", "--limit", "1e-9", "--sessions", "1")
+    assert status == 1
+    assert "failed with status 1" in printed
+
+
+def test_the_runner_knows_no_other_names() -> None:
+    status, printed = runner("nothing")
+    assert status == 2
+    assert "there is no benchmark 'nothing'" in printed
+
+
+def test_the_runner_knows_every_script() -> None:
+    sys.path.append(str(BENCH))
+    from run import BENCHES, ELSEWHERE
+
+    scripts = {
+        str(path.relative_to(BENCH)) for path in BENCH.rglob("*.py") if '__name__ == "__main__"' in path.read_text()
+    }
+    assert scripts == {bench.script for bench in BENCHES.values()} | ELSEWHERE.keys()
+    checked = {name for name, bench in BENCHES.items() if bench.check}
+    assert checked == {name for name, bench in BENCHES.items() if '"--check"' in (BENCH / bench.script).read_text()}

@@ -1,0 +1,59 @@
+"""The committed pages of benchmarks say what the JSON files beside them do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from pages import models_table, op_db_table
+
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
+
+
+def test_the_page_of_the_models() -> None:
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("models_*.json"))]
+    assert (RESULTS / "models.md").read_text() == models_table.page(found), "run tests/bench/pages/models_table.py"
+
+
+def test_the_page_of_the_operator_database() -> None:
+    found = json.loads((RESULTS / "op_db.json").read_text())
+    assert (RESULTS / "op_db.md").read_text() == op_db_table.page(found["runs"]), "run tests/bench/pages/op_db_table.py"
+
+
+def run(shard: str, verdicts: dict[str, int], **rest: str) -> op_db_table.Run:
+    both = {"replay": verdicts, "passes": verdicts}
+    rows = [
+        {"operator": o, "replay": v, "passes": v, "samples": 1, "of": 3, "reason": "a | b"} for o, v in rest.items()
+    ]
+    return {
+        "environment": {"device": "NVIDIA H200", "torch": "2.11.0+cu130"},
+        "device": "cuda", "dtype": "float32", "in_place": False,
+        "shards": [shard], "operators": 1, "not_begun": [], "left_out": 2,
+        "counts": {"differentiable": both, "not differentiable": {"replay": {}, "passes": {}}},
+        "rest": rows,
+    }  # fmt: skip
+
+
+def test_shards_are_one_run() -> None:
+    both = op_db_table.merged(
+        [run("0/2", {"exact": 2, "wrong": 1}, sin="wrong"), run("1/2", {"exact": 1, "no program": 4})]
+    )
+    _, _, captured, _, *rest = op_db_table.table(both).splitlines()
+    assert captured == "| H200 float32 (torch 2.11), captured | 2 | 8 | 4 | 3 | 0 | 0 | 4 | 0 | 0 | 1 | 0 | 75.00% |"
+    assert rest[-1] == "| `sin` | wrong | wrong | H200 float32 (torch 2.11): 1 of 3 | a \\| b |"
+
+
+def test_a_shard_counts_once() -> None:
+    with pytest.raises(ValueError, match="there twice"):
+        op_db_table.merged([run("0/2", {}), run("0/2", {})])
+
+
+def test_a_model_is_right_if_everything_is() -> None:
+    row = {"problem": "", "replay": "bit for bit", "exported": "runs"}
+    assert models_table.is_right(row)
+    for wrong in ({"problem": "differs"}, {"replay": "1 outputs differ"}, {"exported": "failed: BAD"}):
+        assert not models_table.is_right(row | wrong)

@@ -1,0 +1,106 @@
+"""What the tests of kernels share: the kernel of a small function, and running it with results that start out poisoned."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+
+from tracefuse.build.modules import HOPPER, TRITON_TYPE, launcher
+from tracefuse.build.workers import Gpu
+from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel
+from tracefuse.optimizers.kernels.text import launches
+from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
+
+HOPPER_GPU = Gpu("cuda", HOPPER, 32, 232448)
+"""What Triton knows of an H100."""
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+
+
+def kernel_of(fn: Callable[..., Any], *inputs: Tensor) -> tuple[Kernel, list[Tensor]]:
+    """All ops of `fn` as one kernel, and its arguments among `inputs`."""
+    graph = make_fx(fn, tracing_mode="fake")(*inputs).graph
+    outputs = graph.output_node().args[0]
+    outputs = [outputs] if isinstance(outputs, fx.Node) else list(outputs)
+    kernel, stands_for = make_kernel(outputs, {n for n in graph.nodes if n.op == "call_function"})
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    return kernel, [inputs[placeholders.index(n)] for n in stands_for[: len(kernel.body.inputs)]]
+
+
+def kernel_of_types(fn: Callable[..., Any], *types: tuple[tuple[int, ...], torch.dtype], device: str = "cpu") -> Kernel:
+    """The kernel of `fn` on tensors that exist only as types: any size costs nothing, and a GPU may be missing."""
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in types]
+    return kernel_of(fn, *inputs)[0]
+
+
+def poisoned_empty(shape: Any, stride: Any, **options: Any) -> Tensor:
+    """`torch.empty_strided` full of what no kernel computes, so that an element left out is seen."""
+    empty = _empty_strided(shape, stride, **options)
+    return empty.fill_(float("nan") if empty.is_floating_point() else 1 if empty.dtype is torch.bool else 113)
+
+
+_empty_strided = torch.empty_strided
+
+
+def run_poisoned(kernel: Kernel, inputs: list[Tensor], tuning: Tuning = GUESS) -> tuple[Tensor, ...]:
+    with mock.patch("torch.empty_strided", poisoned_empty):
+        results = launcher(kernel, tuning)(*inputs)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def check_kernel(kernel: Kernel, inputs: list[Tensor], absolute: float | None = None, tuning: Tuning = GUESS) -> None:
+    """The launched kernel yields the numbers, strides and dtypes of its ATen ops; `absolute` is the absolute tolerance."""
+    expected = kernel(*inputs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for found, wanted in zip(run_poisoned(kernel, inputs, tuning), expected, strict=True):
+        assert (found.stride(), found.dtype) == (wanted.stride(), wanted.dtype)
+        tolerance = TOLERANCE.get(wanted.dtype, 0.0)
+        torch.testing.assert_close(
+            found, wanted, rtol=tolerance, atol=tolerance if absolute is None else absolute, equal_nan=True
+        )
+
+
+def triton_ir(kernel: Kernel) -> str:
+    """The kernel in Triton's IR for Hopper, before any optimisation: a few milliseconds, and no GPU.
+
+    Private to Triton, seen on 3.6, 3.7 and 3.9: `ASTSource.make_ir` and what `triton.compile` hands it.
+    """
+    target, (launch, *_) = GPUTarget("cuda", HOPPER, 32), launches(kernel)
+    function = launcher(kernel).__globals__[launch.function]
+    pointers = {n: f"*{TRITON_TYPE[t]}" for n, t in zip(function.arg_names, launch.pointers, strict=False)}
+    source = ASTSource(function, pointers | dict.fromkeys(launch.blocks, "constexpr"), launch.blocks)
+    backend, context = make_backend(target), ir.context()
+    options = backend.parse_options({"num_warps": launch.num_warps, "enable_fp_fusion": True})
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    implementation, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    return str(source.make_ir(target, options, implementation, modules, context))
+
+
+def kernel_of_op(op: Any, arguments: list[Any], results: tuple[Tensor | None, ...]) -> tuple[Kernel, list[Tensor]]:
+    """The kernel of one multi-output op whose results have the types of `results`; for ops that CPUs only decompose."""
+    graph, mode, tensors = fx.Graph(), FakeTensorMode(), {}
+    placed = []
+    for at, argument in enumerate(arguments):
+        if isinstance(argument, Tensor):
+            node = graph.placeholder(f"x{at}")
+            node.meta["val"], tensors[node], argument = mode.from_tensor(argument), argument, node
+        placed.append(argument)
+    call = graph.call_function(op, tuple(placed))
+    call.meta["val"] = tuple(None if r is None else mode.from_tensor(r) for r in results)
+    parts = [graph.call_function(operator.getitem, (call, at)) for at, r in enumerate(results) if r is not None]
+    for part in parts:
+        part.meta["val"] = call.meta["val"][part.args[1]]
+    kernel, stands_for = make_kernel(parts, {call, *parts})
+    return kernel, [tensors[n] for n in stands_for[: len(kernel.body.inputs)]]

@@ -1,0 +1,405 @@
+"""`%%tracefuse` in a real kernel: as if there were no magic, but for the view below the cell."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import torch
+from IPython.core.error import UsageError
+from jupyter_client.manager import KernelManager, start_new_kernel
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from tracefuse.cli.flags import Config
+from tracefuse.widgets.notebook.magic import parse, split_expression
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+WIDGET = "application/vnd.jupyter.widget-view+json"
+SETUP = "%load_ext tracefuse\nimport torch\nx = torch.randn(4, 4, requires_grad=True)"
+QUICK = "%%tracefuse --no-measure"
+
+
+@dataclass
+class Reply:
+    """What one cell gave: the reply's `status`, its error as (name, plain traceback), streams, and displayed bundles."""
+
+    status: str = ""
+    error: tuple[str, str] | None = None
+    text: str = ""
+    displayed: list[dict[str, Any]] = field(default_factory=list)
+    value: str | None = None
+
+    @property
+    def shows_view(self) -> bool:
+        return any(WIDGET in bundle for bundle in self.displayed)
+
+
+class Kernel:
+    def __init__(self) -> None:
+        self.manager: KernelManager
+        self.manager, self.client = start_new_kernel(kernel_name="python3")
+
+    def send(self, code: str) -> str:
+        return self.client.execute(code)
+
+    def run(self, code: str, timeout_s: float = 120) -> Reply:
+        return self.collect(self.send(code), timeout_s)
+
+    def collect(self, request: str, timeout_s: float = 120) -> Reply:
+        reply, idle = Reply(), False
+        while not idle:
+            message = self.client.get_iopub_msg(timeout=timeout_s)
+            if message["parent_header"].get("msg_id") == request:
+                idle = _read(message["msg_type"], message["content"], reply)
+        while True:
+            answer = self.client.get_shell_msg(timeout=timeout_s)
+            if answer["parent_header"].get("msg_id") == request:
+                reply.status = answer["content"]["status"]
+                return reply
+
+    def wait_for_text(self, request: str, text: str, timeout_s: float = 60) -> None:
+        """Until `request` has written `text`: what other cells write late does not count."""
+        written = Reply()
+        while text not in written.text:
+            message = self.client.get_iopub_msg(timeout=timeout_s)
+            if message["parent_header"].get("msg_id") == request:
+                _read(message["msg_type"], message["content"], written)
+
+    def value(self, expression: str) -> str:
+        reply = self.run(expression)
+        assert reply.status == "ok", reply.error
+        assert reply.value is not None
+        return reply.value
+
+
+def _read(kind: str, content: dict[str, Any], reply: Reply) -> bool:
+    if kind == "stream":
+        reply.text += content["text"]
+    elif kind == "display_data":
+        reply.displayed.append(content["data"])
+    elif kind == "execute_result":
+        reply.value = content["data"]["text/plain"]
+    elif kind == "error":
+        reply.error = (content["ename"], ANSI.sub("", "\n".join(content["traceback"])))
+    return kind == "status" and content["execution_state"] == "idle"
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    running = Kernel()
+    assert running.run(SETUP).error is None
+    yield running
+    running.client.stop_channels()
+    running.manager.shutdown_kernel(now=True)
+
+
+# --- as if there were no magic ----------------------------------------------------------------------------------------
+
+
+def test_the_cell_runs_once_and_its_last_value_is_displayed(kernel: Kernel) -> None:
+    kernel.run("runs = []")
+    reply = kernel.run(f"{QUICK}\nruns.append(1)\nloss = x.sin().sum()\nloss.backward()\nprint('hello')\nloss.shape")
+    assert (reply.status, reply.value, reply.text) == ("ok", "torch.Size([])", "hello\n")
+    assert reply.shows_view
+    assert kernel.value("runs, x.grad is not None, Out[max(Out)]") == "([1], True, torch.Size([]))"
+
+
+def test_a_semicolon_suppresses_the_value_but_not_the_view(kernel: Kernel) -> None:
+    reply = kernel.run(f"{QUICK}\nx.cos().sum();")
+    assert (reply.value, reply.shows_view) == (None, True)
+
+
+def test_a_cell_that_ends_with_a_statement_has_no_value(kernel: Kernel) -> None:
+    reply = kernel.run(f"{QUICK}\nfor _i in range(2):\n    z = x.exp()")
+    assert (reply.status, reply.value, reply.shows_view) == ("ok", None, True)
+
+
+def test_an_error_shows_one_clean_frame_at_the_right_line(kernel: Kernel) -> None:
+    reply = kernel.run(f"{QUICK} -o unset\ny = x.sin()\n\nz = y @ torch.randn(7)\nw = 1")
+    assert reply.status == "error"
+    assert reply.error is not None
+    name, shown = reply.error
+    assert name == "RuntimeError"
+    assert re.findall(r"^-+> +(\d+)", shown, re.MULTILINE) == ["4"]
+    assert "size mismatch" in shown
+    assert not re.search("/torch/|explorer/|record", shown), shown
+    assert not reply.shows_view
+    assert kernel.value("'unset' in dir(), 'w' in dir()") == "(False, False)"
+
+
+def test_a_frame_of_the_users_own_function_stays(kernel: Kernel) -> None:
+    kernel.run("def broken(t):\n    return t.view(3, 7)")
+    reply = kernel.run(f"{QUICK}\nout = broken(x)")
+    assert reply.error is not None
+    assert re.findall(r"^-+> +(\d+)", reply.error[1], re.MULTILINE) == ["2", "2"]
+    assert "broken" in reply.error[1]
+    assert "/torch/" not in reply.error[1]
+
+
+def test_an_error_stops_run_all() -> None:
+    cells = [SETUP, f"{QUICK}\n1 / 0", "print('must not run')"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    assert notebook.cells[2].execution_count is None
+
+
+def test_await_at_the_top_level(kernel: Kernel) -> None:
+    code = "import asyncio\nawait asyncio.sleep(0)\nasync def late():\n    return x.tan().sum()\nout = await late()\nout.dim()"
+    reply = kernel.run(f"{QUICK}\n{code}")
+    assert (reply.status, reply.value, reply.shows_view) == ("ok", "0", True)
+
+
+def test_source_of_what_the_cell_defines(kernel: Kernel) -> None:
+    code = "def doubled(t):\n    return 2 * t\n\ny = doubled(x)"
+    assert kernel.run(f"{QUICK}\n{code}").status == "ok"
+    assert eval(kernel.value("import inspect\ninspect.getsource(doubled)")) == "def doubled(t):\n    return 2 * t\n"
+
+
+def test_a_triton_kernel_can_be_defined_in_the_cell(kernel: Kernel) -> None:
+    code = (
+        "import triton, triton.language as tl\n"
+        "@triton.jit\ndef copy(a, b, n, BLOCK: tl.constexpr):\n"
+        "    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    tl.store(b + i, tl.load(a + i, i < n), i < n)\n"
+        "y = x.sin()\ncopy.src"
+    )
+    reply = kernel.run(f"{QUICK}\n{code}")
+    assert reply.status == "ok", reply.error
+    assert reply.value is not None
+    assert "def copy" in reply.value
+
+
+def test_a_syntax_error_then_a_plain_cell(kernel: Kernel) -> None:
+    reply = kernel.run(f"{QUICK}\nx = (1,\nfor")
+    assert reply.error is not None
+    assert reply.error[0] == "SyntaxError"
+    assert "line 3" in reply.error[1] or "line 2" in reply.error[1]
+    plain = kernel.run("x.sin().shape")
+    assert (plain.value, plain.displayed) == ("torch.Size([4, 4])", [])
+
+
+def test_future_imports_line_magics_and_multi_line_strings(kernel: Kernel) -> None:
+    code = 'def f(a: NotDefined): return a.sum()\n%time y = f(x)\ntext = """one\n%%two\n"""\ntext'
+    code = f"from __future__ import annotations\n{code}"
+    reply = kernel.run(f"{QUICK}\n{code}")
+    assert reply.status == "ok", reply.error
+    assert reply.value == repr("one\n%%two\n")
+    assert "Wall time" in reply.text
+
+
+def test_nothing_is_left_in_the_namespace_but_the_output(kernel: Kernel) -> None:
+    before = kernel.value("sorted(n for n in globals() if not n.startswith('_'))")
+    kernel.run(f"{QUICK} -o captured\nx.sin().sum().backward()\nx.grad.shape")
+    after = kernel.value("sorted(n for n in globals() if not n.startswith('_'))")
+    assert eval(after) == sorted([*eval(before), "captured"])
+    assert kernel.value("[n for n in globals() if 'tracefuse' in n], type(captured).__name__") == "([], 'Capture')"
+
+
+def test_an_interrupt_leaves_no_hook_behind(kernel: Kernel) -> None:
+    # In slices: Python raises between two calls, and one that starts just then would sleep on.
+    waiting = "for _ in range(6000):\n    time.sleep(0.01)"
+    request = kernel.send(f"{QUICK} -o halted\nimport time\ny = x.sin()\nprint('started', flush=True)\n{waiting}")
+    kernel.wait_for_text(request, "started")
+    kernel.manager.interrupt_kernel()
+    started = time.monotonic()
+    reply = kernel.collect(request)
+    assert time.monotonic() - started < 30
+    assert reply.error is not None
+    assert reply.error[0] == "KeyboardInterrupt"
+    assert not reply.shows_view
+    state = (
+        "from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes\n"
+        "from torch.nn.modules import module as m\n"
+        "'halted' in dir(), len(modes()), len(m._global_forward_pre_hooks), len(m._global_forward_hooks), "
+        "torch.autograd._engine_run_backward.__module__, '__tracefuse_recording__' in globals()"
+    )
+    assert kernel.value(state) == "(False, 0, 0, 0, 'torch.autograd.graph', False)"
+
+
+def test_inside_another_cell_magic(kernel: Kernel) -> None:
+    reply = kernel.run(f"%%time\n{QUICK}\nx.sin()[0, 0] > 9")
+    assert reply.status == "ok", reply.error
+    assert reply.shows_view
+    assert "Wall time" in reply.text
+    assert reply.value == "tensor(False)"
+
+
+# --- its own business -------------------------------------------------------------------------------------------------
+
+
+def test_the_view_has_a_plain_text_form(kernel: Kernel) -> None:
+    reply = kernel.run("%%tracefuse\nx.sin().sum().backward()")
+    (bundle,) = (b for b in reply.displayed if "text/html" in b)
+    assert re.search(r"\d+ -> \d+ ops", bundle["text/plain"])
+    assert "measured on" in bundle["text/plain"] or "not measured" in bundle["text/plain"]
+    assert "</table>" in bundle["text/html"]
+    assert "Run the cell again" in bundle["text/html"]
+
+
+def test_results_and_inputs_have_the_users_names(kernel: Kernel) -> None:
+    kernel.run(f"{QUICK} -o c\nloss = (x * 3).sum()\nloss.backward()")
+    assert (
+        kernel.value("[i.source for i in c.trace.inputs][:1], [o.of for o in c.trace.outputs]")
+        == "(['x'], ['loss', 'x'])"
+    )
+
+
+def test_a_line_traces_one_expression_and_returns_it(kernel: Kernel) -> None:
+    reply = kernel.run("out = %tracefuse --no-measure --no-cat -o c (-x).sin()\nout.shape")
+    assert (reply.value, reply.shows_view) == ("torch.Size([4, 4])", True)
+    assert kernel.value("[str(n.target) for n in c.trace.ops]") == "['aten.neg.default', 'aten.sin.default']"
+
+
+def test_the_page_is_written(kernel: Kernel, tmp_path: Path) -> None:
+    target = tmp_path / "view.html"
+    reply = kernel.run(f"{QUICK} --html {target}\nx.sin().sum().backward()")
+    assert reply.status == "ok", reply.error
+    assert target.read_text().startswith("<!doctype html>")
+
+
+def test_help_and_lsmagic(kernel: Kernel) -> None:
+    reply = kernel.run("%%tracefuse?")
+    assert (reply.status, reply.displayed) == ("ok", [])
+    usage = kernel.value("get_ipython().find_cell_magic('tracefuse').__doc__")
+    assert "%%tracefuse [-o NAME]" in usage
+    assert "_magic" not in usage
+    assert "::" not in usage
+    listed = (
+        "magics = get_ipython().magics_manager.lsmagic()\n['tracefuse' in magics[kind] for kind in ('line', 'cell')]"
+    )
+    assert kernel.value(listed) == "[True, True]"
+    assert "--remat" in kernel.value("get_ipython().find_cell_magic('tracefuse').__doc__")
+
+
+@pytest.mark.parametrize("line", ["--remat heavy", "--no-such-flag", "-o 2x", "-o class", "--remat 2", "-o a stray"])
+def test_bad_arguments_are_usage_errors_and_run_nothing(kernel: Kernel, line: str) -> None:
+    kernel.run("ran = False")
+    reply = kernel.run(f"%%tracefuse {line}\nran = True")
+    assert reply.status == "error"
+    assert "UsageError" in reply.text
+    assert "Traceback" not in reply.text
+    assert kernel.value("ran") == "False"
+
+
+def test_a_cell_without_operators_says_so(kernel: Kernel) -> None:
+    reply = kernel.run(f"{QUICK}\n1 + 1")
+    assert reply.status == "ok"
+    assert "tracefuse: nothing was captured" in reply.text
+    assert "Traceback" not in reply.text
+    assert kernel.value("'__tracefuse_recording__' in globals()") == "False"
+
+
+def test_a_bad_glob_is_said_in_the_view_and_nothing_is_measured(kernel: Kernel) -> None:
+    reply = kernel.run("%%tracefuse --freeze nope\nx.sin().sum().backward()")
+    (bundle,) = (b for b in reply.displayed if "text/html" in b)
+    assert "freeze: " in bundle["text/plain"]
+    assert "times: not measured" in bundle["text/plain"]
+
+
+def test_the_budget_is_that_of_the_first_line(kernel: Kernel) -> None:
+    reply = kernel.run("%%tracefuse -o timed --budget 0.01\nx.sin().sum().backward()")
+    assert reply.status == "ok", reply.error
+    rounds = "[v.timing.stopped for v in timed._variants.values() if v.timing]"
+    assert kernel.value(rounds) == "['budget of 0.01 s']"
+
+
+def test_a_cell_with_an_optimizer_step_is_not_measured_and_says_why(kernel: Kernel) -> None:
+    kernel.run("w = torch.randn(4, requires_grad=True)\nopt = torch.optim.SGD([w], lr=0.1)")
+    reply = kernel.run("%%tracefuse\nw.sin().sum().backward()\nopt.step()")
+    (bundle,) = (b for b in reply.displayed if "text/html" in b)
+    assert "more than one forward and one backward: opt.step() in the same cell" in bundle["text/plain"]
+    assert reply.text == ""
+
+
+def test_a_wrong_option_in_python_shows_the_users_frames_only(kernel: Kernel) -> None:
+    kernel.run(f"{QUICK} -o c\nx.sin().sum().backward()")
+    kernel.run("def choose():\n    return c.optimize(remat='heavy')")
+    reply = kernel.run("choose()")
+    assert reply.status == "error"
+    assert reply.error is not None
+    name, shown = reply.error
+    assert name == "OptionError"
+    assert "is no weight" in shown
+    assert re.findall(r"^-+> +(\d+)", shown, re.MULTILINE) == ["1", "2"]
+    assert not re.search("explorer/|options.py", shown), shown
+    reply = kernel.run("c.optimize(freeze='nope')")
+    assert reply.error is not None
+    assert reply.error[0] == "PassError"
+    assert reply.error[1].count("nope") == 2  # the user's line and the message
+    assert "direct cause" not in reply.error[1]
+
+
+def test_captures_and_variants_are_shown_as_views_with_their_plain_form(kernel: Kernel) -> None:
+    kernel.run(f"{QUICK} -o c\nx.sin().sum().backward()")
+    views = "len(__import__('ipywidgets').widgets.widget._instances)"
+    for expression, shown in (("c", "<tracefuse.Capture"), ("c.optimize(cat=False)", "<tracefuse.Variant")):
+        before = int(kernel.value(views))
+        assert kernel.value(expression).startswith(shown)
+        assert int(kernel.value(views)) > before
+    assert "[<tracefuse.Capture" in kernel.value("[c]")
+
+
+def test_unloading_removes_the_handler_of_our_errors(kernel: Kernel) -> None:
+    state = "[e.__name__ for e in get_ipython().custom_exceptions]"
+    assert kernel.value(state) == "['TracefuseError']"
+    kernel.run("%unload_ext tracefuse")
+    assert kernel.value(state) == "[]"
+    kernel.run("%load_ext tracefuse")
+    assert kernel.value(state) == "['TracefuseError']"
+
+
+def test_reloading_and_unloading(kernel: Kernel) -> None:
+    kernel.run("%reload_ext tracefuse")
+    assert kernel.run(f"{QUICK}\nx.sin();").shows_view
+    counts = "len([t for t in get_ipython().ast_transformers if 'tracefuse' in type(t).__module__])"
+    assert kernel.value(counts) == "1"
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_become_a_configuration() -> None:
+    config, rest = parse("-o c --no-cat --freeze 'h.*.mlp.*' --freeze head --remat off --no-measure")
+    assert config == Config(cat=False, freeze=("h.*.mlp.*", "head"), remat=None)
+    assert (rest.output, rest.no_measure, rest.html) == ("c", True, None)
+
+
+def test_contradicting_arguments_are_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="contradict"):
+        parse("--freeze a --no-freeze")
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "expression"),
+    [
+        ("f(x)", "", "f(x)"),
+        ("--no-cat -o c f('a b', -x)", "--no-cat -o c", "f('a b', -x)"),
+        ("-o c -- -x", "-o c", "-x"),
+        ("--freeze h.* --no-measure model(x)", "--freeze h.* --no-measure", "model(x)"),
+    ],
+)
+def test_an_expression_is_left_as_it_is(line: str, options: str, expression: str) -> None:
+    assert split_expression(line) == (options, expression)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do without a GPU")
+def test_a_cuda_graph_without_a_gpu_is_refused_before_the_cell_runs() -> None:
+    with pytest.raises(UsageError, match=r"--cuda-graph needs a CUDA GPU.*leave it out"):
+        parse("--cuda-graph")
+
+
+def test_in_a_terminal_the_text_has_what_was_measured(tmp_path: Path) -> None:
+    cell = f"{SETUP}\nget_ipython().run_cell('%%tracefuse --budget 0.05\\nx.sin().sum().backward()')"
+    (tmp_path / "session.ipy").write_text(cell)
+    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "measured on CPU" in done.stdout, done.stdout + done.stderr

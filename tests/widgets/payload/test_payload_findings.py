@@ -1,0 +1,154 @@
+"""Findings as the view has them: parts of a time, what can be tried, and what a replay said, in every form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import programs
+import pytest
+import torch
+from cuda_traces import with_leaf_on_the_cpu
+
+import tracefuse
+from tracefuse.config.configuration import Config
+from tracefuse.diagnose.fixes import NO_GPU, FixedCapture
+from tracefuse.errors import FixError
+from tracefuse.widgets.html import to_html
+from tracefuse.widgets.payload.measured import Measured
+from tracefuse.widgets.payload.pack import decode
+from tracefuse.widgets.payload.program import payload
+from tracefuse.widgets.text import to_static_form, to_text
+from tracefuse.widgets.view.explorer import IDLE, Explorer
+
+CASTS = "weights cast every step"
+COPIED = "gradient copied to the host"
+
+
+@cache
+def autocast() -> tracefuse.Capture:
+    return tracefuse.capture(programs.autocast_step())
+
+
+def cpu_leaf() -> tracefuse.Capture:
+    """A capture whose trace is that of a GPU, with the leaf on the CPU."""
+    input_ts, freqs = torch.randn(6, 2, 3, 16, requires_grad=True), torch.randn(6, 1, 1, 16, dtype=torch.float64)
+    with tracefuse.capture() as c:
+        out = programs.apply_rope(input_ts.double(), freqs).sum()
+        out.backward()
+    return FixedCapture(c, with_leaf_on_the_cpu(c.trace, "input_ts"), c.example_inputs, c.live_inputs)
+
+
+def record(shown: dict[str, Any], name: str) -> dict[str, Any]:
+    (one,) = [one for one in shown["findings"] if one["name"] == name]
+    return one
+
+
+@pytest.fixture
+def explorer() -> Explorer:
+    return Explorer(autocast().variant(Config.off()), budget_s=0.1)
+
+
+def ask(explorer: Explorer, finding: str, choice: int = 0) -> None:
+    explorer._on_message(explorer, {"type": "try", "finding": finding, "choice": choice}, [])
+
+
+def test_bars_and_trials_of_a_cpu_leaf_are_shown_and_in_the_text() -> None:
+    shown = json.loads(json.dumps(payload(cpu_leaf().variant(Config.off())), allow_nan=False))
+    one = record(shown, COPIED)
+    assert [bar["label"] for bar in one["bars"]] == ["wait", "copy @ 1.3 GB/s"]
+    assert len(one["trials"]) == 2
+    assert [trial["said"] for trial in one["trials"]] == ["", ""]
+    assert "fixes" not in one
+    for text in (to_text(shown), to_static_form(shown)):
+        assert "copy @ 1.3 GB/s" in text
+        assert "input_ts.double()" in text
+        assert "modelled: pageable host memory" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is shown where there is no GPU")
+def test_without_the_gpu_trials_say_what_they_need() -> None:
+    shown = payload(cpu_leaf().variant(Config.off()))
+    assert {trial["blocked"] for one in shown["findings"] for trial in one["trials"]} == {NO_GPU}
+
+
+def test_an_id_stays_while_times_change() -> None:
+    findings = autocast().variant(Config.off()).findings()
+    assert len({one.id for one in findings}) == len(findings)
+    assert findings[0].id == replace(findings[0], worth="now measured", severity="low").id
+
+
+def test_the_view_tries_a_fix_and_keeps_what_it_said(explorer: Explorer) -> None:
+    one = record(explorer.payload, CASTS)
+    assert one["trials"][0]["said"] == ""
+    ask(explorer, one["id"])
+    assert explorer.status == IDLE
+    trial = record(explorer.payload, CASTS)["trials"][0]
+    assert "measured on CPU" in trial["said"]
+    assert "ms a step" in trial["said"]
+    assert trial["verdict"] in trial["said"]
+    assert trial["said"] in str(explorer)
+    (held,) = [text for text in to_html(explorer.variant, "c", explorer.held).split("<script") if 'id="held"' in text]
+    first = decode(held.split(">", 1)[1].split("</script>")[0])["payloads"][0]
+    assert record(first, CASTS)["trials"] == [trial]
+    explorer.configure({"simplify": True})
+    assert record(explorer.payload, CASTS)["trials"][0]["said"] == "", "of another configuration"
+    explorer.configure({"simplify": False})
+    assert record(explorer.payload, CASTS)["trials"] == [trial]
+
+
+def test_a_session_file_keeps_what_was_tried(explorer: Explorer, tmp_path: Path) -> None:
+    explorer.try_fix(record(explorer.payload, CASTS)["id"])
+    (said,) = record(explorer.payload, CASTS)["trials"]
+    for inputs in (False, True):
+        loaded = tracefuse.load(explorer.variant.capture.save(tmp_path / f"{inputs}.tfz", inputs=inputs))
+        shown = Explorer(loaded.variant(Config.off())).payload
+        assert record(shown, CASTS)["trials"] == [said]
+        assert (shown["blocked"] is None) == inputs
+    trial = loaded.variant(Config.off()).try_fix(loaded.variant(Config.off()).findings()[0], budget_s=0.1)
+    assert trial.difference.gradients == 0
+
+
+def test_the_finding_of_a_session_file_without_inputs_is_that_of_the_trace(tmp_path: Path) -> None:
+    loaded = tracefuse.load(cpu_leaf().save(tmp_path / "a.tfz"))
+    one = record(payload(loaded.variant(Config.off())), COPIED)
+    assert "`input_ts`" in one["title"]
+    assert len(one["bars"]) == 2
+    assert dict(one["evidence"])["forward"] == "moves `input_ts` from pageable memory"
+
+
+def test_what_python_tries_is_shown_too(explorer: Explorer) -> None:
+    explorer.try_fix(record(explorer.payload, CASTS)["id"])
+    assert record(explorer.payload, CASTS)["trials"][0]["said"]
+
+
+def test_a_finding_that_is_gone_is_answered_where_it_was_asked(explorer: Explorer) -> None:
+    ask(explorer, "nothing", 3)
+    error = explorer.status["error"]
+    assert (error["panel"], error["at"]) == ("findings", "nothing 3")
+    assert "gone" in error["message"]
+    with pytest.raises(FixError, match="gone"):
+        Measured().fix(explorer.variant, None, record(explorer.payload, CASTS)["id"], 7)
+
+
+def test_passes_that_are_on_are_not_offered() -> None:
+    capture = tracefuse.capture(programs.rope_full(torch.float32).run)
+    plain, fused = (payload(capture.variant(config)) for config in (Config.off(), Config.of(fuse=False)))
+    assert len(record(plain, "unfused pointwise work")["trials"]) == 1
+    assert record(plain, "concatenation with an empty operand")["trials"][0]["does"] == "with cat"
+    assert record(fused, "concatenation with an empty operand") == record(fused, "concatenation with an empty operand") | {
+        "fixed": True,
+        "trials": [],
+    }  # fmt: skip
+
+
+def test_of_a_pass_that_is_on_the_view_says_why_it_left_something() -> None:
+    x, w = (torch.randn(n, 1024, dtype=torch.bfloat16, requires_grad=True) for n in (64, 61))
+    v = tracefuse.capture(lambda: (x @ w.t()).sum().backward()).optimize()
+    one = record(payload(v), "unaligned matmul")
+    assert "`pad` left it" in one["fix"]
+    assert (one["changes"], one["trials"]) == (None, [])
+    assert one["fix"] in {finding.fix for finding in v.findings()}

@@ -1,0 +1,248 @@
+"""`%%tracefuse` on a cell, `%tracefuse` on an expression.
+
+The cell runs once, as it would without the magic: an input transformer and an AST transformer
+(`tracefuse.widgets.notebook.cell`) turn
+it into `with Recording(ARGS): ...`, and keep no state between cells. Awaits stay at the top level, and the value of the last
+expression is handed to IPython after the block, which displays it.
+
+If the cell raises, the error leaves as it is, no view is shown and nothing is assigned.
+"""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from IPython.core.error import UsageError
+from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic_arguments import argument
+from IPython.display import display
+from IPython.utils.process import arg_split
+
+from tracefuse.captures import Capture
+from tracefuse.cli.flags import MAGIC_OPTIONS, PASS_OPTIONS, Config, OptionError, configuration, magic_arguments, values
+from tracefuse.measure.peers import check_names
+from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.recording.frames_part import hide_frames
+from tracefuse.widgets.notebook import errors, rich
+from tracefuse.widgets.notebook.cell import MAGIC, NAME, WrapCell, mark_cell
+from tracefuse.widgets.view.explorer import Explorer
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    expression = argument(
+        "expression", nargs="*", help="what `%%tracefuse` runs as a line magic; a cell magic runs the cell"
+    )
+    made = magic_arguments([*MAGIC_OPTIONS, *PASS_OPTIONS])(expression(function))
+    # IPython's usage line is reStructuredText for one `%` and the function's own name.
+    made.__doc__ = (made.__doc__ or "").replace(f"::\n\n  %{function.__name__} ", f"  {MAGIC} ", 1)
+    return made
+
+
+@_arguments
+def _magic(line: str, cell: str | None = None) -> Any:
+    """Run the cell once, record every ATen operator of its forward and backward, and show both traces.
+
+    `%%tracefuse` at the top of a cell records the cell; `%tracefuse EXPRESSION` records one expression and returns its
+    value. Switch passes on and off in the view; `-o c` keeps the capture: `c.optimize(...)`, `.measure()`, `.export(...)`.
+    """
+    if cell is None:
+        return _run_expression(line)
+    # Only reached by run_cell_magic called from code: a cell typed by the user went through the transformers.
+    shell = _shell()
+    return shell.run_cell(f"{MAGIC} {line}\n{cell}").raise_error()
+
+
+# `?` and %lsmagic show this name; argparse's usage line takes it from the function too.
+_magic.__name__ = "tracefuse"
+
+
+def parse(line: str) -> tuple[Config, Any]:
+    """`(passes, the rest)` of the magic's argument line. Raises `UsageError` for whatever is wrong in it."""
+    # posix: IPython's own parse_argstring leaves the quotes in 'h.*.mlp.*'.
+    arguments = _magic.parser.parse_args(arg_split(line, posix=True))  # type: ignore[attr-defined]
+    name = arguments.output
+    if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+        raise UsageError(f"-o {name}: {name!r} is not a variable name; give one, such as -o c")
+    if arguments.cuda_graph and not torch.cuda.is_available():
+        raise UsageError("--cuda-graph needs a CUDA GPU, and torch sees none on this machine: leave it out")
+    try:
+        check_names(arguments.peer or ())
+        return configuration(arguments), arguments
+    except OptionError as error:
+        raise UsageError(str(error)) from None
+
+
+def split_expression(line: str) -> tuple[str, str]:
+    """`"--no-cat -o c f(-x)"` as `("--no-cat -o c", "f(-x)")`: argparse would split the expression too."""
+    takes_value = {
+        flag for option in (*MAGIC_OPTIONS, *PASS_OPTIONS) if option.kind != "switch" for flag in option.flags
+    }
+    rest = line.lstrip()
+    options: list[str] = []
+    while rest.startswith("-"):
+        word, _, rest = rest.partition(" ")
+        rest = rest.lstrip()
+        if word == "--":
+            break
+        options.append(word)
+        if word in takes_value:
+            value, _, rest = rest.partition(" ")
+            options.append(value)
+            rest = rest.lstrip()
+    return " ".join(options), rest
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def _shell() -> InteractiveShell:
+    shell = get_ipython()
+    if shell is None:
+        raise UsageError(f"{MAGIC} needs IPython: in a plain program, use `with tracefuse.capture() as c:`")
+    return shell
+
+
+class Recording:
+    """The `with` block around a traced cell: records its body, then shows the view.
+
+    Raises `UsageError` if `line`, the magic's arguments, is wrong.
+    """
+
+    def __init__(self, line: str) -> None:
+        self.shell = _shell()
+        self.config, self.arguments = parse(line)
+        if self.arguments.expression:
+            raise UsageError(f"{MAGIC} takes no expression in its first line: put it into the cell, or use %tracefuse")
+        self.value: Any = None
+        self.has_value = False
+        self._names: dict[str, Any] = {}
+        self._capture = Capture(self._names, train_all=bool(self.arguments.train_all))
+
+    def __enter__(self) -> Recording:
+        self._see_names()
+        self._capture.__enter__()
+        self._names.clear()  # what the cell deletes is not kept alive
+        return self
+
+    def _see_names(self) -> None:
+        """Without IPython's own `_`, `__`, `_5`, which are other names for the user's values."""
+        self._names |= {name: value for name, value in self.shell.user_ns.items() if not name.startswith("_")}
+
+    def keep(self, value: Any) -> None:
+        """Hold the value of the cell's last expression, for `take`."""
+        self.value, self.has_value = value, True
+        self._capture.returned = value
+
+    def take(self) -> Any:
+        """The kept value, for IPython to display; the recording's own name is gone from the namespace afterwards."""
+        self._leave()
+        return self.value
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._see_names()
+        self._capture.__exit__(kind, error, tb)
+        if error is not None:
+            hide_frames(error)
+            self._leave()
+            return
+        # The cell itself has worked: what goes wrong from here on is shown below it and does not stop Run-All.
+        try:
+            self._show()
+        except TracefuseError as problem:
+            print(f"tracefuse: {problem}", file=sys.stderr)
+        except Exception:
+            self.shell.showtraceback()
+        finally:
+            if not self.has_value:
+                self._leave()
+
+    def _leave(self) -> None:
+        self.shell.user_ns.pop(NAME, None)
+
+    def _show(self) -> None:
+        name = self.arguments.output
+        if name:
+            self.shell.user_ns[name] = self._capture
+        given = values(self.arguments, MAGIC_OPTIONS)
+        variant = self._capture.variant(self.config)
+        explorer = Explorer(variant, name, given["budget"], given["cuda_graph"], given["tune"], given["peer"])
+        _replace_views(_cell(self.shell), explorer)
+        is_seen_at_once = getattr(self.shell, "kernel", None) is not None  # in a terminal, text is printed once
+        if is_seen_at_once:
+            display(explorer)
+        if given["measure"] and not explorer.payload["blocked"]:
+            explorer.measure()
+        if not is_seen_at_once:
+            display(explorer)
+        if self.arguments.html:
+            explorer.save_html(self.arguments.html)
+
+
+# The views of each cell's last run. ipywidgets keeps every view until it is closed, and a view its capture's tensors: a cell
+# that is run again would hold those of every run.
+_views: dict[str, tuple[int, list[Explorer]]] = {}
+
+
+def _cell(shell: InteractiveShell) -> tuple[str, int]:
+    """The front end's name of the cell that runs, "" where it gives none, and the number of the run."""
+    kernel = getattr(shell, "kernel", None)
+    parent = kernel.get_parent("shell") if kernel else {}
+    return (parent or {}).get("metadata", {}).get("cellId", ""), shell.execution_count
+
+
+def _replace_views(cell: tuple[str, int], explorer: Explorer) -> None:
+    """Close what an earlier run of the cell showed, which its new output has taken the place of."""
+    name, run = cell
+    before, shown = _views.get(name, (run, []))
+    if before != run:
+        for old in shown if name else ():
+            old.cancel()
+            old.close()
+        shown = []
+    _views[name] = run, [*shown, explorer] if name else []
+
+
+def _run_expression(line: str) -> Any:
+    options, expression = split_expression(line)
+    if not expression:
+        raise UsageError("%tracefuse needs an expression: %tracefuse f(x), or %%tracefuse at the top of a cell")
+    shell = _shell()
+    filename = shell.compile.cache(expression, shell.execution_count)
+    code = compile(expression, filename, "eval")
+    with Recording(options) as recording:
+        recording.keep(eval(code, shell.user_ns))
+        return recording.value
+
+
+# --- registration -----------------------------------------------------------------------------------------------------
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Install the magic in `shell`; doing so twice is doing so once."""
+    unload_ipython_extension(shell)
+    # Not part of check_complete: a terminal asks there what it would do with the cell, and decides by the `%%`.
+    mark_cell.has_side_effects = True  # type: ignore[attr-defined]
+    shell.input_transformers_cleanup.append(mark_cell)
+    shell.ast_transformers.append(WrapCell(lambda: shell.ast_node_interactivity))
+    shell.register_magic_function(_magic, "line_cell", "tracefuse")
+    errors.install(shell)
+    rich.install(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Remove what `load_ipython_extension` installed, an earlier version of this module included."""
+    cleanup = shell.input_transformers_cleanup
+    cleanup[:] = [t for t in cleanup if getattr(t, "__module__", "") != mark_cell.__module__]
+    shell.ast_transformers[:] = [t for t in shell.ast_transformers if type(t).__module__ != WrapCell.__module__]
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("tracefuse", None)
+    errors.uninstall(shell)
+    rich.uninstall(shell)

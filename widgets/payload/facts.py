@@ -1,0 +1,163 @@
+"""What the view says of one trace alone, computed once per trace.
+
+A trace is never edited once it is shown, so what is known of it holds as long as it lives: after a switch, the captured
+trace and those of all steps before that pass are the same ones as before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers import liveness
+from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.memory import storages
+from tracefuse.optimizers.ops import op_name, producer
+from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
+
+T = TypeVar("T")
+
+# More twins or readers of one value than anybody follows by hand.
+MAX_NAMES = 64
+# Beyond these, single storages are small beside the peak.
+MAX_ALIVE = 16
+
+
+def per_trace(compute: Callable[[Trace], T]) -> Callable[[Trace], T]:
+    """`compute`, called once for each trace. What it returns is shared: nobody may edit it, and it may not hold the trace."""
+    known: WeakKeyDictionary[Trace, T] = WeakKeyDictionary()
+
+    @functools.wraps(compute)
+    def found(trace: Trace) -> T:
+        if trace not in known:
+            known[trace] = compute(trace)
+        return known[trace]
+
+    return found
+
+
+lifetimes = per_trace(liveness.lifetimes)
+saved_values = per_trace(liveness.saved_values)
+
+
+class Size(NamedTuple):
+    """Operators that do work, bytes kept for the backward, and the static peak."""
+
+    ops: int
+    saved_bytes: int
+    peak_bytes: int
+
+
+@per_trace
+def size(trace: Trace) -> Size:
+    """The three numbers of a trace that every pass is judged by."""
+    saved = sum(one.nbytes for one in saved_values(trace))
+    return Size(trace.op_count, saved, memory(trace)["peak"])
+
+
+@per_trace
+def gpu_input_bytes(trace: Trace) -> int:
+    """Bytes of GPU memory that the caller holds: inputs, parameters and buffers there, each storage once."""
+    there = [node for node in trace.placeholders if any(device.type == "cuda" for device in devices(node))]
+    return sum({memory: count for node in there for memory, count in storages(node).items()}.values())
+
+
+@per_trace
+def memory(trace: Trace) -> dict[str, Any]:
+    """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak, the op it is at, and
+    the largest storages that are alive there, as `[name, bytes]`; of all storages, how long they live and what for."""
+    live = liveness.live_bytes(trace, lifetimes(trace))
+    peak = max(live, default=0)
+    names = [node.name for node in trace.ops]
+    at = live.index(peak) if live else -1
+    alive = sorted((one for one in lifetimes(trace) if one.start <= at <= one.end), key=lambda one: -one.nbytes)
+    largest = [[one.name, one.nbytes] for one in alive[:MAX_ALIVE]]
+    return {
+        "ops": names,
+        "live": live,
+        "peak": peak,
+        "at": names[at] if live else "",
+        "alive": largest,
+        "inputs": sum(life.nbytes for life in lifetimes(trace) if life.kind == "input"),
+        "storages": _storages(lifetimes(trace), peak),
+    }
+
+
+def _storages(known: list[liveness.Lifetime], peak: int) -> list[int]:
+    """`start, end, bytes, kind` of each storage but the inputs, one after another; the kind is an index into `KINDS`.
+
+    Those that are small beside the peak and alike in when they live and what for are one.
+    """
+    sums: dict[tuple[int, int, int], int] = {}
+    found: list[int] = []
+    for life in known:
+        where = life.start, life.end, liveness.KINDS.index(life.kind)
+        if life.kind == "input":
+            continue
+        if life.nbytes * 1000 < peak:
+            sums[where] = sums.get(where, 0) + life.nbytes
+        else:
+            found += [life.start, life.end, life.nbytes, where[2]]
+    for (start, end, number), count in sums.items():
+        found += [start, end, count, number]
+    return found
+
+
+@per_trace
+def values(trace: Trace) -> dict[str, dict[str, Any]]:
+    """What there is to say of each value of a trace, by name and without its times; inputs first."""
+    around = _Around(trace)
+    return {node.name: _value(node, around) for node in (*trace.placeholders, *trace.ops)}
+
+
+class _Around:
+    """What a value's record says of its place in the trace: its twins, who shares its memory, whose gradient it is."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.twins = _twins(trace)
+        self.saved = {s.name: s.nbytes for s in saved_values(trace)}
+        self.aliases = {name: life.aliases for life in lifetimes(trace) for name in life.aliases}
+        gradients = zip(trace.returned, trace.outputs, strict=True)
+        self.of = {node.name: out.of for node, out in gradients if out.kind == "gradient"}
+        self.of |= {i.name: i.source for i in trace.inputs if i.kind == "parameter"}
+
+
+def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
+    where = origin(node)
+    source = where.source
+    other = "backward" if phase(node) == "forward" else "forward"
+    value = node.meta.get("val")
+    target = producer(node).target
+    return {
+        "op": op_name(node),
+        "type": tensor_type(value),
+        "stride": list(value.stride()) if isinstance(value, torch.Tensor) else None,
+        "nbytes": nbytes(node),
+        "phase": phase(node),
+        "module": where.module,
+        "module_type": where.module_type,
+        "source": f"{source.line}: {source.text.strip()}" if source else "",
+        "reads": [n.name for n in node.all_input_nodes][:MAX_NAMES],
+        "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
+        "twins": [] if where.seq is None else around.twins.get((other, where.seq), [])[:MAX_NAMES],
+        "saved_bytes": around.saved.get(node.name, 0),
+        "storage": [name for name in around.aliases.get(node.name, ()) if name != node.name][:MAX_NAMES],
+        "kernel": target.name if isinstance(target, Kernel) else "",
+        "of": around.of.get(node.name, ""),
+    }
+
+
+def _twins(trace: Trace) -> dict[tuple[str, int], list[str]]:
+    """Names of the ops of each phase by autograd's sequence number, which an op shares with its twin in the other phase."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for node in trace.ops:
+        seq = origin(node).seq
+        if seq is not None:
+            found.setdefault((phase(node), seq), []).append(node.name)
+    return found

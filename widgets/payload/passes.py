@@ -1,0 +1,73 @@
+"""The part of the wire format that says what each pass is and did: passes, their options, the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from tracefuse.config.configuration import Config
+from tracefuse.config.pass_options import PassOption, written
+from tracefuse.optimizers.passes import Decision, Step
+from tracefuse.widgets.payload.facts import size
+from tracefuse.widgets.payload.values import half
+
+
+def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, Any]:
+    """One row of the passes column; the numbers are null while the pass is off."""
+    step = next((s for s in steps if s.name == name), None)
+    sizes = [size(step.before), size(step.after)] if step else None
+    state = config.state(name)
+    return {
+        "name": name,
+        "help": config.help(name),
+        "enabled": state == "on",
+        "state": state,
+        "note": config.note(name),
+        "changed": step is not None and not step.is_unchanged,
+        "ops": sizes and [one.ops for one in sizes],
+        "saved_bytes": sizes and [one.saved_bytes for one in sizes],
+        "peak_bytes": sizes and [one.peak_bytes for one in sizes],
+        "seconds": step.seconds if step else None,
+        "options": [option_record(option, value) for option, value in config.options(name) if option.is_text],
+        "decisions": grouped(step.decisions) if step else [],
+        "error": step.error if step else None,
+        "delta_ms": None,
+    }
+
+
+def option_record(option: PassOption, value: Any) -> dict[str, Any]:
+    """One option of a pass, as the view edits it."""
+    shown = {"value": written(value), "default": written(option.default)}
+    return {"name": option.name, "kind": option.kind, **shown, "help": option.help}
+
+
+def config_record(config: Config) -> dict[str, Any]:
+    """A configuration by its options' names, each what `configure` takes back."""
+    found = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "own"}
+    found["remat_options"] = _written(dict(config.remat_options))
+    return found | {one.name: _written(one.given) for one in config.own}
+
+
+def _written(given: Any) -> Any:
+    return {name: written(value) for name, value in given.items()} if isinstance(given, dict) else given
+
+
+def grouped(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
+    """Decisions with the same action and reason as one, in the order of their first; `nbytes` is their sum."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in decisions:
+        new = {"action": one.action, "reason": one.reason, "nbytes": 0, "values": []}
+        group = groups.setdefault((one.action, one.reason), new)
+        group["nbytes"] += one.nbytes
+        group["values"].append(one.value)
+    return list(groups.values())
+
+
+def step_record(name: str, steps: Sequence[Step]) -> dict[str, Any] | None:
+    """What the pass called `name` alone changed: both halves, marked against what it was given. None while it is off."""
+    step = next((one for one in steps if one.name == name), None)
+    if step is None:
+        return None
+    halves = zip(("forward", "backward"), step.before.split(), step.after.split(), strict=True)
+    return {"pass": name} | {side: half(before, after) for side, before, after in halves}

@@ -1,0 +1,114 @@
+"""The part of the wire format that says what was timed: the table of times, memory and differences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from tracefuse.config.configuration import Config
+from tracefuse.diagnose.finding import counted
+from tracefuse.measure.side_by_side import Ablation
+from tracefuse.measure.timing import Estimate, ProgramTiming, Row, Timing
+from tracefuse.variant import Variant
+
+SHOWN = "optimised"
+"""What `Variant.measure` calls the program that the view shows."""
+
+
+class Timed(NamedTuple):
+    """Times, the configuration that they are of, and the pinned one that it was timed against (None: the captured program)."""
+
+    timing: Timing
+    config: Config
+    baseline: Config | None = None
+
+
+def is_stale(timed: Timed, shown: Variant, baseline: Variant | None) -> bool:
+    """Whether the times are of other configurations than `shown` beside `baseline`."""
+    return (timed.config, timed.baseline) != (shown.config, baseline and baseline.config)
+
+
+def beside_itself(timing: Timing) -> Timing:
+    """The shown program's times beside themselves: what is known of it right after it was pinned."""
+    mine = timing.program(SHOWN)
+    same = {phase: Estimate(1.0, 1.0, 1.0, 1.0, time.samples) for phase, time in mine.times_ms.items()}
+    programs = tuple(replace(mine, name=name, ratios=same) for name in ("pinned", SHOWN))
+    return replace(timing, programs=programs, failed={}, notes=("the shown program is the pinned one",))
+
+
+def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:
+    """The table of times; the rows of the program that is shown come first, by their phases alone."""
+    timing, measured, against = timed
+    replays = counted(timing.inner, "replay")
+    pinned = [f"beside {against.as_code()}, pinned when this was measured"] if against else []
+    return {
+        "provenance": timing.device,
+        "stale": stale,
+        "is_pinned": against is not None,
+        "config": measured.as_code(),
+        "rows": [_timing_row(row) for row in sorted(timing.rows, key=lambda row: row.program != SHOWN)],
+        "work": [dict(zip(("label", "calls", "us", "note"), row, strict=True)) for row in timing.work_rows],
+        "notes": [
+            *([timing.work.note] if timing.work else []),
+            f"{counted(timing.rounds, 'round')} of {replays}, interleaved; stopped: {timing.stopped}",
+            *pinned,
+            *(f"{name} did not run: {reason}" for name, reason in timing.failed.items()),
+            *timing.notes,
+        ],
+    }
+
+
+def _timing_row(row: Row) -> dict[str, Any]:
+    return {
+        "label": row.label if row.program == SHOWN else f"{row.label} ({row.program})",
+        "program": row.program,
+        "phase": row.label,
+        "baseline_ms": asdict(row.baseline_ms),
+        "variant_ms": asdict(row.variant_ms),
+        "ratio": asdict(row.ratio),
+        "verdict": row.verdict,
+    }
+
+
+def share_record(name: str, shown: Config, shares: tuple[Ablation, Config] | None) -> dict[str, Any] | None:
+    """What the pass called `name` alone adds to a step; stale where the others were others then."""
+    delta = shares and shares[0].delta_ms.get(name)
+    if not shares or delta is None:
+        return None
+    found, measured = shares
+    how = "the same program without it" if name in found.same else counted(found.rounds, "round")
+    return asdict(delta) | {"provenance": f"{found.device}: {how}", "stale": measured != shown}
+
+
+def measured_peak_bytes(timing: Timing, input_bytes: tuple[int, int]) -> list[int] | None:
+    """Peak memory (`tracefuse.tables.memory`) of the baseline and the shown program on a GPU: the added peak of a
+    replay, and the
+    `input_bytes` of each that lay there before it. None on a CPU."""
+    shown = _shown(timing)
+    peaks = [timing.baseline.peak_nbytes, shown.peak_nbytes if shown else None]
+    known = [peak + inputs for peak, inputs in zip(peaks, input_bytes, strict=True) if peak is not None]
+    return known if len(known) == len(peaks) else None
+
+
+def difference_record(timing: Timing) -> dict[str, float] | None:
+    """The shown program's largest differences; None where they are not known, or no numbers: see `difference_notes`."""
+    shown = _shown(timing)
+    if shown is None or shown.difference is None or difference_notes(timing):
+        return None
+    return {"results": shown.difference.results, "gradients": shown.difference.gradients}
+
+
+def difference_notes(timing: Timing) -> list[str]:
+    """A sentence for the results, and one for the gradients, if they differ by what JSON has no number for."""
+    shown = _shown(timing)
+    found = {} if shown is None or shown.difference is None else vars(shown.difference)
+    return [
+        f"The {name} of the shown program differ from the captured one's by {difference}: look for overflow."
+        for name, difference in found.items()
+        if not math.isfinite(difference)
+    ]
+
+
+def _shown(timing: Timing) -> ProgramTiming | None:
+    return next((one for one in timing.programs if one.name == SHOWN), None)

@@ -1,0 +1,361 @@
+"""The live view: one widget on one variant. A switch re-runs the pipeline, a button measures, a click selects.
+
+Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they raise goes back to the panel that asked, in
+`status.error`:
+
+    {type: "configure", changes}  {type: "pin"} {type: "unpin"}  {type: "show_pass"}    answered at once
+    {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}
+    {type: "try", finding, choice}                                                      in a thread, one at a time
+    {type: "cancel"}                                                                    stops that one
+    {type: "hello"}                                                                     asks for nothing: is there a kernel?
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
+from tracefuse.config.configuration import PASS_OF
+from tracefuse.errors import OptionError
+from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.variant import Variant
+from tracefuse.widgets.html import STATIC, write_html
+from tracefuse.widgets.payload.measured import Measured
+from tracefuse.widgets.payload.passes import config_record, step_record
+from tracefuse.widgets.payload.timeline import timeline_record
+from tracefuse.widgets.text import to_text
+from tracefuse.widgets.view.report import report
+from tracefuse.widgets.view.still import StillForm
+from tracefuse.widgets.view.takeaway import TAKEAWAYS
+from tracefuse.widgets.view.tasks import POLL_S, Task, cells
+
+BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
+IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
+
+
+class Explorer(anywidget.AnyWidget):
+    """Both traces of a variant, its passes as switches, times and kernels.
+
+    `variant` is what is shown now, `baseline` the pinned variant that it is compared with (None: the captured program).
+
+    Traits, which other widgets can link to: `selected`, the name of the value that is selected, from either side; `config`,
+    the shown configuration by its options, which reconfigures when it is set (`{**explorer.config, "cat": False}`; what is
+    left out stays, a bad value raises `TraitError`); `payload` and `timeline`, what is shown; `status`, what the view waits
+    for.
+    """
+
+    _esm = (STATIC / "widget.js").read_text(encoding="utf-8")  # of a path, anywidget keeps every widget for good
+    payload = traitlets.Dict().tag(sync=True)
+    selected = traitlets.Unicode("").tag(sync=True)
+    config = traitlets.Dict().tag(sync=True)
+    status = traitlets.Dict(IDLE).tag(sync=True)
+    live = traitlets.Bool(True).tag(sync=True)
+    key = traitlets.Unicode().tag(sync=True)
+    timeline = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
+    step = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
+
+    def __init__(
+        self,
+        variant: Variant,
+        name: str | None = None,
+        budget_s: float | None = None,
+        cuda_graph: bool = False,
+        tune: bool = False,
+        peers: Sequence[str] = (),
+    ) -> None:
+        """`name` is the user's variable that holds the capture; `budget_s` how long measuring takes (default: `BUDGET_S`).
+
+        With `cuda_graph`, measuring times replays of CUDA graphs too; with `tune`, block sizes are tried first;
+        `peers` are other ways to run the step: see `Variant.measure`.
+        """
+        self.variant = variant
+        self.baseline: Variant | None = None
+        self.name = name
+        self.budget_s = BUDGET_S if budget_s is None else budget_s
+        self.cuda_graph, self.tune, self.peers = cuda_graph, tune, tuple(peers)
+        self.measured = Measured.of(variant)
+        self.measured.adopt(variant)
+        self._task = Task(is_timed=False)
+        cells.watch(is_in_cell=True)  # where there is IPython, views are made by cells
+        self._lock = threading.RLock()  # Traits are set by the view, by cells and by a task's thread.
+        self._others = threading.Condition(self._lock)
+        self.still = StillForm()
+        last = self.measured.op_by_op.last
+        super().__init__(
+            payload=self.held(variant),
+            config=config_record(variant.config),
+            key=self.still.key,
+            timeline=None if last is None else timeline_record(last),
+        )
+        self.on_msg(self._on_message)
+
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    def held(self, variant: Variant) -> dict[str, Any]:
+        """The payload of any variant of the capture, beside the baseline and with what was measured here."""
+        return self.measured.payload(variant, self.baseline, self.name)
+
+    def show(self, variant: Variant | None = None) -> None:
+        """Show another variant of the capture (default: the same, with what is known by now); old times stay, as stale."""
+        with self._lock:
+            self.variant = variant = variant or self.variant
+            self.measured.adopt(variant)
+            self.payload = self.held(variant)
+            self.config = config_record(variant.config)
+            if self.step is not None:
+                self.show_pass(self.step["pass"])
+            self.still.update(self.payload)
+
+    def show_pass(self, name: str) -> None:
+        """Show beside the whole what the pass called `name` alone changed, as the trait `step`; nothing for "" or while it is
+        off."""
+        with self._lock:
+            self.step = step_record(name, self.variant.steps)
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
+        self.show(self.variant.with_config(**changes))
+
+    def pin(self, variant: Variant | None = None) -> None:
+        """Compare with `variant` (default: the shown one) from now on, in place of the captured program."""
+        self.baseline = (variant or self.variant).check()
+        self.show()
+
+    def unpin(self) -> None:
+        """Compare with the captured program again."""
+        self.baseline = None
+        self.show()
+
+    @traitlets.validate("config")
+    def _checked(self, proposal: Any) -> dict[str, Any]:
+        try:
+            return config_record(self.variant.config.changed(**proposal["value"]))
+        except OptionError as error:
+            raise traitlets.TraitError(str(error)) from error
+
+    @traitlets.observe("config")
+    def _follow(self, change: Any) -> None:
+        if change["new"] != config_record(self.variant.config):
+            self._answer("passes", lambda: self.configure(change["new"]))
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """What the front end sets, another widget's link included; it is told of values that were refused."""
+        with self._lock:  # traitlets holds notifications meanwhile, those of other threads too
+            try:
+                super().set_state(sync_data)
+            except traitlets.TraitError as error:
+                self._tell(error={"panel": "passes", "at": "", "message": str(error)})
+                self.send_state([name for name in sync_data if name in self.keys])
+
+    # --- what takes seconds -------------------------------------------------------------------------------------------
+
+    def measure(self) -> None:
+        """Time the shown variant against the baseline, with progress in the view; an error is shown there too."""
+        self._run("timing", self._measure)
+
+    def ablate(self) -> None:
+        """Time each pass that is on by leaving it out, with progress in the view; an error is shown there too."""
+        self._run("timing", self._ablate)
+
+    def try_fix(self, finding: str, choice: int = 0) -> None:
+        """Time what the finding of this id offers, with progress in the view; an error is shown there too."""
+        self._run("findings", lambda task: self._try_fix(task, finding, choice))
+
+    def cancel(self) -> None:
+        """Stop what is being measured at the next round; what was measured so far is kept if it is enough."""
+        self._task.cancel()
+
+    def wait(self) -> None:
+        """Until what the view asked for is done."""
+        while self._task.is_running and not self._task.is_this_thread():
+            self._let_others(POLL_S)
+        self._task.wait()
+
+    def _let_others(self, seconds: float) -> None:
+        """Wait without the lock, however often this thread has taken it: a task needs it to go on, and to end."""
+        with self._others:
+            self._others.wait(seconds)
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
+        return write_html(self.variant, path, self.name, self.held, self.measured.timeline)
+
+    def save_report(self, path: str | Path) -> Path:
+        """Write what is shown as JSON: see `tracefuse.widgets.view.report`. Returns the path."""
+        path = Path(path)
+        path.write_text(json.dumps(report(self), allow_nan=False, indent=1), encoding="utf-8")
+        return path
+
+    def export(self, path: str | Path) -> Path:
+        """Write the shown variant as a Python file: see `Variant.export`."""
+        return self.variant.check().export(path)
+
+    def _measure(self, task: Task) -> None:
+        variant, baseline = self.variant.check(), self.baseline
+        against = {} if baseline is None else {"against": baseline}
+        with task.turn(variant.capture.example_inputs, self._progress):
+            variant.measure(
+                progress=self._progress,
+                budget_s=self.budget_s,
+                cuda_graph=self.cuda_graph,
+                tune=self.tune,
+                is_cancelled=task.is_cancelled,
+                peers=self.peers,
+                **against,
+            )
+            self.measured.note(variant, baseline)
+            if variant.runs_triton and not task.is_cancelled():
+                self._progress(1.0, "profiling the kernels")
+                self.measured.profile(variant)
+            if not task.is_cancelled():
+                self._progress(1.0, "profiling op by op")
+                found = timeline_record(self.measured.op_by_op.measure(variant, baseline, self._progress))
+                with self._lock:
+                    self.timeline = found
+        self.show()
+
+    def _ablate(self, task: Task) -> None:
+        variant = self.variant.check()
+        with task.turn(variant.capture.example_inputs, self._progress):
+            # Each pass takes as long as the program that a plain measurement compares with.
+            budget_s = self.budget_s * (1 + len(variant.steps)) / 2
+            found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
+        self.measured.shares = (found, variant.config)
+        self.show()
+
+    def _try_fix(self, task: Task, finding: str, choice: int) -> None:
+        variant = self.variant.check()
+        fix = self.measured.fix(variant, self.baseline, finding, choice)
+        with task.turn(variant.capture.example_inputs, self._progress):
+            # What a fix is for may be a step of half a second, and a verdict takes several rounds.
+            found = variant.try_fix(fix, self._progress, 2 * self.budget_s, task.is_cancelled)
+        self.measured.note_trial((variant.config, finding, choice), found, variant)
+        self.show()
+
+    def _inspect(self, kernel: str) -> None:
+        self.measured.inspect(self.variant, kernel)
+        self.show()
+
+    def _take(self, what: str) -> None:
+        if what not in TAKEAWAYS:
+            raise OptionError(f"there is nothing called {what!r} to take away: choose from {', '.join(TAKEAWAYS)}")
+        file = TAKEAWAYS[what](self)
+        self.send({"type": "file", "name": file.name, "mime": file.mime}, buffers=[file.data])
+
+    def _progress(self, fraction: float, text: str) -> None:
+        self._tell(progress=fraction, text=text)
+
+    # --- messages and answers -----------------------------------------------------------------------------------------
+
+    def _on_message(self, _: Any, message: dict[str, Any], __: Any) -> None:
+        kind = message.get("type")
+        if kind == "configure":
+            changes = message["changes"]
+            option = next(iter(changes), "")
+            self._answer("passes", lambda: self.configure(changes), at=PASS_OF.get(option, option))
+        elif kind in ("pin", "unpin"):
+            self._answer("passes", self.pin if kind == "pin" else self.unpin)
+        elif kind == "show_pass":
+            with self._between_rounds():
+                self.show_pass(message["pass"])
+        elif kind == "cancel":
+            self.cancel()
+        elif kind == "hello":
+            return
+        elif kind == "measure":
+            self._start("timing", self._measure, is_timed=True)
+        elif kind == "ablate":
+            self._start("timing", self._ablate, is_timed=True)
+        elif kind == "try":
+            finding, choice = message["finding"], message["choice"]
+            at = f"{finding} {choice}"
+            self._start("findings", lambda task: self._try_fix(task, finding, choice), is_timed=True, at=at)
+        elif kind == "inspect":
+            self._start("kernels", lambda _: self._inspect(message["kernel"]), at=message["kernel"])
+        elif kind == "take":
+            self._start("take", lambda _: self._take(message["what"]))
+        else:
+            raise ValueError(
+                f"the view sent {kind!r}, which is none of its messages: restart the kernel after an update"
+            )
+
+    def _start(self, panel: str, work: Callable[[Task], None], is_timed: bool = False, at: str = "") -> None:
+        """Begin `work` in a thread, if nothing else is at work."""
+        if self._task.is_running:
+            message = "something else is running: wait for it, or cancel it"
+            self._tell(error={"panel": panel, "at": at, "message": message})
+            return
+        self._task = task = Task(is_timed)
+        self._tell(**IDLE | {"busy": panel})  # before the next message is read
+        task.start(lambda: self._answer(panel, lambda: work(task), at, is_main=True))
+
+    def _run(self, panel: str, work: Callable[[Task], None]) -> None:
+        """Do `work` here and now: whoever asks in Python can interrupt it, and comes before what the view asked for."""
+        self._task.cancel()
+        self.wait()
+        self._task = task = Task(is_timed=True)
+        self._answer(panel, lambda: work(task), is_main=True)
+
+    def _answer(self, panel: str, act: Callable[[], None], at: str = "", is_main: bool = False) -> None:
+        """Run `act` for `panel`, at the pass called `at`. Nothing else shows what a widget's callback raises.
+
+        While a task is at work the view goes on showing that one's progress: only the task itself `is_main` then.
+        """
+        is_main = is_main or not self._task.is_running
+        self._tell(**({**IDLE, "busy": panel} if is_main else {"error": None}))
+        error = None
+        try:
+            with self._between_rounds() if panel == "passes" else nullcontext():
+                act()
+        except Exception as problem:
+            error = {"panel": panel, "at": at, "message": _sentence(problem)}
+        except BaseException:  # an interrupt: leave, but not with a view that says it is busy
+            error = {"panel": panel, "at": at, "message": "interrupted"}
+            raise
+        finally:
+            # Without an error of its own, a task leaves that of a switch meanwhile.
+            said = {"error": error} if error else {}
+            self._tell(**({**IDLE, "error": self.status["error"]} if is_main else {}) | said)
+
+    def _between_rounds(self) -> AbstractContextManager[None]:
+        """What a switch sets off would be in the times of what is being measured, which waits for it."""
+        return self._task.between_rounds(self._let_others)
+
+    def _tell(self, **status: Any) -> None:
+        with self._lock:
+            self.status = {**self.status, **status}
+
+    # --- other forms --------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return to_text(self.payload)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle, metadata = super()._repr_mimebundle_(**kwargs)
+        return {**bundle, **self.still.bundle(self.payload)}, metadata
+
+    def _ipython_display_(self) -> None:
+        """The view, and its still form below it; a terminal has only the text."""
+        if not hasattr(get_ipython(), "kernel"):
+            display({"text/plain": str(self)}, raw=True)
+            return
+        view, metadata = super()._repr_mimebundle_()
+        display({**view, "text/plain": "tracefuse: the view"}, metadata=metadata, raw=True)
+        self.still.show(self.payload)
+
+
+def _sentence(error: Exception) -> str:
+    """Our own errors say what to do; of any other, the traceback's end says where it happened."""
+    if isinstance(error, TracefuseError):
+        return str(error)
+    return "".join(traceback.format_exception(error)[-3:]).rstrip()

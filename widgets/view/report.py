@@ -1,0 +1,63 @@
+"""What a view shows as one JSON document, for scripts and CI: `tracefuse FILE --json PATH`, `explorer.save_report(path)`.
+
+    report = {
+      format: "tracefuse report", version: 1, tracefuse, torch       versions, as text
+      code:   {captured: {forward, backward}, optimised: {forward, backward}}     the traces as Python
+      timing: null, or all of `Timing.to_json()` for the shown configuration: per program and phase median and interval
+      ablation: null, or {config, ...} what each pass is worth by itself, as `Ablation` has it
+      …                                                              the rest as `tracefuse.widgets.payload.program`
+      documents it
+    }
+
+The rest: `config`, `call`, `blocked`, `passes` (with each decision's reason), `summary`, `memory`, `kernels` (with their
+source), `layers`, `findings`, `baseline`, `notes`, `environment`, and what later versions of the payload add. Times that are
+not those of the shown configuration are left out. The version counts changes that a reader must know; additions are none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracefuse.measure.timing import plain
+
+if TYPE_CHECKING:
+    from tracefuse.widgets.view.explorer import Explorer
+
+VERSION = 1
+_OF_THE_SCREEN = ("version", "values", "forward", "backward", "timing", "runs_triton", "looked_for")
+"""What only the view draws, or what the report has in another form."""
+
+
+def report(explorer: Explorer) -> dict[str, Any]:
+    """The shown configuration as JSON, beside what the view compares it with."""
+    variant, measured = explorer.variant, explorer.measured
+    before = explorer.baseline or variant.baseline
+    timed = measured.timed(variant, explorer.baseline)
+    is_shown = timed is not None and (timed.config, timed.baseline) == (
+        variant.config,
+        explorer.baseline and before.config,
+    )
+    return {
+        "format": "tracefuse report",
+        "version": VERSION,
+        "tracefuse": version("tracefuse"),
+        "torch": torch.__version__,
+        "code": {
+            "captured": {"forward": before.forward.code, "backward": before.backward.code},
+            "optimised": {"forward": variant.forward.code, "backward": variant.backward.code},
+        },
+        "timing": timed.timing.to_json() if timed is not None and is_shown else None,
+        "ablation": _ablation(explorer),
+        **{name: part for name, part in explorer.payload.items() if name not in _OF_THE_SCREEN},
+    }
+
+
+def _ablation(explorer: Explorer) -> dict[str, Any] | None:
+    if explorer.measured.shares is None:
+        return None
+    found, config = explorer.measured.shares
+    return {"config": config.as_code(), **plain(asdict(found) | {"same": sorted(found.same)})}
