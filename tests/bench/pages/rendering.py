@@ -13,6 +13,11 @@ from results import RESULTS
 MACHINES = ("h200", "h100", "cpu")
 Data = dict[str, Any]
 
+COMPILED = ("torch.compile", "torch.compile reduce-overhead", "torch.compile max-autotune")
+COLUMNS = ("eager", *COMPILED, "tracefuse", "tracefuse CUDA graph")
+SHORT = ("eager", "`torch.compile`", "`reduce-overhead`", "`max-autotune`", "tracefuse", "CUDA graph")
+"""What `steps.py` times, and the titles of these columns."""
+
 
 @dataclass(frozen=True)
 class Results:
@@ -44,10 +49,14 @@ def mega(nbytes: float) -> str:
     return f"{nbytes / 1e6:.0f}"
 
 
+def device_of(environment: Mapping[str, Any]) -> str:
+    """ "H200": the GPU without its maker and memory."""
+    return environment["device"].removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
+
+
 def measured_on(environment: Mapping[str, Any], script: str) -> str:
-    device = environment["device"].removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
     versions = f"torch {environment['torch']}, triton {environment['triton']}"
-    return f"{device}, {versions}, {environment['date'].split()[0]}, `{script}`"
+    return f"{device_of(environment)}, {versions}, {environment['date'].split()[0]}, `{script}`"
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
