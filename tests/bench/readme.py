@@ -34,7 +34,7 @@ SETTINGS = {
     '"2GiB"': "how an option is written",
     "99 % interval": "the confidence of an interval",
     "95 % intervals": "the confidence of an interval",
-    "within 0.5 %": "the bound that tests/test_recorded_timelines.py holds",
+    "within 0.5 %": "the bound that tests/explorer/timeline/test_recorded_timelines.py holds",
     "beyond 1 %": "the smallest difference that is called one: tracefuse.measure.timing.SMALLEST",
     "could hide 5 %": "the difference that should be seen: tracefuse.measure.timing.VISIBLE",
 }
