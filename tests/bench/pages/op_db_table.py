@@ -1,6 +1,6 @@
-"""Runs of `op_db.py`, and the shards of one, as a table of verdicts and a list of what is not exact.
+"""The page of `op_db.py`'s results joins its runs and their shards: a table of verdicts, and a list of what is not exact.
 
-python tests/bench/op_db_table.py run0.json run1.json --out tests/bench/results/op_db.json    and op_db.md beside it
+python tests/bench/pages/op_db_table.py run0.json run1.json --out tests/bench/results/op_db.json    writes op_db.md beside it
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import write
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from op_samples import CLOSE, CRASHED, EXACT, LAYOUT, NO_PROGRAM, REFUSED, UNDEFINED, WRONG
+from results import write
 
 Run = dict[str, Any]
 """One dtype on one device; `rest` are the operators' samples that are not exact, by verdict, with the first one's reason."""
@@ -148,9 +147,9 @@ def page(runs: Sequence[Run]) -> str:
         [
             "# torch's operator database",
             "",
-            "Samples of `torch.testing._internal`'s `op_db`, forward and backward, by `tests/bench/op_db.py`; this page is",
-            "written by `tests/bench/op_db_table.py`; `tests/op_samples.py` says what the verdicts mean. *Captured* is the",
-            "replay of the captured trace beside eager, *all passes* the compiled program beside that replay.",
+            "`tests/bench/trust/op_db.py` ran the samples of `torch.testing._internal`'s `op_db`, forward and backward, and",
+            "`tests/bench/pages/op_db_table.py` wrote this page. `op_samples.py` says what the verdicts mean. *Captured* is",
+            "the replay of the captured trace beside eager, *all passes* the compiled program beside that replay.",
             "",
             *lines,
             "",

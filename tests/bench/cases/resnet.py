@@ -1,5 +1,7 @@
-"""ResNet-50 as He et al. 2015 describe it ("Deep Residual Learning"), with the stride in the middle convolution and ReLU in
-place, as most implementations have it."""
+"""ResNet-50 as He et al. 2015 describe it ("Deep Residual Learning").
+
+The stride is in the middle convolution and ReLU works in place, as in most implementations.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Seconds from a toggle to both regenerated traces as text, for GPTs of 12 and 48 layers: pure Python, no kernel is compiled.
+"""A toggle takes seconds until both regenerated traces are there as text: how many, for GPTs of 12 and 48 layers.
 
-    python tests/bench/toggle.py --check
+    python tests/bench/overhead/toggle.py --check
 
-A session views every pass on, then makes one toggle after the other; what earlier configurations computed is kept, as it is
-in the view. Of several sessions the median counts; the least is printed beside it, since other programs on the machine only
-add. The first view is no toggle and is printed apart: it has nothing to build on; so is the view's payload, which comes on
-top of its first toggle. With `--check` it ends with status 1 if a toggle takes its limit or more: half a second at 12
-layers, 3 s at 48.
+The benchmark is pure Python; no kernel is compiled. A session views every pass on, then makes one toggle after the other;
+what earlier configurations computed is kept, as it is in the view. Of several sessions the median counts; the least is
+printed beside it, since other programs on the machine only add. The first view has nothing to build on, so it is no toggle
+and is printed apart; so is the view's payload, which comes on top of its first toggle. With `--check` it ends with status 1
+if a toggle takes its limit or more: half a second at 12 layers, 3 s at 48.
 """
 
 from __future__ import annotations
@@ -14,79 +14,30 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
-from results import environment, parser, write
 
 import tracefuse
 from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.fuse.carving import forget_obstacles
-from tracefuse.text import aligned
+from tracefuse.optimizers.fuse.obstacles import forget_obstacles
 from tracefuse.widgets.payload.program import payload
 
-LIMITS_S = {12: 0.5, 48: 3.0}
+sys.path.append(str(Path(__file__).parents[1]))
+from cases.toggles import TOGGLES, table, toggle_seconds, view_seconds
+from results import environment, parser, write
 
-TOGGLES: dict[str, dict[str, Any]] = {
-    "simplify off": {"simplify": False},
-    "freeze off": {"freeze": None},
-    "freeze h.*.mlp.*": {"freeze": ["h.*.mlp.*"]},
-    "cat off": {"cat": False},
-    "decompose off": {"decompose": False},
-    "pad off": {"pad": False},
-    "remat off": {"remat": None},
-    "remat 0": {"remat": 0.0},
-    "remat 1": {"remat": 1.0},
-    "budget 90 %": {"memory_budget": 0.9},
-    "budget 50 %": {"memory_budget": 0.5},
-    "budget 10 %": {"memory_budget": 0.1},
-    "longest chain 4": {"remat_options": {"longest_chain": 4}},
-    "save h.0": {"save": ["h.0"]},
-    "recompute h.*.mlp": {"recompute": ["h.*.mlp"]},
-    "fuse off": {"fuse": False},
-    "every pass off": {
-        "simplify": False,
-        "freeze": None,
-        "cat": False,
-        "decompose": False,
-        "pad": False,
-        "remat": None,
-        "fuse": False,
-    },
-}
+LIMITS_S = {12: 0.5, 48: 3.0}
 
 
 def session_seconds(captured: Capture) -> dict[str, float]:
     """The first view of a capture that keeps nothing yet, then the toggles."""
-    captured.known_records.clear()
+    captured.known_steps.clear()
     captured._variants.clear()
     forget_obstacles()
     return {"first view": view_seconds(captured, {}), **toggle_seconds(captured)}
-
-
-def toggle_seconds(captured: Capture) -> dict[str, float]:
-    """Seconds until both halves of each configuration are there as text, `captured` having been viewed with every pass on.
-
-    In the order of a session: what earlier configurations computed is kept, as it is in the view. A second call on the
-    same capture would find everything kept.
-    """
-    return {name: view_seconds(captured, options) for name, options in TOGGLES.items()}
-
-
-def view_seconds(captured: Capture, options: dict[str, Any]) -> float:
-    """Seconds until both halves of one configuration are there as text."""
-    start = time.process_time()
-    variant = captured.optimize(**options)
-    text = variant.forward.code + variant.backward.code
-    assert text
-    return time.process_time() - start
-
-
-def table(seconds: dict[str, float], **columns: dict[str, float]) -> str:
-    """A row for each toggle: its seconds, then what `columns` say of it."""
-    rows = [(name, f"{s:.3f}", *(f"{column[name]:.4g}" for column in columns.values())) for name, s in seconds.items()]
-    return aligned([("toggle", "seconds", *columns), *rows])
 
 
 def measured(layers: int, width: int, sessions: int) -> dict[str, Any]:

@@ -1,20 +1,21 @@
-"""Whether the peers of a captured step are fair stand-ins: each beside the model itself, in the same rounds.
+"""The peers of a captured step are stand-ins for a model under other compilers: each is timed beside the model itself.
 
-    python tests/bench/peers.py --out peers.json
-    python tests/bench/peers.py --peer torch.compile --peer reduce-overhead --peer max-autotune
+    python tests/bench/trust/peers.py --out peers.json
+    python tests/bench/trust/peers.py --peer torch.compile --peer reduce-overhead --peer max-autotune
 
 A GPT's training step runs as the user's own code, eager and under torch.compile with the same modes, and as the peers of its
-capture (`tracefuse.measure.peers`). A peer stands for its original where their ratio is within 5 % of 1.
+capture (`tracefuse.measure.peers`), in the same rounds. A peer stands for its original where their ratio is within 5 % of 1.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from aa import SIZES, SMALL
-from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import GPT, batch
@@ -22,6 +23,9 @@ from tracefuse.execution.replays import Replays
 from tracefuse.measure.peers import COMPILE, PEERS, check_names, peers
 from tracefuse.measure.rounds import measure
 from tracefuse.text import aligned
+
+sys.path.append(str(Path(__file__).parents[1]))
+from results import environment, parser, write
 
 ORIGINAL = "{} of the model"
 

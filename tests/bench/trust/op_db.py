@@ -1,9 +1,9 @@
-"""torch's own operator database through capture, replay and every pass: what is exact, what is not, and why.
+"""torch's own operator database goes through capture, replay and every pass: what is exact, what is not, and why.
 
-    python tests/bench/op_db.py --out run.json                    every sample of every operator, CPU, float32
-    python tests/bench/op_db.py --max-samples 2 --ops "nn_*"      breadth first, some of them
-    python tests/bench/op_db.py --device cuda --dtype bfloat16 float16 float32 --workers 12
-    python tests/bench/op_db_table.py run.json --out op_db.json   runs and their shards as one table
+    python tests/bench/trust/op_db.py --out run.json                    every sample of every operator, CPU, float32
+    python tests/bench/trust/op_db.py --max-samples 2 --ops "nn_*"      breadth first, some of them
+    python tests/bench/trust/op_db.py --device cuda --dtype bfloat16 float16 float32 --workers 12
+    python tests/bench/pages/op_db_table.py run.json --out op_db.json   runs and their shards as one table
 
 After the passes the regenerated program is compiled; on a GPU its Triton kernels run. A sample runs in one of `--workers`
 processes: one that dies, or whose CUDA context does, is replaced, and the sample counts as crashed. What was left out
@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from op_db_table import record, table
-from results import environment, write
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from op_samples import CRASHED, UNDEFINED, Operator, Outcome, check, operators
+from pages.op_db_table import record, table
+from results import environment, write
 
 START_SECONDS = 120.0  # a worker imports torch and its database; the first one on a GPU also loads kernels
 

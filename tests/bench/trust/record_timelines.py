@@ -1,11 +1,11 @@
-"""Record the timelines that `tests/test_recorded_timelines.py` reads: small programs, each with one cause of idle time.
+"""The recorder of the timelines that `tests/timelines` holds: small programs, each with one cause of idle time.
 
-    python tests/bench/record_timelines.py OUTDIR                 on a GPU, all cases
-    python tests/bench/record_timelines.py OUTDIR --device cpu    those that mean something there, to try the script
+    python tests/bench/trust/record_timelines.py OUTDIR                 on a GPU, all cases
+    python tests/bench/trust/record_timelines.py OUTDIR --device cpu    those that mean something there, to try the script
 
-A file per case: the Kineto JSON that torch's profiler exports, gzipped, without paths and host names, and of the range
-"window" alone. Under "recorded" it says what was injected, and how long the window was by clocks that are not the profiler's:
-CUDA events around it, and the host's.
+Each case becomes a file: the Kineto JSON that torch's profiler exports, gzipped, without paths and host names, and of the
+range "window" alone. Under "recorded" it says what was injected, and how long the window was by clocks that are not the
+profiler's: CUDA events around it, and the host's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Seconds of rematerialisation's choice for a deep GPT, and what memory costs in time: pure Python, on the CPU.
+"""The choice of rematerialisation takes seconds for a deep GPT: how many, and what memory costs in time. It needs no GPU.
 
-    python tests/bench/cut.py                 128 layers of a small width
-    python tests/bench/cut.py --layers 12
+    python tests/bench/overhead/cut.py                 128 layers of a small width
+    python tests/bench/overhead/cut.py --layers 12
 
-Ends with status 1 if the choice without a budget, or the one for half of the bytes with its 24 cuts or fewer, takes `--limit`
-seconds or more. The whole pass is printed beside it.
+The benchmark ends with status 1 if the choice without a budget, or the one for half of the bytes with its 24 cuts or fewer,
+takes `--limit` seconds or more. The time of the whole pass is printed beside it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
-from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import GPT, batch
@@ -27,6 +27,9 @@ from tracefuse.optimizers.remat.tradeoffs import Point, pareto
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.text import aligned
+
+sys.path.append(str(Path(__file__).parents[1]))
+from results import environment, parser, write
 
 OPTIONS = {
     "no budget": Remat(),

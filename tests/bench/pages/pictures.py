@@ -1,6 +1,6 @@
-"""README's pictures of the explorer, one of them moving, drawn by the view as it is now from a page of `view.py --html`.
+"""README's pictures of the explorer, one of them moving, are drawn by today's view from a page of `view.py --html`.
 
-python tests/bench/pictures.py view.html notebooks/images
+python tests/bench/pages/pictures.py view.html notebooks/images
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Where a step's GPU time goes, by the operator that launched each kernel, for programs that are to be compared.
+"""A breakdown says which operators a step's GPU time goes to, so that two programs can be compared.
 
     matmul       by shapes and dtype          mm, addmm, bmm: what a library runs
     attention    by operator                  fused attention, its backward
     fused        by kernel                    Triton's: ours and Inductor's
     rest         by operator and kernel       scatter, copies, fills, what an operator runs by itself
 
-A kernel belongs to the innermost operator around its launch, and to the backward where it was launched after that began. One
-profiled step, on a GPU; torch.compile's CUDA graphs name no operators, so that its modes with them are left out by callers.
+A kernel belongs to the innermost operator around its launch, and to the backward where it was launched after that began. The
+step is profiled once, on a GPU. The CUDA graphs of torch.compile name no operators, so callers leave out its modes with them.
 """
 
 from __future__ import annotations

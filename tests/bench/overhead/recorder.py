@@ -1,6 +1,6 @@
-"""What recording costs: a GPT's training step under `tracefuse.capture` beside the same step without, in time and in memory.
+"""Recording has a cost: a GPT's training step under `tracefuse.capture` beside the same step without, in time and in memory.
 
-    python tests/bench/recorder.py --out recorder.json     48 layers; then seconds until a 128-layer capture can be shown
+    python tests/bench/overhead/recorder.py --out recorder.json     48 layers; then a 128-layer capture until it can be shown
 
 Steps are run in turn, and each ratio is of two that followed one another: of the time that passed and, on a CPU, of the
 processor time that the process took, which other programs on the machine disturb less. The floor is a dispatch mode that does
@@ -12,13 +12,14 @@ and makes the payload that the view shows, without measuring anything.
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import Namespace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from results import environment, parser, write
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,6 +28,9 @@ from tracefuse.demo import GPT, batch
 from tracefuse.measure.timing import estimate
 from tracefuse.tables.allocator import added_peak
 from tracefuse.widgets.payload.program import payload
+
+sys.path.append(str(Path(__file__).parents[1]))
+from results import environment, parser, write
 
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "cpu": {"256 wide": {"width": 256, "heads": 4, "vocab": 512, "length": 128, "batch": 4}},

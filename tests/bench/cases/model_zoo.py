@@ -1,5 +1,6 @@
-"""Models that people train, small, from their configurations: of `transformers`, `timm` and `peft`, and a detector. Nothing is
-downloaded. `MODELS` makes each, with what it is called with; `PACKAGES` says what must be installed for it.
+"""The models of `models.py`: small ones of `transformers`, `timm` and `peft`, built from their configurations, and a detector.
+
+Nothing is downloaded. `MODELS` makes each with what it is called with; `PACKAGES` says what must be installed for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Static beside measured peak memory of training steps: of the captured program, the optimised one, and the eager step itself.
+"""Static peaks of training steps beside measured ones: the captured program, the optimised one, and the eager step itself.
 
-    python tests/bench/memory.py --out memory.json --check
+    python tests/bench/trust/memory.py --out memory.json --check
 
 A row is one program of one case, in MB, inputs and parameters included.
 
@@ -20,12 +20,10 @@ import gc
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpt import SIZES, SMALL
-from resnet import resnet
-from results import environment, parser, write
 from torch import Tensor, nn
 
 import tracefuse
@@ -37,6 +35,11 @@ from tracefuse.tables.memory import input_bytes, peak_with, replay_peak
 from tracefuse.text import aligned
 from tracefuse.timeline.replayed import stepwise_replay
 from tracefuse.variant import Variant
+
+sys.path.append(str(Path(__file__).parents[1]))
+from cases.gpt import SIZES, SMALL
+from cases.resnet import resnet
+from results import environment, parser, write
 
 AGREE = 0.05
 

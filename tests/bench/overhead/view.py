@@ -1,26 +1,28 @@
 """The explorer on a GPT, as a notebook opens it: seconds to open, measure, toggle and save; each pass's share of the step.
 
-    python tests/bench/view.py --out view.json --html view.html
+    python tests/bench/overhead/view.py --out view.json --html view.html
 
-12 layers, 768 wide, 12 heads, vocabulary 50257, batch 8 x 1024, bfloat16 with dropout 0.1. The saved page is where README's
-pictures come from. Also says how far the static peak is from the allocator's, and what of the step's time the profiled ops
-add up to.
+The GPT has 12 layers, 768 wide, 12 heads, a vocabulary of 50257, a batch of 8 x 1024 and bfloat16 with dropout 0.1. README's
+pictures are drawn from the saved page. The benchmark also says how far the static peak is from the allocator's, and how much
+of the step's time the profiled ops add up to.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpt import SIZES, SMALL, model_and_batch
-from results import environment, parser, write
-
 import tracefuse
 from tracefuse.text import aligned
 from tracefuse.widgets.view.explorer import Explorer
+
+sys.path.append(str(Path(__file__).parents[1]))
+from cases.gpt import SIZES, SMALL, model_and_batch
+from results import environment, parser, write
 
 SWITCHES = ("simplify", "cat", "decompose", "pad", "remat", "fuse")
 

@@ -1,13 +1,13 @@
-"""A program beside itself: how often `measure` sees a difference where there is none, and whether it sees 5 % where there is.
+"""A program is timed beside itself: how often `measure` sees a difference that is none, and whether it sees a planted 5 %.
 
-    python tests/bench/aa.py --check --out aa.json
-    python tests/bench/aa.py --device cpu --runs 100 --planted 20 --budget 5
+    python tests/bench/trust/aa.py --check --out aa.json
+    python tests/bench/trust/aa.py --device cpu --runs 100 --planted 20 --budget 5
 
-The program is the captured training step of a GPT, replayed as `Variant.measure` replays it. "A/A" compares two replays of it
-under two names. "planted" compares it with itself followed by more work, as much as takes 5 % of its step: how many elements
-that is gets found by timing, and the JSON says what share was hit. A comparison fails where any phase of an A/A is called
-faster or slower, or where the step of a planted one is neither called slower nor hidden by noise that the verdict speaks of;
-with `--check` the status is 1 if more than 5 % of the A/A fail, or any of the planted.
+The program is the captured training step of a GPT, replayed as `Variant.measure` replays it. "A/A" compares two replays of
+it under two names. "planted" compares it with itself followed by more work, as much as takes 5 % of its step. Timing finds
+how many elements that work needs, and the JSON says which share was hit. A comparison fails where any phase of an A/A is
+called faster or slower, or where the step of a planted one is neither called slower nor hidden by noise that the verdict
+speaks of. With `--check` the status is 1 if more than 5 % of the A/A fail, or any of the planted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import GPT, batch
@@ -30,6 +30,9 @@ from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.text import aligned
 from tracefuse.variant import Variant
+
+sys.path.append(str(Path(__file__).parents[1]))
+from results import environment, parser, write
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50304, "length": 1024, "batch": 8}
 SMALL = {"layers": 2, "width": 128, "heads": 4, "vocab": 256, "length": 64, "batch": 4}

@@ -1,11 +1,11 @@
-"""A stranger's first minutes, timed: README's first command, then JupyterLab and a notebook until its explorer is shown.
+"""A newcomer's first minutes, timed: README's first command, then JupyterLab and a notebook until its explorer is shown.
 
-    python tests/bench/first_view.py --torch torch==2.13.0 --out first_view.json
+    python tests/bench/overhead/first_view.py --torch torch==2.13.0 --out first_view.json
 
-Makes a fresh virtual environment in a scratch folder and installs this working tree into it. `--torch` is what to install
-first, as `.ci/run` does where the newest torch would bring CUDA libraries that the machine has no use for. Needs Chromium, and
-what `pip install '.[test]'` brings in the environment that runs this script; `--here` installs nothing and times JupyterLab of
-that one.
+The benchmark makes a fresh virtual environment in a scratch folder and installs this working tree into it. `--torch` names
+what to install first, as `.ci/run` does where the newest torch would bring CUDA libraries that the machine has no use for.
+It needs Chromium, and in the environment that runs this script what `pip install '.[test]'` brings. With `--here` it
+installs nothing and times JupyterLab of that environment.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+from lab import SHUT_DOWN, browsing, serving
 from results import environment, write
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from lab import SHUT_DOWN, browsing, serving
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_MS = 180_000
 EXPLORER = "[data-testid=tf-root][data-ready='1']"
 RUN_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"

@@ -1,6 +1,6 @@
-"""One cold compile, in a process of its own that `depth.py` starts: prints its seconds as one line of JSON.
+"""A process that `depth.py` starts compiles one program from cold caches and prints its seconds as one line of JSON.
 
-    python tests/bench/compile_once.py --program chain --layers 8 --weight 1 --compiler tracefuse
+    python tests/bench/cases/compile_once.py --program chain --layers 8 --weight 1 --compiler tracefuse
 
 A tiny program goes through the same compiler first, so that what Python imports on the way is counted apart, as `start_s`.
 The caches are wherever the environment says; `depth.py` gives each process empty ones.
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpt import SIZES, SMALL
 from torch import Tensor
 
 import tracefuse
@@ -27,9 +26,11 @@ from tracefuse.build.modules import machine_code
 from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.remat.tradeoffs import static_cost
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from programs import chain_loss
+
+from cases.gpt import SIZES, SMALL
 
 Loss = Callable[..., Tensor]
 

@@ -1,4 +1,4 @@
-"""README's figures that a stored notebook printed on a GPU, with the machine and the day of the run."""
+"""Figures that a stored notebook printed on a GPU, with the machine and the day of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rendering import Results, ms
+from pages.rendering import Results, ms
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,16 @@ class Printed:
         return ms(float(self.find(rf"^{re.escape(program)} +{phase} +([\d.]+)")[0]))
 
     @property
+    def device(self) -> str:
+        return self._machine[0]
+
+    @property
+    def _machine(self) -> tuple[str, ...]:
+        return self.find(r"^NVIDIA (.*?), (torch [^,+]*)[^,]*, (triton [^,]*), .*\d$")
+
+    @property
     def source(self) -> str:
-        device, torch, triton = self.find(r"^NVIDIA (.*?), (torch [^,+]*)[^,]*, (triton [^,]*), .*\d$")
+        device, torch, triton = self._machine
         (day,) = self.find(r"(\d{4}-\d\d-\d\d)$")
         return f"{device}, {torch}, {triton}, {day}, `notebooks/{self.name}.ipynb`"
 

@@ -1,4 +1,4 @@
-"""Results as text: which of them counts, numbers with units, tables, and where each is from."""
+"""Rendering turns results into text: it picks the machine that counts, and writes numbers with units, tables and sources."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from results import RESULTS
 MACHINES = ("h200", "h100", "cpu")
 Data = dict[str, Any]
 
+COMPILED = ("torch.compile", "torch.compile reduce-overhead", "torch.compile max-autotune")
+COLUMNS = ("eager", *COMPILED, "tracefuse", "tracefuse CUDA graph")
+SHORT = ("eager", "`torch.compile`", "`reduce-overhead`", "`max-autotune`", "tracefuse", "CUDA graph")
+"""What `steps.py` times, and the titles of these columns."""
+
 
 @dataclass(frozen=True)
 class Results:
     """The committed results, by benchmark, and notebooks with what they printed."""
 
     folder: Path = RESULTS
-    notebooks: Path = Path(__file__).parents[2] / "notebooks"
+    notebooks: Path = Path(__file__).parents[3] / "notebooks"
 
     def get(self, name: str) -> Data | None:
         """The result of a benchmark on the first of `MACHINES` that has one."""
@@ -44,10 +49,14 @@ def mega(nbytes: float) -> str:
     return f"{nbytes / 1e6:.0f}"
 
 
+def device_of(environment: Mapping[str, Any]) -> str:
+    """ "H200": the GPU without its maker and memory."""
+    return environment["device"].removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
+
+
 def measured_on(environment: Mapping[str, Any], script: str) -> str:
-    device = environment["device"].removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
     versions = f"torch {environment['torch']}, triton {environment['triton']}"
-    return f"{device}, {versions}, {environment['date'].split()[0]}, `{script}`"
+    return f"{device_of(environment)}, {versions}, {environment['date'].split()[0]}, `{script}`"
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

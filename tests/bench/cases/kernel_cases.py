@@ -1,8 +1,8 @@
-"""The work whose kernels `kernels.py` times: each a function as people write it, with the bytes that it cannot but move.
+"""The functions whose kernels `kernels.py` times, as people write them, with the bytes that each must move.
 
-The limit of a phase counts what its user gave it or keeps, once: inputs and saved inputs read, results written. What lies
-between (a mask that could be drawn again, a softmax that could be computed again from its input) is not in it, although
-eager writes and reads it. Statistics of rows are counted where a phase cannot do without them.
+The limit of a phase counts once what its user gave it or keeps: inputs and saved inputs are read, results are written. What
+lies between is not in it, although eager writes and reads it: a mask that could be drawn again, a softmax that could be
+computed again from its input. Statistics of rows are counted where a phase needs them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from programs import apply_rope
 
 f32, bf16 = torch.float32, torch.bfloat16

@@ -1,6 +1,6 @@
-"""One program of `steps.py`, in a process of its own that it starts: every column warmed up, timed and compared, as JSON.
+"""A process that `steps.py` starts warms up, times and compares every column of one program, and writes JSON.
 
-    python tests/bench/step_once.py --case gpt_bf16 --out case.json
+    python tests/bench/cases/step_once.py --case gpt_bf16 --out case.json
 
 The caches are wherever the environment says; `steps.py` gives each process empty ones.
 """
@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import copy
 import signal
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from kernels import copies
-from results import environment, parser, write
-from step_programs import STEPS, TrainingStep
 from torch import Tensor, nn
 
 import tracefuse
@@ -33,6 +32,12 @@ from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.variant import Variant
+
+sys.path.append(str(Path(__file__).parents[1]))
+from results import environment, parser, write
+
+from cases.step_programs import STEPS, TrainingStep
+from cases.timed import copies
 
 COMPILE = {"torch.compile": None, **{f"torch.compile {mode}": mode for mode in MODES[:2]}}
 WARM_UPS = 3  # CUDA graphs of torch.compile: one run to warm up, one to record, one that replays.

@@ -1,4 +1,4 @@
-"""Whole training steps that `steps.py` times: each as people write it, with the leaves whose gradients they want."""
+"""The training steps that `steps.py` times, each as people write it, with the leaves whose gradients they want."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES
-from gpt_step import SIZES, SMALL, model_of
 from torch import Tensor, nn
 
+from cases.gpt import SIZES, SMALL, model_of
+from cases.kernel_cases import CASES
 from tracefuse.demo import batch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 from freeze_programs import LoRA, is_frozen
 from programs import chain_loss
 

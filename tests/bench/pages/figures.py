@@ -1,4 +1,4 @@
-"""README's measured figures, one function a block: what it says of the results that are committed.
+"""The measured figures of `RESULTS.md`, one function a block: each says what the committed results say.
 
 A block whose result is missing says so; so does a row of a table. Where a result is there for several machines, that of the
 first of `rendering.MACHINES` counts. Every block names the machine, the versions, the day and the script.
@@ -10,16 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import starmap
 
-from models_table import is_right
-from notebook_figures import lora, slow_layer
-from rendering import Data, Results, by_name, measured_on, mega, ms, said, step_ms, table, three
-from step_programs import STEPS
+from cases.step_programs import STEPS
+
+from pages.models_table import is_right
+from pages.notebook_figures import lora, slow_layer
+from pages.rendering import COLUMNS, SHORT, Data, Results, by_name, measured_on, mega, ms, said, step_ms, table, three
 
 # --- whole steps ------------------------------------------------------------------------------------------------------
-
-PEERS = ("eager", "torch.compile", "torch.compile reduce-overhead", "torch.compile max-autotune")
-COLUMNS = (*PEERS, "tracefuse", "tracefuse CUDA graph")
-SHORT = ("eager", "`torch.compile`", "`reduce-overhead`", "`max-autotune`", "tracefuse", "CUDA graph")
 
 
 def steps(results: Results) -> str:
@@ -281,4 +278,4 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
     "models": models, "train": train, "first_view": first_view,
 }  # fmt: skip
-"""By the name that README's marker has."""
+"""By the name that the marker in `RESULTS.md` has."""

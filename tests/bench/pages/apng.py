@@ -1,9 +1,9 @@
-"""Animated PNG: several screenshots as one picture, which browsers and GitHub play. Pure Python.
+"""An animated PNG holds several screenshots as one picture, which browsers and GitHub play. It is written in pure Python.
 
     file = signature, IHDR, acTL (frames, loops), then of each frame fcTL (its size and how long it stands) and its pixels,
            those of the first as IDAT, of the others as fdAT with a number before them, IEND
 
-Every frame has the size and the pixels' format of the first. Source: PNG Specification, Third Edition, section 11.3.
+Every frame has the size and the pixel format of the first. Source: PNG Specification, Third Edition, section 11.3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What `models.py` wrote, on one machine or several, as one page.
+"""The page of `models.py`'s results, `results/models.md`, has a table for each machine.
 
-cd tests/bench/results && python ../models_table.py models_*.json --out models.md
+cd tests/bench/results && python ../pages/models_table.py models_*.json --out models.md
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# Models",
         "",
-        "Training steps of small models by `tests/bench/models.py`; this page is written by `tests/bench/models_table.py`.",
+        "`tests/bench/models.py` ran training steps of small models; `tests/bench/pages/models_table.py` wrote this page.",
         "*Replay* is the captured program beside eager, *max |Δ| / max* the compiled one with all passes: of all results and",
         "gradients the largest difference, over that output's largest element. *Inputs rounded* is the same for the captured",
         "program itself, whose inputs move by one rounding each: no program in this dtype can be asked for less.",
