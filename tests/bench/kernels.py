@@ -119,7 +119,7 @@ def programs_of(
     return made | {"copy": copies(case.limit_nbytes, device)}
 
 
-def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Program:
+def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Replays:
     """The same program on the same numbers in float64. Its tensors live only while it runs: they are large."""
 
     def forward() -> tuple[tuple[Tensor, ...], list[Tensor]]:
