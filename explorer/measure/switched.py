@@ -8,6 +8,7 @@ from typing import Protocol, Self
 from tracefuse.config.configuration import Config
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.program import Program
+from tracefuse.optimizers.passes import PassRecord
 
 
 class Switched(Optimised, Protocol):
