@@ -28,7 +28,7 @@ from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import promised
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.passes import Pass, Step, final, run_pipeline
+from tracefuse.optimizers.passes import Pass, PassRecord, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 from tracefuse.recording.namespace import name_of, visible_from
 from tracefuse.timeline.measurements import Build, Measurements, Said
@@ -59,7 +59,7 @@ class Variants:
     def __init__(self, made: Callable[[], CapturedProgram], machine: Machine | None = None) -> None:
         self._made, self._machine = made, machine
         self._variants: dict[Config, Variant] = {}
-        self.known_steps: dict[tuple[Pass, ...], Step] = {}
+        self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
         self.measurements, self.restored = Measurements(), Measurements()
         self.agreement: Agreement | None = None
         """What `check` found; None until it, or the first measurement, has replayed the trace."""
@@ -121,10 +121,10 @@ class Variant:
 
     @functools.cached_property
     @uncollected()
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[PassRecord, ...]:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
-        steps: list[Step] = []
-        trace, known = self.program.trace, self.capture.known_steps
+        steps: list[PassRecord] = []
+        trace, known = self.program.trace, self.capture.known_records
         passes = tuple(self.config.passes(self.capture.machine))
         for count, one in enumerate(passes, 1):
             key = passes[:count]

@@ -6,8 +6,8 @@
 
 A peer starts from the captured forward as a function of its inputs, not from the model: it has the operators and the shapes
 that ran, without the modules' Python. Its backward is autograd's, so that torch.compile sees one joint graph and decides for
-itself what to save. `tests/bench/peers.py` times that beside the model itself. The column `captured` is leaner than `eager`:
-it calls the recorded operators of both halves with no autograd between.
+itself what to save. `tests/bench/trust/peers.py` times that beside the model itself. The column `captured` is leaner than
+`eager`: it calls the recorded operators of both halves with no autograd between.
 
 Peers that the user brings are functions of nothing that run the forward and return what to differentiate, or
 `tracefuse.measure.rounds.Program`s.

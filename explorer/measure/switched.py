@@ -8,7 +8,7 @@ from typing import Protocol, Self
 from tracefuse.config.configuration import Config
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.program import Program
-from tracefuse.optimizers.passes import Step
+from tracefuse.optimizers.passes import PassRecord
 
 
 class Switched(Optimised, Protocol):
@@ -18,7 +18,7 @@ class Switched(Optimised, Protocol):
     @property
     def config(self) -> Config: ...
     @property
-    def steps(self) -> tuple[Step, ...]: ...
+    def steps(self) -> tuple[PassRecord, ...]: ...
     @property
     def runs_triton(self) -> bool: ...
     @property

@@ -23,10 +23,9 @@ import torch
 from tracefuse.device.clocks import device_label
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.eager_memory import eager_peak_bytes
-from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.facts import devices, storages
 from tracefuse.optimizers.liveness import Kind, Lifetime, lifetimes, live_by_kind, live_bytes, peak_bytes
-from tracefuse.optimizers.memory import storages
-from tracefuse.optimizers.passes import Step
+from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, tensor_type, val
 from tracefuse.tables.allocator import added_peak, workspaces
@@ -160,7 +159,7 @@ class Memory:
         return "\n\n".join(map(aligned, (reasons, modules)))
 
 
-def memory(captured: Trace, optimised: Trace, steps: Sequence[Step] = ()) -> Memory:
+def memory(captured: Trace, optimised: Trace, steps: Sequence[PassRecord] = ()) -> Memory:
     """The static part, of a captured trace and of what `steps` made of it. Pure."""
     rows = saved_rows(captured, optimised, steps)
     return Memory(curve(captured), curve(optimised), rows, eager_peak_bytes(captured))

@@ -16,7 +16,7 @@ from tracefuse.config.configuration import PASS_OF
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.ops import does_work, op_name
-from tracefuse.optimizers.passes import Step
+from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.remat.budget import why_unmet
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
 from tracefuse.tables.folding import folded_paths, name_of
@@ -76,7 +76,7 @@ def unmet(variant: Switched) -> list[str]:
     return [f"memory_budget: {why}." for step in variant.steps if (why := why_unmet(step.decisions))]
 
 
-def _pass_row(name: str, step: Step | None, state: str) -> tuple[str, ...]:
+def _pass_row(name: str, step: PassRecord | None, state: str) -> tuple[str, ...]:
     if step is None:
         return f"  {name}", "", "", "", "", "", state
     return f"+ {name}", *_cells(summarise(step.after)), step.error or str(len(step.decisions))

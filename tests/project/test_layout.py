@@ -19,7 +19,8 @@ TOGGLES = ("simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse")
 GROUND = {"explorer/errors.py", "explorer/text.py"}
 """The files at the explorer's root that every package of it imports; the others there are doors."""
 
-DOORS_ARE_OPENED_BY = ("explorer/cli", "widgets", "widgets/view", "widgets/notebook", "widgets/payload")
+COMMAND = "explorer/__main__.py"
+"""`python -m tracefuse`: what is at the root only because Python looks for it there."""
 
 PURE = {
     "optimizers": {"optimizers/costs", "optimizers/fuse", "optimizers/lowering"},
@@ -105,6 +106,8 @@ def is_allowed(source: str, target: str) -> bool:
         return there in PURE[here]
     if source in GROUND:
         return there == "optimizers"
+    if source == COMMAND:
+        return there == "explorer/cli"
     return there.startswith("optimizers") or (floor(there) < floor(here) and there not in NEVER.get(here, ()))
 
 

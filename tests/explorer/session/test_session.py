@@ -26,7 +26,7 @@ from tracefuse.demo import ROPE_LEAF
 from tracefuse.errors import SessionError
 from tracefuse.measure.profile import KernelTime, Profile
 from tracefuse.optimizers.cat.packed_attention import Packing
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.profiling.lanes import run_lanes
 from tracefuse.session.files import MOST_EXPANSION
