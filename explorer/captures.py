@@ -20,25 +20,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from tracefuse.assembly.assemble import Roles
 from tracefuse.assembly.program import CapturedProgram, ProgramFacts, captured_program
 from tracefuse.assembly.refusals import note_unrecordable
 from tracefuse.config.configuration import Config, Machine
-from tracefuse.device.environment import as_it_ran, environment
+from tracefuse.device.environment import environment
 from tracefuse.errors import CaptureError
-from tracefuse.execution.agreement import Agreement, Left, Read, agreement, left_by
-from tracefuse.execution.replay import replay
-from tracefuse.measure.measurements import Measurements
+from tracefuse.execution.agreement import Agreement, agreement
+from tracefuse.execution.replay import replayed
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import promised
 from tracefuse.optimizers.freeze.costs import FrozenCosts, frozen_costs
-from tracefuse.optimizers.passes import Pass, Step
+from tracefuse.optimizers.passes import Pass, PassRecord
 from tracefuse.recording.calls import Value
 from tracefuse.recording.host_reads import Stop
+from tracefuse.recording.left import Left, Read, left_by
 from tracefuse.recording.namespace import name_of, namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.roles import optimizers_of, roles_of
+from tracefuse.recording.roles import Roles, optimizers_of, roles_of
 from tracefuse.recording.thaw import Thaw
+from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Capture(ProgramFacts):
         """What `check` found; None until it, or the first measurement, has replayed the trace."""
         self._optimized: Mapping[str, frozenset[Value]] = {}
         self._variants: dict[Config, Variant] = {}
-        self.known_steps: dict[tuple[Pass, ...], Step] = {}
+        self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
         self.environment = environment()
         self.measurements = Measurements()
         self.restored = Measurements()
@@ -180,8 +180,7 @@ class Capture(ProgramFacts):
 
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
-        with as_it_ran(self.environment):
-            return replay(self.trace, self.example_inputs, self.rng_states)
+        return replayed(self)
 
     def check(self) -> Agreement | None:
         """Replay the trace once and hold it against what the program itself left: bit for bit the same, or what differs.
@@ -222,11 +221,6 @@ class Capture(ProgramFacts):
     def datasheet(self) -> Peaks:
         """What prices go by: the datasheet of the GPU that the program ran on, for one on a CPU that of an H100."""
         return promised(self.environment.get("device") if self.device.type == "cuda" else None)
-
-    @property
-    def tf32(self) -> bool:
-        """Whether the program ran where float32 matmuls may use the tensor cores."""
-        return self.environment.get("tf32") == "True"
 
     def optimize(self, **options: Any) -> Variant:
         """The variant with every pass on, changed by `options` (see `tracefuse.config.Config`).

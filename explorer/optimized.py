@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tracefuse.config.configuration import Config
 from tracefuse.errors import TracefuseError
 from tracefuse.optimizers.gc_pause import uncollected
-from tracefuse.optimizers.passes import Step, final, run_pipeline
+from tracefuse.optimizers.passes import PassRecord, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class Optimized:
 
     @functools.cached_property
     @uncollected()
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[PassRecord, ...]:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
-        steps: list[Step] = []
+        steps: list[PassRecord] = []
         trace = self.capture.trace
-        known = self.capture.known_steps
+        known = self.capture.known_records
         passes = tuple(self.config.passes(self.capture.machine))
         for count, one in enumerate(passes, 1):
             key = passes[:count]
@@ -87,14 +87,23 @@ class Optimized:
 
         return tuple(dict.fromkeys(n.target for n in self.trace.ops if isinstance(n.target, Kernel)))
 
+    def under(self, config: Config) -> Variant:
+        """The variant of the same capture for `config`; equal configurations share one."""
+        return self.capture.variant(config)
+
     def with_config(self, **changes: Any) -> Variant:
-        """The variant of the same capture with `changes` to the configuration; equal configurations share one."""
-        return self.capture.variant(self.config.changed(**changes))
+        """The variant of the same capture with `changes` to the configuration."""
+        return self.under(self.config.changed(**changes))
+
+    @property
+    def call(self) -> str:
+        """The Python that makes this variant of a capture called `c`."""
+        return self.config.as_code()
 
     @property
     def baseline(self) -> Variant:
         """The same capture without any pass: the trace as it ran."""
-        return self.capture.variant(Config.off())
+        return self.under(Config.off())
 
     @property
     def op_times(self) -> OpTimes:

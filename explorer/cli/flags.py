@@ -20,7 +20,7 @@ from tracefuse.config.pass_options import assignment, table
 from tracefuse.config.readers import DEFAULT_WEIGHT, OWN_FLAGS, weight_of_flag
 from tracefuse.errors import OptionError
 from tracefuse.measure.peers import PEERS
-from tracefuse.optimizers.remat.cut import Remat
+from tracefuse.optimizers.remat import Remat
 
 # --- the table --------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from tracefuse.compiled_graphs import CompiledGraph
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.dynamo.joint import RESULT, Joint
 from tracefuse.execution.export import functions_source
-from tracefuse.optimizers.memory import storages
+from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.trace import Output, val
 
 

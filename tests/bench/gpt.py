@@ -28,9 +28,10 @@ from torch import Tensor
 
 from tracefuse.captures import Capture
 from tracefuse.demo import GPT
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import aligned
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
 from tracefuse.tables.summary import modules_table, steps_table
+from tracefuse.text import aligned
 from tracefuse.variant import Variant
 
 
@@ -90,7 +91,7 @@ def report(captured: Capture, model: GPT, tokens: Tensor, targets: Tensor, optio
 
 def step_programs(
     variant: Variant, model: GPT, tokens: Tensor, targets: Tensor, options: Namespace
-) -> dict[str, Program]:
+) -> dict[str, Replays]:
     """The training step under autograd: eager, optimised and, if asked for, torch.compile."""
     parameters = list(model.parameters())
     programs = {

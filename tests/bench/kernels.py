@@ -24,8 +24,10 @@ from results import environment, parser, write
 from torch import Tensor
 
 import tracefuse
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import ProgramTiming, Timing, aligned
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
+from tracefuse.measure.timing import ProgramTiming, Timing
+from tracefuse.text import aligned
 from tracefuse.variant import Variant
 
 TITLES = ("case", "phase", "limit ms", "ours ms", "of limit", "of copy", "of compile", "of eager", "must", "aim")
@@ -102,7 +104,7 @@ def captured(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Vari
 
 def programs_of(
     case: Case, variant: Variant, inputs: list[Tensor], cotangent: Tensor | None, device: str
-) -> dict[str, Program]:
+) -> dict[str, Replays]:
     """On a CPU without torch.compile, which needs a C++ compiler there and would time other kernels."""
     compared = not case.draws
     made = {
@@ -117,7 +119,7 @@ def programs_of(
     return made | {"copy": copies(case.limit_nbytes, device)}
 
 
-def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Program:
+def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Replays:
     """The same program on the same numbers in float64. Its tensors live only while it runs: they are large."""
 
     def forward() -> tuple[tuple[Tensor, ...], list[Tensor]]:
@@ -130,7 +132,7 @@ def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Pr
         assert cotangent is not None
         return torch.autograd.grad(result, leaves, cotangent.to(result.dtype))
 
-    return Program(forward, None if cotangent is None else backward)
+    return Replays(forward, None if cotangent is None else backward)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from typing import Any
 from cases.step_programs import STEPS
 from results import environment, parser, write
 
-from tracefuse.measure.timing import aligned
+from tracefuse.text import aligned
 
 MORE_THAN_EAGER = 1.5  # Both round, in different places.
 

@@ -24,7 +24,7 @@ from torch import Tensor
 import tracefuse
 from tracefuse.build.modules import machine_code
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.remat.weights import static_cost
+from tracefuse.optimizers.remat.tradeoffs import static_cost
 
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parents[2] / "samples"))

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracefuse.measure.compare import max_abs_difference
-from tracefuse.measure.rounds import Program
+from tracefuse.execution.difference import max_abs_difference
+from tracefuse.execution.replays import Replays
 
 
-def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tensor | None, compared: bool) -> Program:
+def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tensor | None, compared: bool) -> Replays:
     """`run()` under autograd, and the gradients of the inputs that ask for one."""
     leaves = [t for t in inputs if t.requires_grad]
 
@@ -24,15 +24,15 @@ def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tens
     def backward(state: tuple[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(state[0][0], leaves, cotangent)
 
-    return Program(forward, None if cotangent is None else backward, compared=compared)
+    return Replays(forward, None if cotangent is None else backward, compared=compared)
 
 
-def training_step(run: Any, parameters: list[nn.Parameter]) -> Program:
+def training_step(run: Any, parameters: list[nn.Parameter]) -> Replays:
     """Not compared: eager draws other dropout masks. `compare_gradients` compares the replay, which draws the same."""
-    return Program(lambda: ((run(),),), lambda state: torch.autograd.grad(state[0][0], parameters), compared=False)
+    return Replays(lambda: ((run(),),), lambda state: torch.autograd.grad(state[0][0], parameters), compared=False)
 
 
-def copies(nbytes: dict[str, int], device: str) -> Program:
+def copies(nbytes: dict[str, int], device: str) -> Replays:
     """One copy in each phase, which reads half of the phase's bytes and writes the other half."""
     source = torch.zeros(max(nbytes.values()) // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -42,7 +42,7 @@ def copies(nbytes: dict[str, int], device: str) -> Program:
         return (target[:half].copy_(source[:half]),)
 
     backward = (lambda state: copy("backward")) if "backward" in nbytes else None
-    return Program(lambda: (copy("forward"),), backward, compared=False)
+    return Replays(lambda: (copy("forward"),), backward, compared=False)
 
 
 def worst(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:

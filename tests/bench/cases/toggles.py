@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from tracefuse.captures import Capture
-from tracefuse.measure.timing import aligned
+from tracefuse.text import aligned
 
 TOGGLES: dict[str, dict[str, Any]] = {
     "simplify off": {"simplify": False},

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tracefuse
-from tracefuse.measure.timing import aligned
+from tracefuse.text import aligned
 from tracefuse.widgets.view.explorer import Explorer
 
 sys.path.append(str(Path(__file__).parents[1]))
