@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from tracefuse.device.environment import machine
     from tracefuse.errors import SyncError, TracefuseError
     from tracefuse.execution.replay import replay
+    from tracefuse.loaded import load
     from tracefuse.profiling.recorder import profile_run
     from tracefuse.profiling.timeline import load_timeline
     from tracefuse.recording.no_sync import assert_no_sync
-    from tracefuse.session.files import load
     from tracefuse.variant import Variant
 
     __version__: str
@@ -33,7 +33,7 @@ _HOMES = {
     "profiling.recorder": ("profile_run",),
     "profiling.timeline": ("load_timeline",),
     "recording.no_sync": ("assert_no_sync",),
-    "session.files": ("load",),
+    "loaded": ("load",),
     "variant": ("Variant",),
 }
 """The module that each public name is imported from: what type checkers read above."""

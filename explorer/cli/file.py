@@ -16,8 +16,8 @@ from tracefuse.cli.script import run_script
 from tracefuse.cli.steps import Steps
 from tracefuse.config.configuration import Config
 from tracefuse.errors import MeasureError, NotSupported, OptionError
+from tracefuse.loaded import load
 from tracefuse.measure.peers import check_names
-from tracefuse.session.files import load
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:

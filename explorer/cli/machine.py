@@ -14,8 +14,8 @@ from tracefuse.cli.flags import CACHE_OPTIONS, PEAKS_OPTIONS, values
 from tracefuse.cli.steps import Steps
 from tracefuse.errors import BuildError, NotSupported, OptionError
 from tracefuse.measure.peaks import peaks_of
-from tracefuse.measure.timing import aligned
 from tracefuse.optimizers.trace import human_bytes
+from tracefuse.text import aligned
 
 
 def show_cache(arguments: argparse.Namespace) -> None:

@@ -17,15 +17,15 @@ from tracefuse.config.registry import Own, in_order, is_instance, registered, re
 from tracefuse.device.dropout import fuse_options
 from tracefuse.device.packed_attention import cat_options
 from tracefuse.errors import OptionError
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.errors import did_you_mean
-from tracefuse.optimizers.freeze.prune import Freeze
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.freeze import Freeze
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.passes import Pass
-from tracefuse.optimizers.remat.cut import Remat
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.simplify import Simplify
 
 REMAT_ALONE = "without fuse, what it recomputes runs as ops of its own: it saves memory and costs time"

@@ -24,7 +24,7 @@ from typing import Any, NewType
 from tracefuse.config.names import DEFAULT_WEIGHT
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.errors import did_you_mean
-from tracefuse.sizes import read_size
+from tracefuse.text import read_size
 
 NONE_WORDS = ("", "none", "off")
 SWITCH_WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}

@@ -6,8 +6,8 @@
 
 A peer starts from the captured forward as a function of its inputs, not from the model: it has the operators and the shapes
 that ran, without the modules' Python. Its backward is autograd's, so that torch.compile sees one joint graph and decides for
-itself what to save. `tests/bench/peers.py` times that beside the model itself. The column `captured` is leaner than `eager`:
-it calls the recorded operators of both halves with no autograd between.
+itself what to save. `tests/bench/trust/peers.py` times that beside the model itself. The column `captured` is leaner than
+`eager`: it calls the recorded operators of both halves with no autograd between.
 
 Peers that the user brings are functions of nothing that run the forward and return what to differentiate, or
 `tracefuse.measure.rounds.Program`s.
@@ -19,26 +19,25 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.draws import draws
 from tracefuse.errors import NotSupported, OptionError
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.peer_names import COMPILE, peer_name
-from tracefuse.measure.rounds import Program, Progress
+from tracefuse.measure.rounds import Progress
+from tracefuse.measure.switched import Switched
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.trace import eliminate_dead_code
 from tracefuse.recording.calls import is_leaf
 
-if TYPE_CHECKING:
-    from tracefuse.variant import Variant
-
 OWN_COLUMNS = ("captured", "optimised", "pinned", "CUDA graph")
 WARM_UPS = 3  # CUDA graphs of torch.compile: one run to warm up, one to record, one that replays.
 
-Own = Callable[[], Any] | Program
+Own = Callable[[], Any] | Replays
 Asked = Sequence[str] | Mapping[str, Own]
 
 
@@ -46,7 +45,7 @@ Asked = Sequence[str] | Mapping[str, Own]
 class Peers:
     """Programs that ran, by name; why others did not; ms of each first run, compiling included; what to know of them."""
 
-    programs: dict[str, Program] = field(default_factory=dict)
+    programs: dict[str, Replays] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     first_ms: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -58,12 +57,12 @@ class Peers:
         return replace(timing, programs=tuple(programs), failed=self.failed, notes=(*timing.notes, *self.notes))
 
 
-def peers(variant: Variant, asked: Asked, report: Progress) -> Peers:
+def peers(variant: Switched, asked: Asked, report: Progress) -> Peers:
     """The peers of `variant` that `asked` names or brings, each warmed up; one that fails has its reason.
 
     `report` is called before each, and may raise `Cancelled`. Raises `OptionError` for a name that is no peer's.
     """
-    made: dict[str, Callable[[], Program]]
+    made: dict[str, Callable[[], Replays]]
     if isinstance(asked, Mapping):
         made = {name: functools.partial(_own, variant, own) for name, own in asked.items()}
     else:
@@ -98,12 +97,12 @@ def check_names(asked: Asked) -> list[str]:
 def _check_own(name: str, own: Own) -> str:
     if name in OWN_COLUMNS:
         raise OptionError(f"a peer cannot be called {name!r}, which is a column of its own: give it another name")
-    if not callable(own) and not isinstance(own, Program):
+    if not callable(own) and not isinstance(own, Replays):
         raise OptionError(f"{name}={own!r} is no peer: pass a function that runs the forward and returns its result")
     return name
 
 
-def _run(program: Program) -> None:
+def _run(program: Replays) -> None:
     state = program.forward()
     if program.backward is not None:
         program.backward(state)
@@ -122,7 +121,7 @@ def _records_graphs(name: str) -> bool:
     return name in (f"{COMPILE} reduce-overhead", f"{COMPILE} max-autotune")
 
 
-def _notes(programs: Mapping[str, Program], are_own: bool) -> list[str]:
+def _notes(programs: Mapping[str, Replays], are_own: bool) -> list[str]:
     uncompared = [name for name, program in programs.items() if not program.compared]
     if are_own:
         return [f"{', '.join(uncompared)}: results and gradients are not compared"] if uncompared else []
@@ -141,21 +140,21 @@ def _notes(programs: Mapping[str, Program], are_own: bool) -> list[str]:
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
-def stand_in(variant: Variant, name: str) -> Program:
+def stand_in(variant: Switched, name: str) -> Replays:
     """The peer called `name` of the captured step: forward and backward on the captured inputs and generator states.
 
     Raises `NotSupported` where a captured gradient does not come out of the forward: a custom `autograd.Function`'s does not.
     """
     captured = variant.baseline
     program = captured.compile()
-    module, rng_states = program.module, variant.capture.rng_states
+    module, rng_states = program.module, variant.program.rng_states
     count = len(module.INPUTS)
-    tensors = [t.detach() for t in variant.capture.example_inputs[:count]]
-    cotangents = [t.detach() for t in variant.capture.example_inputs[count:]]
+    tensors = [t.detach() for t in variant.program.example_inputs[:count]]
+    cotangents = [t.detach() for t in variant.program.example_inputs[count:]]
     for position in module.GRADIENTS:
         tensors[position].requires_grad_()
     leaves = [tensors[position] for position in module.GRADIENTS]
-    for tensor, entry in zip(tensors, variant.capture.trace.inputs, strict=False):
+    for tensor, entry in zip(tensors, variant.program.trace.inputs, strict=False):
         if entry.kind in ("parameter", "buffer"):
             # As those of a module: else CUDA graphs of torch's copy every weight in each step.
             torch._dynamo.mark_static_address(tensor, guard=False)
@@ -181,10 +180,10 @@ def stand_in(variant: Variant, name: str) -> Program:
 
     names = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
     compared = name == "eager" or not any(map(draws, captured.forward.ops))
-    return Program(forward, backward if names else None, names, compared)
+    return Replays(forward, backward if names else None, names, compared)
 
 
-def forward_function(variant: Variant) -> fx.GraphModule:
+def forward_function(variant: Switched) -> fx.GraphModule:
     """The captured forward as a function of the program's inputs: it returns the results, then new values of buffers."""
     forward = variant.forward.copy()
     pairs = zip(forward.outputs, forward.returned, strict=True)
@@ -193,10 +192,10 @@ def forward_function(variant: Variant) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), forward.graph)
 
 
-def _own(variant: Variant, own: Own) -> Program:
-    if isinstance(own, Program):
+def _own(variant: Switched, own: Own) -> Replays:
+    if isinstance(own, Replays):
         return own
-    leaves = [t for t in variant.capture.live_inputs if t.requires_grad and is_leaf(t)]
+    leaves = [t for t in variant.program.live_inputs if t.requires_grad and is_leaf(t)]
 
     def forward() -> tuple[tuple[Any, ...]]:
         with torch.enable_grad():
@@ -207,4 +206,4 @@ def _own(variant: Variant, own: Own) -> Program:
         roots = [r for r in state[0] if isinstance(r, torch.Tensor) and r.requires_grad]
         return torch.autograd.grad(roots, leaves, [torch.ones_like(r) for r in roots], allow_unused=True)
 
-    return Program(forward, backward if leaves else None, compared=False)
+    return Replays(forward, backward if leaves else None, compared=False)

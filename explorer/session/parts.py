@@ -20,11 +20,10 @@ from tracefuse.assembly.unshown import Dropped
 from tracefuse.config.configuration import OPTIONS, Config
 from tracefuse.config.names import PASSES
 from tracefuse.errors import OptionError, SessionError
-from tracefuse.measure.measurements import Build, Said
 from tracefuse.measure.profile import Profile
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.formats.plain_data import (
     Special,
@@ -38,9 +37,10 @@ from tracefuse.optimizers.formats.plain_data import (
     written,
 )
 from tracefuse.optimizers.formats.serial_arguments import device, dtype
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.host_reads import Stop
+from tracefuse.timeline.measurements import Build, Said
 from tracefuse.timeline.replayed import ProgramTimeline, Timeline
 
 

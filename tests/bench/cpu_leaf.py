@@ -1,13 +1,13 @@
-"""Rotary embedding of a leaf that lies on the CPU: what its ToCopyBackward0 is, what it consists of, what fixing it gains.
+"""A leaf that lies on the CPU costs a copy in each backward: what ToCopyBackward0 consists of there, and what each fix gains.
 
     python tests/bench/cpu_leaf.py --check --out cpu_leaf.json
 
-`[4096, 10, 32, 128]` in fp32: the step moves the leaf to the GPU, and each backward copies 640 MiB of gradient to the host.
-Printed are the finding from the trace alone and from a profiled replay, the parts of the copy beside its event, the same
-event in the user's own step, what replays say of each fix, and the user's own code with the leaf on the CPU, without and with
-a `.grad` to add to, and on the GPU.
+The program is a rotary embedding of `[4096, 10, 32, 128]` in fp32: the step moves the leaf to the GPU, and each backward
+copies 640 MiB of gradient to the host. The benchmark prints the finding from the trace alone and from a profiled replay, the
+parts of the copy beside its event, the same event in the user's own step, what replays say of each fix, and the user's own
+code with the leaf on the CPU, without and with a `.grad` to add to, and on the GPU.
 
-Without a GPU, the step casts where it would move, its trace is typed as a GPU's, and only what needs none is printed.
+Without a GPU the step casts where it would move, its trace is typed as a GPU's, and the benchmark prints what needs no GPU.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import Findings, diagnose
 from tracefuse.diagnose.finding import Case, Finding
-from tracefuse.measure.op_times import OpTimes, modelled
-from tracefuse.measure.rounds import Program, measure
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.op_times import Transfer, modelled
+from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.timeline.events import recorded
 from tracefuse.timeline.replayed import Timeline, measured_on, profiled
-from tracefuse.timeline.transfers import Transfer
 from tracefuse.variant import Variant
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1] / "samples"))
 from cuda_traces import with_leaf_on_the_cpu
 from programs import apply_rope
 
@@ -76,7 +75,7 @@ def on_cpu(shape: tuple[int, ...]) -> dict[str, Any]:
     """The finding of a trace whose types lie on a GPU."""
     capture, _ = captured(shape, "cpu")
     trace = with_leaf_on_the_cpu(capture.trace, "input_ts")
-    finding = the_finding(diagnose(Case.of(capture, trace, modelled(trace))))
+    finding = the_finding(diagnose(Case.of(capture.program, trace, modelled(trace))))
     print(f"from the trace alone\n{finding}\n\nno GPU here: nothing is replayed")
     return {"static": told(finding)}
 
@@ -120,7 +119,7 @@ def on_gpu(shape: tuple[int, ...], arguments: Namespace) -> dict[str, Any]:
 def measured_finding(variant: Variant) -> tuple[Finding, Transfer]:
     """The finding with measured times, and the copy that it is about."""
     program = profiled("captured", variant)
-    times = OpTimes.of(Timeline(measured_on([program]), (program,)), 0)
+    times = Timeline(measured_on([program]), (program,)).op_times(0)
     finding = the_finding(variant.findings(times))
     return finding, times.transfers[finding.values[0]]
 
@@ -155,7 +154,7 @@ def eager(leaf: Tensor, freqs: Tensor, tangent: Tensor, arguments: Namespace) ->
     return measure(programs, device="cuda", budget_s=arguments.budget)
 
 
-def user_step(leaf: Tensor, freqs: Tensor, tangent: Tensor, adds: bool) -> Program:
+def user_step(leaf: Tensor, freqs: Tensor, tangent: Tensor, adds: bool) -> Replays:
     """A training step as it is written; with `adds`, nobody clears the gradient in between."""
 
     def forward() -> tuple[tuple[Tensor]]:
@@ -167,7 +166,7 @@ def user_step(leaf: Tensor, freqs: Tensor, tangent: Tensor, adds: bool) -> Progr
         state[0][0].backward(tangent)
         return (leaf.grad,)
 
-    return Program(forward, backward, compared=not adds)
+    return Replays(forward, backward, compared=not adds)
 
 
 def problems(found: dict[str, Any], nbytes: int) -> list[str]:

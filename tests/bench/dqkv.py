@@ -1,9 +1,10 @@
-"""Attention's backward and the packing of its gradients: dq, dk, dv transposed, reshaped, concatenated; its sum and transpose.
+"""Attention's backward and the packing of its gradients: dq, dk, dv transposed, reshaped and concatenated, then summed.
 
     python tests/bench/dqkv.py --out dqkv.json
 
-Two programs: the complaint's own (attention's backward called on saved tensors, then cat, sum, view, permute), and a layer as
-people write it (Linear, split, attention, backward). bfloat16, causal. Of the first are timed
+There are two programs: one calls attention's backward on saved tensors, then cat, sum, view and permute, as the complaint of
+notebook 04 does; the other is a layer as people write it (Linear, split, attention, backward). Both run in bfloat16 and
+causal. Of the first are timed
 
     alone           attention's backward, three gradients as ATen allocates them: the yardstick
     packed          and them concatenated; ours, where cuDNN writes them so: must cost at most 1.03 of it
@@ -11,7 +12,7 @@ people write it (Linear, split, attention, backward). bfloat16, causal. Of the f
     eager …         the same by ATen, with cuDNN's and with flash attention
     torch.compile   the same
 
-once as Python calls them and once as CUDA graphs, where the host's time is none: what is judged. Differences are from
+once as Python calls them and once as CUDA graphs, which cost the host nothing and are what is judged. Differences are from
 attention by hand in float64. On a CPU nothing is packed or judged.
 """
 
@@ -23,17 +24,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from kernels import differentiable, release
+from cases.timed import differentiable, release
 from results import environment, parser, write
 from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.device.packed_runtime import attention_backward
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.profile import profile
-from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
-from tracefuse.optimizers.cat.attention_ops import PACKED_BACKWARD
-from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS
+from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS, PACKED_BACKWARD
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.rewrite import base
 from tracefuse.variant import Variant
@@ -128,7 +129,7 @@ def complaint(shape: tuple[int, ...], arguments: Namespace) -> dict[str, Any]:
         compiled = torch.compile(summed, dynamic=False)
         calls["eager flash"] = lambda: summing(packing(backward_of("flash")))(*flash)
         calls["torch.compile"] = lambda: compiled(*inputs)
-    exact = Program(lambda: (by_hand(grad, q, k, v),))
+    exact = Replays(lambda: (by_hand(grad, q, k, v),))
     return judged(calls, ours, exact, shape, arguments)
 
 
@@ -156,7 +157,7 @@ def replayed(variant: Variant, inputs: list[Tensor]) -> Callable[[], Any]:
 def judged(
     calls: dict[str, Callable[[], Any]],
     ours: dict[str, Variant],
-    exact: Program,
+    exact: Replays,
     shape: tuple[int, ...],
     arguments: Namespace,
 ) -> dict[str, Any]:
@@ -164,11 +165,11 @@ def judged(
     on_gpu = arguments.device == "cuda"
     # One names its results, the others are yardsticks: what they compute has other parts.
     compared = {name for name in calls if name not in ("alone", "packed")}
-    called = {n: Program(lambda call=call: (call(),), compared=n in compared) for n, call in calls.items()}  # type: ignore[misc]
+    called = {n: Replays(lambda call=call: (call(),), compared=n in compared) for n, call in calls.items()}  # type: ignore[misc]
     timings = {"called": measure(called, device=arguments.device, reference=exact, budget_s=arguments.budget)}
     kernels = {}
     if on_gpu:
-        graphed = {n: Program(in_graph(call), compared=n in compared) for n, call in calls.items()}
+        graphed = {n: Replays(in_graph(call), compared=n in compared) for n, call in calls.items()}
         timings["graphed"] = measure(graphed, device="cuda", reference=exact, budget_s=arguments.budget)
         kernels = {
             n: [f"{k.name} x{k.calls}: {k.total_us:.1f} µs" for k in profile(call).kernels] for n, call in calls.items()

@@ -1,32 +1,33 @@
-"""The table of issue 3: kernels beside eager, torch.compile and a copy of the bytes that must move, forward and backward.
+"""Generated kernels beside eager, torch.compile and a copy of the bytes that must move, forward and backward.
 
     python tests/bench/kernels.py --out kernels.json
     python tests/bench/kernels.py --case softmax --case cross_entropy
     python tests/bench/kernels.py --tune
 
 All programs of a case run interleaved, under autograd, torch.compile warmed and with static shapes. "limit" is the time of a
-copy, in the same run, that moves as many bytes as the phase must (`cases.py` says which). "must" and "aim" are the issue's.
-Differences are from the same program in float64.
+copy, in the same run, that moves as many bytes as the phase must (`cases/kernel_cases.py` says which). "must" and "aim" are
+the bounds that each case was given. Differences are from the same program in float64.
 
-Tunings are remembered: after a run with `--tune` one without runs on tuned blocks too, unless TRACEFUSE_CACHE names another
+Tunings are remembered: after a run with `--tune` a run without it uses tuned blocks too, unless TRACEFUSE_CACHE names another
 folder. The JSON says of each kernel what it ran on.
 """
 
 from __future__ import annotations
 
-import gc
 from argparse import Namespace
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from cases import CASES, Case, Goal
+from cases.kernel_cases import CASES, Case, Goal
+from cases.timed import copies, differentiable, release
 from results import environment, parser, write
 from torch import Tensor
 
 import tracefuse
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import ProgramTiming, Timing, aligned
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
+from tracefuse.measure.timing import ProgramTiming, Timing
+from tracefuse.text import aligned
 from tracefuse.variant import Variant
 
 TITLES = ("case", "phase", "limit ms", "ours ms", "of limit", "of copy", "of compile", "of eager", "must", "aim")
@@ -103,7 +104,7 @@ def captured(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Vari
 
 def programs_of(
     case: Case, variant: Variant, inputs: list[Tensor], cotangent: Tensor | None, device: str
-) -> dict[str, Program]:
+) -> dict[str, Replays]:
     """On a CPU without torch.compile, which needs a C++ compiler there and would time other kernels."""
     compared = not case.draws
     made = {
@@ -118,21 +119,7 @@ def programs_of(
     return made | {"copy": copies(case.limit_nbytes, device)}
 
 
-def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tensor | None, compared: bool) -> Program:
-    """`run()` under autograd, and the gradients of the inputs that ask for one."""
-    leaves = [t for t in inputs if t.requires_grad]
-
-    def forward() -> tuple[tuple[Tensor, ...]]:
-        result = run()
-        return (result if isinstance(result, tuple) else (result,),)
-
-    def backward(state: tuple[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(state[0][0], leaves, cotangent)
-
-    return Program(forward, None if cotangent is None else backward, compared=compared)
-
-
-def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Program:
+def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Replays:
     """The same program on the same numbers in float64. Its tensors live only while it runs: they are large."""
 
     def forward() -> tuple[tuple[Tensor, ...], list[Tensor]]:
@@ -145,27 +132,7 @@ def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Pr
         assert cotangent is not None
         return torch.autograd.grad(result, leaves, cotangent.to(result.dtype))
 
-    return Program(forward, None if cotangent is None else backward)
-
-
-def copies(nbytes: dict[str, int], device: str) -> Program:
-    """One copy in each phase, which reads half of the phase's bytes and writes the other half."""
-    source = torch.zeros(max(nbytes.values()) // 2, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-
-    def copy(phase: str) -> tuple[Tensor]:
-        half = nbytes[phase] // 2
-        return (target[:half].copy_(source[:half]),)
-
-    backward = (lambda state: copy("backward")) if "backward" in nbytes else None
-    return Program(lambda: (copy("forward"),), backward, compared=False)
-
-
-def release(device: str) -> None:
-    """Give the memory of a case back before the next one; torch.compile holds it in cycles."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
+    return Replays(forward, None if cotangent is None else backward)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""What the host pays to launch: one kernel, and a whole step of 1, 10 and 50 layers, on tensors so small that the GPU waits.
+"""The host pays for each launch: for one kernel, and for a step of 1, 10 and 50 layers on tensors so small that the GPU waits.
 
     python tests/bench/launch.py --out launch.json
 
-Times are the host's, in µs: from a call until it returns, the GPU's queue never being waited for. A step is the forward
-and `torch.autograd.grad`. A layer is one matrix product, which nobody fuses, and what one kernel makes of the rest. A CUDA
-graph is launched at once and copies its inputs and what it hands out.
+Times are the host's, in µs, from a call until it returns; nothing waits for the GPU's queue. A step is the forward and
+`torch.autograd.grad`. A layer is one matrix product, which no pass fuses, and the kernel that the rest becomes. A CUDA graph
+is launched at once; it copies its inputs and what it hands out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.build.modules import launcher
 from tracefuse.device.clocks import CpuClock
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import Timing, aligned
+from tracefuse.device.dropout import draw_dropout
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
+from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.kernels.text import launches
+from tracefuse.text import aligned
 
 LAYERS, SIDE = (1, 10, 50), 64
 
@@ -43,6 +46,9 @@ def main() -> None:
     torch.manual_seed(0)
     cases = {"one launch": one_launch(arguments)}
     print(table("one launch", cases["one launch"]))
+    if arguments.device == "cuda":
+        cases["states of dropouts"] = drawing(arguments)
+        print(table("states of dropouts", cases["states of dropouts"]))
     for layers in LAYERS[:2] if arguments.small else LAYERS:
         name = f"{layers} layer{'s' * (layers > 1)}"
         cases[name] = steps(layers, arguments)
@@ -68,7 +74,7 @@ def one_launch(arguments: Namespace) -> Timing:
         calls["triton alone"] = lambda: function[(launch.programs,)](*tensors, out, **options)
         compiled = torch.compile(scaled_sum)
         calls["torch.compile"] = lambda: compiled(x, y)
-    programs = {name: Program(_forward_only(call), compared=False) for name, call in calls.items()}
+    programs = {name: Replays(_forward_only(call), compared=False) for name, call in calls.items()}
     return timed(programs, arguments)
 
 
@@ -81,6 +87,16 @@ def _forward_only(call: Callable[[], Any]) -> Callable[[], tuple[Any]]:
         return (call(),)
 
     return forward
+
+
+def drawing(arguments: Namespace) -> Timing:
+    """The generator states of a step's dropouts, drawn at once."""
+    counts, gpu = {"one": [4], "25": [4] * 25}, torch.device(arguments.device)
+    programs = {
+        name: Replays(_forward_only(lambda states=states: draw_dropout(states, device=gpu)), compared=False)
+        for name, states in counts.items()
+    }
+    return timed(programs, arguments)
 
 
 class Chain(nn.Module):
@@ -115,17 +131,17 @@ def steps(layers: int, arguments: Namespace) -> Timing:
     return timed({name: differentiable(call, list(model.parameters())) for name, call in calls.items()}, arguments)
 
 
-def differentiable(run: Callable[[], Tensor], leaves: list[Tensor]) -> Program:
+def differentiable(run: Callable[[], Tensor], leaves: list[Tensor]) -> Replays:
     def forward() -> tuple[tuple[Tensor]]:
         return ((run(),),)
 
     def backward(state: tuple[tuple[Tensor]]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(state[0][0], leaves)
 
-    return Program(forward, backward)
+    return Replays(forward, backward)
 
 
-def timed(programs: dict[str, Program], arguments: Namespace) -> Timing:
+def timed(programs: dict[str, Replays], arguments: Namespace) -> Timing:
     return measure(programs, device=arguments.device, clock=HostClock(arguments.device), budget_s=arguments.budget)
 
 
@@ -133,7 +149,7 @@ def timed(programs: dict[str, Program], arguments: Namespace) -> Timing:
 
 
 def microseconds(timing: Timing) -> dict[str, dict[str, list[float]]]:
-    """Program -> phase -> median and the ends of its interval, in µs of the host."""
+    """Replays -> phase -> median and the ends of its interval, in µs of the host."""
     return {
         p.name: {phase: [1e3 * ms for ms in (t.median, t.low, t.high)] for phase, t in p.times_ms.items()}
         for p in timing.programs
@@ -147,7 +163,7 @@ def table(title: str, timing: Timing) -> str:
         for p in timing.programs
     ]
     heading = f"\n{title}: µs of the host, {timing.device.removeprefix('measured on ')} ({timing.rounds} rounds)"
-    return f"{heading}\n{aligned([('', *phases, 'of eager'), *rows])}"
+    return f"{heading}\n{aligned([('', *phases, f'of {timing.baseline.name}'), *rows])}"
 
 
 if __name__ == "__main__":

@@ -86,12 +86,6 @@ def test_type_checkers_read_the_homes_that_python_imports_from(root: Path) -> No
     assert set(told) == set(tracefuse.__all__)
 
 
-def test_no_module_bears_the_name_of_a_public_name(root: Path) -> None:
-    """Importing such a module would put it in the place of the function."""
-    modules = {path.stem for path in (root / "explorer").iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert modules & set(PUBLIC) == set()
-
-
 def public_functions() -> list[tuple[str, Any]]:
     found = [(name, getattr(tracefuse, name)) for name in tracefuse.__all__]
     return [(name, one) for name, one in found if inspect.isfunction(one)]

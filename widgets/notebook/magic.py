@@ -24,7 +24,7 @@ from IPython.core.magic_arguments import argument
 from IPython.display import display
 from IPython.utils.process import arg_split
 
-from tracefuse.captures import Capture
+from tracefuse.captures import RecordedCapture
 from tracefuse.cli.choices import configuration
 from tracefuse.cli.flags import MAGIC_OPTIONS, PASS_OPTIONS, magic_arguments, values
 from tracefuse.config.configuration import Config
@@ -127,7 +127,7 @@ class Recording:
         self.value: Any = None
         self.has_value = False
         self._names: dict[str, Any] = {}
-        self._capture = Capture(self._names, train_all=bool(self.arguments.train_all))
+        self._capture = RecordedCapture(self._names, train_all=bool(self.arguments.train_all))
 
     def __enter__(self) -> Recording:
         self._see_names()

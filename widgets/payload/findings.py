@@ -13,8 +13,8 @@ from typing import Any
 
 from tracefuse.diagnose.finding import Finding, Fix
 from tracefuse.diagnose.fixes import why_not
-from tracefuse.measure.measurements import Said, TrialKey
 from tracefuse.measure.op_times import OpTimes
+from tracefuse.timeline.measurements import Said, TrialKey
 from tracefuse.variant import Variant
 
 
@@ -42,4 +42,4 @@ def _trials(finding: Finding, variant: Variant, tried: Mapping[TrialKey, Said]) 
 
 def _trial(fix: Fix, variant: Variant, trial: Said | None) -> dict[str, str]:
     said = {"verdict": trial.verdict, "said": trial.said} if trial else {"verdict": "", "said": ""}
-    return {"does": fix.does, "blocked": why_not(variant.capture), **said}
+    return {"does": fix.does, "blocked": why_not(variant.program), **said}

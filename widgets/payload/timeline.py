@@ -70,7 +70,7 @@ class OpByOp:
         return found
 
     def _note(self, found: Timeline) -> None:
-        self._times |= {program.config: OpTimes.of(found, at) for at, program in enumerate(found.programs)}
+        self._times |= {program.config: found.op_times(at) for at, program in enumerate(found.programs)}
 
     def measure(self, variant: Variant, baseline: Variant | None = None, progress: Progress | None = None) -> Timeline:
         """Profile `variant` beside `baseline` (default: the program as captured), and measure the device's peaks where nobody
@@ -80,7 +80,7 @@ class OpByOp:
         noted.note_timeline((variant.config, baseline and baseline.config), found)
         self._note(found)
         known = peaks_if_there_is_room(variant.capture.device, progress)
-        self.peaks = noted.peaks = known and known.roofline(variant.capture.tf32)
+        self.peaks = noted.peaks = known and known.roofline(variant.program.tf32)
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:

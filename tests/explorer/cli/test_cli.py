@@ -110,7 +110,7 @@ def test_a_measurement_that_cannot_be_made_is_refused_before_anything_compiles()
         variant.measure(budget_s=0)
     with pytest.raises(MeasureError, match="pass a function"):
         variant.measure("x")
-    assert "_program" not in vars(variant)
+    assert "_compiled" not in vars(variant)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do without a GPU")

@@ -192,7 +192,7 @@ def test_nothing_more_is_recorded_once_the_script_captures(tmp_path: Path, monke
     monkeypatch.setattr(script, "_Watch", watched)
     run_script(Path(written(tmp_path, LOOP.format(block="with tracefuse.capture()"))), [])
     (whole,) = made
-    assert [str(call.func) for call in whole._recorder.recording.calls] == [
+    assert [str(call.func) for call in whole.run.recorder.recording.calls] == [
         "aten.ones.default",
         "aten.zeros.default",
         "aten.sin.default",

@@ -17,11 +17,11 @@ from tracefuse.config.configuration import REMAT_OPTIONS, Config
 from tracefuse.config.names import FLAG_OF_REMAT, PASS_OF, PASSES
 from tracefuse.config.pass_options import PassOption, options_of, read, read_all, written
 from tracefuse.errors import OptionError
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.costs.cost import Peaks
-from tracefuse.optimizers.freeze.prune import Freeze
-from tracefuse.optimizers.fuse.carving import Fuse
-from tracefuse.optimizers.remat.cut import Remat
+from tracefuse.optimizers.freeze import Freeze
+from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.remat import Remat
 from tracefuse.widgets.notebook.magic import parse
 from tracefuse.widgets.payload.program import config_record
 

@@ -14,8 +14,7 @@ from own_passes import aten, capture, made, nothing
 import tracefuse
 from tracefuse.config import registry
 from tracefuse.config.configuration import OPTIONS, Config
-from tracefuse.errors import RegistrationError
-from tracefuse.optimized import PassError
+from tracefuse.errors import PassError, RegistrationError
 from tracefuse.optimizers.errors import PassDefect, UnknownValue
 from tracefuse.optimizers.passes import Decision
 from tracefuse.widgets.payload.program import payload

@@ -15,17 +15,16 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import diagnose
 from tracefuse.diagnose.finding import Case, Finding
-from tracefuse.measure.op_times import OpTimes, how_to_measure, modelled
+from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace
-from tracefuse.timeline.transfers import Transfer
 
 MiB = 2**20
 
 
 def case(capture: tracefuse.Capture, trace: Trace | None = None) -> Case:
     trace = trace or capture.trace
-    return Case.of(capture, trace, modelled(trace))
+    return Case.of(capture.program, trace, modelled(trace))
 
 
 def found(name: str, of: Case) -> list[Finding]:

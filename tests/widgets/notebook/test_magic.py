@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,9 +209,7 @@ def test_an_interrupt_leaves_no_hook_behind(kernel: Kernel) -> None:
     request = kernel.send(f"{QUICK} -o halted\nimport time\ny = x.sin()\nprint('started', flush=True)\n{waiting}")
     kernel.wait_for_text(request, "started")
     kernel.manager.interrupt_kernel()
-    started = time.monotonic()
     reply = kernel.collect(request)
-    assert time.monotonic() - started < 30
     assert reply.error is not None
     assert reply.error[0] == "KeyboardInterrupt"
     assert not reply.shows_view

@@ -1,0 +1,76 @@
+"""What was measured of a capture's variants, the latest of each kind: by Python or by a view, in this process or the one that
+saved the session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tracefuse.config.configuration import Config
+from tracefuse.measure.op_times import OpTimes
+from tracefuse.optimizers.lowering.layouts import Tuning
+
+if TYPE_CHECKING:
+    from tracefuse.measure.profile import Profile
+    from tracefuse.measure.side_by_side import Ablation
+    from tracefuse.measure.timing import Timing
+    from tracefuse.optimizers.costs.cost import Peaks
+    from tracefuse.timeline.replayed import Timeline
+
+Pair = tuple[Config, Config | None]
+"""The configuration that was measured, and the pinned one beside it: None where that is the captured program."""
+
+
+TrialKey = tuple[Config, str, int]
+"""The configuration that a fix was tried under, the finding's id and the place among what it offers."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a replay said of a fix, as `tracefuse.diagnose.fixes.Trial` has it."""
+
+    verdict: str
+    said: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """By a kernel's name: the block sizes that were found for it, and why it cannot run on the GPU that it was built for."""
+
+    tunings: Mapping[str, Tuning]
+    fallbacks: Mapping[str, str]
+
+
+@dataclass
+class Measurements:
+    """Times and timelines by what was compared with what; by configuration what each pass is worth, the kernels of a profile
+    and how they were built; what the device does at best. The last of a dictionary is what was measured last."""
+
+    timings: dict[Pair, Timing] = field(default_factory=dict)
+    timelines: dict[Pair, Timeline] = field(default_factory=dict)
+    ablations: dict[Config, Ablation] = field(default_factory=dict)
+    profiles: dict[Config, Profile] = field(default_factory=dict)
+    builds: dict[Config, Build] = field(default_factory=dict)
+    trials: dict[TrialKey, Said] = field(default_factory=dict)
+    peaks: Peaks | None = None
+
+    def op_times(self, config: Config) -> OpTimes | None:
+        """Those of the last timeline that has a program of this configuration."""
+        for found in reversed(self.timelines.values()):
+            for at, program in enumerate(found.programs):
+                if program.config == config:
+                    return found.op_times(at)
+        return None
+
+    def note_timing(self, pair: Pair, timing: Timing) -> None:
+        self.timings.pop(pair, None)  # so that it is the last one
+        self.timings[pair] = timing
+
+    def note_timeline(self, pair: Pair, timeline: Timeline) -> None:
+        self.timelines.pop(pair, None)
+        self.timelines[pair] = timeline
+
+    def note_ablation(self, config: Config, ablation: Ablation) -> None:
+        self.ablations.pop(config, None)
+        self.ablations[config] = ablation
