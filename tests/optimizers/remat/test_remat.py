@@ -255,3 +255,12 @@ def test_time_of_a_128_layer_residual_chain(capsys: pytest.CaptureFixture[str]) 
     with capsys.disabled():
         print(f"\nremat: 128-layer residual chain, {len(trace.ops)} ops: {taken:.3f} s")
     assert taken < 4, "0.25 s on an idle core"
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 0.5}, {"producer_input_weight": 0.0}])
+def test_a_graph_without_ops_or_inputs_stays_as_it_is(options: dict[str, float]) -> None:
+    graph = fx.Graph()
+    graph.output(())
+    after, decisions = remat(Trace(graph, (), ()), **options)
+    assert after.op_count == 0
+    assert [d.action for d in decisions] in ([], ["meet"])
