@@ -54,7 +54,7 @@ def test_unknown_and_impossible_pins_say_what_to_do() -> None:
     backward = next(n.name for n in trace.ops if phase(n) == "backward")
     with pytest.raises(UnknownValue, match=r"matches no forward value.*for example"):
         remat(trace, save=("no_such_value",))
-    with pytest.raises(UnknownValue, match="Backward values cannot be pinned"):
+    with pytest.raises(UnknownValue, match="backward values cannot be pinned"):
         remat(trace, save=(backward,))
     with pytest.raises(PinConflict, match=r"draws from a random generator.*Drop the pin"):
         remat(trace, recompute=(draws,))
