@@ -20,6 +20,7 @@ REMEDIES = {
     "quantized": "Use `torch.fake_quantize_per_tensor_affine`, or integers and scales as tensors of their own",
     "batched": "Use `torch.func.vmap`, or a loop over the gradients (`is_grads_batched=False`, `vectorize=False`)",
     "uninitialised": "Call the model once before the capture",
+    "fake": "Leave `FakeTensorMode`; a program that is too large to run is shown with `device='meta'`",
     "opaque": "Switch that backend's layout off (`torch.backends.mkldnn.flags(enabled=False)`)",
 }
 """For each kind of tensor that is not plain and dense."""
@@ -39,11 +40,6 @@ def check_supported(recording: Recording) -> None:
         raise CaptureError(
             f"the program launches the kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
             "Wrap the launch in `torch.library.triton_op` or `custom_op`, or capture a smaller piece."
-        )
-    for node in recording.unseen:
-        raise CaptureError(
-            f"the forward of {node} makes its result by no operator, and no trace can have it: NumPy or a library does. "
-            "Register it with `torch.library.custom_op`, or capture a smaller piece."
         )
     for call in recording.calls:
         if isinstance(call.func, HigherOrderOperator):
@@ -65,6 +61,11 @@ def check_supported(recording: Recording) -> None:
             )
         _check_dense([*call.reads(), *call.out_values()], f"{call.func}{where(call.origin.source)} computes with")
     _check_dense([given for _, given, _ in recording.roots if given is not None], "a backward starts from")
+    for node in recording.unseen:  # not of classes that run operators of their own, which are refused above
+        raise CaptureError(
+            f"the forward of {node} makes its result by no operator, and no trace can have it: NumPy or a library does. "
+            "Register it with `torch.library.custom_op`, or capture a smaller piece."
+        )
 
 
 def note_unrecordable(error: BaseException, recording: Recording) -> None:

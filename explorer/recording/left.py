@@ -89,7 +89,7 @@ def _samples(
     for tensor in tensors:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or memory_of(tensor) is None:
             continue
-        if tensor.numel() and not tensor.is_quantized and tensor.untyped_storage().nbytes():
+        if tensor.numel() and not (tensor.is_quantized or tensor.is_meta) and tensor.untyped_storage().nbytes():
             row = tensor.detach().resolve_conj().resolve_neg()
             while row.dim() > 1:
                 row = row[0]
