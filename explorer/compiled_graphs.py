@@ -24,7 +24,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.recording.namespace import name_of, visible_from
-from tracefuse.recording.weak_map import WeakMap
+from tracefuse.recording.memories import WeakMap
 
 _known: list[weakref.ref[CompiledGraph]] = []
 _refused: WeakMap[str] = WeakMap()

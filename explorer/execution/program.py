@@ -15,7 +15,7 @@ from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import OptionError
 from tracefuse.measure import rounds as measure
 from tracefuse.optimizers.trace import origin, tensors
-from tracefuse.recording.recorder import default_generator
+from tracefuse.recording.origins import default_generator
 
 if TYPE_CHECKING:
     from tracefuse.variant import Variant

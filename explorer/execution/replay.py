@@ -10,7 +10,7 @@ from torch import fx
 
 from tracefuse.errors import ReplayError
 from tracefuse.optimizers.trace import Trace, origin
-from tracefuse.recording.recorder import default_generator, device_of
+from tracefuse.recording.origins import default_generator, device_of
 
 
 def replay(

@@ -28,7 +28,7 @@ from tracefuse.captures import Capture
 from tracefuse.cli.flags import MAGIC_OPTIONS, PASS_OPTIONS, Config, OptionError, configuration, magic_arguments, values
 from tracefuse.measure.peers import check_names
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.recording.frames_part import hide_frames
+from tracefuse.recording.frames import hide_frames
 from tracefuse.widgets.notebook import errors, rich
 from tracefuse.widgets.notebook.cell import MAGIC, NAME, WrapCell, mark_cell
 from tracefuse.widgets.view.explorer import Explorer

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tracefuse.recording.memories import Memories
-from tracefuse.recording.weak_map import WeakMap
+from tracefuse.recording.memories import WeakMap
 
 
 @pytest.fixture
