@@ -20,25 +20,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from tracefuse.assembly.assemble import Roles
 from tracefuse.assembly.program import CapturedProgram, ProgramFacts, captured_program
 from tracefuse.assembly.refusals import note_unrecordable
 from tracefuse.config.configuration import Config, Machine
-from tracefuse.device.environment import as_it_ran, environment
+from tracefuse.device.environment import environment
 from tracefuse.errors import CaptureError
-from tracefuse.execution.agreement import Agreement, Left, Read, agreement, left_by
-from tracefuse.execution.replay import replay
-from tracefuse.measure.measurements import Measurements
+from tracefuse.execution.agreement import Agreement, agreement
+from tracefuse.execution.replay import replayed
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import promised
 from tracefuse.optimizers.freeze.costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.recording.calls import Value
 from tracefuse.recording.host_reads import Stop
+from tracefuse.recording.left import Left, Read, left_by
 from tracefuse.recording.namespace import name_of, namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.roles import optimizers_of, roles_of
+from tracefuse.recording.roles import Roles, optimizers_of, roles_of
+from tracefuse.recording.shield import Shield
 from tracefuse.recording.thaw import Thaw
+from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
@@ -78,13 +79,13 @@ class Capture(ProgramFacts):
         self._optimized: Mapping[str, frozenset[Value]] = {}
         self._variants: dict[Config, Variant] = {}
         self.known_steps: dict[tuple[Pass, ...], Step] = {}
-        self.environment = environment()
+        self.environment = self._shield.note(environment) or {}
         self.measurements = Measurements()
         self.restored = Measurements()
         """What was measured where a session file was saved; nothing of a capture of this process."""
 
     def __repr__(self) -> str:
-        if self._roles is None:
+        if not self.has_run:
             return "<tracefuse.Capture: nothing yet>"
         try:
             forward, backward = self.trace.split()
@@ -95,11 +96,12 @@ class Capture(ProgramFacts):
 
     def __enter__(self) -> Capture:
         # Looking at a frame's variables keeps them alive: not without need.
-        self._start(self._seen_from(sys._getframe(1)) if self._train_all else {})
+        names = self._shield.note(self._seen_from, sys._getframe(1)) if self._train_all else None
+        self._start(names or {})
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self._stop(self._seen_from(sys._getframe(1)), self.returned, kind is None)
+        self._stop(self._shield.note(self._seen_from, sys._getframe(1)) or {}, self.returned, kind is None)
 
     def _seen_from(self, frame: FrameType) -> Mapping[str, Any]:
         return visible_from(frame) if self._namespace is None else self._namespace
@@ -107,15 +109,19 @@ class Capture(ProgramFacts):
     @property
     def has_run(self) -> bool:
         """Whether its block or call has ended, and without an error."""
-        return self._roles is not None
+        return self._roles is not None or bool(self._shield.failure)
+
+    @property
+    def _shield(self) -> Shield:
+        return self._recorder.shield
 
     def _start(self, namespace: Mapping[str, Any]) -> None:
         if self.has_run:
             raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
         if Capture.on_start is not None:
-            Capture.on_start(self)
+            self._shield.note(Capture.on_start, self)
         if self._train_all:
-            self._thaw = Thaw(namespace).__enter__()
+            self._thaw = Thaw(namespace, self._shield).__enter__()
         self._recorder.__enter__()
         self.is_recording = True
 
@@ -125,9 +131,9 @@ class Capture(ProgramFacts):
         self.is_recording = False
         try:
             if completed:
-                self._finish(namespace, returned)
+                self._shield.note(self._finish, namespace, returned)
             elif (error := sys.exception()) is not None:
-                note_unrecordable(error, self._recorder.recording)
+                self._shield.note(note_unrecordable, error, self._recorder.recording)
         finally:
             if self._thaw is not None:
                 self._thaw.__exit__(None, None, None)
@@ -146,6 +152,11 @@ class Capture(ProgramFacts):
 
     @functools.cached_property
     def _built(self) -> CapturedProgram:
+        if self._shield.failure:
+            raise CaptureError(
+                "recording failed inside tracefuse, and your program went on without it. This is a defect: please report it "
+                f"with the traceback, or capture a smaller piece.\n\n{self._shield.failure}"
+            )
         if self._roles is None:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
@@ -180,8 +191,7 @@ class Capture(ProgramFacts):
 
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
-        with as_it_ran(self.environment):
-            return replay(self.trace, self.example_inputs, self.rng_states)
+        return replayed(self)
 
     def check(self) -> Agreement | None:
         """Replay the trace once and hold it against what the program itself left: bit for bit the same, or what differs.
@@ -223,11 +233,6 @@ class Capture(ProgramFacts):
         """What prices go by: the datasheet of the GPU that the program ran on, for one on a CPU that of an H100."""
         return promised(self.environment.get("device") if self.device.type == "cuda" else None)
 
-    @property
-    def tf32(self) -> bool:
-        """Whether the program ran where float32 matmuls may use the tensor cores."""
-        return self.environment.get("tf32") == "True"
-
     def optimize(self, **options: Any) -> Variant:
         """The variant with every pass on, changed by `options` (see `tracefuse.config.Config`).
 
@@ -266,13 +271,14 @@ def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool
         if args or kwargs:
             raise TypeError(f"arguments, but no function to call with them: {[*args, *kwargs]}; give it first")
         return made
-    made._start(namespace_of(fn, args, kwargs) if train_all else {})
+    names = functools.partial(made._shield.note, namespace_of, fn, args, kwargs)
+    made._start((names() if train_all else None) or {})
     returned, completed = None, False
     try:
         returned = fn(*args, **kwargs)
         completed = True
     finally:
-        made._stop(namespace_of(fn, args, kwargs), returned, completed)
+        made._stop(names() or {}, returned, completed)
     return made
 
 

@@ -23,8 +23,8 @@ from tracefuse.captures import Capture
 from tracefuse.config.configuration import Config
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Trace, val
-from tracefuse.recording.namespace import name_of, visible_from
 from tracefuse.recording.memories import WeakMap
+from tracefuse.recording.namespace import name_of, visible_from
 
 _known: list[weakref.ref[CompiledGraph]] = []
 _refused: WeakMap[str] = WeakMap()

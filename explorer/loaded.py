@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tracefuse.assembly.assemble import Roles
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.captures import Capture
 from tracefuse.config.configuration import Config, Machine
 from tracefuse.errors import SessionError
-from tracefuse.measure.measurements import Measurements
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
+from tracefuse.recording.roles import Roles
 from tracefuse.session.parts import Captured, Measured, SavedInputs
+from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:

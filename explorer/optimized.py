@@ -87,14 +87,23 @@ class Optimized:
 
         return tuple(dict.fromkeys(n.target for n in self.trace.ops if isinstance(n.target, Kernel)))
 
+    def under(self, config: Config) -> Variant:
+        """The variant of the same capture for `config`; equal configurations share one."""
+        return self.capture.variant(config)
+
     def with_config(self, **changes: Any) -> Variant:
-        """The variant of the same capture with `changes` to the configuration; equal configurations share one."""
-        return self.capture.variant(self.config.changed(**changes))
+        """The variant of the same capture with `changes` to the configuration."""
+        return self.under(self.config.changed(**changes))
+
+    @property
+    def call(self) -> str:
+        """The Python that makes this variant of a capture called `c`."""
+        return self.config.as_code()
 
     @property
     def baseline(self) -> Variant:
         """The same capture without any pass: the trace as it ran."""
-        return self.capture.variant(Config.off())
+        return self.under(Config.off())
 
     @property
     def op_times(self) -> OpTimes:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from tracefuse.config.configuration import Config
 from tracefuse.execution.one_step import check_one_step
-from tracefuse.measure.measurements import Build
 from tracefuse.optimized import Optimized
 from tracefuse.recording.namespace import name_of, visible_from
+from tracefuse.timeline.measurements import Build
 
 if TYPE_CHECKING:
     from tracefuse.captures import Capture

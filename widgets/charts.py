@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from torch import fx
 
-from tracefuse.diagnose.finding import Finding, time_text
+from tracefuse.diagnose.finding import Finding
 from tracefuse.measure.op_times import OpTimes, roofline_of
 from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, flops
@@ -26,6 +26,7 @@ from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.remat.tradeoffs import Point
 from tracefuse.optimizers.trace import Trace, phase, tensors
 from tracefuse.tables.work import work
+from tracefuse.text import time_text
 from tracefuse.variant import Variant
 
 MiB = 2**20

@@ -9,10 +9,10 @@ from html import escape
 from typing import Any
 
 from tracefuse.diagnose.finding import Bar, bars_text
-from tracefuse.measure.timing import Estimate, aligned
+from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.folding import OUTSIDE
-from tracefuse.text import figure
+from tracefuse.text import aligned, figure
 from tracefuse.widgets.payload.kernels import NOT_MEASURED
 
 HOW_TO_RETURN = "This is what the view showed last. Run the cell again for the view itself."

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import builtins
 import itertools
-import keyword
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.draws import is_in_engine, merge_repeated
 from tracefuse.assembly.functional import Built
-from tracefuse.execution.export import RESERVED_NAMES
+from tracefuse.assembly.names import Names
 from tracefuse.optimizers.costs.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, op_name, producer
 from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code
 from tracefuse.recording.calls import Recording, Value
+from tracefuse.recording.roles import Roles
 
 aten = torch.ops.aten
 
 # Of their tensor argument these read only the type.
 _READS_NO_NUMBERS = re.compile(r"aten\.(\w+_like|new_\w+)\.")
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Who is who: (kind, name) of each external, the name of each result, the gradient of each external leaf."""
-
-    sources: dict[Value, tuple[str, str]]
-    results: dict[Value, str]
-    gradients: dict[Value, Value]
 
 
 Cotangents = dict[fx.Node, tuple[str, torch.Tensor]]
@@ -205,17 +195,3 @@ def _hint(node: fx.Node) -> str | None:
         return None
     index = node.args[1] if is_getitem(node) else 0 if len(recorded.values) == 1 else -1
     return recorded.hint[index] if 0 <= index < len(recorded.hint) else None  # type: ignore[operator]
-
-
-class Names:
-    """Python identifiers, each given out once: `x`, `x_1`, `x_2`."""
-
-    def __init__(self) -> None:
-        self._next: dict[str, int] = dict.fromkeys(RESERVED_NAMES, 1)
-
-    def fresh(self, wanted: str) -> str:
-        name = re.sub(r"\W+", "_", wanted).strip("_") or "value"
-        name = f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in dir(builtins) else name
-        count = self._next.get(name, 0)
-        self._next[name] = count + 1
-        return name if count == 0 else self.fresh(f"{name}_{count}")

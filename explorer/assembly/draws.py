@@ -17,6 +17,7 @@ from torch import fx
 from tracefuse.assembly.functional import Built
 from tracefuse.optimizers.ops import arguments, is_getitem, is_mutable, is_random
 from tracefuse.optimizers.trace import origin, tensors, val
+from tracefuse.recording.origins import default_generator, device_of
 
 aten = torch.ops.aten
 
@@ -74,6 +75,17 @@ def undisturbed(inputs: Iterable[torch.Tensor]) -> Iterator[None]:
         devices.add(torch.cuda.current_device())
     with torch.random.fork_rng(sorted(devices)):
         yield
+
+
+def draw_from(state: torch.Tensor, op: Any, args: Any, kwargs: Any) -> Any:
+    """What the random `op` draws from `state`; the generator is left as it was."""
+    generator = default_generator(device_of(args, kwargs))
+    before = generator.get_state()
+    generator.set_state(state)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        generator.set_state(before)
 
 
 def _is_late(first: fx.Node, node: fx.Node) -> bool:

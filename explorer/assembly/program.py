@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from tracefuse.assembly.assemble import Roles, assemble, mark_held
+from tracefuse.assembly.assemble import assemble, mark_held
 from tracefuse.assembly.blind_spots import blind_spots, forwards_first
 from tracefuse.assembly.fake_values import propagate
 from tracefuse.assembly.functional import build_graph
@@ -17,11 +17,13 @@ from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
 from tracefuse.assembly.unshown import Dropped, dropped
 from tracefuse.errors import CaptureError
-from tracefuse.execution.agreement import Left
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.calls import Guard, Value
+from tracefuse.recording.host_reads import Stop
+from tracefuse.recording.left import Left
 from tracefuse.recording.recorder import Recorder
+from tracefuse.recording.roles import Roles
 
 
 class CapturedProgram(NamedTuple):
@@ -45,6 +47,20 @@ class ProgramFacts:
     """What is read off a captured program, wherever it comes from."""
 
     _built: CapturedProgram
+    environment: Mapping[str, str]
+
+    @property
+    def rng_states(self) -> tuple[torch.Tensor, ...]:
+        raise NotImplementedError
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        raise NotImplementedError
+
+    @property
+    def tf32(self) -> bool:
+        """Whether the program ran where float32 matmuls may use the tensor cores."""
+        return self.environment.get("tf32") == "True"
 
     @property
     def trace(self) -> Trace:

@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
+from tracefuse.assembly.draws import draw_from
 from tracefuse.assembly.fake_values import without_tracebacks
 from tracefuse.assembly.functional import Built
 from tracefuse.assembly.refusals import where
 from tracefuse.errors import CaptureError
-from tracefuse.execution.replay import draw_from
 from tracefuse.optimizers.ops import is_mutable
 from tracefuse.optimizers.trace import origin
 from tracefuse.recording.calls import Recording, Value

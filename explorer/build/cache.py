@@ -34,7 +34,7 @@ from typing import Any
 
 from tracefuse.build.cache_folders import KINDS, cache_directory, software, versioned
 from tracefuse.errors import BuildError, OptionError
-from tracefuse.sizes import read_size
+from tracefuse.text import read_size
 
 DEFAULT_SIZE = "1G"
 GRACE_S = 600.0  # Far above what a process takes from finding an entry to having read it.

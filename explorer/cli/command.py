@@ -36,10 +36,10 @@ from tracefuse.demo import GPT, batch
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.measure.peaks import peaks_of
 from tracefuse.measure.peers import check_names
-from tracefuse.measure.timing import aligned
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.summary import modules_table, remarks, steps_table
+from tracefuse.text import aligned
 
 HEADS, VOCABULARY, BATCH, LENGTH = 4, 256, 4, 64
 

@@ -12,7 +12,7 @@ from typing import Any
 from tracefuse.config.pass_options import options_of, read_all
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.remat.cut import Remat
-from tracefuse.sizes import read_size
+from tracefuse.text import read_size
 
 DEFAULT_WEIGHT = 0.5
 

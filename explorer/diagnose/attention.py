@@ -13,12 +13,13 @@ import torch
 from torch import fx
 
 from tracefuse.diagnose.attention_forms import Attention, attentions
-from tracefuse.diagnose.finding import Case, Finding, counted, dtype, grouped, line, names
+from tracefuse.diagnose.finding import Case, Finding, dtype, grouped, line, names
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work, is_getitem, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, val
 from tracefuse.tables.work import work
+from tracefuse.text import counted
 
 _FUSED_OFF = "fused attention"
 """What `tracefuse.device.environment` says of fused attention kernels where they are switched off."""

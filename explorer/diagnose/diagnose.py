@@ -17,7 +17,7 @@ from typing import Self
 
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.attention import attention_in_single_ops
-from tracefuse.diagnose.finding import SEVERITIES, Case, Detector, Finding, counted
+from tracefuse.diagnose.finding import SEVERITIES, Case, Detector, Finding
 from tracefuse.diagnose.gradients import (
     dropped_gradients,
     gradients_no_optimizer_takes,
@@ -33,6 +33,7 @@ from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, u
 from tracefuse.diagnose.to_copy_findings import casts_beside_moves
 from tracefuse.measure.op_times import how_to_measure
 from tracefuse.optimizers.passes import Step
+from tracefuse.text import counted
 
 MOST_REASONS = 2  # of a pass that are told for one finding
 

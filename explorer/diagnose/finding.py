@@ -7,18 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2s
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import fx
 
+from tracefuse.assembly.program import ProgramFacts
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.trace import Source, Trace, origin, val
 from tracefuse.recording.host_reads import Stop
-from tracefuse.text import figure
-
-if TYPE_CHECKING:
-    from tracefuse.captures import Capture
+from tracefuse.text import share_text, time_text
 
 Severity = Literal["high", "medium", "low"]
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
@@ -105,7 +103,7 @@ class Case:
     optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, capture: Capture, trace: Trace, times: OpTimes) -> Case:
+    def of(cls, capture: ProgramFacts, trace: Trace, times: OpTimes) -> Case:
         """The case of `trace`, which is that of `capture` or what passes made of it."""
         environment = tuple(capture.environment.items())
         return cls(
@@ -144,22 +142,10 @@ Detector = Callable[[Case], Iterator[Finding]]
 # --- words ---
 
 
-def time_text(us: float) -> str:
-    return f"{figure(us / 1000)} ms" if us >= 1000 else f"{figure(us)} µs"
-
-
 def bars_text(bars: Sequence[Bar]) -> str:
     """`wait 3.4 ms | copy @ 1.3 GB/s 506 ms | host 20 ms = 529 ms (measured on …)`"""
     parts = " | ".join(f"{bar.label} {time_text(bar.us)}" for bar in bars)
     return f"{parts} = {time_text(sum(bar.us for bar in bars))} ({bars[0].provenance})"
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def share_text(us: float, whole: float) -> str:
-    return f"{us / whole:.0%}".replace("%", " %")
 
 
 def line(node: fx.Node) -> str:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from tracefuse.assembly.assemble import Roles
 from tracefuse.assembly.draws import undisturbed
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.captures import Capture
@@ -24,12 +23,13 @@ from tracefuse.diagnose.finding import Finding, Fix, FixKind
 from tracefuse.diagnose.retype import Place, conversions_back, is_conversion, only_dtype, readers, retyped
 from tracefuse.errors import FixError
 from tracefuse.measure import rounds as measure
-from tracefuse.measure.measurements import Said
 from tracefuse.measure.side_by_side import replays, same_program
 from tracefuse.measure.timing import Difference, Estimate, Timing, verdict
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.trace import Trace, phase, val
+from tracefuse.recording.roles import Roles
 from tracefuse.text import figure
+from tracefuse.timeline.measurements import Said
 
 if TYPE_CHECKING:
     from tracefuse.config.configuration import Machine

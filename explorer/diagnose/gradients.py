@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator
 
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, counted, line, names, place, share_text, time_text
+from tracefuse.diagnose.finding import Case, Finding, line, names, place
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
 from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outputs, unread_outputs
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, val
+from tracefuse.text import counted, share_text, time_text
 
 
 def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from tracefuse.diagnose.finding import Case, Finding, Severity, counted, line, share_text, time_text
+from tracefuse.diagnose.finding import Case, Finding, Severity, line
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import Peaks, packet_name
 from tracefuse.optimizers.liveness import Saved, peak_bytes, saved_bytes, saved_values
@@ -19,6 +19,7 @@ from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.schedule import recomputes
 from tracefuse.optimizers.trace import Trace, human_bytes, phase
 from tracefuse.tables.folding import folded_paths, name_of
+from tracefuse.text import counted, share_text, time_text
 
 
 @dataclass(frozen=True)

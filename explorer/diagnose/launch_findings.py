@@ -9,13 +9,14 @@ from dataclasses import replace
 
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, grouped, line, names, share_text, time_text
+from tracefuse.diagnose.finding import Case, Finding, grouped, line, names
 from tracefuse.diagnose.moves import is_on_gpu
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work, producer
 from tracefuse.optimizers.trace import human_bytes, origin, phase
 from tracefuse.tables.work import work
+from tracefuse.text import share_text, time_text
 
 # What the host pays for one eager op: `x * 2 + y` takes 14.3 µs (tests/bench/results/launch_h100.json).
 HOST_US = 7.2

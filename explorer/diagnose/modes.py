@@ -8,13 +8,14 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, Severity, counted, line, names, share_text, time_text
+from tracefuse.diagnose.finding import Case, Finding, Severity, line, names
 from tracefuse.diagnose.moves import is_on_gpu
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import val
 from tracefuse.tables.work import work
+from tracefuse.text import counted, share_text, time_text
 
 _FLAGS = {
     "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel: unset CUDA_LAUNCH_BLOCKING and restart the kernel",

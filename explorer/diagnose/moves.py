@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped, line, names, time_text
+from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped, line, names
 from tracefuse.diagnose.retype import behind_views
+from tracefuse.measure.op_times import Transfer
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, tensors, val
 from tracefuse.tables.work import work
-from tracefuse.timeline.transfers import Transfer
+from tracefuse.text import time_text
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
 PAGEABLE_BYTES_PER_S = 1.3e9

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, counted, line, names, time_text
+from tracefuse.diagnose.finding import Case, Finding, line, names
 from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase
 from tracefuse.tables.work import work
+from tracefuse.text import counted, time_text
 
 _NODE = "ToCopyBackward0"
 

@@ -27,7 +27,7 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 
-from tracefuse.assembly.assemble import Names
+from tracefuse.assembly.names import Names
 from tracefuse.dynamo.joint_refusals import GraphInput, check_graph, number
 from tracefuse.errors import NotSupported
 from tracefuse.optimizers.trace import (

@@ -12,27 +12,23 @@ Random ops draw fresh numbers at each run, also where the program seeded its gen
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from tracefuse.device.dropout import SUPPORT, support
-from tracefuse.device.packed_attention import RUNTIME as PACKING_RUNTIME
+from tracefuse.device.dropout import support
 from tracefuse.device.packed_attention import support as packing_support
 from tracefuse.errors import ExportError
 from tracefuse.execution.one_step import check_one_step
+from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.kernels.launch import LAUNCH
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS
 from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
-
-if TYPE_CHECKING:
-    from tracefuse.variant import Variant
 
 _RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
 _RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
@@ -53,33 +49,10 @@ def python_file(path: Path) -> Path:
     return path
 
 
-def _bound_names(statement: ast.stmt) -> list[str]:
-    """What a statement at module level binds."""
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return [a.asname or a.name for a in statement.names]
-    if isinstance(statement, ast.Assign):
-        return [t.id for t in statement.targets if isinstance(t, ast.Name)]
-    return [statement.name] if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) else []
-
-
-# A value of a trace must not be called like what the file's functions read from around them.
-RESERVED_NAMES = frozenset(
-    {
-        "aten",
-        "triton",
-        "tl",
-        "launch",
-        _BOXED,
-        *SUPPORT,
-        *(n for text in (_RUNTIME_FILE, PACKING_RUNTIME) for s in ast.parse(text).body for n in _bound_names(s)),
-    }
-)
-
-
-def module_source(variant: Variant) -> str:
+def module_source(variant: Optimised) -> str:
     """The file's text. Raises `ExportError` for what is more than one differentiable step."""
     forward, backward = variant.forward, variant.backward
-    captured_forward, captured_backward = variant.baseline.forward, variant.baseline.backward
+    captured_forward, captured_backward = variant.capture.forward, variant.capture.backward
     check_one_step(variant)
     sections = [
         _header(variant),
@@ -95,7 +68,7 @@ def module_source(variant: Variant) -> str:
     return "\n\n".join(s.strip("\n") for s in sections if s) + "\n"
 
 
-def functions_source(variant: Variant) -> str:
+def functions_source(variant: Optimised) -> str:
     """A module of the optimised `forward` and `backward` (boxed) alone, with what they call, at the least cost to the host."""
     imports = "import math\n\nimport torch" + (
         "\nimport triton\nimport triton.language as tl" if variant.kernels else ""
@@ -103,7 +76,7 @@ def functions_source(variant: Variant) -> str:
     return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n"
 
 
-def _functions(variant: Variant) -> list[str]:
+def _functions(variant: Optimised) -> list[str]:
     """The kernels and the optimised halves."""
     kernels = [
         kernel_source(kernel, variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name))
@@ -155,14 +128,14 @@ def _has_size_of_data(node: torch.fx.Node) -> bool:
     )
 
 
-def _header(variant: Variant) -> str:
+def _header(variant: Optimised) -> str:
     environment = _in_docstring(", ".join(f"{k} {v}" for k, v in variant.capture.environment.items()))
     needs = "torch and triton" if variant.kernels else "torch"
     lines = [
         f'"""Forward and backward of a captured program, written by tracefuse {version("tracefuse")}. Needs only {needs}.',
         "",
         f"Captured with {environment}.",
-        f"Passes: {_in_docstring(variant.config.as_code())}",
+        f"Passes: {_in_docstring(variant.call)}",
         "",
         *_path_taken(variant),
         "`python` this file to check it against the program as it was captured and to time both. Import it for `run`, a",
@@ -180,7 +153,7 @@ def _header(variant: Variant) -> str:
     return "\n".join(lines)
 
 
-def _path_taken(variant: Variant) -> list[str]:
+def _path_taken(variant: Optimised) -> list[str]:
     """What inputs must give for the file to hold: the Python values that the captured program read from its tensors."""
     guards = variant.capture.guards
     if not guards:
@@ -201,11 +174,11 @@ def _rule(title: str) -> str:
     return f"# --- {title} ".ljust(120, "-")
 
 
-def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward: Trace) -> str:
+def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backward: Trace) -> str:
     results = [out.of for out in forward.outputs if out.kind == "result"]
     names = [i.name for i in forward.inputs]
     mutations = {out.of: k for k, out in enumerate(forward.outputs) if out.kind == "mutation"}
-    captured = variant.baseline.forward
+    captured = variant.capture.forward
     rows = [
         f"    {_input_row(i.name, i.source, p)}," for i, p in zip(forward.inputs, forward.placeholders, strict=True)
     ]
@@ -233,8 +206,8 @@ def _tables(variant: Variant, forward: Trace, backward: Trace, captured_backward
             f"CAPTURED_READ_AGAIN = {[names.index(i.name) for i in captured_backward.inputs if i.name in names]!r}",
             f"GRADIENTS = {[names.index(out.of) for out in backward.outputs]!r}  # the inputs whose gradients are returned",
             f"CAPTURED_GRADIENTS = {[names.index(out.of) for out in captured_backward.outputs]!r}",
-            f"COARSEST = {_coarsest(variant.baseline.trace)}  # the floating dtype that rounds most",
-            f"SIZED_BY_DATA = {[n.name for n in variant.baseline.trace.ops if _has_size_of_data(n)]!r}",
+            f"COARSEST = {_coarsest(variant.capture.trace)}  # the floating dtype that rounds most",
+            f"SIZED_BY_DATA = {[n.name for n in variant.capture.trace.ops if _has_size_of_data(n)]!r}",
             f"HAS_KERNELS = {bool(variant.kernels)}",
             f'DEVICE = "{_device(variant)}"',
         ]
@@ -290,6 +263,6 @@ def _constant(tensor: torch.Tensor) -> float | complex | None:
     return tensor.flatten()[0].item() if is_constant else None
 
 
-def _device(variant: Variant) -> str:
+def _device(variant: Optimised) -> str:
     inputs = variant.capture.example_inputs
     return next((t.device.type for t in inputs if t.device.type != "cpu"), "cpu")

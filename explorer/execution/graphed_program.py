@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.execution.graphs import Graphs, Recordable
+from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.program import Program
 from tracefuse.execution.replayable import check_replayable
-from tracefuse.measure import rounds as measure
-
-if TYPE_CHECKING:
-    from tracefuse.variant import Variant
+from tracefuse.execution.replays import Replays
 
 
 class _Replay(torch.autograd.Function):
@@ -96,7 +94,7 @@ class GraphedProgram(Program):
     in_place: frozenset[int] = frozenset()
 
     @classmethod
-    def load(cls, variant: Variant) -> GraphedProgram:
+    def load(cls, variant: Optimised) -> GraphedProgram:
         check_replayable(variant.trace)
         program = super().load(variant)
         assert isinstance(program, cls)
@@ -112,7 +110,7 @@ class GraphedProgram(Program):
         results = _Replay.apply(self.graphs, *self.given(tensors, named))
         return results[0] if len(results) == 1 else results
 
-    def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> measure.Program:
+    def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> Replays:
         """As `Program.replays`, by graphs of their own. Timed with all that a call copies in and out."""
         module, count = self.module, len(self._inputs)
         tensors, cotangents = list(inputs[:count]), list(inputs[count:])
@@ -128,4 +126,4 @@ class GraphedProgram(Program):
             return graphs.backward(cotangents)
 
         gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
-        return measure.Program(forward, backward if gradients else None, gradients, held_nbytes=graphs.held_nbytes)
+        return Replays(forward, backward if gradients else None, gradients, held_nbytes=graphs.held_nbytes)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import fx
 
 from tracefuse.assembly.draws import repeated
 from tracefuse.errors import ExportError
+from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.trace import Output, Trace, origin
-
-if TYPE_CHECKING:
-    from tracefuse.variant import Variant
 
 _Late = Sequence[tuple[Output, fx.Node]]
 NAMED = 5  # of the values that go beyond one step
 
 
-def check_one_step(variant: Variant) -> None:
+def check_one_step(variant: Optimised) -> None:
     """Raises `ExportError` with the reason and the remedy where `variant` is not one forward and one backward."""
     backward = variant.backward
     late = [out.of for out, _ in computed_from_gradients(backward)]

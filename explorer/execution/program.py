@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,12 +13,10 @@ from tracefuse.build.kernels import preload
 from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import OptionError
-from tracefuse.measure import rounds as measure
+from tracefuse.execution.optimised import Optimised
+from tracefuse.execution.replays import Replays
 from tracefuse.optimizers.trace import origin, tensors
 from tracefuse.recording.origins import default_generator
-
-if TYPE_CHECKING:
-    from tracefuse.variant import Variant
 
 
 class Program:
@@ -37,7 +35,7 @@ class Program:
         self._first_draws = first_draws
 
     @classmethod
-    def load(cls, variant: Variant) -> Program:
+    def load(cls, variant: Optimised) -> Program:
         trace, live = variant.trace, variant.capture.live_inputs
         inputs = {i.name: t for i, t in zip(trace.inputs, live, strict=True) if i.kind != "cotangent"}
         drawn = [(tensors(n)[0].device, origin(n).rng) for n in trace.ops if draws(n)]
@@ -92,7 +90,7 @@ class Program:
 
         return restart
 
-    def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> measure.Program:
+    def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> Replays:
         """Forward and backward as closures for `measure`: on `inputs` (cotangents last), random ops from the state that the
         first of each device was captured with. A generator that the program seeded in between is not seeded again, alike in
         every variant.
@@ -116,4 +114,4 @@ class Program:
             return module.backward(state[1])
 
         gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
-        return measure.Program(forward, backward if gradients else None, gradients)
+        return Replays(forward, backward if gradients else None, gradients)

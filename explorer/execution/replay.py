@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracefuse.assembly.draws import draw_from
+from tracefuse.assembly.program import ProgramFacts
+from tracefuse.device.environment import as_it_ran
 from tracefuse.errors import ReplayError
 from tracefuse.optimizers.trace import Trace, origin
-from tracefuse.recording.origins import default_generator, device_of
 
 
 def replay(
@@ -37,6 +39,12 @@ def replay(
     return tuple(values[node] for node in trace.returned)
 
 
+def replayed(program: ProgramFacts) -> tuple[torch.Tensor, ...]:
+    """The outputs of a captured program on its own inputs, with the flags that it ran under."""
+    with as_it_ran(program.environment):
+        return replay(program.trace, program.example_inputs, program.rng_states)
+
+
 def _run(node: fx.Node, values: dict[fx.Node, Any], rng_states: Sequence[torch.Tensor]) -> Any:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     state = origin(node).rng
@@ -48,14 +56,3 @@ def _run(node: fx.Node, values: dict[fx.Node, Any], rng_states: Sequence[torch.T
         source = origin(node).source
         where = f" ({source.file}:{source.line}: {source.text})" if source else ""
         raise ReplayError(f"{node.format_node()}{where} raised: {error}") from error
-
-
-def draw_from(state: torch.Tensor, op: Any, args: Any, kwargs: Any) -> Any:
-    """What the random `op` draws from `state`; the generator is left as it was."""
-    generator = default_generator(device_of(args, kwargs))
-    before = generator.get_state()
-    generator.set_state(state)
-    try:
-        return op(*args, **kwargs)
-    finally:
-        generator.set_state(before)

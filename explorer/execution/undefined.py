@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.draws import undisturbed
+from tracefuse.assembly.program import ProgramFacts
+from tracefuse.execution.difference import max_abs_difference
 from tracefuse.execution.replay import replay
-from tracefuse.measure.compare import max_abs_difference
 from tracefuse.optimizers.ops import op_name
-from tracefuse.optimizers.trace import Trace, call
-
-if TYPE_CHECKING:
-    from tracefuse.captures import Capture
-    from tracefuse.optimizers.trace import Output
+from tracefuse.optimizers.trace import Output, Trace, call
 
 aten = torch.ops.aten
 
 _EMPTY = re.compile(r"aten\.(new_)?empty(_\w+)?\.")
 
 
-def undefined_outputs(capture: Capture) -> frozenset[Output]:
+def undefined_outputs(capture: ProgramFacts) -> frozenset[Output]:
     """The outputs of which a number depends on what such memory held, by trial: three replays, where there is such memory."""
     if not any(map(_is_empty, capture.trace.ops)):
         return frozenset()
@@ -39,7 +35,7 @@ def _is_empty(node: fx.Node) -> bool:
     return _EMPTY.match(op_name(node)) is not None
 
 
-def _replayed(capture: Capture, number: int) -> tuple[torch.Tensor, ...]:
+def _replayed(capture: ProgramFacts, number: int) -> tuple[torch.Tensor, ...]:
     with undisturbed(capture.example_inputs):
         return replay(_filled(capture.trace, number), capture.example_inputs, capture.rng_states)
 

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tracefuse.errors import MeasureError
+from tracefuse.execution.difference import max_abs_difference
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.timing import Difference
 
 if TYPE_CHECKING:
-    from tracefuse.measure.rounds import Program
+    pass
 
 
-def compare(programs: Mapping[str, Program], reference: Program | None) -> dict[str, Difference | None]:
+def compare(programs: Mapping[str, Replays], reference: Replays | None) -> dict[str, Difference | None]:
     """The difference of each program from `reference` (default: the first); None for what is not compared.
 
     Raises `MeasureError` for outputs that do not match in number or shape.
@@ -33,7 +35,7 @@ class _Outputs:
     gradients: dict[str, Any]
 
 
-def _outputs(program: Program) -> _Outputs:
+def _outputs(program: Replays) -> _Outputs:
     state = program.forward()
     # Before the backward runs: it may take the state apart.
     results = {f"result {i}": r.detach() if isinstance(r, torch.Tensor) else r for i, r in enumerate(state[0])}
@@ -44,12 +46,12 @@ def _outputs(program: Program) -> _Outputs:
     return _Outputs(results, dict(zip(names, gradients, strict=True)))
 
 
-def _difference(name: str, program: Program, expected: _Outputs) -> Difference:
+def _difference(name: str, program: Replays, expected: _Outputs) -> Difference:
     mine = _outputs(program)
     if program.gradients is None and len(mine.gradients) != len(expected.gradients):
         raise MeasureError(
             f"{name} returns {len(mine.gradients)} gradients where the reference returns {len(expected.gradients)}: name "
-            "them with Program(gradients=...) to compare those that both have"
+            "them with Replays(gradients=...) to compare those that both have"
         )
     if len(mine.results) != len(expected.results):
         raise MeasureError(
@@ -68,30 +70,3 @@ def _largest(name: str, mine: Mapping[str, Any], expected: Mapping[str, Any]) ->
         raise MeasureError(f"{name} has {unknown[0]}, which the reference has not: compare the same outputs")
     found = [max_abs_difference(f"{key} of {name}", value, expected[key]) for key, value in mine.items()]
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
-
-
-def max_abs_difference(name: str, mine: torch.Tensor | None, expected: torch.Tensor | None) -> float:
-    """`max |mine - expected|` in float64, complex numbers in both parts; equal infinities and NaNs differ by 0, a NaN in one
-    alone is NaN.
-
-    Raises `MeasureError` if only one is None or the shapes differ; `name` is for its message.
-    """
-    if mine is None and expected is None:
-        return 0.0
-    if mine is None or expected is None or mine.shape != expected.shape:
-        shapes = [None if t is None else tuple(t.shape) for t in (mine, expected)]
-        raise MeasureError(f"{name} has {shapes[0]} where the reference has {shapes[1]}: compare the same outputs")
-    is_complex = mine.is_complex() or expected.is_complex()
-    a, b = _numbers(mine, is_complex), _numbers(expected.to(mine.device), is_complex)
-    same = (a == b) | (a.isnan() & b.isnan())
-    delta = torch.where(same, 0.0, (a - b).abs())
-    if is_complex:
-        delta = torch.hypot(*delta.unbind(-1))
-    return delta.max().item() if delta.numel() else 0.0
-
-
-def _numbers(tensor: torch.Tensor, is_complex: bool) -> torch.Tensor:
-    """In float64; of complex ones the parts, along a dimension of their own: an infinite part leaves the other as it is."""
-    if not is_complex:
-        return tensor.double()
-    return torch.view_as_real(tensor.detach().to(torch.complex128).resolve_conj())

@@ -13,8 +13,32 @@ from tracefuse.optimizers.costs.cost import Peaks, roofline_seconds
 from tracefuse.optimizers.costs.datasheets import promised
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.trace import Trace
-from tracefuse.timeline.replayed import Timeline
-from tracefuse.timeline.transfers import Transfer
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One op's copies to or from the host. `memory` is what they are to or from: "pageable" or "pinned"."""
+
+    event_us: float
+    wait_us: float
+    copy_us: float
+    host_us: float
+    memory: str
+    to_host: bool
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the host waits for it: to pageable memory always."""
+        return self.to_host and self.memory == "pageable"
+
+    @property
+    def other_us(self) -> float:
+        return self.event_us - self.wait_us - self.copy_us - self.host_us
+
+    @property
+    def own_us(self) -> float:
+        """The event without the work that it waits for, which takes its time anyway."""
+        return self.event_us - self.wait_us
 
 
 @dataclass(frozen=True)
@@ -28,13 +52,6 @@ class OpTimes:
     us: Mapping[str, float]
     provenance: str
     transfers: Mapping[str, Transfer] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, timeline: Timeline, program: int) -> OpTimes:
-        """Those of one program of a timeline: "measured on X, op by op, the middle of 3 profiled replays"."""
-        one = timeline.programs[program]
-        waited = {name: found.own_us for name, found in one.transfers.items() if found.blocks}
-        return cls({**one.op_us, **waited}, timeline.provenance, one.transfers)
 
 
 def how_to_measure(provenance: str) -> str:

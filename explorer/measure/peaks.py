@@ -24,9 +24,11 @@ import torch
 
 from tracefuse.build import cache
 from tracefuse.device.clocks import Clock, clock_of, device_label
-from tracefuse.measure.rounds import Program, Progress, measure
-from tracefuse.measure.timing import Estimate, aligned
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import Progress, measure
+from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.costs.cost import Peaks
+from tracefuse.text import aligned
 
 COPY_NBYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 """Read and written: far above what caches hold."""
@@ -97,7 +99,7 @@ def measure_peaks(
     clock, report = clock or clock_of(device), progress or (lambda fraction, text: None)
     sizes = MATMULS[kind] if sizes is None else sizes
     budget_s = budget_s or BUDGET_S[kind]
-    made: dict[str, Callable[[], tuple[Program, int]]] = {
+    made: dict[str, Callable[[], tuple[Replays, int]]] = {
         "copy": lambda: _copy(copy_nbytes or COPY_NBYTES[kind], device)
     }
     made |= {name: functools.partial(_matmul, size, DTYPES[name], device) for name, size in sizes.items()}
@@ -111,19 +113,19 @@ def measure_peaks(
     return DevicePeaks(device_label(device), rates.pop("copy"), rates)
 
 
-def _copy(nbytes: int, device: str | torch.device) -> tuple[Program, int]:
+def _copy(nbytes: int, device: str | torch.device) -> tuple[Replays, int]:
     """One copy of `nbytes`, and the bytes that it reads and writes."""
     source = torch.ones(nbytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return Program(lambda: ((target.copy_(source),),), compared=False), 2 * nbytes
+    return Replays(lambda: ((target.copy_(source),),), compared=False), 2 * nbytes
 
 
-def _matmul(size: int, dtype: torch.dtype, device: str | torch.device) -> tuple[Program, int]:
+def _matmul(size: int, dtype: torch.dtype, device: str | torch.device) -> tuple[Replays, int]:
     """One product of two square matrices, and its FLOPs. Of normal numbers: zeros draw less power and run faster."""
     chance = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(size, size, device=device, generator=chance).to(dtype) for _ in range(2))
     product = torch.empty_like(a)
-    return Program(lambda: ((torch.mm(a, b, out=product),),), compared=False), 2 * size**3
+    return Replays(lambda: ((torch.mm(a, b, out=product),),), compared=False), 2 * size**3
 
 
 @contextmanager

@@ -19,20 +19,19 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.draws import draws
 from tracefuse.errors import NotSupported, OptionError
-from tracefuse.measure.rounds import Program, Progress
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import Progress
+from tracefuse.measure.switched import Switched
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.trace import eliminate_dead_code
 from tracefuse.recording.calls import is_leaf
-
-if TYPE_CHECKING:
-    from tracefuse.variant import Variant
 
 COMPILE = "torch.compile"
 MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -40,7 +39,7 @@ PEERS = ("eager", COMPILE, *(f"{COMPILE} {mode}" for mode in MODES))
 OWN_COLUMNS = ("captured", "optimised", "pinned", "CUDA graph")
 WARM_UPS = 3  # CUDA graphs of torch.compile: one run to warm up, one to record, one that replays.
 
-Own = Callable[[], Any] | Program
+Own = Callable[[], Any] | Replays
 Asked = Sequence[str] | Mapping[str, Own]
 
 
@@ -48,7 +47,7 @@ Asked = Sequence[str] | Mapping[str, Own]
 class Peers:
     """Programs that ran, by name; why others did not; ms of each first run, compiling included; what to know of them."""
 
-    programs: dict[str, Program] = field(default_factory=dict)
+    programs: dict[str, Replays] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     first_ms: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -60,12 +59,12 @@ class Peers:
         return replace(timing, programs=tuple(programs), failed=self.failed, notes=(*timing.notes, *self.notes))
 
 
-def peers(variant: Variant, asked: Asked, report: Progress) -> Peers:
+def peers(variant: Switched, asked: Asked, report: Progress) -> Peers:
     """The peers of `variant` that `asked` names or brings, each warmed up; one that fails has its reason.
 
     `report` is called before each, and may raise `Cancelled`. Raises `OptionError` for a name that is no peer's.
     """
-    made: dict[str, Callable[[], Program]]
+    made: dict[str, Callable[[], Replays]]
     if isinstance(asked, Mapping):
         made = {name: functools.partial(_own, variant, own) for name, own in asked.items()}
     else:
@@ -108,12 +107,12 @@ def peer_name(text: str) -> str:
 def _check_own(name: str, own: Own) -> str:
     if name in OWN_COLUMNS:
         raise OptionError(f"a peer cannot be called {name!r}, which is a column of its own: give it another name")
-    if not callable(own) and not isinstance(own, Program):
+    if not callable(own) and not isinstance(own, Replays):
         raise OptionError(f"{name}={own!r} is no peer: pass a function that runs the forward and returns its result")
     return name
 
 
-def _run(program: Program) -> None:
+def _run(program: Replays) -> None:
     state = program.forward()
     if program.backward is not None:
         program.backward(state)
@@ -132,7 +131,7 @@ def _records_graphs(name: str) -> bool:
     return name in (f"{COMPILE} reduce-overhead", f"{COMPILE} max-autotune")
 
 
-def _notes(programs: Mapping[str, Program], are_own: bool) -> list[str]:
+def _notes(programs: Mapping[str, Replays], are_own: bool) -> list[str]:
     uncompared = [name for name, program in programs.items() if not program.compared]
     if are_own:
         return [f"{', '.join(uncompared)}: results and gradients are not compared"] if uncompared else []
@@ -151,7 +150,7 @@ def _notes(programs: Mapping[str, Program], are_own: bool) -> list[str]:
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
-def stand_in(variant: Variant, name: str) -> Program:
+def stand_in(variant: Switched, name: str) -> Replays:
     """The peer called `name` of the captured step: forward and backward on the captured inputs and generator states.
 
     Raises `NotSupported` where a captured gradient does not come out of the forward: a custom `autograd.Function`'s does not.
@@ -191,10 +190,10 @@ def stand_in(variant: Variant, name: str) -> Program:
 
     names = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
     compared = name == "eager" or not any(map(draws, captured.forward.ops))
-    return Program(forward, backward if names else None, names, compared)
+    return Replays(forward, backward if names else None, names, compared)
 
 
-def forward_function(variant: Variant) -> fx.GraphModule:
+def forward_function(variant: Switched) -> fx.GraphModule:
     """The captured forward as a function of the program's inputs: it returns the results, then new values of buffers."""
     forward = variant.forward.copy()
     pairs = zip(forward.outputs, forward.returned, strict=True)
@@ -203,8 +202,8 @@ def forward_function(variant: Variant) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), forward.graph)
 
 
-def _own(variant: Variant, own: Own) -> Program:
-    if isinstance(own, Program):
+def _own(variant: Switched, own: Own) -> Replays:
+    if isinstance(own, Replays):
         return own
     leaves = [t for t in variant.capture.live_inputs if t.requires_grad and is_leaf(t)]
 
@@ -217,4 +216,4 @@ def _own(variant: Variant, own: Own) -> Program:
         roots = [r for r in state[0] if isinstance(r, torch.Tensor) and r.requires_grad]
         return torch.autograd.grad(roots, leaves, [torch.ones_like(r) for r in roots], allow_unused=True)
 
-    return Program(forward, backward if leaves else None, compared=False)
+    return Replays(forward, backward if leaves else None, compared=False)

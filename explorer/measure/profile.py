@@ -15,20 +15,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import DeviceType
 
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.step_work import Part, StepWork
-from tracefuse.measure.timing import aligned
 from tracefuse.optimizers.errors import NotSupported
+from tracefuse.text import aligned
+from tracefuse.timeline.events import LAUNCHES, NOT_KERNELS
 
 if TYPE_CHECKING:
-    from tracefuse.measure.rounds import Program
+    pass
 
 # Kineto writes a line to stderr whenever a profiler starts or stops, which a notebook shows under the cell (seen on torch
 # 2.13); it reads this setting when the first profiler starts.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-
-# Host calls that start one kernel each, as CUPTI names them. Seen on torch 2.11 to 2.15 with CUDA 12 and 13.
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")
-NOT_KERNELS = ("Memcpy", "Memset")
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def profile(run: Callable[[], Any]) -> Profile:
     return summarise(profiler.events(), f"measured on {torch.cuda.get_device_name()}")
 
 
-def profile_step(program: Program) -> Profile:
+def profile_step(program: Replays) -> Profile:
     """Profile one forward and backward of `program`. Raises `NotSupported` without a GPU."""
 
     def run() -> None:

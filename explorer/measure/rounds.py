@@ -19,13 +19,13 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tracefuse.device.clocks import Clock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.compare import compare
 from tracefuse.measure.timing import MIN_ROUNDS, Estimate, ProgramTiming, Timing, estimate, paired_ratio
 from tracefuse.optimizers.gc_pause import uncollected
@@ -46,37 +46,18 @@ Progress = Callable[[float, str], None]
 IsCancelled = Callable[[], bool]
 """Asked before every program and every round: whether to stop there."""
 Samples = dict[str, dict[str, list[float]]]
-"""Program -> phase -> one time in ms per round."""
-
-
-@dataclass(frozen=True)
-class Program:
-    """What is timed: `forward()` returns a state whose first item is the tuple of results, `backward(state)` gradients.
-
-    Both close over their inputs, cotangents and generator states. A state holds what the backward needs and is dropped
-    after each replay. `backward` is None for a program that has none.
-
-    `gradients` names what `backward` returns, for a program that returns fewer gradients than the reference does (freeze
-    drops some); without it they are compared by position. `compared` is False for a yardstick that computes something
-    else, such as a copy. `held_nbytes` is GPU memory that it keeps between replays, part of its peak.
-    """
-
-    forward: Callable[[], Sequence[Any]]
-    backward: Callable[[Any], Sequence[torch.Tensor | None]] | None = None
-    gradients: tuple[str, ...] | None = None
-    compared: bool = True
-    held_nbytes: int = 0
+"""Replays -> phase -> one time in ms per round."""
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def measure(
-    programs: Mapping[str, Program],
+    programs: Mapping[str, Replays],
     *,
     device: str | torch.device = "cpu",
     clock: Clock | None = None,
-    reference: Program | None = None,
+    reference: Replays | None = None,
     budget_s: float = 10.0,
     max_rounds: int = 200,
     progress: Progress | None = None,
@@ -159,7 +140,7 @@ def _inner(steps_ms: Iterator[float]) -> int:
 
 
 def _rounds(
-    programs: Mapping[str, Program],
+    programs: Mapping[str, Replays],
     clock: Clock,
     inner: int,
     budget_s: float,
@@ -201,7 +182,7 @@ def _order(names: Sequence[str], turn: int) -> list[str]:
     return order if turn % 2 == 0 else order[::-1]
 
 
-def _settle(program: Program, clock: Clock) -> None:
+def _settle(program: Replays, clock: Clock) -> None:
     """Untimed replays, at least one, until what a report set off is over."""
     start_s = clock.now_s()
     for _ in range(MAX_INNER):
@@ -211,13 +192,13 @@ def _settle(program: Program, clock: Clock) -> None:
             return
 
 
-def _round(programs: Mapping[str, Program], order: Sequence[str], clock: Clock, inner: int, samples: Samples) -> None:
+def _round(programs: Mapping[str, Replays], order: Sequence[str], clock: Clock, inner: int, samples: Samples) -> None:
     for name in order:
         for phase, time_ms in _sample(programs[name], clock, inner).items():
             samples[name].setdefault(phase, []).append(time_ms)
 
 
-def _sample(program: Program, clock: Clock, inner: int) -> dict[str, float]:
+def _sample(program: Replays, clock: Clock, inner: int) -> dict[str, float]:
     """Mean ms of each phase over `inner` replays, which the host queues without waiting for any."""
     clock.wait()
     marks = [_replay(program, clock) for _ in range(inner)]
@@ -230,7 +211,7 @@ def _sample(program: Program, clock: Clock, inner: int) -> dict[str, float]:
     return {"forward": forward_ms, "backward": backward_ms, "step": step_ms}
 
 
-def _replay(program: Program, clock: Clock) -> tuple[Any, Any, Any]:
+def _replay(program: Replays, clock: Clock) -> tuple[Any, Any, Any]:
     start = clock.mark()
     state = program.forward()
     middle = clock.mark()
@@ -248,7 +229,7 @@ def _estimates(phases: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
 
 
 def _ratios(samples: Samples) -> dict[str, dict[str, Estimate]]:
-    """Program / baseline by phase, paired by round."""
+    """Replays / baseline by phase, paired by round."""
     baseline = next(iter(samples.values()))
     return {
         name: {
@@ -261,7 +242,7 @@ def _ratios(samples: Samples) -> dict[str, dict[str, Estimate]]:
 
 
 def _excess(samples: Samples, name: str) -> dict[str, Estimate]:
-    """Program minus baseline in ms by phase, paired by round, so that what slows a whole round cancels."""
+    """Replays minus baseline in ms by phase, paired by round, so that what slows a whole round cancels."""
     baseline = next(iter(samples.values()))
     return {
         phase: estimate([mine - base for mine, base in zip(times_ms, baseline[phase], strict=True)])
@@ -278,7 +259,7 @@ def _no_garbage_collection() -> Iterator[None]:
         yield
 
 
-def _peak_nbytes(program: Program, device: str | torch.device) -> int | None:
+def _peak_nbytes(program: Replays, device: str | torch.device) -> int | None:
     """What a replay needs: bytes that it adds at its peak and bytes that it holds anyway; None where torch keeps no count."""
     if torch.device(device).type != "cuda":
         return None

@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracefuse.assembly.draws import undisturbed
+from tracefuse.execution.replays import Replays
 from tracefuse.measure import rounds as measure
 from tracefuse.measure.peers import Asked, check_names, peers
 from tracefuse.measure.profile import profile_step, step_work
+from tracefuse.measure.switched import Switched
 from tracefuse.measure.timing import Estimate, Timing
 
 if TYPE_CHECKING:
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
-    from tracefuse.variant import Variant
 
 FULL = "with all"
 SAME = Estimate(0.0, 0.0, 0.0, 1.0, 0)
@@ -41,12 +42,12 @@ class Ablation:
 
 
 def time_variant(
-    variant: Variant,
+    variant: Switched,
     progress: measure.Progress | None,
     budget_s: float,
     cuda_graph: bool,
     tune: bool,
-    against: Variant | None,
+    against: Switched | None,
     is_cancelled: measure.IsCancelled | None,
     asked: Asked = (),
 ) -> Timing:
@@ -73,7 +74,7 @@ def time_variant(
 
 
 def ablate(
-    variant: Variant,
+    variant: Switched,
     progress: measure.Progress | None = None,
     budget_s: float = 20.0,
     is_cancelled: measure.IsCancelled | None = None,
@@ -95,14 +96,14 @@ def ablate(
     return Ablation(timing.device, delta_ms, same, timing.rounds, timing.stopped)
 
 
-def replays(program: Program | GraphedProgram, variant: Variant) -> measure.Program:
+def replays(program: Program | GraphedProgram, variant: Switched) -> Replays:
     return program.replays(variant.capture.example_inputs, variant.capture.rng_states)
 
 
 def _timed(
-    variant: Variant,
-    programs: Mapping[str, measure.Program],
-    reference: measure.Program | None,
+    variant: Switched,
+    programs: Mapping[str, Replays],
+    reference: Replays | None,
     progress: measure.Progress | None,
     budget_s: float,
     is_cancelled: measure.IsCancelled | None,
@@ -119,12 +120,12 @@ def _timed(
         )
 
 
-def _without(variant: Variant, name: str) -> Variant:
-    return variant.capture.variant(variant.config.switched(name)).check()
+def _without(variant: Switched, name: str) -> Switched:
+    return variant.under(variant.config.switched(name)).check()
 
 
 def _build(
-    variants: list[Variant], progress: measure.Progress | None, is_cancelled: measure.IsCancelled | None
+    variants: list[Switched], progress: measure.Progress | None, is_cancelled: measure.IsCancelled | None
 ) -> None:
     """Compile what the programs need, before any is timed."""
     report = measure.compiling(progress, is_cancelled)
@@ -132,7 +133,7 @@ def _build(
         one.compile(progress=report)
 
 
-def same_program(one: Variant, other: Variant) -> bool:
+def same_program(one: Switched, other: Switched) -> bool:
     """Whether two variants of a capture run the same program: the exported text names the configuration as well."""
     first, second = ((v.forward.code, v.backward.code, v.kernels) for v in (one, other))
     return first == second

@@ -20,7 +20,7 @@ from typing import Any
 from tracefuse.measure.step_work import Row as WorkRow
 from tracefuse.measure.step_work import StepWork
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.text import figure
+from tracefuse.text import aligned, figure
 
 CONFIDENCE = 0.95
 RATIO_CONFIDENCE = 0.99
@@ -243,13 +243,6 @@ def _difference(program: ProgramTiming) -> tuple[str, str]:
     if program.difference is None:
         return "", ""
     return f"{program.difference.results:.3g}", f"{program.difference.gradients:.3g}"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Lines of columns, each as wide as its widest cell, two spaces between."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def plain(value: Any) -> Any:

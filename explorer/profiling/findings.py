@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tracefuse.diagnose.diagnose import Findings
-from tracefuse.diagnose.finding import HIGH, LOW, MEDIUM, SEVERITIES, Finding, Severity, time_text
+from tracefuse.diagnose.finding import HIGH, LOW, MEDIUM, SEVERITIES, Finding, Severity
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.profiling.stacks import lines_of
 from tracefuse.profiling.timeline import RunTimeline
+from tracefuse.text import time_text
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import HOST, IDLE, LONG_NS, Gap, Idle
 from tracefuse.timeline.host_calls import ALLOCATION, LOADING, PAGEABLE, SLOW_LAUNCH, SYNCHRONIZATION, is_pageable

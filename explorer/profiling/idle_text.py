@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracefuse.measure.timing import aligned
+from tracefuse.text import aligned, duration_text, share
 from tracefuse.timeline.gaps import CAUSES, Idle
 
 
@@ -20,14 +20,3 @@ def idle_text(one: Idle) -> str:
             (cause, share(total_ns, one.window_ns), str(len(gaps)), duration_text(max(gaps) / 1e3), CAUSES[cause])
         )
     return f"{head}\n\n{aligned([('idle by cause', 'time', 'gaps', 'longest', ''), *rows])}"
-
-
-def share(ns: int, window_ns: int) -> str:
-    """A time with its share of the window: "317 µs (3.85 %)"."""
-    return f"{duration_text(ns / 1e3)} ({100 * ns / window_ns:.3g} %)" if window_ns else duration_text(ns / 1e3)
-
-
-def duration_text(us: float) -> str:
-    """Three digits in the unit that fits: "317 µs", "8.23 ms", "2.72 s"."""
-    unit, size = ("s", 1e6) if us >= 1e6 else ("ms", 1e3) if us >= 1e3 else ("µs", 1.0)
-    return f"{us / size:.3g} {unit}"

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracefuse.measure.timing import aligned
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.profiling.trace_file import nanoseconds, read
+from tracefuse.text import aligned
 from tracefuse.timeline.events import Event
 
 # As Kineto writes them now, and as it did before 2022.

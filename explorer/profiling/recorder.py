@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from tracefuse.device.clocks import device_label
+from tracefuse.device.marks import MARK, marked
 from tracefuse.errors import MeasureError
 from tracefuse.profiling.kineto import recorded_in
 from tracefuse.profiling.timeline import RunTimeline, window_of
-from tracefuse.timeline.events import MARK, marked
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracefuse.errors import TraceFileError
-from tracefuse.measure.timing import aligned
-from tracefuse.profiling.idle_text import duration_text, idle_text, share
+from tracefuse.profiling.idle_text import idle_text
 from tracefuse.profiling.kineto import Recording, recorded_in
 from tracefuse.profiling.stacks import lines_of
+from tracefuse.text import aligned, duration_text, share
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import Idle, idle_of_devices, idle_of_streams
 from tracefuse.timeline.host_calls import SYNCHRONIZATION, Host, Interval

@@ -52,9 +52,10 @@ class Recorder(TorchDispatchMode, Listener):
     def __init__(self) -> None:
         super().__init__()
         self.shield = Shield("the capture")
+        self.recording = Recording()
         self.names: WeakMap[tuple[str, str]] = WeakMap()
         self.modules = ModuleStack(self.names, self.shield)
-        self.begin()
+        self.shield.note(self.begin)
 
     def begin(self) -> None:
         """Forget what was recorded so far: the program begins here."""
@@ -82,6 +83,8 @@ class Recorder(TorchDispatchMode, Listener):
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
         self.shield.survive(self._hooks.close)
+        if self.shield.failure:  # what nobody can show need not be kept
+            self.recording = Recording()
 
     def _attach(self) -> None:
         self._hooks.enter_context(self.shield)
@@ -185,7 +188,7 @@ class Recorder(TorchDispatchMode, Listener):
         self.recording.calls.append(call)
 
     def _is_clone(self, call: Call, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-        """Note what `set_` made of its tensor: it lies in a storage that no operator filled. A copy of a value that the program
+        """Note what `set_` made of its tensor, lying in a storage that no operator filled. A copy of a value that the program
         knows, as `copy.deepcopy` makes, is a clone of it, and `call` becomes that; what lies elsewhere comes from outside, as
         a batch from a worker does, and is an input once it is read."""
         self._ids.pop(tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten_with_path
 
-from tracefuse.assembly.assemble import Roles
 from tracefuse.recording.calls import Recording, Value, is_leaf
 from tracefuse.recording.recorder import Recorder
 
@@ -18,6 +18,15 @@ from tracefuse.recording.recorder import Recorder
 _FEW = 100
 
 GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who is who: (kind, name) of each external, the name of each result, the gradient of each external leaf."""
+
+    sources: dict[Value, tuple[str, str]]
+    results: dict[Value, str]
+    gradients: dict[Value, Value]
 
 
 def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:

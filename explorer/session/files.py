@@ -30,7 +30,6 @@ import numpy as np
 import torch
 
 from tracefuse.errors import SessionError
-from tracefuse.measure.measurements import Said
 from tracefuse.optimizers.formats.plain_data import damaged, read, record, text, whole, written
 from tracefuse.optimizers.formats.serial import trace_from, trace_record
 from tracefuse.optimizers.trace import Trace, origin
@@ -48,6 +47,7 @@ from tracefuse.session.parts import (
     measured_from,
     special_types,
 )
+from tracefuse.timeline.measurements import Said
 
 if TYPE_CHECKING:
     from tracefuse.captures import Capture

@@ -20,7 +20,6 @@ from tracefuse.assembly.unshown import Dropped
 from tracefuse.config.configuration import PASSES, Config
 from tracefuse.config.readers import READERS
 from tracefuse.errors import OptionError, SessionError
-from tracefuse.measure.measurements import Build, Said
 from tracefuse.measure.profile import Profile
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
@@ -41,6 +40,7 @@ from tracefuse.optimizers.formats.serial_arguments import device, dtype
 from tracefuse.optimizers.fuse.carving import Fuse
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.host_reads import Stop
+from tracefuse.timeline.measurements import Build, Said
 from tracefuse.timeline.replayed import ProgramTimeline, Timeline
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 
-from tracefuse.timeline.events import MARK
+from tracefuse.device.marks import MARK
 
 _ALLOCATION = "[memory]"
 

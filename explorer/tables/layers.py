@@ -27,14 +27,13 @@ from torch import fx
 
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.measure.op_times import OpTimes, how_to_measure
-from tracefuse.measure.timing import aligned
 from tracefuse.optimizers.costs.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
 from tracefuse.tables.folding import OUTSIDE, folded_paths
 from tracefuse.tables.work import kind, work
-from tracefuse.text import figure
+from tracefuse.text import aligned, figure
 
 Pair = tuple[float, float]
 Flops = tuple[int, int]

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from tracefuse.device.clocks import device_label
-from tracefuse.measure.timing import aligned
+from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.eager_memory import eager_peak_bytes
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.liveness import Kind, Lifetime, lifetimes, live_by_kind, live_bytes, peak_bytes
@@ -33,10 +32,8 @@ from tracefuse.optimizers.trace import Trace, human_bytes, origin, tensor_type, 
 from tracefuse.tables.allocator import added_peak, workspaces
 from tracefuse.tables.saved_rows import Group, Pair, SavedRow, by_module, by_reason, line_of, saved_rows
 from tracefuse.tables.summary import unmet
+from tracefuse.text import aligned
 from tracefuse.timeline.replayed import stepwise_replay
-
-if TYPE_CHECKING:
-    from tracefuse.variant import Variant
 
 KIND_NAMES: dict[Kind, str] = {
     "input": "inputs and parameters",
@@ -169,7 +166,7 @@ def memory(captured: Trace, optimised: Trace, steps: Sequence[Step] = ()) -> Mem
     return Memory(curve(captured), curve(optimised), rows, eager_peak_bytes(captured))
 
 
-def static_memory(variant: Variant) -> Memory:
+def static_memory(variant: Switched) -> Memory:
     """`memory` of a variant, with what is to be said of it."""
     capture = variant.capture
     found = memory(capture.trace, variant.trace, variant.steps)
@@ -198,7 +195,7 @@ def _alive(trace: Trace, there: Iterable[Lifetime]) -> Iterable[Alive]:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measured_memory(variant: Variant) -> Memory:
+def measured_memory(variant: Switched) -> Memory:
     """`memory` of a variant with the peaks of one replay of each program.
 
     Raises `ExportError` for what is more than one differentiable step, as `Variant.compile` does.
@@ -207,11 +204,11 @@ def measured_memory(variant: Variant) -> Memory:
     programs = variant.baseline, variant
     peaks = Pair(*(replay_peak(one) + input_bytes(one.trace, kind) for one in programs))
     extra = Pair(*(workspace_bytes(one) for one in programs))
-    found = replace(variant.memory(), measured=Measured(peaks, extra, device_label(kind)))
+    found = replace(static_memory(variant), measured=Measured(peaks, extra, device_label(kind)))
     return replace(found, notes=(*found.notes, CPU_KERNELS)) if variant.kernels and kind == "cpu" else found
 
 
-def replay_peak(variant: Variant) -> int:
+def replay_peak(variant: Switched) -> int:
     """The most bytes that a replay of the forward and the backward adds; results and gradients are held to its end.
 
     The replay runs once before it is counted, so that libraries have the workspaces that they keep.
@@ -228,7 +225,7 @@ def replay_peak(variant: Variant) -> int:
     return added_peak(run, capture.device)
 
 
-def workspace_bytes(variant: Variant) -> int:
+def workspace_bytes(variant: Switched) -> int:
     """What the static peak rises by with the workspaces that its ops were seen to take in one replay, op by op."""
     taken = workspaces(stepwise_replay(variant), variant.capture.device)
     return peak_with(taken, variant.trace, lifetimes(variant.trace)) - peak_bytes(variant.trace)

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from tracefuse.config.configuration import PASS_OF
-from tracefuse.measure.timing import aligned
+from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.passes import Step
 from tracefuse.optimizers.remat.budget import why_unmet
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
 from tracefuse.tables.folding import folded_paths, name_of
-
-if TYPE_CHECKING:
-    from tracefuse.optimized import Optimized
-    from tracefuse.variant import Variant
+from tracefuse.text import aligned
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ def summarise(trace: Trace) -> Summary:
     )
 
 
-def steps_table(variant: Variant) -> str:
+def steps_table(variant: Switched) -> str:
     """The captured trace, then every pass in pipeline order: what it made of it and how many decisions it took, or `off`."""
     steps = {step.name: step for step in variant.steps}
     rows = [("captured", *_cells(summarise(variant.capture.trace)), "")]
@@ -63,7 +59,7 @@ def steps_table(variant: Variant) -> str:
     return aligned([head, *rows])
 
 
-def remarks(variant: Variant) -> list[str]:
+def remarks(variant: Switched) -> list[str]:
     """What of the program the trace does not show or orders otherwise, and what was asked of the passes and not done, a
     sentence each: a memory budget that is not met, options of a pass that is off."""
     found = [*variant.capture.unrecorded, *filter(None, [variant.capture.order])]
@@ -75,7 +71,7 @@ def remarks(variant: Variant) -> list[str]:
     return found
 
 
-def unmet(variant: Optimized) -> list[str]:
+def unmet(variant: Switched) -> list[str]:
     """By how much a memory budget is missed, and why, for each pass that has one."""
     return [f"memory_budget: {why}." for step in variant.steps if (why := why_unmet(step.decisions))]
 

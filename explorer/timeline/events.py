@@ -14,11 +14,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import DeviceType
 
-MARK = "tracefuse::"
-"""What the name of each range of ours begins with, so that no operator is taken for one."""
+from tracefuse.device.marks import MARK, marked
+
+# Host calls that start one kernel each, as CUPTI names them. Seen on torch 2.11 to 2.15 with CUDA 12 and 13.
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")
+
+
+NOT_KERNELS = ("Memcpy", "Memset")
 
 _BEGIN = "# begin"
 
@@ -65,11 +69,6 @@ class Event(NamedTuple):
     @property
     def is_cuda_call(self) -> bool:
         return not self.on_gpu and _CUDA_CALL.match(self.name) is not None
-
-
-def marked(name: str) -> Any:
-    """A context manager: what runs inside is a range called `name` where a profiler watches."""
-    return _RecordFunctionFast(MARK + name)
 
 
 def recorded(run: Callable[[], Any]) -> list[Event]:

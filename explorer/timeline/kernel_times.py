@@ -23,21 +23,19 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.draws import undisturbed
-from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.peaks import peaks_if_there_is_room
-from tracefuse.measure.timing import aligned
+from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, flops, operand_dtype
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, tensor_type, tensors
-from tracefuse.text import figure
+from tracefuse.text import aligned, figure
 from tracefuse.timeline.replayed import Timeline, measured_on, profiled
 
 if TYPE_CHECKING:
     from tracefuse.measure.rounds import Progress
-    from tracefuse.variant import Variant
 
 LAUNCH_US = 5.0
 """A kernel that takes less ends before the host has launched the next one."""
@@ -154,13 +152,13 @@ def _figure(number: float | None) -> str:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def kernel_times(variant: Variant, progress: Progress | None = None) -> KernelTimes:
+def kernel_times(variant: Switched, progress: Progress | None = None) -> KernelTimes:
     """See `Variant.kernel_times`."""
     inputs = variant.capture.example_inputs
     peaks = peaks_if_there_is_room(variant.capture.device, progress)
     with undisturbed(inputs):
         programs = (profiled("optimised", variant),)
-    found = OpTimes.of(Timeline(measured_on(programs), programs), 0)
+    found = Timeline(measured_on(programs), programs).op_times(0)
     roofline = peaks and peaks.roofline(variant.capture.tf32)
     rows = sorted(kernel_rows(variant.trace, found.us, roofline), key=lambda row: -row.total_us)
     note = "" if variant.runs_triton else CPU_NOTE

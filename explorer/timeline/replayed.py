@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,20 +26,19 @@ from torch import fx
 
 from tracefuse.config.configuration import Config
 from tracefuse.device.clocks import device_label
-from tracefuse.measure.profile import LAUNCHES, NOT_KERNELS
+from tracefuse.device.marks import marked
+from tracefuse.measure.op_times import OpTimes, Transfer
+from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.render import INDENT, last_uses, render_op
 from tracefuse.optimizers.trace import Trace, tensors
-from tracefuse.profiling.idle_text import duration_text, share
-from tracefuse.timeline.events import Event, marked, recorded
+from tracefuse.text import duration_text, share
+from tracefuse.timeline.events import LAUNCHES, NOT_KERNELS, Event, recorded
 from tracefuse.timeline.gaps import idle_of_devices
 from tracefuse.timeline.idle_lanes import idle_us, with_idle_lanes
 from tracefuse.timeline.lanes import Lane, lane_of
-from tracefuse.timeline.transfers import Transfer, transfers
-
-if TYPE_CHECKING:
-    from tracefuse.variant import Variant
+from tracefuse.timeline.transfers import transfers
 
 # On a CPU, one op of a few hundred is always interrupted: what an op takes is the middle of several replays.
 RUNS = 3
@@ -97,6 +96,12 @@ class Timeline:
         """Where and how it was measured, and what is missing."""
         return f"{self.device}, op by op, the middle of {RUNS} profiled replays{''.join(map(_missing, self.programs))}"
 
+    def op_times(self, program: int) -> OpTimes:
+        """Those of one program: "measured on X, op by op, the middle of 3 profiled replays"."""
+        one = self.programs[program]
+        waited = {name: found.own_us for name, found in one.transfers.items() if found.blocks}
+        return OpTimes({**one.op_us, **waited}, self.provenance, one.transfers)
+
     def __str__(self) -> str:
         """How long each program took, and for what its GPU was idle."""
         return "\n".join([self.provenance, *map(_idle_line, self.programs)])
@@ -118,7 +123,7 @@ def _missing(program: ProgramTimeline) -> str:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def timeline(variant: Variant, baseline: Variant | None = None) -> Timeline:
+def timeline(variant: Switched, baseline: Switched | None = None) -> Timeline:
     """Profile one replay of `baseline` (default: the program as captured) and one of `variant`.
 
     Raises `ExportError` for what is more than one differentiable step, as `Variant.compile` does.
@@ -135,7 +140,7 @@ def measured_on(programs: Iterable[ProgramTimeline]) -> str:
 
 
 @uncollected()
-def profiled(label: str, variant: Variant) -> ProgramTimeline:
+def profiled(label: str, variant: Switched) -> ProgramTimeline:
     """The middle one of `RUNS` profiled replays of `variant`, and each op's middle time. Raises as `timeline` does."""
     run = stepwise_replay(variant)
     runs = [attributed(label, variant.config, variant.trace, recorded(run)) for _ in range(RUNS)]
@@ -143,7 +148,7 @@ def profiled(label: str, variant: Variant) -> ProgramTimeline:
     return replace(middle, op_us={name: median(one.op_us[name] for one in runs) for name in middle.op_us})
 
 
-def stepwise_replay(variant: Variant) -> Callable[[], tuple[Any, ...]]:
+def stepwise_replay(variant: Switched) -> Callable[[], tuple[Any, ...]]:
     """A replay of `variant` on the captured inputs, each op in a range called after its value. Raises as `timeline` does."""
     program, capture = variant.compile(), variant.capture
     step = stepwise(variant.trace, vars(program.module))

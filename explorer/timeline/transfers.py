@@ -15,37 +15,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from tracefuse.measure.op_times import Transfer
 from tracefuse.timeline.events import Event
 
 _DIRECTION = re.compile(r"Memcpy (HtoD|DtoH)")
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """One op's copies to or from the host. `memory` is what they are to or from: "pageable" or "pinned"."""
-
-    event_us: float
-    wait_us: float
-    copy_us: float
-    host_us: float
-    memory: str
-    to_host: bool
-
-    @property
-    def blocks(self) -> bool:
-        """Whether the host waits for it: to pageable memory always."""
-        return self.to_host and self.memory == "pageable"
-
-    @property
-    def other_us(self) -> float:
-        return self.event_us - self.wait_us - self.copy_us - self.host_us
-
-    @property
-    def own_us(self) -> float:
-        """The event without the work that it waits for, which takes its time anyway."""
-        return self.event_us - self.wait_us
 
 
 def transfers(

@@ -25,8 +25,10 @@ from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import Timing, aligned
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
+from tracefuse.measure.timing import Timing
+from tracefuse.text import aligned
 from tracefuse.variant import Variant
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50304, "length": 1024, "batch": 8}
@@ -45,7 +47,7 @@ def main() -> None:
     arguments = made.parse_args()
     program = step_program(SMALL if arguments.small else SIZES, arguments.device)
 
-    def compare(other: Program) -> Timing:
+    def compare(other: Replays) -> Timing:
         return measure({"captured": program, "again": other}, device=arguments.device, budget_s=arguments.budget)
 
     slowed, share = planted(program, arguments.more, arguments.device, arguments.budget)
@@ -81,7 +83,7 @@ def main() -> None:
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
-def step_program(sizes: dict[str, int], device: str) -> Program:
+def step_program(sizes: dict[str, int], device: str) -> Replays:
     """A captured training step, as `Variant.measure` replays it; in bfloat16 on a GPU."""
     torch.manual_seed(0)
     shape = {k: sizes[k] for k in ("layers", "width", "heads", "vocab", "length")}
@@ -92,13 +94,13 @@ def step_program(sizes: dict[str, int], device: str) -> Program:
     return variant.compile().replays(captured.example_inputs, captured.rng_states)
 
 
-def planted(program: Program, more: float, device: str, budget_s: float) -> tuple[Program, float]:
+def planted(program: Replays, more: float, device: str, budget_s: float) -> tuple[Replays, float]:
     """`program` with `more` of its step's time in work after its backward, and the share that this work was timed to take."""
     step_ms = step_time(program, device, budget_s)
     elements = 1 << 16
     for _ in range(ROUNDS_OF_CALIBRATION):
         work = work_on(elements, device)
-        share = step_time(Program(functools.partial(alone, work), compared=False), device, budget_s / 2) / step_ms
+        share = step_time(Replays(functools.partial(alone, work), compared=False), device, budget_s / 2) / step_ms
         if abs(share / more - 1) < 0.02:
             break
         elements = max(1, round(elements * more / share))
@@ -128,7 +130,7 @@ def alone(work: Callable[[], torch.Tensor]) -> tuple[tuple[torch.Tensor]]:
     return ((work(),),)
 
 
-def step_time(program: Program, device: str, budget_s: float) -> float:
+def step_time(program: Replays, device: str, budget_s: float) -> float:
     return measure({"alone": program}, device=device, budget_s=budget_s).baseline.times_ms["step"].median
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from tracefuse.measure.rounds import Program
-from tracefuse.measure.timing import aligned
+from tracefuse.execution.replays import Replays
+from tracefuse.text import aligned
 
 GROUPS = ("matmul", "attention", "fused", "rest")
 MATMULS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
@@ -42,7 +42,7 @@ class Row:
     us: float
 
 
-def breakdown(program: Program, is_own: Callable[[str], bool]) -> list[Row]:
+def breakdown(program: Replays, is_own: Callable[[str], bool]) -> list[Row]:
     """The GPU time of one step, the largest rows first; `is_own` tells the program's Triton kernels by their name."""
     step(program)  # compiled and warm
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -55,7 +55,7 @@ def breakdown(program: Program, is_own: Callable[[str], bool]) -> list[Row]:
     return rows_of(events, is_own)
 
 
-def step(program: Program) -> None:
+def step(program: Replays) -> None:
     state = program.forward()
     with torch.profiler.record_function(BACKWARD):
         program.backward(state)  # type: ignore[misc]

@@ -25,13 +25,13 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import Findings, diagnose
 from tracefuse.diagnose.finding import Case, Finding
-from tracefuse.measure.op_times import OpTimes, modelled
-from tracefuse.measure.rounds import Program, measure
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.op_times import Transfer, modelled
+from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.timeline.events import recorded
 from tracefuse.timeline.replayed import Timeline, measured_on, profiled
-from tracefuse.timeline.transfers import Transfer
 from tracefuse.variant import Variant
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
@@ -120,7 +120,7 @@ def on_gpu(shape: tuple[int, ...], arguments: Namespace) -> dict[str, Any]:
 def measured_finding(variant: Variant) -> tuple[Finding, Transfer]:
     """The finding with measured times, and the copy that it is about."""
     program = profiled("captured", variant)
-    times = OpTimes.of(Timeline(measured_on([program]), (program,)), 0)
+    times = Timeline(measured_on([program]), (program,)).op_times(0)
     finding = the_finding(variant.findings(times))
     return finding, times.transfers[finding.values[0]]
 
@@ -155,7 +155,7 @@ def eager(leaf: Tensor, freqs: Tensor, tangent: Tensor, arguments: Namespace) ->
     return measure(programs, device="cuda", budget_s=arguments.budget)
 
 
-def user_step(leaf: Tensor, freqs: Tensor, tangent: Tensor, adds: bool) -> Program:
+def user_step(leaf: Tensor, freqs: Tensor, tangent: Tensor, adds: bool) -> Replays:
     """A training step as it is written; with `adds`, nobody clears the gradient in between."""
 
     def forward() -> tuple[tuple[Tensor]]:
@@ -167,7 +167,7 @@ def user_step(leaf: Tensor, freqs: Tensor, tangent: Tensor, adds: bool) -> Progr
         state[0][0].backward(tangent)
         return (leaf.grad,)
 
-    return Program(forward, backward, compared=not adds)
+    return Replays(forward, backward, compared=not adds)
 
 
 def problems(found: dict[str, Any], nbytes: int) -> list[str]:

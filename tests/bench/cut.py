@@ -20,13 +20,13 @@ from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.measure.timing import aligned
 from tracefuse.optimizers.remat.budget import Budgeting
 from tracefuse.optimizers.remat.cut import Remat
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.tradeoffs import Point, pareto
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace, human_bytes
+from tracefuse.text import aligned
 
 OPTIONS = {
     "no budget": Remat(),

@@ -20,8 +20,8 @@ from typing import Any
 
 from results import environment, parser, write
 
-from tracefuse.measure.timing import aligned
 from tracefuse.optimizers.trace import human_bytes
+from tracefuse.text import aligned
 
 MUST_S, AIM_S = 5.0, 2.0
 """Of the chain of 128 layers, forward and backward; issue 3."""

@@ -29,8 +29,9 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.device.packed_runtime import attention_backward
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.profile import profile
-from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.cat.attention_ops import PACKED_BACKWARD
 from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS
@@ -128,7 +129,7 @@ def complaint(shape: tuple[int, ...], arguments: Namespace) -> dict[str, Any]:
         compiled = torch.compile(summed, dynamic=False)
         calls["eager flash"] = lambda: summing(packing(backward_of("flash")))(*flash)
         calls["torch.compile"] = lambda: compiled(*inputs)
-    exact = Program(lambda: (by_hand(grad, q, k, v),))
+    exact = Replays(lambda: (by_hand(grad, q, k, v),))
     return judged(calls, ours, exact, shape, arguments)
 
 
@@ -156,7 +157,7 @@ def replayed(variant: Variant, inputs: list[Tensor]) -> Callable[[], Any]:
 def judged(
     calls: dict[str, Callable[[], Any]],
     ours: dict[str, Variant],
-    exact: Program,
+    exact: Replays,
     shape: tuple[int, ...],
     arguments: Namespace,
 ) -> dict[str, Any]:
@@ -164,11 +165,11 @@ def judged(
     on_gpu = arguments.device == "cuda"
     # One names its results, the others are yardsticks: what they compute has other parts.
     compared = {name for name in calls if name not in ("alone", "packed")}
-    called = {n: Program(lambda call=call: (call(),), compared=n in compared) for n, call in calls.items()}  # type: ignore[misc]
+    called = {n: Replays(lambda call=call: (call(),), compared=n in compared) for n, call in calls.items()}  # type: ignore[misc]
     timings = {"called": measure(called, device=arguments.device, reference=exact, budget_s=arguments.budget)}
     kernels = {}
     if on_gpu:
-        graphed = {n: Program(in_graph(call), compared=n in compared) for n, call in calls.items()}
+        graphed = {n: Replays(in_graph(call), compared=n in compared) for n, call in calls.items()}
         timings["graphed"] = measure(graphed, device="cuda", reference=exact, budget_s=arguments.budget)
         kernels = {
             n: [f"{k.name} x{k.calls}: {k.total_us:.1f} µs" for k in profile(call).kernels] for n, call in calls.items()

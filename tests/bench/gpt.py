@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.measure.compare import max_abs_difference
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import aligned
+from tracefuse.execution.difference import max_abs_difference
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
 from tracefuse.tables.summary import modules_table, steps_table
+from tracefuse.text import aligned
 from tracefuse.variant import Variant
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "length": 1024, "batch": 8}
@@ -98,7 +99,7 @@ def report(captured: Capture, model: GPT, tokens: Tensor, targets: Tensor, optio
 
 def step_programs(
     variant: Variant, model: GPT, tokens: Tensor, targets: Tensor, options: Namespace
-) -> dict[str, Program]:
+) -> dict[str, Replays]:
     """The training step under autograd: eager, optimised and, if asked for, torch.compile."""
     parameters = list(model.parameters())
     programs = {
@@ -111,9 +112,9 @@ def step_programs(
     return programs
 
 
-def training_step(run: Any, parameters: list[nn.Parameter]) -> Program:
+def training_step(run: Any, parameters: list[nn.Parameter]) -> Replays:
     """Not compared: eager draws other dropout masks. `compare_gradients` compares the replay, which draws the same."""
-    return Program(lambda: ((run(),),), lambda state: torch.autograd.grad(state[0][0], parameters), compared=False)
+    return Replays(lambda: ((run(),),), lambda state: torch.autograd.grad(state[0][0], parameters), compared=False)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

@@ -25,8 +25,10 @@ from results import environment, parser, write
 from torch import Tensor
 
 import tracefuse
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import ProgramTiming, Timing, aligned
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
+from tracefuse.measure.timing import ProgramTiming, Timing
+from tracefuse.text import aligned
 from tracefuse.variant import Variant
 
 TITLES = ("case", "phase", "limit ms", "ours ms", "of limit", "of copy", "of compile", "of eager", "must", "aim")
@@ -103,7 +105,7 @@ def captured(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Vari
 
 def programs_of(
     case: Case, variant: Variant, inputs: list[Tensor], cotangent: Tensor | None, device: str
-) -> dict[str, Program]:
+) -> dict[str, Replays]:
     """On a CPU without torch.compile, which needs a C++ compiler there and would time other kernels."""
     compared = not case.draws
     made = {
@@ -118,7 +120,7 @@ def programs_of(
     return made | {"copy": copies(case.limit_nbytes, device)}
 
 
-def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tensor | None, compared: bool) -> Program:
+def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tensor | None, compared: bool) -> Replays:
     """`run()` under autograd, and the gradients of the inputs that ask for one."""
     leaves = [t for t in inputs if t.requires_grad]
 
@@ -129,10 +131,10 @@ def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tens
     def backward(state: tuple[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(state[0][0], leaves, cotangent)
 
-    return Program(forward, None if cotangent is None else backward, compared=compared)
+    return Replays(forward, None if cotangent is None else backward, compared=compared)
 
 
-def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Program:
+def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Replays:
     """The same program on the same numbers in float64. Its tensors live only while it runs: they are large."""
 
     def forward() -> tuple[tuple[Tensor, ...], list[Tensor]]:
@@ -145,10 +147,10 @@ def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Pr
         assert cotangent is not None
         return torch.autograd.grad(result, leaves, cotangent.to(result.dtype))
 
-    return Program(forward, None if cotangent is None else backward)
+    return Replays(forward, None if cotangent is None else backward)
 
 
-def copies(nbytes: dict[str, int], device: str) -> Program:
+def copies(nbytes: dict[str, int], device: str) -> Replays:
     """One copy in each phase, which reads half of the phase's bytes and writes the other half."""
     source = torch.zeros(max(nbytes.values()) // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -158,7 +160,7 @@ def copies(nbytes: dict[str, int], device: str) -> Program:
         return (target[:half].copy_(source[:half]),)
 
     backward = (lambda state: copy("backward")) if "backward" in nbytes else None
-    return Program(lambda: (copy("forward"),), backward, compared=False)
+    return Replays(lambda: (copy("forward"),), backward, compared=False)
 
 
 def release(device: str) -> None:

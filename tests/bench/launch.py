@@ -20,9 +20,11 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.build.modules import launcher
 from tracefuse.device.clocks import CpuClock
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import Timing, aligned
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
+from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.kernels.text import launches
+from tracefuse.text import aligned
 
 LAYERS, SIDE = (1, 10, 50), 64
 
@@ -68,7 +70,7 @@ def one_launch(arguments: Namespace) -> Timing:
         calls["triton alone"] = lambda: function[(launch.programs,)](*tensors, out, **options)
         compiled = torch.compile(scaled_sum)
         calls["torch.compile"] = lambda: compiled(x, y)
-    programs = {name: Program(_forward_only(call), compared=False) for name, call in calls.items()}
+    programs = {name: Replays(_forward_only(call), compared=False) for name, call in calls.items()}
     return timed(programs, arguments)
 
 
@@ -115,17 +117,17 @@ def steps(layers: int, arguments: Namespace) -> Timing:
     return timed({name: differentiable(call, list(model.parameters())) for name, call in calls.items()}, arguments)
 
 
-def differentiable(run: Callable[[], Tensor], leaves: list[Tensor]) -> Program:
+def differentiable(run: Callable[[], Tensor], leaves: list[Tensor]) -> Replays:
     def forward() -> tuple[tuple[Tensor]]:
         return ((run(),),)
 
     def backward(state: tuple[tuple[Tensor]]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(state[0][0], leaves)
 
-    return Program(forward, backward)
+    return Replays(forward, backward)
 
 
-def timed(programs: dict[str, Program], arguments: Namespace) -> Timing:
+def timed(programs: dict[str, Replays], arguments: Namespace) -> Timing:
     return measure(programs, device=arguments.device, clock=HostClock(arguments.device), budget_s=arguments.budget)
 
 
@@ -133,7 +135,7 @@ def timed(programs: dict[str, Program], arguments: Namespace) -> Timing:
 
 
 def microseconds(timing: Timing) -> dict[str, dict[str, list[float]]]:
-    """Program -> phase -> median and the ends of its interval, in µs of the host."""
+    """Replays -> phase -> median and the ends of its interval, in µs of the host."""
     return {
         p.name: {phase: [1e3 * ms for ms in (t.median, t.low, t.high)] for phase, t in p.times_ms.items()}
         for p in timing.programs

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.measure.timing import aligned
 from tracefuse.optimizers.costs.eager_memory import eager_lifetimes
 from tracefuse.optimizers.liveness import lifetimes, peak_bytes
 from tracefuse.tables.allocator import added_peak, workspaces
 from tracefuse.tables.memory import input_bytes, peak_with, replay_peak
+from tracefuse.text import aligned
 from tracefuse.timeline.replayed import stepwise_replay
 from tracefuse.variant import Variant
 

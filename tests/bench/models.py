@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.errors import ExportError, TracefuseError
-from tracefuse.measure.compare import max_abs_difference
+from tracefuse.execution.difference import max_abs_difference
 from tracefuse.optimizers.trace import Trace, tensors
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))

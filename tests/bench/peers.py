@@ -18,9 +18,10 @@ from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import GPT, batch
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.peers import COMPILE, PEERS, check_names, peers
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import aligned
+from tracefuse.measure.rounds import measure
+from tracefuse.text import aligned
 
 ORIGINAL = "{} of the model"
 
@@ -46,9 +47,9 @@ def main() -> None:
         if (model_name := ORIGINAL.format(name)) not in theirs.programs:
             continue
         # Pairs by themselves: torch's CUDA graphs of several programs would share a pool.
-        both: dict[str, Program] = {model_name: theirs.programs[model_name], name: program, "captured": captured}
+        both: dict[str, Replays] = {model_name: theirs.programs[model_name], name: program, "captured": captured}
         timing = measure(
-            {n: Program(p.forward, p.backward, compared=False) for n, p in both.items()},
+            {n: Replays(p.forward, p.backward, compared=False) for n, p in both.items()},
             device=device,
             budget_s=arguments.budget,
         )

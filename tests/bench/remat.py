@@ -27,10 +27,12 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.measure.rounds import Program, measure
-from tracefuse.measure.timing import Timing, aligned
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
+from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.trace import nbytes
+from tracefuse.text import aligned
 from tracefuse.variant import Variant
 
 BUDGETS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -138,7 +140,7 @@ def gradients(variant: Variant) -> dict[str, Tensor]:
 # --- torch's ----------------------------------------------------------------------------------------------------------
 
 
-def torch_programs(model: GPT, inputs: tuple[Tensor, ...], parameters: list[nn.Parameter]) -> dict[str, Program]:
+def torch_programs(model: GPT, inputs: tuple[Tensor, ...], parameters: list[nn.Parameter]) -> dict[str, Replays]:
     """torch.compile under each budget, compiled. Dynamo keeps what it compiled by code object, so each has its own."""
     from torch._functorch import config
 

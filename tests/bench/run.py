@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from results import RESULTS
 
-from tracefuse.measure.timing import aligned
+from tracefuse.text import aligned
 
 BENCH = Path(__file__).parent
 

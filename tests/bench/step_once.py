@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.captures import Capture
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.op_times import modelled
 from tracefuse.measure.peaks import peaks_of
 from tracefuse.measure.peers import MODES
-from tracefuse.measure.rounds import Program, measure
+from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.variant import Variant
@@ -52,11 +53,11 @@ def main() -> None:
 class Columns:
     """Programs by their column, why others have none, and seconds of each first run."""
 
-    programs: dict[str, Program] = field(default_factory=dict)
+    programs: dict[str, Replays] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     first_s: dict[str, float] = field(default_factory=dict)
 
-    def add(self, name: str, make: Callable[[], Program], limit_s: float) -> None:
+    def add(self, name: str, make: Callable[[], Replays], limit_s: float) -> None:
         """Make and warm up one; it has a reason instead where it raises, or takes longer than `limit_s`."""
         start_s = time.perf_counter()
         try:
@@ -100,7 +101,7 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run(program: Program) -> None:
+def run(program: Replays) -> None:
     state = program.forward()
     if program.backward is not None:
         program.backward(state)
@@ -120,7 +121,7 @@ def measured(name: str, arguments: Namespace) -> dict[str, Any]:
     columns.add("eager", lambda: differentiable_step(step, step.function), limit_s)
     capture: Capture | None = None
 
-    def optimised(label: str) -> Program:
+    def optimised(label: str) -> Replays:
         nonlocal capture
         capture = capture or captured(step)
         variants[label] = capture.optimize(**step.variants[label])
@@ -206,7 +207,7 @@ def captured(step: TrainingStep) -> Capture:
     return found
 
 
-def differentiable_step(step: TrainingStep, function: Callable[..., Any]) -> Program:
+def differentiable_step(step: TrainingStep, function: Callable[..., Any]) -> Replays:
     """`function` on the step's inputs under autograd, and the gradients of the step's leaves."""
 
     def forward() -> tuple[tuple[Any, ...]]:
@@ -216,15 +217,15 @@ def differentiable_step(step: TrainingStep, function: Callable[..., Any]) -> Pro
     def backward(state: tuple[tuple[Any, ...]]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(state[0][0], step.leaves, step.cotangent)
 
-    return Program(forward, backward if step.leaves else None)
+    return Replays(forward, backward if step.leaves else None)
 
 
-def graphed(step: TrainingStep, variant: Variant) -> Program:
+def graphed(step: TrainingStep, variant: Variant) -> Replays:
     program = variant.compile(cuda_graph=True)
     return differentiable_step(step, lambda *_: program())
 
 
-def compiled(step: TrainingStep, mode: str | None) -> Program:
+def compiled(step: TrainingStep, mode: str | None) -> Replays:
     function = torch.compile(step.function, mode=mode, dynamic=False)
 
     def call(*inputs: Tensor) -> Any:
@@ -234,7 +235,7 @@ def compiled(step: TrainingStep, mode: str | None) -> Program:
     return differentiable_step(step, call)
 
 
-def in_float64(step: TrainingStep) -> Program:
+def in_float64(step: TrainingStep) -> Replays:
     """The same step on the same numbers in float64, whose copies live only while it runs: they are large."""
 
     def forward() -> tuple[tuple[Any, ...], TrainingStep]:
@@ -250,7 +251,7 @@ def in_float64(step: TrainingStep) -> Program:
         (result, *_), wide = state
         return torch.autograd.grad(result, wide.leaves, wide.cotangent)
 
-    return Program(forward, backward if step.leaves else None)
+    return Replays(forward, backward if step.leaves else None)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from typing import Any
 from results import environment, parser, write
 from step_programs import STEPS
 
-from tracefuse.measure.timing import aligned
+from tracefuse.text import aligned
 
 MORE_THAN_EAGER = 1.5  # Both round, in different places.
 

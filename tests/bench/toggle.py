@@ -22,8 +22,8 @@ from results import environment, parser, write
 import tracefuse
 from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.measure.timing import aligned
 from tracefuse.optimizers.fuse.obstacles import forget_obstacles
+from tracefuse.text import aligned
 from tracefuse.widgets.payload.program import payload
 
 LIMITS_S = {12: 0.5, 48: 3.0}

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from tracefuse.backend import tracefuse
 from tracefuse.demo import GPT
-from tracefuse.measure.rounds import Program, measure
+from tracefuse.execution.replays import Replays
+from tracefuse.measure.rounds import measure
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 1024, "length": 1024, "batch": 8, "steps": 200}
 SMALL = {"layers": 1, "width": 32, "heads": 2, "vocab": 32, "length": 16, "batch": 4, "steps": 12}
@@ -121,7 +122,7 @@ def run(options: Namespace, sizes: dict[str, int]) -> dict:
         print(
             f"{name}: loss {curve[0]:.4f} → {curve[-1]:.4f} in {len(curve)} steps{apart}; first step {first_s[name]:.1f} s"
         )
-    programs = {name: Program(lambda step=step: ((step(*data[0]),),), compared=False) for name, step in steps.items()}
+    programs = {name: Replays(lambda step=step: ((step(*data[0]),),), compared=False) for name, step in steps.items()}
     timing = measure(programs, device=device, budget_s=options.budget)
     print(timing)
     queued = {name: host_ms(step, data[0], device) for name, step in steps.items()}

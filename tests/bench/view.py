@@ -19,7 +19,7 @@ from gpt import SIZES, SMALL, model_and_batch
 from results import environment, parser, write
 
 import tracefuse
-from tracefuse.measure.timing import aligned
+from tracefuse.text import aligned
 from tracefuse.widgets.view.explorer import Explorer
 
 SWITCHES = ("simplify", "cat", "decompose", "pad", "remat", "fuse")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracefuse.diagnose.finding import time_text
 from tracefuse.measure.timing import Estimate
-from tracefuse.text import figure
+from tracefuse.text import figure, time_text
 
 
 @pytest.mark.parametrize(

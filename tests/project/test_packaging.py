@@ -1,34 +1,17 @@
-"""What is on disk is what ships, imports only point down, and nothing carries the machine it was written on."""
+"""What is on disk is what ships, and nothing carries the machine it was written on."""
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
-
-ROOMS = {"explorer": "tracefuse", "optimizers": "tracefuse.optimizers", "widgets": "tracefuse.widgets"}
-
-# The front doors open the room above them when somebody knocks, never when they are imported.
-LAZY_IMPORTS_OF_WIDGETS = {
-    ("explorer/__init__.py", "load_ipython_extension"),
-    ("explorer/__init__.py", "unload_ipython_extension"),
-    ("explorer/cli/command.py", "write_report"),
-    ("explorer/cli/file.py", "open_view"),
-    ("explorer/cli/file.py", "TYPE_CHECKING"),
-    ("explorer/variant.py", "explore"),
-    ("explorer/variant.py", "TYPE_CHECKING"),
-    ("explorer/captures.py", "TYPE_CHECKING"),
-    ("explorer/profiling/timeline.py", "explore"),
-    ("explorer/profiling/timeline.py", "TYPE_CHECKING"),
-}
+from import_graph import FOLDERS, package_of
 
 # Written in pieces, so that this file does not find itself.
 _FOLDERS = "|".join(["wo" + "rk", "ro" + "ot", "op" + "t", "ho" + "me", "tm" + "p/[a-z]"])
@@ -62,12 +45,12 @@ def test_every_folder_with_python_in_it_is_a_package(root: Path, project: dict) 
     setuptools = project["tool"]["setuptools"]
     folders = {
         p.parent.relative_to(root).as_posix()
-        for room in ROOMS
-        for p in (root / room).rglob("*.py")
+        for folder in FOLDERS
+        for p in (root / folder).rglob("*.py")
         if "node_modules" not in p.parts
     }
     assert set(setuptools["packages"]) == {package_of(PurePosixPath(folder)) for folder in folders}
-    assert {folder: name for name, folder in setuptools["package-dir"].items()} == ROOMS
+    assert {folder: name for name, folder in setuptools["package-dir"].items()} == FOLDERS
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +74,8 @@ def shipped_name(path: Path) -> str | None:
     """The name in the wheel of a file of the tree, None for one that stays behind."""
     room, *rest = path.parts
     is_data = path.suffix == ".tfz" or path.name == "py.typed" or "static" in rest
-    is_ours = room in ROOMS and (path.suffix == ".py" or is_data)
-    return PurePosixPath(*ROOMS[room].split("."), *rest).as_posix() if is_ours else None
+    is_ours = room in FOLDERS and (path.suffix == ".py" or is_data)
+    return PurePosixPath(*FOLDERS[room].split("."), *rest).as_posix() if is_ours else None
 
 
 def test_the_wheel_says_how_it_is_started_and_under_which_licence(wheel: set[str]) -> None:
@@ -107,108 +90,6 @@ def test_the_changelog_has_the_version_that_ships(root: Path, project: dict) -> 
     assert versions[1] == project["project"]["version"]
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
-
-
-# --- imports only point down ------------------------------------------------------------------------------------------
-
-
-def modules(root: Path) -> list[Path]:
-    found = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
-    return [path for path in found if "node_modules" not in path.parts]
-
-
-def package_of(folder: PurePosixPath) -> str:
-    """The name that the modules of a folder are imported below."""
-    room, *rest = folder.parts
-    return ".".join([ROOMS[room], *rest])
-
-
-def module_name(root: Path, path: Path) -> str:
-    package = package_of(PurePosixPath(path.parent.relative_to(root).as_posix()))
-    return package if path.name == "__init__.py" else f"{package}.{path.stem}"
-
-
-def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(imported name, where) for every import, `from a import b` as `a` and `a.b`; where is the enclosing function,
-    "TYPE_CHECKING" or ""."""
-    pending: list[tuple[ast.AST, str]] = [(tree, "")]
-    while pending:
-        node, function = pending.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            function = function or node.name
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            function = "TYPE_CHECKING"
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, function) for alias in node.names)
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: a relative import"
-            yield str(node.module), function
-            yield from ((f"{node.module}.{alias.name}", function) for alias in node.names)
-        if (
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith(("import_module", "__import__"))
-            and node.args
-        ):
-            yield str(getattr(node.args[0], "value", "")), function
-        pending += [(child, function) for child in ast.iter_child_nodes(node)]
-
-
-def wrong_imports(root: Path) -> Iterator[str]:
-    known = {module_name(root, path) for path in modules(root)}
-    of_explorer = {n for n in known if not n.startswith(("tracefuse.optimizers", "tracefuse.widgets"))}
-    for path in modules(root):
-        where = path.relative_to(root).as_posix()
-        room = where.partition("/")[0]
-        for name, function in imports(ast.parse(path.read_text())):
-            is_widgets = name == "tracefuse.widgets" or name.startswith("tracefuse.widgets.")
-            if name.split(".")[0] in ROOMS:
-                yield f"{where}: {name} is a folder's name"
-            if room == "optimizers" and (name in of_explorer or is_widgets):
-                yield f"{where}: {name} is above optimizers"
-            if room == "explorer" and is_widgets and (where, function) not in LAZY_IMPORTS_OF_WIDGETS:
-                yield f"{where}: {name} is above explorer"
-
-
-def test_imports_only_point_down(root: Path) -> None:
-    assert list(wrong_imports(root)) == []
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "wrong"),
-    [
-        ("optimizers/a.py", "import tracefuse", "above optimizers"),
-        ("optimizers/a.py", "from tracefuse.measure.rounds import measure", "above optimizers"),
-        ("optimizers/a.py", "from tracefuse import measure", "above optimizers"),
-        ("optimizers/a.py", "def f():\n    import tracefuse.widgets.html", "above optimizers"),
-        ("explorer/a.py", "def f():\n    from tracefuse.widgets import html", "above explorer"),
-        ("explorer/a.py", "import importlib\nimportlib.import_module('tracefuse.widgets')", "above explorer"),
-        ("explorer/a.py", "if TYPE_CHECKING:\n    from tracefuse.widgets import html", "above explorer"),
-        ("widgets/a.py", "from optimizers.trace import Trace", "folder's name"),
-    ],
-)
-def test_an_import_that_points_up_is_found(tmp_path: Path, file: str, text: str, wrong: str) -> None:
-    for room in ROOMS:
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").touch()
-    (tmp_path / "explorer" / "measure.py").touch()
-    (tmp_path / file).write_text(text)
-    assert any(wrong in line for line in wrong_imports(tmp_path))
-
-
-def test_importing_tracefuse_imports_no_widgets() -> None:
-    program = (
-        "import sys, tracefuse, tracefuse.cli; print([m for m in sys.modules if m.startswith('tracefuse.widgets')])"
-    )
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
-
-
-def test_optimizers_read_no_clock_and_touch_no_gpu(root: Path) -> None:
-    for path in sorted((root / "optimizers").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        assert "time" not in {name for name, _ in imports(tree)}, path.name
-        used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        assert not {name for name in used if name.startswith("torch.cuda.")}, path.name
 
 
 # --- what is committed ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tracefuse.measure.rounds import Program
+from tracefuse.execution.replays import Replays
 
 
 @dataclass
@@ -29,7 +29,7 @@ class FakeClock:
     def now_s(self) -> float:
         return self.now_ms / 1e3
 
-    def program(self, name: str, forward_ms, backward_ms=None, value: float = 1.0) -> Program:
+    def program(self, name: str, forward_ms, backward_ms=None, value: float = 1.0) -> Replays:
         """A program whose phases take as long as the given functions say, or always as long as the given numbers."""
 
         def spend(phase: str, duration) -> None:
@@ -45,4 +45,4 @@ class FakeClock:
             spend("backward", backward_ms)
             return (torch.tensor([2 * value]),)
 
-        return Program(forward, None if backward_ms is None else backward)
+        return Replays(forward, None if backward_ms is None else backward)

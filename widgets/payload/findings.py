@@ -13,8 +13,8 @@ from typing import Any
 
 from tracefuse.diagnose.finding import Finding, Fix
 from tracefuse.diagnose.fixes import why_not
-from tracefuse.measure.measurements import Said, TrialKey
 from tracefuse.measure.op_times import OpTimes
+from tracefuse.timeline.measurements import Said, TrialKey
 from tracefuse.variant import Variant
 
 

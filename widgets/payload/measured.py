@@ -9,12 +9,12 @@ from tracefuse.config.configuration import Config
 from tracefuse.diagnose.finding import Fix
 from tracefuse.diagnose.fixes import Trial
 from tracefuse.errors import FixError
-from tracefuse.measure.measurements import Pair, Said, TrialKey
 from tracefuse.measure.op_times import modelled
 from tracefuse.measure.profile import Profile, profile_step
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.timeline.measurements import Pair, Said, TrialKey
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.kernels import Resources, inspect_kernel
 from tracefuse.widgets.payload.program import payload

@@ -73,7 +73,6 @@ from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import DETECTORS
 from tracefuse.errors import ExportError, SessionError
 from tracefuse.execution.one_step import computed_from_gradients, is_second_order, lines_of, why_no_verdict
-from tracefuse.measure.measurements import Said, TrialKey
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.profile import Profile
 from tracefuse.measure.side_by_side import Ablation
@@ -86,6 +85,7 @@ from tracefuse.optimizers.trace import Trace
 from tracefuse.tables.layers import Layer, layers
 from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
+from tracefuse.timeline.measurements import Said, TrialKey
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.facts import gpu_input_bytes, memory, size
 from tracefuse.widgets.payload.findings import finding_records

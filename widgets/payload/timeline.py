@@ -70,7 +70,7 @@ class OpByOp:
         return found
 
     def _note(self, found: Timeline) -> None:
-        self._times |= {program.config: OpTimes.of(found, at) for at, program in enumerate(found.programs)}
+        self._times |= {program.config: found.op_times(at) for at, program in enumerate(found.programs)}
 
     def measure(self, variant: Variant, baseline: Variant | None = None, progress: Progress | None = None) -> Timeline:
         """Profile `variant` beside `baseline` (default: the program as captured), and measure the device's peaks where nobody

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from tracefuse.config.configuration import Config
-from tracefuse.diagnose.finding import counted
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Estimate, ProgramTiming, Row, Timing
+from tracefuse.text import counted
 from tracefuse.variant import Variant
 
 SHOWN = "optimised"

@@ -15,10 +15,9 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import diagnose
 from tracefuse.diagnose.finding import Case, Finding
-from tracefuse.measure.op_times import OpTimes, how_to_measure, modelled
+from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace
-from tracefuse.timeline.transfers import Transfer
 
 MiB = 2**20
 

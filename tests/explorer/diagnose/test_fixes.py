@@ -17,11 +17,11 @@ from tracefuse.diagnose.diagnose import diagnose
 from tracefuse.diagnose.finding import Case, Finding, Fix
 from tracefuse.diagnose.fixes import NO_GPU, FixedCapture, fixed_trace, why_not
 from tracefuse.errors import Cancelled, FixError
-from tracefuse.measure.measurements import Said
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.optimizers.verify import verify
 from tracefuse.tables.work import work
+from tracefuse.timeline.measurements import Said
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")
 

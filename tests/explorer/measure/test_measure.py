@@ -16,9 +16,10 @@ from torch.autograd import DeviceType
 
 from tracefuse.device.clocks import CpuClock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
-from tracefuse.measure.compare import max_abs_difference
+from tracefuse.execution.difference import max_abs_difference
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.profile import profile, summarise
-from tracefuse.measure.rounds import Program, _order, measure
+from tracefuse.measure.rounds import _order, measure
 from tracefuse.measure.timing import CONFIDENCE, MIN_ROUNDS, RATIO_CONFIDENCE, Estimate, estimate, paired_ratio, verdict
 from tracefuse.optimizers.errors import NotSupported
 
@@ -191,12 +192,12 @@ def test_progress_is_told_and_ends_at_one() -> None:
 @pytest.mark.parametrize("budget_s", [0, -1, math.nan, "5", None])
 def test_a_budget_is_a_time(budget_s: object) -> None:
     with pytest.raises(MeasureError, match=r"pass seconds above 0, such as budget_s=5"):
-        measure({"a": Program(lambda: ((),))}, budget_s=budget_s)
+        measure({"a": Replays(lambda: ((),))}, budget_s=budget_s)
 
 
 def test_progress_is_a_function() -> None:
     with pytest.raises(MeasureError, match=r"progress='x' cannot be called: pass a function"):
-        measure({"a": Program(lambda: ((),))}, progress="x")
+        measure({"a": Replays(lambda: ((),))}, progress="x")
 
 
 def test_differences_from_the_baseline_and_from_a_reference() -> None:
@@ -212,7 +213,7 @@ def test_differences_from_the_baseline_and_from_a_reference() -> None:
 
 def test_programs_with_other_outputs_are_refused() -> None:
     clock = FakeClock()
-    three = Program(lambda: ((torch.ones(3), torch.ones(3)),))
+    three = Replays(lambda: ((torch.ones(3), torch.ones(3)),))
     with pytest.raises(MeasureError, match="returns 2 results where the reference returns 1"):
         measure({"a": clock.program("a", 1), "b": three}, clock=clock)
     with pytest.raises(MeasureError, match="pass at least one program"):
@@ -220,9 +221,9 @@ def test_programs_with_other_outputs_are_refused() -> None:
 
 
 def test_a_program_with_fewer_gradients_names_them() -> None:
-    def program(gradients: dict[str, float], named: bool) -> Program:
+    def program(gradients: dict[str, float], named: bool) -> Replays:
         values = [torch.tensor(v) for v in gradients.values()]
-        return Program(lambda: ((),), lambda state: values, tuple(gradients) if named else None)
+        return Replays(lambda: ((),), lambda state: values, tuple(gradients) if named else None)
 
     both, one = program({"a": 1.0, "b": 2.0}, True), program({"b": 2.25}, True)
     assert measure({"all": both, "frozen": one}, budget_s=0.1).program("frozen").difference.gradients == 0.25
@@ -233,8 +234,8 @@ def test_a_program_with_fewer_gradients_names_them() -> None:
 
 
 def test_a_nan_in_any_gradient_is_not_lost_behind_a_larger_one() -> None:
-    def program(*values: float) -> Program:
-        return Program(lambda: ((),), lambda state: [torch.tensor(v) for v in values])
+    def program(*values: float) -> Replays:
+        return Replays(lambda: ((),), lambda state: [torch.tensor(v) for v in values])
 
     for values in ((nan, 5.0), (5.0, nan)):
         timing = measure({"a": program(1.0, 1.0), "b": program(*values)}, budget_s=0.1)
@@ -242,7 +243,7 @@ def test_a_nan_in_any_gradient_is_not_lost_behind_a_larger_one() -> None:
 
 
 def test_a_yardstick_is_timed_but_not_compared() -> None:
-    programs = {"a": Program(lambda: ((torch.ones(2),),)), "copy": Program(lambda: ((torch.ones(7),),), compared=False)}
+    programs = {"a": Replays(lambda: ((torch.ones(2),),)), "copy": Replays(lambda: ((torch.ones(7),),), compared=False)}
     assert measure(programs, budget_s=0.1).program("copy").difference is None
 
 
@@ -256,7 +257,7 @@ def test_what_a_program_raises_leaves_and_garbage_collection_is_on_again() -> No
 
     assert gc.isenabled()
     with pytest.raises(ZeroDivisionError):
-        measure({"a": Program(fails_in_a_round)})
+        measure({"a": Replays(fails_in_a_round)})
     assert gc.isenabled()
 
 
@@ -384,7 +385,7 @@ def test_a_timing_is_json_and_a_table() -> None:
 
 def test_real_time_on_the_cpu() -> None:
     small, large = torch.ones(64, 64), torch.ones(512, 512)
-    programs = {"large": Program(lambda: ((large @ large,),)), "small": Program(lambda: ((small @ small,),))}
+    programs = {"large": Replays(lambda: ((large @ large,),)), "small": Replays(lambda: ((small @ small,),))}
     with pytest.raises(MeasureError):
         measure(programs, budget_s=0.1)
     alone = {name: measure({name: p}, budget_s=0.1).baseline.times_ms["step"].median for name, p in programs.items()}
@@ -403,7 +404,7 @@ def test_clocks() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do without a GPU")
 def test_without_a_gpu_the_remedy_is_named() -> None:
     with pytest.raises(NotSupported, match="device='cpu'"):
-        measure({"a": Program(lambda: ((),))}, device="cuda")
+        measure({"a": Replays(lambda: ((),))}, device="cuda")
     with pytest.raises(NotSupported, match=r"on the CPU use measure\(\)"):
         profile(lambda: None)
 
@@ -461,7 +462,7 @@ def test_peak_memory_and_times_on_the_gpu() -> None:
         return ((x.exp().sum(),),)
 
     timing = measure(
-        {"a": Program(forward, lambda state: torch.autograd.grad(state[0][0], x))}, device="cuda", budget_s=1
+        {"a": Replays(forward, lambda state: torch.autograd.grad(state[0][0], x))}, device="cuda", budget_s=1
     )
     assert timing.baseline.peak_nbytes >= 2 * x.numel() * 4
     assert timing.baseline.times_ms["backward"].median > 0

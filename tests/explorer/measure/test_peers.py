@@ -12,8 +12,8 @@ import tracefuse
 from tracefuse.cli.flags import DEMO_OPTIONS, MAGIC_OPTIONS
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import Cancelled, OptionError
+from tracefuse.execution.replays import Replays
 from tracefuse.measure.peers import PEERS, Peers, check_names, forward_function, stand_in
-from tracefuse.measure.rounds import Program
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 
@@ -87,7 +87,7 @@ def test_what_draws_other_numbers_is_not_compared_and_says_so(compiled) -> None:
 
 def test_ones_own_callables_run_forward_and_are_differentiated() -> None:
     variant, step = made()
-    fixed = Program(lambda: ((torch.ones(1),),), compared=False)
+    fixed = Replays(lambda: ((torch.ones(1),),), compared=False)
     timing = variant.measure(budget_s=0.2, peers={"mine": step, "fixed": fixed, "broken": lambda: 1 / 0})
     assert set(timing.program("mine").times_ms) == {"forward", "backward", "step"}
     assert set(timing.program("fixed").times_ms) == {"forward", "step"}

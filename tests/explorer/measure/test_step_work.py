@@ -10,9 +10,9 @@ from torch.autograd import DeviceType
 
 import tracefuse
 from tracefuse.demo import GPT, batch
+from tracefuse.execution.replays import Replays
 from tracefuse.measure import side_by_side
 from tracefuse.measure.profile import Profile, profile_step, step_work, summarise
-from tracefuse.measure.rounds import Program
 from tracefuse.measure.step_work import Part, StepWork
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.widgets.payload.timing import Timed, timing_record
@@ -79,7 +79,7 @@ def test_what_ran_on_a_gpu_is_profiled_once_after_the_rounds(monkeypatch: pytest
     model, data = GPT(layers=1, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
     variant = tracefuse.capture(lambda: model(*data).backward()).optimize()
     assert variant.measure(budget_s=0.1).work is None
-    asked: list[Program] = []
+    asked: list[Replays] = []
     monkeypatch.setattr(side_by_side, "profile_step", lambda program: asked.append(program) or profiled())
     monkeypatch.setattr(type(variant), "runs_triton", True)
     found = variant.measure(budget_s=0.1)

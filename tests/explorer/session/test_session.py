@@ -24,7 +24,6 @@ import tracefuse
 from tracefuse.config.configuration import Config, Machine
 from tracefuse.demo import ROPE_LEAF
 from tracefuse.errors import SessionError
-from tracefuse.measure.measurements import Build
 from tracefuse.measure.profile import KernelTime, Profile
 from tracefuse.optimizers.cat.packed_attention import Packing
 from tracefuse.optimizers.fuse.carving import Fuse
@@ -32,6 +31,7 @@ from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.optimizers.pad import Pad
 from tracefuse.profiling.lanes import run_lanes
 from tracefuse.session.files import MOST_EXPANSION
+from tracefuse.timeline.measurements import Build
 from tracefuse.timeline.replayed import Timeline
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.view.explorer import Explorer

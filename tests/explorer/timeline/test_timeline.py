@@ -16,10 +16,10 @@ from cuda_traces import on_cuda
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.demo import GPT, batch
+from tracefuse.device.marks import MARK, marked
 from tracefuse.errors import ExportError
-from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.ops import does_work, op_name
-from tracefuse.timeline.events import MARK, Event, marked, recorded
+from tracefuse.timeline.events import Event, recorded
 from tracefuse.timeline.lanes import Lane
 from tracefuse.timeline.replayed import ProgramTimeline, Timeline, attributed, measured_on, stepwise, timeline
 
@@ -86,7 +86,7 @@ def test_a_baseline_may_be_any_variant() -> None:
 
 
 def test_op_times_are_those_of_the_program_and_say_so() -> None:
-    times = OpTimes.of(measured(), 1)
+    times = measured().op_times(1)
     assert times.provenance.startswith("measured on ")
     assert times.provenance.endswith("op by op, the middle of 3 profiled replays")
     assert times.us == measured().programs[1].op_us

@@ -7,10 +7,11 @@ import torch
 
 import tracefuse
 from tracefuse.config.configuration import Config
-from tracefuse.measure.op_times import OpTimes
-from tracefuse.timeline.events import MARK, Event
+from tracefuse.device.marks import MARK
+from tracefuse.measure.op_times import Transfer
+from tracefuse.timeline.events import Event
 from tracefuse.timeline.replayed import Timeline, attributed
-from tracefuse.timeline.transfers import Transfer, transfers
+from tracefuse.timeline.transfers import transfers
 
 
 def on_host(name: str, start_us: int, end_us: int, correlation: int = 0) -> Event:
@@ -93,6 +94,6 @@ def test_a_timeline_has_those_of_its_ops_and_their_times() -> None:
     events = [event._replace(name=f"{MARK}{name}") if event.mark else event for event in EVENTS]
     program = attributed("captured", Config(), trace, events)
     assert program.transfers[name].copy_us == program.op_us[name] == 490
-    times = OpTimes.of(Timeline("measured on a test", (program,)), 0)
+    times = Timeline("measured on a test", (program,)).op_times(0)
     assert times.us[name] == 600 - 27
     assert times.transfers == program.transfers

@@ -60,7 +60,7 @@ class Measurements:
         for found in reversed(self.timelines.values()):
             for at, program in enumerate(found.programs):
                 if program.config == config:
-                    return OpTimes.of(found, at)
+                    return found.op_times(at)
         return None
 
     def note_timing(self, pair: Pair, timing: Timing) -> None:

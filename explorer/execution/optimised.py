@@ -1,0 +1,35 @@
+"""What a program must offer to be exported and run: a captured program as its passes made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from tracefuse.assembly.program import ProgramFacts
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.lowering.layouts import Tuning
+from tracefuse.optimizers.trace import Trace
+
+
+class Optimised(Protocol):
+    """A captured program after its passes; `tracefuse.Variant` is one. `call` is the Python that makes it, `source` the text
+    of its exported file; `tunings` and `fallbacks` go by the kernels' names."""
+
+    @property
+    def capture(self) -> ProgramFacts: ...
+    @property
+    def trace(self) -> Trace: ...
+    @property
+    def forward(self) -> Trace: ...
+    @property
+    def backward(self) -> Trace: ...
+    @property
+    def kernels(self) -> tuple[Kernel, ...]: ...
+    @property
+    def tunings(self) -> Mapping[str, Tuning]: ...
+    @property
+    def fallbacks(self) -> Mapping[str, str]: ...
+    @property
+    def call(self) -> str: ...
+    @property
+    def source(self) -> str: ...
