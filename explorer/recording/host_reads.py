@@ -135,8 +135,8 @@ class Methods:
         @functools.wraps(method)
         def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             before = vars(cls._current).copy()
-            Shield.survive_all(cls._tell, tensor, own_word, kind)
             try:
+                Shield.survive_all(cls._tell, tensor, own_word, kind)
                 return method(tensor, *args, **kwargs)
             finally:
                 vars(cls._current).clear()
