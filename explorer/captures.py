@@ -33,7 +33,7 @@ from tracefuse.optimizers.freeze.costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.passes import Pass, Step
 from tracefuse.recording.calls import Value
 from tracefuse.recording.host_reads import Stop
-from tracefuse.recording.left import Left, Read, left_by
+from tracefuse.recording.left import Left, left_by, read_from_outside
 from tracefuse.recording.namespace import name_of, namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.roles import Roles, optimizers_of, roles_of
@@ -73,7 +73,7 @@ class Capture(ProgramFacts):
         self._roles: Roles | None = None
         self._alive: frozenset[Value] = frozenset()
         self._left: Mapping[Value, Left] = {}
-        self._read: Read | None = None
+        self._read: Sequence[Left] = ()
         self.agreement: Agreement | None = None
         """What `check` found; None until it, or the first measurement, has replayed the trace."""
         self._optimized: Mapping[str, frozenset[Value]] = {}
@@ -144,7 +144,7 @@ class Capture(ProgramFacts):
         self._recorder.note_end()
         self._roles = roles_of(self._recorder, namespace, returned, gradient_of)
         self._left = left_by(self._recorder, self._roles, namespace, returned, gradient_of)
-        self._read = Read(self._recorder)
+        self._read = read_from_outside(self._recorder)
         self._alive = self._recorder.alive()
         self._optimized = optimizers_of(self._recorder, namespace)
         if self._thaw is not None:
@@ -201,7 +201,7 @@ class Capture(ProgramFacts):
         first, and the view's notes say it. None for a program that did not run here, such as one from a session file. Raises
         `ReplayError` where an operator does.
         """
-        if self.agreement is None and self._built.left and self._read is not None:
+        if self.agreement is None and self._built.left:
             self.agreement = agreement(self, self._built.left, self._read)
         return self.agreement
 

@@ -84,7 +84,7 @@ class ProgramFacts:
 
     @property
     def dropped(self) -> tuple[Dropped, ...]:
-        """What autograd computed and nothing got: no part of the trace."""
+        """What was computed and never used, in the forward or by autograd: no part of the trace."""
         return self._built.dropped
 
     @property

@@ -1,4 +1,4 @@
-"""What autograd computed and nobody got: its ops whose results reached no output, no variable and no line of Python.
+"""What was computed and never used: ops whose results reached no output, no variable and no line of Python.
 
 The trace has none of it, being the program that the outputs need. What the program still holds when it ends counts as
 wanted, whether it was read or not.
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tracefuse.assembly.draws import is_in_engine
 from tracefuse.assembly.functional import Built
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, packet_name, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Origin, nbytes, origin
 from tracefuse.recording.calls import Recording, Value
 
-# Autograd's own bookkeeping costs no kernel that a user could spare.
+# Bookkeeping, mostly autograd's, costs no kernel that a user could spare.
 _BOOKKEEPING = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """One op: its name, where it comes from, the bytes that it wrote, and its time by a roofline."""
+    """One op: its name, where it comes from, the bytes that it wrote, and its time by a roofline. Autograd's have its node in
+    `origin.autograd`."""
 
     op: str
     origin: Origin
@@ -34,7 +34,7 @@ class Dropped:
 
 
 def dropped(built: Built, recording: Recording, wanted: Collection[Value]) -> tuple[Dropped, ...]:
-    """The backward's ops that none of `wanted`, no overwritten input and no number that Python read depends on."""
+    """The ops that none of `wanted`, no overwritten input and no number that Python read depends on."""
     read = {value for call in recording.calls if not call.out_values() for value in call.reads()}
     pending = [*built.mutated.values(), *(built.nodes[v] for v in {*wanted, *read} if v in built.nodes)]
     live = set(pending)
@@ -43,7 +43,7 @@ def dropped(built: Built, recording: Recording, wanted: Collection[Value]) -> tu
         live.update(new)
         pending += new
     dead = (n for n in built.graph.nodes if n.op == "call_function" and n not in live)
-    return tuple(_dropped(n) for n in dead if is_in_engine(n) and does_work(n) and packet_name(n) not in _BOOKKEEPING)
+    return tuple(_dropped(n) for n in dead if does_work(n) and packet_name(n) not in _BOOKKEEPING)
 
 
 def _dropped(node: fx.Node) -> Dropped:

@@ -173,13 +173,9 @@ class Recorder(TorchDispatchMode, Listener):
             for tensor in args[0]:
                 self._ids.get(tensor).move(tensor, self._memories.of(tensor))
             return
-        if any(isinstance(given, torch.UntypedStorage) for given in args) and not self._becomes_known(
-            call, out, args[1]
-        ):
+        if facts.on_storage and not self._is_clone(call, out, args[1]):
             return
-        if call.func is not facts.func:
-            call.outs = self._new(out, self._memories.of(out))
-        elif facts.becomes is None:
+        if facts.becomes is None:
             call.outs = map_tensors(self._made, out)
         else:  # the same tensor is another value from now on
             self._become(call, facts, out)
@@ -188,8 +184,8 @@ class Recorder(TorchDispatchMode, Listener):
         self.recording.calls.append(call)
 
     def _is_clone(self, call: Call, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-        """Note what `set_` made of its tensor, lying in a storage that no operator filled. A copy of a value that the program
-        knows, as `copy.deepcopy` makes, is a clone of it, and `call` becomes that; what lies elsewhere comes from outside, as
+        """Note what `set_` made of its tensor: it lies in a storage that no operator filled. A copy of a value that was met
+        before, as `copy.deepcopy` makes, is a clone of it, and `call` becomes that; what lies elsewhere comes from outside, as
         a batch from a worker does, and is an input once it is read."""
         self._ids.pop(tensor)
         source = self._memories.copied_from(storage)

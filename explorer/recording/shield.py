@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -66,10 +67,16 @@ class Shield:
         if self.failure:
             return
         self.failure = "".join(traceback.format_exception(error))
-        warn_user(
+        text = (
             f"{self._taker} stopped, and your program goes on without it: {type(error).__name__}: {error}. This is a "
             "defect of tracefuse, and the traceback is kept."
         )
+        try:
+            warn_user(text)
+        except Warning:
+            raise  # warnings are errors here
+        except Exception:
+            warnings.warn(text, stacklevel=2)
 
 
 def shielded(note: Callable[..., None]) -> Callable[..., None]:
