@@ -14,6 +14,7 @@ from tracefuse.assembly.functional import Built
 from tracefuse.assembly.names import Names
 from tracefuse.optimizers.costs.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, op_name, producer
+from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code
 from tracefuse.recording.calls import Recording, Value
 from tracefuse.recording.roles import Roles
@@ -62,6 +63,7 @@ def _cut_cotangents(built: Built, recording: Recording, roles: Roles) -> Cotange
         again = (at for at, (name, seed) in cotangents.items() if name == result and torch.equal(seed, tensor))
         if (known := next(again, None)) is not None:  # a second backward from there, `retain_graph=True`
             node.replace_all_uses_with(known)
+            refresh_views(built.graph)
         else:
             cotangents[_cut(built, node, f"grad_{result}")] = (result, tensor)
     return cotangents

@@ -132,3 +132,39 @@ def _never_used(case: Case, dropped: Sequence[Dropped], name: str, what: str, fi
         f"{time_text(us)} beside the {time_text(case.step_us)} of what is used, {share_text(us, whole)} of both "
         f"(modelled: roofline of the {H100_SXM_DATASHEET.source})",
     )
+
+
+def unread_gradients(case: Case) -> Iterator[Finding]:
+    """Multi-output ops of the backward, of which some outputs are computed and not read: most often a frozen parameter's."""
+    backward = [n for n in case.trace.ops if phase(n) == "backward"]
+    wasteful = {n: unread for n in backward if (unread := unread_outputs(n) & switchable_outputs(n))}
+    if not wasteful:
+        return
+    peaks = roofline_of(case.trace)
+    us = 1e6 * sum(unread_seconds(n, peaks) for n in wasteful)
+    severity = case.severity(us)
+    if severity is None:
+        return
+    frozen = sorted({source for n in wasteful for source in _frozen_parameters(case.trace, n)})
+    computed = sum(output_nbytes(val(n)[i]) for n, unread in wasteful.items() for i in unread)
+    whose = ("of", f"{counted(len(frozen), 'frozen parameter')}: {', '.join(frozen[:3])}") if frozen else None
+    ops = list(wasteful)
+    yield Finding(
+        "frozen parameters still paid for" if frozen else "gradient computed and not read",
+        severity,
+        f"the backward computes {human_bytes(computed)} that nothing reads, in {counted(len(ops), 'op')}",
+        tuple(filter(None, (("operators", ", ".join(sorted({str(n.target) for n in ops}))), whose))),
+        names(ops),
+        line(case.trace.twins.get(ops[0], ops[0])),
+        "`freeze` switches off what the operators can leave out",
+        f"at most {time_text(us)} of {time_text(case.step_us)} a step, {share_text(us, case.step_us)} "
+        f"(modelled: roofline of the {peaks.source})",
+        {"freeze": []},
+    )
+
+
+def _frozen_parameters(trace: Trace, node: fx.Node) -> list[str]:
+    """Parameters without a gradient that the op, or its forward, reads."""
+    frozen = {i.name: i.source for i in trace.inputs if i.kind == "parameter" and not i.trainable}
+    read = [*node.all_input_nodes, *(trace.twins[node].all_input_nodes if node in trace.twins else ())]
+    return [frozen[n.name] for n in read if n.name in frozen]

@@ -24,11 +24,12 @@ _STORAGES = (("torch", "UntypedStorage", "resize_", "resized"), ("torch", "Untyp
 
 
 class Witness(Protocol):
-    """Who wants to know, before it is done."""
+    """Who wants to know, before it is done and when it is."""
 
     def launched(self, kernel: Any, *args: Any, **kwargs: Any) -> None: ...
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None: ...
     def copied(self, target: torch.UntypedStorage, source: torch.UntypedStorage, *rest: Any) -> None: ...
+    def done(self) -> None: ...
 
 
 class LaunchHook:
@@ -61,9 +62,14 @@ class LaunchHook:
 
         @functools.wraps(run)
         def tell_and_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for witness in cls._witnesses:
+            witnesses = cls._witnesses
+            for witness in witnesses:
                 getattr(witness, told)(self, *args, **kwargs)
-            return run(self, *args, **kwargs)
+            try:
+                return run(self, *args, **kwargs)
+            finally:
+                for witness in witnesses:
+                    witness.done()
 
         cls._wrapped.append((kind, method, vars(kind).get(method)))
         setattr(kind, method, tell_and_run)

@@ -61,8 +61,9 @@ def left_by(
     known = {value: t for t in (*written, *visible, *gradients) if (value := recorder.value_of(t)) is not None}
     outputs = {*roles.results, *recording.snapshots, *roles.gradients.values()}
     uncounted = {value for call in recording.calls if call.func in BATCH_NORMS for value in call.writes()}
+    returned_only = {*roles.results, *recording.taken}
     return {
-        value: Left(t, recorder.memory_of, value in uncounted or (value in roles.results and t.nbytes <= SMALL_NBYTES))
+        value: Left(t, recorder.memory_of, value in uncounted or (value in returned_only and t.nbytes <= SMALL_NBYTES))
         for value, t in known.items()
         if value in outputs
     }

@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode, Listener):
         self._external_storage: dict[int, Value] = {}
         self._externals_of: dict[Value, list[Value]] = {}
         self._memories = Memories()
-        self._is_running = False
+        self._is_running = self._is_copying = False
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before each op is recorded; for recorders that choose where to `begin`."""
@@ -150,7 +150,7 @@ class Recorder(TorchDispatchMode, Listener):
         """The op that is about to run, with what it reads; None for one that computes nothing."""
         self.before(args, kwargs)
         facts = facts_of(func)
-        if not facts.computes:
+        if self._is_copying or not facts.computes:
             return None
         if facts.packed is not None:
             args = (*args[: facts.packed], None, *args[facts.packed + 1 :])
@@ -222,7 +222,15 @@ class Recorder(TorchDispatchMode, Listener):
 
     @shielded
     def copied(self, target: torch.UntypedStorage, source: torch.UntypedStorage, *rest: Any, **options: Any) -> None:
-        self._memories.note_copy(target, source)
+        """torch copies a storage by operators on bytes, which say less than what is copied."""
+        if self.modules.is_ours():
+            self._memories.note_copy(target, source)
+            self._is_copying = True
+
+    @shielded
+    def done(self) -> None:
+        if self.modules.is_ours():
+            self._is_copying = False
 
     # --- values ---
 
