@@ -10,12 +10,11 @@ from typing import NamedTuple
 import torch
 
 from tracefuse.assembly.assemble import assemble, mark_held
-from tracefuse.assembly.blind_spots import blind_spots, forwards_first
 from tracefuse.assembly.fake_values import propagate
 from tracefuse.assembly.functional import build_graph
 from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
-from tracefuse.assembly.unshown import Dropped, dropped
+from tracefuse.assembly.unshown import Dropped, blind_spots, dropped, forwards_first
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify

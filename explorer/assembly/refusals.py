@@ -63,8 +63,9 @@ def check_supported(recording: Recording) -> None:
     _check_dense([given for _, given, _ in recording.roots if given is not None], "a backward starts from")
     for node in recording.unseen:  # not of classes that run operators of their own, which are refused above
         raise CaptureError(
-            f"the forward of {node} makes its result by no operator, and no trace can have it: NumPy or a library does. "
-            "Register it with `torch.library.custom_op`, or capture a smaller piece."
+            f"the forward of {node} makes its result by no operator of this thread, and no trace can have it: another thread, "
+            "NumPy or a library does. Run it on the thread that captures, register it with `torch.library.custom_op`, or "
+            "capture a smaller piece."
         )
 
 

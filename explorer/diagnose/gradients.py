@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
+from torch import fx
+
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.diagnose.finding import Case, Finding, line, names, place
+from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
-from tracefuse.optimizers.freeze.costs import frozen_costs
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes
+from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
+from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outputs, unread_outputs
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, val
 from tracefuse.text import counted, share_text, time_text
 
 

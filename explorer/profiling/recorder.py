@@ -97,7 +97,9 @@ class ProfiledRun:
     @property
     def timeline(self) -> RunTimeline:
         if self._failure:
-            raise MeasureError(f"profiling failed, and your program went on without it. Report it with:\n\n{self._failure}")
+            raise MeasureError(
+                f"profiling failed, and your program went on without it. Report it with:\n\n{self._failure}"
+            )
         if self._timeline is None:
             raise MeasureError("there is no timeline yet: it is there when the block has ended without an error")
         return self._timeline
