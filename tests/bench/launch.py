@@ -1,10 +1,10 @@
-"""What the host pays to launch: one kernel, and a whole step of 1, 10 and 50 layers, on tensors so small that the GPU waits.
+"""The host pays for each launch: for one kernel, and for a step of 1, 10 and 50 layers on tensors so small that the GPU waits.
 
     python tests/bench/launch.py --out launch.json
 
-Times are the host's, in µs: from a call until it returns, the GPU's queue never being waited for. A step is the forward
-and `torch.autograd.grad`. A layer is one matrix product, which nobody fuses, and what one kernel makes of the rest. A CUDA
-graph is launched at once and copies its inputs and what it hands out.
+Times are the host's, in µs, from a call until it returns; nothing waits for the GPU's queue. A step is the forward and
+`torch.autograd.grad`. A layer is one matrix product, which no pass fuses, and the kernel that the rest becomes. A CUDA graph
+is launched at once; it copies its inputs and what it hands out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.build.modules import launcher
 from tracefuse.device.clocks import CpuClock
+from tracefuse.device.dropout import draw_dropout
 from tracefuse.execution.replays import Replays
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
@@ -45,6 +46,9 @@ def main() -> None:
     torch.manual_seed(0)
     cases = {"one launch": one_launch(arguments)}
     print(table("one launch", cases["one launch"]))
+    if arguments.device == "cuda":
+        cases["states of dropouts"] = drawing(arguments)
+        print(table("states of dropouts", cases["states of dropouts"]))
     for layers in LAYERS[:2] if arguments.small else LAYERS:
         name = f"{layers} layer{'s' * (layers > 1)}"
         cases[name] = steps(layers, arguments)
@@ -83,6 +87,16 @@ def _forward_only(call: Callable[[], Any]) -> Callable[[], tuple[Any]]:
         return (call(),)
 
     return forward
+
+
+def drawing(arguments: Namespace) -> Timing:
+    """The generator states of a step's dropouts, drawn at once."""
+    counts, gpu = {"one": [4], "25": [4] * 25}, torch.device(arguments.device)
+    programs = {
+        name: Replays(_forward_only(lambda states=states: draw_dropout(states, device=gpu)), compared=False)
+        for name, states in counts.items()
+    }
+    return timed(programs, arguments)
 
 
 class Chain(nn.Module):
@@ -149,7 +163,7 @@ def table(title: str, timing: Timing) -> str:
         for p in timing.programs
     ]
     heading = f"\n{title}: µs of the host, {timing.device.removeprefix('measured on ')} ({timing.rounds} rounds)"
-    return f"{heading}\n{aligned([('', *phases, 'of eager'), *rows])}"
+    return f"{heading}\n{aligned([('', *phases, f'of {timing.baseline.name}'), *rows])}"
 
 
 if __name__ == "__main__":

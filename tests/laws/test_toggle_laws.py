@@ -94,7 +94,7 @@ def test_a_view_shows_what_a_new_one_would(name: str, toggles: list[tuple[str, A
         assert explorer.status["error"] is None
     fresh = captured(name, 1).variant(Config.of(**dict(toggles)))
     fresh.capture._variants.clear()
-    fresh.capture.known_steps.clear()
+    fresh.capture.known_records.clear()
     assert shown(explorer.payload) == shown(payload(fresh, name=None))
 
 
@@ -108,3 +108,18 @@ def test_there_and_back_is_the_same_variant(option: str) -> None:
         variant = variant.with_config(**{option: value})
         assert variant.trace.code == from_scratch(variant.capture, variant.config)
     assert variant.with_config(**{option: default}) is first
+
+
+@pytest.mark.parametrize("option", ["simplify", "cat", "remat"])
+def test_a_toggle_runs_the_passes_behind_it_alone_and_the_way_back_none(option: str) -> None:
+    """A step is kept for each prefix of the passes."""
+    capture = captured("gpt", 2)
+    first, known = capture.variant(Config()), capture.known_steps
+    names = [step.name for step in first.steps]
+    before = set(known)
+    off = first.with_config(**{option: None if option == "remat" else False})
+    assert off.trace is not first.trace
+    assert [key[-1].name for key in known if key not in before] == names[names.index(option) + 1 :]
+    count = len(known)
+    assert off.with_config(**{option: getattr(Config(), option)}).trace is first.trace
+    assert len(known) == count

@@ -241,7 +241,7 @@ def main(folder: Path, count: int, seed: int) -> dict[str, Any]:
         kind = draw.choices(list(kinds), weights)[0]
         hurt.unlink(missing_ok=True)  # some file systems write a file that is cut to nothing to the disk at once
         kinds[kind]()
-        start = time.perf_counter()
+        start = time.process_time()  # which no other process on the machine lengthens
         watch.is_on = True
         try:
             loaded = tracefuse.load(hurt)
@@ -256,7 +256,7 @@ def main(folder: Path, count: int, seed: int) -> dict[str, Any]:
                 found["wrong"].append(f"{at} {kind}: more than a function")
         finally:
             watch.is_on = False
-        found["slowest_s"] = max(found["slowest_s"], time.perf_counter() - start)
+        found["slowest_s"] = max(found["slowest_s"], time.process_time() - start)
         if watch.seen:
             found["wrong"] += [f"{at} {kind}: {one}" for one in watch.seen]
             watch.seen.clear()

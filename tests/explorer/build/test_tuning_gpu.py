@@ -13,7 +13,7 @@ from tracefuse.build import tuning
 from tracefuse.build.trials import Bench
 from tracefuse.build.tuning import tune, tuned
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
+from tracefuse.optimizers.lowering.layouts import Tuning
 
 pytestmark = pytest.mark.gpu
 aten = torch.ops.aten
@@ -42,10 +42,8 @@ def layer_norm_backward() -> tuple[Kernel, list[Tensor]]:
 
 
 @pytest.mark.parametrize("make", [gelu_backward_and_bias_gradient, layer_norm_backward])
-def test_a_tuned_kernel_has_the_guess_numbers_and_is_no_slower(
-    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within 5 % of the guess in trials of their own, with results that only the order of sums may round differently."""
+def test_a_tuned_kernel_has_the_guess_numbers(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the order of sums may round differently; `tests/bench/kernels.py --tune` has the times."""
     monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path))
     kernel, inputs = make()
     generator, said = torch.cuda.get_rng_state(), []
@@ -55,10 +53,7 @@ def test_a_tuned_kernel_has_the_guess_numbers_and_is_no_slower(
     assert torch.equal(torch.cuda.get_rng_state(), generator)
     assert "tuning 1 of 1 kernels" in said
     assert tuned([kernel]) == found
-    plain, bench = Tuning(chosen.block, chosen.warps), Bench.here()
-    times_ms = bench.times_ms(kernel, list(dict.fromkeys([GUESS, plain])))
-    print(f"guess {times_ms[GUESS]:.4f} ms, tuned {times_ms[plain]:.4f} ms")
-    assert times_ms[plain] <= 1.05 * times_ms[GUESS]
+    plain = Tuning(chosen.block, chosen.warps)
     for mine, guessed in zip(run_poisoned(kernel, inputs, plain), run_poisoned(kernel, inputs), strict=True):
         torch.testing.assert_close(mine, guessed, rtol=1e-2, atol=1e-2)
 
