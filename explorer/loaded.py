@@ -22,7 +22,7 @@ from tracefuse.optimizers.trace import Trace, val
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.roles import Roles
-from tracefuse.session.parts import Captured, Measured, SavedInputs
+from tracefuse.session.parts import Captured, SavedInputs
 from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
 
@@ -62,7 +62,7 @@ class LoadedCapture(Capture):
     """What `tracefuse.load` returns. `path` is the file, `left_out` what of it is not shown here, and why."""
 
     def __init__(
-        self, path: Path, trace: Trace, captured: Captured, measured: Measured, left_out: Sequence[str]
+        self, path: Path, trace: Trace, captured: Captured, measured: Measurements, left_out: Sequence[str]
     ) -> None:
         super().__init__()
         self.path, self.left_out = path, tuple(left_out)
@@ -75,7 +75,7 @@ class LoadedCapture(Capture):
         self._names_thawed, self._pinned, self._stops = captured.thawed, captured.pinned, captured.stops
         self._data = captured.data
         self._machine = Machine(captured.cat, captured.fuse, Pad(self.tf32))
-        self.measurements, self.restored = _measurements(measured), _measurements(measured)
+        self.measurements, self.restored = measured, measured.copied()
 
     @property
     def machine(self) -> Machine:
@@ -142,18 +142,6 @@ class LoadedCapture(Capture):
         build = self.measurements.builds.get(config)
         made.fallbacks = dict(build.fallbacks) if build else {}
         return made
-
-
-def _measurements(saved: Measured) -> Measurements:
-    return Measurements(
-        timings={(one.config, one.against): one.timing for one in saved.timings},
-        timelines={(one.config, one.against): one.timeline for one in saved.timelines},
-        ablations={one.config: one.ablation for one in saved.ablations},
-        profiles={one.config: one.profile for one in saved.profiles},
-        builds={one.config: one.build for one in saved.builds},
-        trials={(one.config, one.finding, one.choice): one.said for one in saved.trials},
-        peaks=saved.peaks,
-    )
 
 
 def _tensor(like: torch.Tensor, data: np.ndarray) -> torch.Tensor:

@@ -200,7 +200,8 @@ class Variant(Optimized):
         is_cancelled: Callable[[], bool] | None = None,
         peers: Asked = (),
     ) -> Timing:
-        """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds.
+        """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds. On top of
+        them come compiling, the first run of each program, which is told apart, and a second one where that takes longer.
 
         `progress` is called with the fraction done and what is being done. The result is kept as `timing`. Inputs are
         those captured; results and gradients are compared with those of the captured program. Ratios are optimised over
@@ -241,7 +242,10 @@ class Variant(Optimized):
         """
         from tracefuse.measure.side_by_side import ablate
 
-        found = ablate(self, progress, budget_s, is_cancelled)
+        found, timing = ablate(self, progress, budget_s, is_cancelled)
+        if self.timing is None:
+            self.timing = timing
+            self.capture.measurements.note_timing((self.config, None), timing)
         self.capture.measurements.note_ablation(self.config, found)
         return found
 

@@ -100,7 +100,8 @@ class Timeline:
         """Those of one program: "measured on X, op by op, the middle of 3 profiled replays"."""
         one = self.programs[program]
         waited = {name: found.own_us for name, found in one.transfers.items() if found.blocks}
-        return OpTimes({**one.op_us, **waited}, self.provenance, one.transfers)
+        device = self.device.removeprefix("measured on ")
+        return OpTimes({**one.op_us, **waited}, self.provenance, one.transfers, device)
 
     def __str__(self) -> str:
         """How long each program took, and for what its GPU was idle."""
@@ -145,7 +146,12 @@ def profiled(label: str, variant: Switched) -> ProgramTimeline:
     run = stepwise_replay(variant)
     runs = [attributed(label, variant.config, variant.trace, recorded(run)) for _ in range(RUNS)]
     middle = sorted(runs, key=lambda one: one.span_us)[RUNS // 2]
-    return replace(middle, op_us={name: median(one.op_us[name] for one in runs) for name in middle.op_us})
+    return replace(middle, op_us={name: _middle_us(name, runs) for name in middle.op_us})
+
+
+def _middle_us(name: str, runs: Iterable[ProgramTimeline]) -> float:
+    """Of the runs that have it: the driver may drop a record."""
+    return median(one.op_us[name] for one in runs if name in one.op_us)
 
 
 def stepwise_replay(variant: Switched) -> Callable[[], tuple[Any, ...]]:
