@@ -15,7 +15,7 @@ holds no nodes, since those of a copy are others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -114,3 +114,20 @@ def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
 def devices(value: Any) -> tuple[torch.device, ...]:
     """The device of each tensor of the value."""
     return tuple(t.device for t in tensors_in(value))
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """An id shared by all tensors of the same memory."""
+    return tensor.untyped_storage()._cdata
+
+
+@once_per_value
+def storages(value: Any) -> Mapping[int, int]:
+    """Id -> bytes of each storage that the node's tensors lie in."""
+    return {storage_id(t): t.untyped_storage().nbytes() for t in tensors_in(value)}
+
+
+@once_per_value
+def stored_bytes(value: Any) -> int:
+    """Bytes of the storages that the node's values keep alive."""
+    return sum({storage_id(t): t.untyped_storage().nbytes() for t in tensors_in(value)}.values())

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import fx
 
-from tracefuse.optimizers.memory import storage_id, storages
+from tracefuse.optimizers.facts import storage_id, storages
 from tracefuse.optimizers.trace import OutputKind, Trace, phase, tensors
 
 Kind = Literal["input", "saved", "gradient", "result", "temporary"]

@@ -1,8 +1,8 @@
-"""The pipeline: passes applied in order, each leaving a `Step` that says what it did and why.
+"""The pipeline: passes applied in order, each leaving a `PassRecord` of what it did and why.
 
     pass      = frozen dataclass: a `name`, options as fields, `run(trace, decide) -> Trace`; never edits what it is given
     decision  = one choice of a pass about one value, with its reason
-    step      = one pass on one trace: before, after, seconds, decisions
+    record    = one pass on one trace: before, after, seconds, decisions
 
 The order is fixed and is the order of the toggles: simplify, freeze, cat, decompose, pad, remat, fuse.
 """
@@ -48,7 +48,7 @@ class Pass(Protocol):
 
 
 @dataclass(frozen=True, repr=False)
-class Step:
+class PassRecord:
     """The record of one pass on one trace. Print it for its decisions.
 
     Where the pass failed, `error` is its message, `cause` the exception, and `after` is `before`.
@@ -86,7 +86,7 @@ class Step:
         return "\n".join([head, *(f"  {decision}" for decision in self.decisions)])
 
     def __repr__(self) -> str:
-        return f"<Step {self.name}: {self._counts if self.error is None else 'failed'}; print it>"
+        return f"<PassRecord {self.name}: {self._counts if self.error is None else 'failed'}; print it>"
 
     @property
     def _counts(self) -> str:
@@ -112,22 +112,22 @@ def run_pipeline(
     *,
     clock: Callable[[], float] = lambda: 0.0,
     on_error: Literal["raise", "record"] = "raise",
-) -> tuple[Step, ...]:
+) -> tuple[PassRecord, ...]:
     """Apply `passes` in the order given and verify after each.
 
-    `clock` returns seconds; without it every step's `seconds` is 0. An exception that is no `TracefuseError` becomes a
-    `PassDefect`. With `on_error="record"` a pass that raises becomes a
-    step with its message, and the next pass continues from the trace before it; with "raise" the error leaves.
+    `clock` returns seconds; without it the `seconds` of every record are 0. An exception that is no `TracefuseError`
+    becomes a `PassDefect`. With `on_error="record"` the record of a pass that raises holds its message, and the next pass
+    continues from the trace before it; with "raise" the error leaves.
     """
-    steps: list[Step] = []
+    records: list[PassRecord] = []
     with uncollected():
         for one in passes:
-            steps.append(_run_step(one, trace, clock, on_error))
-            trace = steps[-1].after
-    return tuple(steps)
+            records.append(_recorded(one, trace, clock, on_error))
+            trace = records[-1].after
+    return tuple(records)
 
 
-def _run_step(one: Pass, trace: Trace, clock: Callable[[], float], on_error: str) -> Step:
+def _recorded(one: Pass, trace: Trace, clock: Callable[[], float], on_error: str) -> PassRecord:
     decisions: list[Decision] = []
     start = clock()
     try:
@@ -135,8 +135,8 @@ def _run_step(one: Pass, trace: Trace, clock: Callable[[], float], on_error: str
     except TracefuseError as error:
         if on_error == "raise":
             raise
-        return Step(one.name, trace, trace, clock() - start, tuple(decisions), str(error), error)
-    return Step(one.name, trace, after, clock() - start, tuple(decisions))
+        return PassRecord(one.name, trace, trace, clock() - start, tuple(decisions), str(error), error)
+    return PassRecord(one.name, trace, after, clock() - start, tuple(decisions))
 
 
 def _checked(one: Pass, trace: Trace, decide: Decide) -> Trace:
@@ -154,6 +154,6 @@ def _checked(one: Pass, trace: Trace, decide: Decide) -> Trace:
     return after
 
 
-def final(trace: Trace, steps: Sequence[Step]) -> Trace:
-    """The trace after the last step."""
-    return steps[-1].after if steps else trace
+def final(trace: Trace, records: Sequence[PassRecord]) -> Trace:
+    """The trace after the last pass."""
+    return records[-1].after if records else trace

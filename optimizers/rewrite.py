@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.memory import storages, stored_bytes
+from tracefuse.optimizers.facts import storages, stored_bytes
 from tracefuse.optimizers.ops import is_getitem, is_named, is_random, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, phase, tensor_type, tensors, val

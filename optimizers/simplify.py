@@ -24,12 +24,11 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.axes import as_range, permutation
-from tracefuse.optimizers.memory import storage_id
+from tracefuse.optimizers.facts import storage_id
 from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_mutable, is_named, is_random, is_view
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.remat.schedule import recomputes
 from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_under_name, replace_value, until_settled
-from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, nbytes, phase, val
+from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, nbytes, phase, recomputes, val
 
 
 @dataclass(frozen=True)

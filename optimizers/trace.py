@@ -209,6 +209,16 @@ def set_origin(node: fx.Node, where: Origin) -> None:
     node.meta["custom"] = {**(node.meta.get("custom") or {}), "tracefuse": where}
 
 
+def recomputes(node: fx.Node) -> str | None:
+    """The name of the value that this op computes a second time; None for every other op."""
+    return (node.meta.get("custom") or {}).get("recomputes")
+
+
+def recomputes_in(node: fx.Node) -> Phase:
+    """The phase of the value that a copy computes a second time."""
+    return node.meta["custom"]["recomputes_in"]
+
+
 def val(node: fx.Node) -> Any:
     """The node's `FakeTensor`, or tuple of them."""
     return node.meta["val"]

@@ -19,8 +19,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.optimizers.facts import once_per_value, tensors_in
-from tracefuse.optimizers.memory import storages
+from tracefuse.optimizers.facts import once_per_value, storages, tensors_in
 from tracefuse.optimizers.ops import is_getitem, is_mutable, is_view
 from tracefuse.optimizers.render import render_op
 from tracefuse.optimizers.trace import Trace, origin, phase

@@ -51,7 +51,7 @@ class TimelinePage:
 
 
 def run_record(run: RunTimeline, lanes: RunLanes) -> dict[str, Any]:
-    """What the page shows beside the timeline: `values` by name, findings, the text. See js/run.js."""
+    """What the page shows beside the timeline: `values` by name, findings, the text. See js/shell/run.js."""
     lines = lines_of(run.recording.frames, set(lanes.operators.values()))
     values = {
         name: _value(event, lanes.twins.get(name, ()), lines[event], run) for name, event in lanes.operators.items()

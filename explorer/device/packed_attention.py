@@ -4,7 +4,7 @@
     share_graphs(m) lets a generated module use the graphs of this process
     cat_options()   what the pass `cat` must know of this machine
 
-The operator is `tracefuse.optimizers.cat.attention_ops`; what it does is `tracefuse.device.packed_runtime`.
+The operator is that of `tracefuse.optimizers.cat.packed_attention`; what it does is `tracefuse.device.packed_runtime`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from tracefuse.device import packed_runtime
-from tracefuse.optimizers.cat import attention_ops
-from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, Packing
+from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, PACKED_BACKWARD, Packing
 
-OPERATOR = attention_ops.PACKED_BACKWARD._opname
+OPERATOR = PACKED_BACKWARD._opname
 AMPERE = (8, 0)
 """The first GPUs with bfloat16 and with the attention that cuDNN has."""
 

@@ -32,7 +32,7 @@ from tracefuse.diagnose.moves import gradients_copied_to_the_host, inputs_moved_
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
 from tracefuse.diagnose.to_copy_findings import casts_beside_moves
 from tracefuse.measure.op_times import how_to_measure
-from tracefuse.optimizers.passes import Step
+from tracefuse.optimizers.passes import PassRecord
 from tracefuse.text import counted
 
 MOST_REASONS = 2  # of a pass that are told for one finding
@@ -48,7 +48,7 @@ class Findings(tuple[Finding, ...]):
         made.provenance = provenance
         return made
 
-    def under(self, config: Config, steps: Sequence[Step]) -> Findings:
+    def under(self, config: Config, steps: Sequence[PassRecord]) -> Findings:
         """As under a configuration: a pass that is on already is no fix, and `steps`, what it made, say why it left this."""
         said = [_left(one, steps) if one.changes and config.changed(**one.changes) == config else one for one in self]
         return Findings(said, self.provenance)
@@ -58,7 +58,7 @@ class Findings(tuple[Finding, ...]):
         return "\n\n".join(filter(None, [*map(str, self), how_to_measure(self.provenance)])) if self else nothing
 
 
-def _left(finding: Finding, steps: Sequence[Step]) -> Finding:
+def _left(finding: Finding, steps: Sequence[PassRecord]) -> Finding:
     on = [(at - len(steps), step) for at, step in enumerate(steps) if step.name in (finding.changes or ())]
     passes = " and ".join(f"`{step.name}`" for _, step in on)
     reasons = Counter(

@@ -10,14 +10,13 @@ from weakref import WeakKeyDictionary
 from tracefuse.diagnose.finding import Case, Finding, Severity, line
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import Peaks, packet_name
+from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.liveness import Saved, peak_bytes, saved_bytes, saved_values
-from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.ops import producer
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.budget import Budgeting, recompute_seconds
-from tracefuse.optimizers.remat.cut import Remat
 from tracefuse.optimizers.remat.forward import Forward
-from tracefuse.optimizers.remat.schedule import recomputes
-from tracefuse.optimizers.trace import Trace, human_bytes, phase
+from tracefuse.optimizers.trace import Trace, human_bytes, phase, recomputes
 from tracefuse.tables.folding import folded_paths, name_of
 from tracefuse.text import counted, share_text, time_text
 

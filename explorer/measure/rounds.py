@@ -180,7 +180,8 @@ def _rounds(
                 raise Cancelled(_TOO_EARLY)
             before_s = clock.now_s()
             order = _order(list(programs), count - 1)
-            if before_s - reported_s >= max(REPORT_S, REPORT_ROUNDS * longest_s):
+            has_room = before_s - budget.start_s + 2 * longest_s <= budget.seconds
+            if has_room and before_s - reported_s >= max(REPORT_S, REPORT_ROUNDS * longest_s):
                 report(min((before_s - budget.start_s) / budget.seconds, 1.0), f"round {count}")
                 reported_s = clock.now_s()
                 _settle(programs[order[0]], clock)

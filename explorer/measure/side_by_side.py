@@ -61,7 +61,7 @@ def time_variant(
         programs["CUDA graph"] = variant.compile(cuda_graph=True)
     replayed = {name: replays(program, variant) for name, program in programs.items()}
     reference = None if against is None else replayed["captured"]
-    with undisturbed(variant.capture.example_inputs):
+    with undisturbed(variant.program.example_inputs):
         others = peers(variant, asked, report)
     timing = _timed(variant, replayed | others.programs, reference, progress, budget_s, is_cancelled)
     return others.told(timing)
@@ -101,7 +101,7 @@ def _beside_the_captured(timing: Timing) -> Timing:
 
 
 def replays(program: Program | GraphedProgram, variant: Switched) -> Replays:
-    return program.replays(variant.capture.example_inputs, variant.capture.rng_states)
+    return program.replays(variant.program.example_inputs, variant.program.rng_states)
 
 
 def _timed(
@@ -112,11 +112,11 @@ def _timed(
     budget_s: float,
     is_cancelled: measure.IsCancelled | None,
 ) -> Timing:
-    inputs = variant.capture.example_inputs
+    inputs = variant.program.example_inputs
     with undisturbed(inputs):
         return measure.measure(
             programs,
-            device=variant.capture.device,
+            device=variant.program.device,
             reference=reference,
             budget_s=budget_s,
             progress=progress,

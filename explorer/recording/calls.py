@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 # These write their running statistics although their schema does not say so.
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
-# Found wrong in a dispatch mode by `tests/bench/op_db.py`: torch's kernels conjugate lazily, which modes switch off.
+# Wrong in a dispatch mode, as `tests/bench/trust/op_db.py` found: kernels of torch conjugate lazily; modes switch it off.
 _CONJUGATING = {aten.linalg_pinv.atol_rtol_tensor, aten.linalg_pinv.atol_rtol_float}
 # These return views although their schema does not say so, as these others do whose schema does.
 _VIEWS = {
@@ -136,7 +136,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     """`tree`, arguments or results of an operator, with `function(t)` for each tensor in it.
 
     `torch.utils._pytree.tree_map_only` for the containers that operators have, since this runs in each op of the user's
-    program, three times: `tests/bench/recorder.py` prints what recording costs.
+    program, three times: `tests/bench/overhead/recorder.py` prints what recording costs.
     """
     if isinstance(tree, torch.Tensor):
         return function(tree)

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from tracefuse.assembly.unshown import Dropped
-from tracefuse.config.configuration import PASSES, Config
-from tracefuse.config.readers import READERS
+from tracefuse.config.configuration import OPTIONS, Config
+from tracefuse.config.names import PASSES
 from tracefuse.errors import OptionError, SessionError
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.formats.plain_data import (
     Special,
     damaged,
@@ -33,11 +33,11 @@ from tracefuse.optimizers.formats.plain_data import (
     written,
 )
 from tracefuse.optimizers.formats.serial_arguments import device, dtype
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.host_reads import Stop
+from tracefuse.timeline.lanes import ProgramTimeline
 from tracefuse.timeline.measurements import Measurements
-from tracefuse.timeline.replayed import ProgramTimeline
 
 
 class UnknownPass(SessionError):
@@ -238,7 +238,7 @@ def config_from(data: Any, where: str) -> Config:
         )
     if isinstance(given["memory_budget"], int):
         given["memory_budget"] = f"{given['memory_budget']}B"  # a bare small number may be meant as a percentage
-    if unread := given.keys() - READERS.keys():
+    if unread := given.keys() - OPTIONS.keys():
         raise damaged(f"{where} has {', '.join(unread)}, which no configuration has")
     try:
         return off.changed(**given, **{name: value for name, value in own.items() if name in known})

@@ -4,7 +4,7 @@
     0 (Linear), 1 (ReLU), 2 (Linear)        as they are: unlike what stands beside them
 
 Alike are modules of one class that captured the same ops on the same types, and whose children are alike by their names: the
-blocks of a list are, the steps of an `nn.Sequential` most often are not. `widgets/js/modules.js` folds its tree the same way.
+blocks of a list are, the steps of an `nn.Sequential` most often are not. So does `widgets/js/parts/modules.js`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tracefuse.optimizers.passes import Step
+from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.remat.saved import explain_saved
 from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.tables.folding import folded_paths, name_of
@@ -47,7 +47,7 @@ class Group:
 
 
 def saved_rows(
-    before: Trace, after: Trace, steps: Sequence[Step] = (), before_steps: Sequence[Step] = ()
+    before: Trace, after: Trace, steps: Sequence[PassRecord] = (), before_steps: Sequence[PassRecord] = ()
 ) -> tuple[SavedRow, ...]:
     """Every storage that `before` or `after` saves for its backward; `steps` and `before_steps` led to them."""
     folds = folded_paths(before)
@@ -59,7 +59,7 @@ def saved_rows(
     return tuple(found.values())
 
 
-def _saved(trace: Trace, steps: Sequence[Step], folds: Mapping[str, str]) -> Iterable[SavedRow]:
+def _saved(trace: Trace, steps: Sequence[PassRecord], folds: Mapping[str, str]) -> Iterable[SavedRow]:
     """Those of one trace, as what is there after."""
     nodes = {node.name: node for node in trace.graph.nodes}
     for one in explain_saved(trace, steps):

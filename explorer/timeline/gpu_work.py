@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracefuse.execution.optimised import Optimised
+from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.text import aligned, figure
 from tracefuse.timeline.events import NOT_KERNELS
-from tracefuse.timeline.replayed import ProgramTimeline
+from tracefuse.timeline.lanes import ProgramTimeline
 
 Row = tuple[str, int | None, float, str]
 """Part, calls, microseconds, remark."""
@@ -82,7 +82,7 @@ class GpuWork:
         return f"{aligned([('part of the step', 'calls', 'µs', ''), *rows])}\n{self.note}"
 
 
-def gpu_work(program: ProgramTimeline, variant: Optimised) -> GpuWork | None:
+def gpu_work(program: ProgramTimeline, variant: Switched) -> GpuWork | None:
     """The parts of a replay of `variant`; None where no GPU did anything. Pure.
 
     Whose a kernel is follows from the op that asked for it, whatever the kernel is called, on whichever stream it ran.
@@ -101,7 +101,7 @@ def gpu_work(program: ProgramTimeline, variant: Optimised) -> GpuWork | None:
     )
 
 
-def _triton_values(variant: Optimised) -> frozenset[str]:
+def _triton_values(variant: Switched) -> frozenset[str]:
     kernels = ((node.name, node.target) for node in variant.trace.ops)
     return frozenset(n for n, one in kernels if isinstance(one, Kernel) and one.name not in variant.fallbacks)
 

@@ -156,12 +156,12 @@ def _figure(number: float | None) -> str:
 
 def kernel_times(variant: Switched, progress: Progress | None = None) -> KernelTimes:
     """See `Variant.kernel_times`."""
-    inputs = variant.capture.example_inputs
-    peaks = peaks_if_there_is_room(variant.capture.device, progress)
+    inputs = variant.program.example_inputs
+    peaks = peaks_if_there_is_room(variant.program.device, progress)
     with undisturbed(inputs):
         program = profiled("optimised", variant)
     found = Timeline(measured_on([program]), (program,)).op_times(0)
-    roofline = peaks and peaks.roofline(variant.capture.tf32)
+    roofline = peaks and peaks.roofline(variant.program.tf32)
     rows = sorted(kernel_rows(variant.trace, found.us, roofline), key=lambda row: -row.total_us)
     note = "" if variant.runs_triton else CPU_NOTE
     return KernelTimes(

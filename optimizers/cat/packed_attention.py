@@ -7,7 +7,7 @@ A projection yields q, k and v in one tensor, so the gradient of it is a concate
 
 The concatenation is the buffer. Each operand is a range of it, and going back through the operand's views, last one first,
 says where in the buffer the gradient itself lies: its offset and strides are arguments of the packed operator
-(`attention_ops`). Any order of the three will do, fewer heads of k and v too, and stack as well as cat.
+(see below). Any order of the three will do, fewer heads of k and v too, and stack as well as cat.
 
 It is done where
 
@@ -17,6 +17,13 @@ It is done where
     the machine can write packed gradients, which the pass is told: without that it would copy as before
 
 Two of three concatenated (k and v of a cross-attention) and three among others are left alone, with the reason.
+
+The packed operator stands for the ATen operator that its `kind` names, which computes the gradients where nothing can write
+them packed. It takes what all of them take; no dropout, no bias. What it does is registered by
+`tracefuse.device.packed_attention`.
+
+    dqkv = tracefuse::packed_scaled_dot_product_attention_backward(…, size=[B, T, 3 * H * D], offsets=[0, …], …)
+    dq   = dqkv.as_strided(query.shape, query_stride, offsets[0]); so dk, with key_stride, and dv, with value_stride
 """
 
 from __future__ import annotations
@@ -29,7 +36,6 @@ import torch
 from torch import Tensor, fx
 
 from tracefuse.optimizers.axes import RESHAPES, permutation, shape
-from tracefuse.optimizers.cat.attention_ops import PACKED_BACKWARD
 from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_under_name
@@ -246,3 +252,22 @@ def _packed(attention: fx.Node, a: dict[str, Any], layout: dict[str, Any]) -> fx
     operands = [grad_out, *(a[name] for name in ("query", "key", "value", "out", "logsumexp"))]
     seeds = (a.get("philox_seed"), a.get("philox_offset"))
     return call(attention, PACKED_BACKWARD, *operands, *seeds, name="dqkv", **layout)
+
+
+# --- the operator -----------------------------------------------------------------------------------------------------
+
+_NAME = "packed_scaled_dot_product_attention_backward"  # `cost` knows an attention's backward by its name
+
+# A fragment, which a reload of this module may define again.
+_LIBRARY = torch.library.Library("tracefuse", "FRAGMENT")
+_LIBRARY.define(
+    f"{_NAME}(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
+    "Tensor? philox_seed, Tensor? philox_offset, *, str kind, bool is_causal, float? scale, int[] size, int[] stride, "
+    "int[] offsets, int[] query_stride, int[] key_stride, int[] value_stride) -> Tensor"
+)
+PACKED_BACKWARD = torch.ops.tracefuse.packed_scaled_dot_product_attention_backward.default
+
+
+@torch.library.register_fake(f"tracefuse::{_NAME}", lib=_LIBRARY)
+def _(grad_out: Tensor, query: Tensor, *_: Any, **layout: Any) -> Tensor:
+    return torch.empty_strided(layout["size"], layout["stride"], dtype=query.dtype, device=query.device)

@@ -19,8 +19,7 @@ from itertools import pairwise
 from torch import fx
 
 from tracefuse.optimizers.axes import cat_ranges
-from tracefuse.optimizers.cat.cat_replays import landing, replay_behind, replay_chain
-from tracefuse.optimizers.cat.strands import Strand, path_of, strand_of, why_apart
+from tracefuse.optimizers.cat.strands import Strand, landing, path_of, replay_behind, replay_chain, strand_of, why_apart
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_under_name

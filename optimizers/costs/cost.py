@@ -20,8 +20,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.alignment import UNALIGNED_SHARE, unaligned
-from tracefuse.optimizers.facts import once_per_op, once_per_value, tensors_in
-from tracefuse.optimizers.memory import storage_id
+from tracefuse.optimizers.facts import once_per_op, once_per_value, storage_id, tensors_in
 from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
 from tracefuse.optimizers.trace import tensors, val
 

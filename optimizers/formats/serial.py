@@ -28,6 +28,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tracefuse.optimizers.errors import SessionError
+from tracefuse.optimizers.facts import storage_id
 from tracefuse.optimizers.formats.plain_data import (
     damaged,
     items,
@@ -49,7 +50,6 @@ from tracefuse.optimizers.formats.serial_arguments import (
     dtype,
     operator_name,
 )
-from tracefuse.optimizers.memory import storage_id
 from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.trace import Input, Origin, Output, Source, Trace, origin, phase, set_origin
 from tracefuse.optimizers.verify import VerifyError, verify

@@ -28,6 +28,7 @@ from typing import Literal
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, bytes_read, flops, packet_name, roofline_seconds
+from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.freeze.narrowing import (
     computed_outputs,
     given,
@@ -36,7 +37,6 @@ from tracefuse.optimizers.freeze.narrowing import (
     unread_outputs,
 )
 from tracefuse.optimizers.freeze.prune import is_differentiable, match_inputs
-from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.ops import does_work, is_getitem, producer
 from tracefuse.optimizers.trace import Input, Trace, human_bytes, nbytes, phase, val
 

@@ -1,42 +1,17 @@
-"""Freeze: drop the gradients that nobody demands, and everything that was computed or kept only for them.
-
-A gradient is demanded if the trace returns it. The pass goes from there, never from `requires_grad` of values in between:
-
-    1. drop the gradient outputs of the frozen inputs          freeze("h.*.mlp.*"): a what-if on one capture, LoRA style
-    2. remove ops that nothing reads any more
-    3. narrow the masks: a multi-output backward op that takes a bool[] of what to compute gets False for what is unread
-       (`narrowing.py`; the forward of attention that has lost its backward no longer stores its log-sum-exp)
-    4. again from 2, until nothing changes: a narrowed op may have been the last reader of another one
-
-    before   dx, dw, db = layer_norm_backward(g, x, …, output_mask=[True, True, True]);  return dx, dw, db
-    after    dx, _, _   = layer_norm_backward(g, x, …, output_mask=[True, False, False]); return dx
-
-The forward then saves less, since fewer values are read across the phases; `Trace.split` needs no help for that. The result
-is the program that a capture with `requires_grad=False` on the frozen parameters would have recorded. Without patterns the
-pass prunes what was computed and not returned. It does nothing where every gradient is demanded.
-
-Patterns are read in order and the last match wins; a leading "!" takes back what an earlier one froze:
-
-    freeze=["*", "!*.lora_*"]        LoRA: everything is frozen but the adapters
-    freeze=["h.*", "!h.11.*"]        only the last block is trained
-
-A parameter that was frozen when the cell ran has no gradient to bring back, unless the capture was made with
-`train_all=True`.
-"""
+"""Pruning: which inputs are frozen, and what goes with their gradients; `freeze` describes it."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from torch import fx
 
-from tracefuse.optimizers.errors import UnknownValue
-from tracefuse.optimizers.freeze.narrowing import narrow, note_unswitchable
-from tracefuse.optimizers.memory import storages
+from tracefuse.optimizers.errors import UnknownValue, did_you_mean
+from tracefuse.optimizers.facts import storages
+from tracefuse.optimizers.freeze.narrowing import narrow
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_read_late
 from tracefuse.optimizers.trace import (
@@ -96,11 +71,12 @@ def is_differentiable(node: fx.Node, entry: Input) -> bool:
 
 
 def _unknown(pattern: str, candidates: Sequence[Input]) -> str:
-    names = sorted(i.source or i.name for i in candidates)
-    close = difflib.get_close_matches(pattern.removeprefix(UNFREEZE), names, n=5, cutoff=0.4) or names[:5]
+    word, names = pattern.removeprefix(UNFREEZE), sorted(i.source or i.name for i in candidates)
+    close = difflib.get_close_matches(word, names, n=5, cutoff=0.4) or names[:5]
     if not close:
         return f"{pattern!r} matches no input: none of this trace can have a gradient. Freeze nothing: pass no pattern."
-    return f"{pattern!r} matches no input that can have a gradient. Freeze by a name or a glob, such as {', '.join(close)}."
+    remedy = f"{did_you_mean(word, names)}freeze by a name or a glob, such as {', '.join(close)}."
+    return f"{pattern!r} matches no input that can have a gradient: {remedy}"
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------
@@ -147,23 +123,3 @@ def note_unsaved(before: Trace, after: Trace, decide: Decide) -> None:
         if memory not in still:
             reason = f"no gradient that is demanded reads it: {human_bytes(count)} less kept for the backward"
             decide(Decision(name, "no longer saved", reason, count))
-
-
-@dataclass(frozen=True)
-class Freeze:
-    """Prune what only undemanded gradients need. `patterns` name the inputs to freeze besides: names or globs of sources.
-
-    A leading "!" trains again what an earlier pattern froze: `("*", "!*.lora_*")` leaves the adapters.
-
-    Raises `UnknownValue` for a pattern that matches no input that can have a gradient.
-    """
-
-    patterns: tuple[str, ...] = ()
-    name: ClassVar[str] = "freeze"
-
-    def run(self, trace: Trace, decide: Decide) -> Trace:
-        new = drop_gradients(trace.copy(), match_inputs(trace, self.patterns, decide), decide)
-        prune(new.graph, decide)
-        note_unswitchable(new.ops, decide)
-        note_unsaved(trace, new, decide)
-        return new

@@ -1,21 +1,9 @@
-"""fuse: pointwise ops, views, casts, gathers and row reductions become Triton kernels; identical layers share one.
-
-Without it every op reads its operands from memory and writes its result back. A kernel reads each input once, keeps what
-lies between in registers, and writes only what others read:
-
-    mul = aten.mul.Tensor(x, 2)                      fused = fused_mul_softmax_8ea576(x)
-    softmax = aten._softmax.default(mul, -1, False)
-
-A long tree of adds becomes a kernel that sums any number of operands (`long_sums`). Kernels are merged (`merging`) and cheap
-values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
-needs both as it is and transposed would have it read its inputs twice.
-
-It does nothing to matmuls, attention, convolutions, scatters and random ops (but dropout on a GPU: `dropout`), to most
-single ops (ATen's kernel moves the same bytes) and to views (they are free).
-
-`carve` turns a region into kernels. What a kernel's text cannot hold (a value at an index that its rows do not reach, an
+"""Carving turns a region into kernels. What a kernel's text cannot hold (a value at an index that its rows do not reach, an
 output of another size) is where the region is split, so that it is tried in smaller parts down to single ops. Views that
 others read stay views, of the kernel's results or of its inputs, so that aliasing is what it was.
+
+What stands in the way of a kernel's text is found by lowering it, once for each key, whatever trace it is met in: a toggle
+makes most of its kernels as those before it did, and to lower one takes longer than to make its body.
 """
 
 from __future__ import annotations
@@ -23,86 +11,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.dropout import drop_unmasked, dropouts, split_dropouts
-from tracefuse.optimizers.fuse.dropout import refusal as dropout_refusal
-from tracefuse.optimizers.fuse.duplicating import duplicate_pieces
-from tracefuse.optimizers.fuse.fusible import is_constant, is_free, is_remade, refusal, slow_in_aten
-from tracefuse.optimizers.fuse.long_sums import form_long_sums, has_long_sums
-from tracefuse.optimizers.fuse.merging import merge_pieces
-from tracefuse.optimizers.fuse.obstacles import Obstacle, obstacle_of
+from tracefuse.optimizers.fuse.fusible import is_constant, is_free, is_remade, slow_in_aten
 from tracefuse.optimizers.fuse.pieces import Piece
-from tracefuse.optimizers.fuse.rebuild import Carved, rebuild
-from tracefuse.optimizers.fuse.regions import form_regions
+from tracefuse.optimizers.fuse.rebuild import Carved
+from tracefuse.optimizers.kernels.functions import Misfit, lower
 from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_value
+from tracefuse.optimizers.lowering.lowering import NotFusible
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS
 from tracefuse.optimizers.ops import is_getitem, is_view
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.trace import Trace, human_bytes, val
-
-
-@dataclass(frozen=True)
-class Fuse:
-    """The pass.
-
-    `dropout_threads` is how many threads ATen's dropout runs at once on the GPU of the trace, so that kernels draw the same
-    masks; 0 leaves dropout to ATen, for the reason `dropout_refusal`.
-    """
-
-    name: ClassVar[str] = "fuse"
-    dropout_threads: int = 0
-    dropout_refusal: str = "it draws random numbers, and how ATen draws them on that GPU was not asked"
-
-    def run(self, trace: Trace, decide: Decide) -> Trace:
-        stored: dict[str, str] = {}
-        while True:
-            told: list[Decision] = []
-            fused, masks = self._fused(trace, stored, told.append)
-            if not masks:
-                break
-            # A mask that is stored after all is drawn faster by ATen: begin again without its dropout.
-            stored |= dict.fromkeys(masks, "its mask is read by what is no kernel, and so must be stored")
-        for decision in told:
-            decide(decision)
-        return fused
-
-    def _fused(self, trace: Trace, stored: dict[str, str], decide: Decide) -> tuple[Trace, list[str]]:
-        """The trace with kernels, and the dropouts that were split although their masks are stored."""
-        is_edited = bool(dropouts(trace.graph)) or has_long_sums(trace.graph)
-        graph = trace.copy().graph if is_edited else trace.graph
-        drop_unmasked(graph)
-        left = {n: stored.get(n.name) or self._dropout_reason(n) for n in dropouts(graph)}
-        split = split_dropouts(graph, [n for n in left if not left[n]], self.dropout_threads)
-        refused = {node: left.get(node) or refusal(node) for node in graph.nodes}
-        for node, reason in refused.items():
-            if reason and node.op == "call_function" and not is_free(node):
-                decide(Decision(node.name, "leave", reason))
-        fusible = {node for node, reason in refused.items() if reason is None}
-        form_long_sums(graph, fusible, decide)
-        carver = _Carver({node: at for at, node in enumerate(graph.nodes)}, decide)
-        pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
-        pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
-        pieces = duplicate_pieces(pieces, fusible, carver.attempt, decide)
-        for piece in pieces:
-            decide(piece.decision)
-        carved = [piece.carved for piece in pieces if piece.carved]
-        fused = rebuild(graph, carved)
-        return replace(trace, graph=fused, _cache={}), [split[n.name] for n in fused.nodes if is_mask(n)]
-
-    def _dropout_reason(self, node: fx.Node) -> str | None:
-        """Why a dropout stays with ATen; None if a kernel shall draw its mask."""
-        return dropout_refusal(node) or (None if self.dropout_threads else self.dropout_refusal)
-
-
-# --- carving ----------------------------------------------------------------------------------------------------------
+from tracefuse.optimizers.trace import human_bytes, val
 
 
 @dataclass
-class _Carver:
+class Carver:
     """Regions to kernels, in the order of the trace's `position`s. Equal kernels share one body."""
 
     position: dict[fx.Node, int]
@@ -265,3 +191,51 @@ def _connected(nodes: set[fx.Node]) -> list[list[fx.Node]]:
             stack += near
         groups.append(group)
     return groups
+
+
+# --- obstacles --------------------------------------------------------------------------------------------------------
+
+MOST_KNOWN = 10_000
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a body cannot be lowered: the position of the op in the body, the reason, and the positions of fitting outputs."""
+
+    at: int
+    reason: str
+    fitting: tuple[int, ...] | None = None
+
+
+_known: dict[str, Obstacle | None] = {}
+
+
+def obstacle_of(kernel: Kernel) -> Obstacle | None:
+    """What stands in the way of the kernel's text; None if it can be written.
+
+    It follows from the kernel's key: names decide nothing, and an obstacle has none.
+    """
+    if kernel.key not in _known:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[kernel.key] = _find(kernel)
+    return _known[kernel.key]
+
+
+def forget_obstacles() -> None:
+    """Have every kernel lowered again."""
+    _known.clear()
+
+
+def _find(kernel: Kernel) -> Obstacle | None:
+    order = {node: at for at, node in enumerate(kernel.body.graph.nodes)}
+    if not kernel.body.inputs:
+        return Obstacle(order[kernel.body.returned[0]], "it reads no tensor")
+    try:
+        lower(kernel)
+    except Misfit as misfit:
+        returned = kernel.body.returned
+        return Obstacle(order[misfit.node], misfit.reason, tuple(returned.index(n) for n in misfit.fitting))
+    except NotFusible as refused:
+        return Obstacle(order[refused.node], refused.reason)
+    return None

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.fuse.neighbours import has_fusible_neighbour
+from tracefuse.optimizers.fuse.fusible import has_fusible_neighbour
 from tracefuse.optimizers.lowering import philox
 from tracefuse.optimizers.lowering.random_ops import APPLY, DRAW, MASK
 from tracefuse.optimizers.ops import arguments, draws_nothing, is_getitem, is_random

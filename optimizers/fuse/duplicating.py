@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tracefuse.optimizers.fuse.fusible import is_constant, is_free
-from tracefuse.optimizers.fuse.pieces import Piece
-from tracefuse.optimizers.fuse.units import inputs_of, memory, readers, traits_of, with_views
+from tracefuse.optimizers.fuse.pieces import Piece, inputs_of, memory, readers, traits_of, with_views
 from tracefuse.optimizers.lowering.expressions import POINTWISE, TRANSCENDENTAL
 from tracefuse.optimizers.lowering.lowering import COPIES
 from tracefuse.optimizers.passes import Decide, Decision

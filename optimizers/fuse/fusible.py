@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,7 +24,7 @@ from tracefuse.optimizers.lowering.lowering import COPIES
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS, shape_of
 from tracefuse.optimizers.ops import is_view
-from tracefuse.optimizers.trace import SHORT_DTYPE, tensors, val
+from tracefuse.optimizers.trace import SHORT_DTYPE, phase, tensors, val
 
 aten = torch.ops.aten
 
@@ -157,3 +159,23 @@ def _row_refusal(node: fx.Node) -> str | None:
         return "it sums into a boolean"
     _, n_rows, n_cols = geometry.sizes
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None
+
+
+# --- neighbours -------------------------------------------------------------------------------------------------------
+
+
+def has_fusible_neighbour(result: fx.Node, operand: Any) -> bool:
+    """Whether an op of the same phase that reads `result`, or computes `operand`, could share the kernel between them."""
+    near = [*_through_views(result, forward=True), *_through_views(operand, forward=False)]
+    return any(refusal(n) is None and not is_free(n) and phase(n) == phase(result) for n in near)
+
+
+def _through_views(node: fx.Node, forward: bool) -> Iterator[fx.Node]:
+    """The ops next to a value, views skipped."""
+    near = list(node.users) if forward else [node]
+    while near:
+        one = near.pop()
+        if one.op == "call_function" and is_free(one):
+            near += list(one.users) if forward else one.all_input_nodes
+        elif one.op == "call_function":
+            yield one

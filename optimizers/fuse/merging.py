@@ -27,9 +27,18 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tracefuse.optimizers.fuse.order import UnitOrder
-from tracefuse.optimizers.fuse.pieces import Piece
+from tracefuse.optimizers.fuse.pieces import (
+    Piece,
+    Traits,
+    Unit,
+    inputs_of,
+    memory,
+    readers,
+    traits_of,
+    unit_order,
+    with_views,
+)
 from tracefuse.optimizers.fuse.regions import agree
-from tracefuse.optimizers.fuse.units import Traits, Unit, inputs_of, memory, readers, traits_of, unit_order, with_views
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes
 

@@ -18,8 +18,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.optimizers.kernels.column_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, columns
-from tracefuse.optimizers.kernels.reduction_layouts import rows
+from tracefuse.optimizers.kernels.reduction_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, columns, rows
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import TRANSCENDENTAL
 from tracefuse.optimizers.lowering.geometry import NORM_BACKWARD, Geometry, columns_of, operand_of, reduced_dims

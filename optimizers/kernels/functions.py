@@ -16,9 +16,9 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.kernels.blocking import below_columns, choose_layouts, element_of
-from tracefuse.optimizers.kernels.column_layouts import partial_sums
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.loops import Store, body_lines
+from tracefuse.optimizers.kernels.reduction_layouts import partial_sums
 from tracefuse.optimizers.lowering.indexing import ravel, row_major, variable
 from tracefuse.optimizers.lowering.layouts import BLOCK_NAMES, GUESS, Layout, Tuning
 from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible

@@ -46,14 +46,14 @@ from torch import fx
 
 from tracefuse.optimizers.costs.cost import touched_nbytes
 from tracefuse.optimizers.fuse.fusible import is_constant, is_free
-from tracefuse.optimizers.fuse.units import memory
+from tracefuse.optimizers.fuse.pieces import memory
 from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.mincut import Edge, min_cut
-from tracefuse.optimizers.remat.schedule import copy_again, just_in_time, recomputes
+from tracefuse.optimizers.remat.schedule import copy_again, just_in_time
 from tracefuse.optimizers.rewrite import refresh_views
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes, recomputes
 
 _LEAST = "it weighs no more than what it could be computed from"
 

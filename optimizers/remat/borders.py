@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from torch import fx
 
 from tracefuse.optimizers.fuse.fusible import is_constant, refusal
+from tracefuse.optimizers.fuse.pieces import readers
 from tracefuse.optimizers.fuse.regions import form_regions
-from tracefuse.optimizers.fuse.units import readers
 from tracefuse.optimizers.lowering.expressions import POINTWISE
 from tracefuse.optimizers.lowering.gathers import GATHERS
 from tracefuse.optimizers.lowering.lowering import COPIES

@@ -28,25 +28,22 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import Peaks, bytes_written, roofline_seconds, touched_nbytes
+from tracefuse.optimizers.facts import stored_bytes
 from tracefuse.optimizers.liveness import saved_bytes
-from tracefuse.optimizers.memory import stored_bytes
 from tracefuse.optimizers.ops import is_getitem, is_view, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.remat.choice import Choice, CutNetwork, bans, chain_ends, choose, weigh_bytes
 from tracefuse.optimizers.remat.filling import fill
 from tracefuse.optimizers.remat.forecast import Forecast
 from tracefuse.optimizers.remat.forward import Forward
+from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.pins import resolve_pins
 from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
-
-if TYPE_CHECKING:
-    from tracefuse.optimizers.remat.cut import Remat
 
 NAME = "memory_budget"
 """What decisions about the budget as a whole are about: no value."""
@@ -116,7 +113,7 @@ def _reversed_bits(number: int) -> float:
 class Frontier:
     """The cuts of a forward that take the fewest seconds for their bytes. Solved when asked for, and kept."""
 
-    def __init__(self, forward: Forward, options: Remat) -> None:
+    def __init__(self, forward: Forward, options: RematOptions) -> None:
         options = replace(options, memory_budget=0.0)  # what may be recomputed is the same for every budget
         self._forward, self._options = forward, options
         self._pins = resolve_pins(forward, options.save, options.recompute)
@@ -190,7 +187,7 @@ class Budgeting:
         self,
         trace: Trace,
         forward: Forward,
-        options: Remat,
+        options: RematOptions,
         frontier: Frontier | None = None,
         forecast: Forecast | None = None,
     ) -> None:

@@ -10,19 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import fx
 
-from tracefuse.optimizers.memory import stored_bytes
-from tracefuse.optimizers.ops import is_getitem, is_view, producer
-from tracefuse.optimizers.remat.forward import Forward, impossible, is_free, is_several, own_kernel_bytes, unwise
+from tracefuse.optimizers.facts import stored_bytes
+from tracefuse.optimizers.ops import does_work, is_getitem, is_view, producer
+from tracefuse.optimizers.remat.forward import Forward, impossible, is_several, own_kernel_bytes, unwise
 from tracefuse.optimizers.remat.mincut import Network
+from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.pins import Pin, resolve_pins
-
-if TYPE_CHECKING:
-    from tracefuse.optimizers.remat.cut import Remat
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Choice:
     rate: float | None = None
 
 
-def choose(forward: Forward, options: Remat) -> Choice:
+def choose(forward: Forward, options: RematOptions) -> Choice:
     """The cheapest cut under `options`, whatever its bytes; solved again, with more values banned, while chains are too
     long."""
     pins = resolve_pins(forward, options.save, options.recompute)
@@ -62,7 +59,7 @@ def choose(forward: Forward, options: Remat) -> Choice:
         banned |= long
 
 
-def weigh(forward: Forward, node: fx.Node, pin: Pin | None, options: Remat) -> float:
+def weigh(forward: Forward, node: fx.Node, pin: Pin | None, options: RematOptions) -> float:
     """The weight of saving `node`, in bytes times factors; infinite for what is never saved, 0 for what is free."""
     if (pinned := _pinned_weight(forward, node, pin)) is not None:
         return pinned
@@ -87,7 +84,7 @@ def _pinned_weight(forward: Forward, node: fx.Node, pin: Pin | None) -> float | 
     return math.inf if node in forward.checkpointed else None
 
 
-def bans(forward: Forward, pins: dict[fx.Node, Pin], options: Remat) -> dict[fx.Node, str]:
+def bans(forward: Forward, pins: dict[fx.Node, Pin], options: RematOptions) -> dict[fx.Node, str]:
     """The values that are not recomputed, with the reason."""
     asked = _asked(pins)
     # What is pinned may need what a checkpoint drops, which cannot be saved: it runs again too, as in the program.
@@ -108,7 +105,7 @@ def _asked(pins: dict[fx.Node, Pin]) -> set[fx.Node]:
     return {producer(node) for node, pin in pins.items() if pin.action == "recompute"}
 
 
-def _ban(forward: Forward, node: fx.Node, pin: Pin | None, asked: bool, options: Remat) -> str | None:
+def _ban(forward: Forward, node: fx.Node, pin: Pin | None, asked: bool, options: RematOptions) -> str | None:
     if pin is not None and pin.action == "save":
         return f'pinned by save="{pin.glob}"'
     if node in forward.stale:
@@ -222,7 +219,7 @@ def chain_ends(
     for node in forward.nodes:
         if node in again:
             above = max((depth.get(a, 0) for a in node.all_input_nodes), default=0)
-            depth[node] = above + (0 if is_free(node) else 1)
+            depth[node] = above + does_work(node)
     ends = [n for n, d in depth.items() if d % (longest + 1) == 0]
-    ends = [n for n in ends if n not in asked and n.all_input_nodes and not is_free(n)]
+    ends = [n for n in ends if n not in asked and n.all_input_nodes and does_work(n)]
     return dict.fromkeys(ends, f"the end of a chain of {longest} recomputed ops")

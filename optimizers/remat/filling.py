@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from tracefuse.optimizers.memory import stored_bytes
+from tracefuse.optimizers.facts import stored_bytes
 from tracefuse.optimizers.remat.choice import Choice, CutNetwork
 from tracefuse.optimizers.remat.forward import Forward
 

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.memory import storage_id
-from tracefuse.optimizers.ops import is_getitem, is_random
-from tracefuse.optimizers.remat.forward import is_free
+from tracefuse.optimizers.facts import storage_id
+from tracefuse.optimizers.ops import does_work, is_getitem, is_random
 from tracefuse.optimizers.remat.schedule import needed_before
 from tracefuse.optimizers.trace import Trace, phase, val
 
@@ -42,7 +41,7 @@ class Forecast:
         self._backward = [i for i, half in ops if half == "backward"]
         self._draws = {i for i, n in enumerate(nodes) if n.op == "call_function" and is_random(n) and not is_getitem(n)}
         self._item = {i: n.args[1] for i, n in enumerate(nodes) if is_getitem(n)}
-        self._free = {i: _width(n) for i, n in enumerate(nodes) if n.op == "call_function" and is_free(n)}
+        self._free = {i: _width(n) for i, n in enumerate(nodes) if n.op == "call_function" and not does_work(n)}
         self._storages = {i: _storages(n) for i, n in enumerate(nodes) if i not in self._free}
 
         pairs = [(out, self._index[node]) for out, node in zip(trace.outputs, trace.returned, strict=True)]

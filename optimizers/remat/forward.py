@@ -1,23 +1,36 @@
-"""What may cross from the forward to the backward: facts about forward values that a choice of cut is made from."""
+"""What may cross from the forward to the backward: facts about forward values that a choice of cut is made from.
+
+The captured program computes some values a second time itself, in its backward, as `torch.utils.checkpoint` does. A
+checkpointed block is captured as it ran: its ops once in the forward, and once more in the backward, from the block's
+inputs and from the random numbers that the forward drew. A trace has no marks for that, but it need not: an op of the
+backward that has the target and the operands of a forward op, or operands that are such doubles, computes the same value.
+
+Normalizers are statistics that fit only the very values that they were computed from:
+
+    p = exp(x - logsumexp(x))
+
+An op that no kernel holds, computed again, reads what another kernel may have rounded otherwise, and its own result may then
+be the next number up or down: of a logit of 300 in bfloat16 that is 2 away. With the logsumexp of the first x, p is wrong by
+a factor of exp(2); with that of the second it is a probability again. So they go together: where such an op behind x is
+recomputed, the logsumexp is too. Differences of that size in what other statistics normalize stay as small as they are.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from typing import Any
 
+import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, touched_nbytes
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import agree, loops_of
-from tracefuse.optimizers.ops import draws_nothing, is_getitem, is_mutable, is_random, is_view, producer
-from tracefuse.optimizers.remat.checkpoints import dropped
-from tracefuse.optimizers.remat.normalizers import tied_ops
-from tracefuse.optimizers.rewrite import base
+from tracefuse.optimizers.ops import does_work, draws_nothing, is_getitem, is_mutable, is_random, is_view, producer
+from tracefuse.optimizers.remat.options import RematOptions
+from tracefuse.optimizers.rewrite import base, views_of
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase
-
-if TYPE_CHECKING:
-    from tracefuse.optimizers.remat.cut import Remat
 
 
 class Forward:
@@ -30,7 +43,7 @@ class Forward:
     `in_memory`: values that are stored whether saved or not; `read_from_memory`: values that the backward reads outside of
     kernels that could also compute them, each with the name of such a reader; `stale`: inputs that the forward overwrites,
     and their views; `checkpointed`: values that the program drops, each with the backward op by which it computes it again;
-    `tied`: normalizers, each with the ops that are not recomputed without it (`normalizers`).
+    `tied`: normalizers, each with the ops that are not recomputed without it (`tied_ops`).
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -76,7 +89,7 @@ class Forward:
     def _distances(self) -> dict[fx.Node, float]:
         distance: dict[fx.Node, float] = {}
         for node in reversed(self.nodes):
-            steps = (distance[u] + (0 if is_free(u) else 1) for u in self.readers(node))
+            steps = (distance[u] + does_work(u) for u in self.readers(node))
             distance[node] = 1 if node in self.read else min(steps, default=math.inf)
         return distance
 
@@ -91,7 +104,9 @@ class Forward:
             level[node] = max((above + ends for above, ends in sources), default=0)
         latest: dict[fx.Node, float] = {}
         for node in reversed(self.nodes):
-            seen = (latest[u] if is_free(u) else level[u] if u in self.fused else math.inf for u in self.readers(node))
+            seen = (
+                (level[u] if u in self.fused else math.inf) if does_work(u) else latest[u] for u in self.readers(node)
+            )
             latest[node] = math.inf if node in self.results else max(seen, default=0)
         return {n for n in self.nodes if n not in self.fused or latest[n] > level[n]}
 
@@ -118,11 +133,6 @@ class Forward:
             return False
         loops = [loops_of(producer(node)), loops_of(producer(reader))]
         return agree({rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns})
-
-
-def is_free(node: fx.Node) -> bool:
-    """Whether the node is no kernel: a view, or one item of several outputs."""
-    return is_getitem(node) or is_view(node)
 
 
 def is_several(node: fx.Node) -> bool:
@@ -156,7 +166,7 @@ def class_of(forward: Forward, node: fx.Node) -> str:
     return "pointwise" if producer(node) in forward.fused else "heavy"
 
 
-def unwise(forward: Forward, node: fx.Node, options: Remat) -> str | None:
+def unwise(forward: Forward, node: fx.Node, options: RematOptions) -> str | None:
     """Why `node` is not recomputed unless asked to; None if it is fair game. Items of a tuple are judged one by one."""
     op = producer(node)
     if is_view(op) or op.op == "placeholder":
@@ -178,3 +188,62 @@ def unwise(forward: Forward, node: fx.Node, options: Remat) -> str | None:
 def own_kernel_bytes(forward: Forward, node: fx.Node) -> int:
     """Bytes that the backward moves to run `node` again by itself; 0 where a kernel that runs there anyway can hold it."""
     return 0 if node in forward.fused else bytes_moved(node)
+
+
+# --- what the program computes again itself ----------------------------------------------------------------------------
+
+
+def doubles(trace: Trace) -> dict[fx.Node, fx.Node]:
+    """The forward op of each backward op that computes the same value again; random ops are none."""
+    found: dict[fx.Node, fx.Node] = {}
+    forward: dict[Any, list[fx.Node]] = {}
+    for node in trace.ops:
+        if is_random(node) or is_mutable(node):
+            continue
+        if phase(node) == "forward":
+            forward.setdefault((node.target, *node.all_input_nodes), []).append(node)
+            continue
+        sources = [found.get(a, a) for a in node.all_input_nodes]
+        alike = forward.get((node.target, *sources), ())
+        if same := next((other for other in alike if _reads_alike(node, other, found)), None):
+            found[node] = same
+    return found
+
+
+def dropped(trace: Trace, read: set[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """The forward values that the program does not keep since its backward computes them again: each with its double.
+
+    `read` are the forward values that the backward reads, and so keeps, with all that shares their memory.
+    """
+    pairs = {first: second for second, first in doubles(trace).items() if not is_view(second)}
+    return {first: second for first, second in pairs.items() if views_of(first).isdisjoint(read)}
+
+
+def _reads_alike(node: fx.Node, other: fx.Node, found: dict[fx.Node, fx.Node]) -> bool:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: found.get(a, a))
+    return args == other.args and kwargs == other.kwargs
+
+
+# --- normalizers ------------------------------------------------------------------------------------------------------
+
+NORMALIZERS = frozenset({torch.ops.aten.logsumexp.default})
+
+
+def tied_ops(nodes: Iterable[fx.Node], fused: Collection[fx.Node]) -> dict[fx.Node, tuple[fx.Node, ...]]:
+    """For each normalizer among `nodes` the ops, not `fused`, whose results reach it through fused ones only."""
+    found = {node: tuple(_behind(node, fused)) for node in nodes if node.target in NORMALIZERS}
+    return {node: ops for node, ops in found.items() if ops}
+
+
+def _behind(node: fx.Node, fused: Collection[fx.Node]) -> Iterable[fx.Node]:
+    seen: set[fx.Node] = set()
+    stack = list(node.all_input_nodes)
+    while stack:
+        current = stack.pop()
+        if current in seen or current.op != "call_function":
+            continue
+        seen.add(current)
+        if current in fused:
+            stack += current.all_input_nodes
+        else:
+            yield producer(current)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, roofline_seconds
-from tracefuse.optimizers.memory import stored_bytes
-from tracefuse.optimizers.ops import op_name, producer
+from tracefuse.optimizers.facts import stored_bytes
+from tracefuse.optimizers.ops import does_work, op_name, producer
 from tracefuse.optimizers.passes import Decision
-from tracefuse.optimizers.remat.forward import Forward, is_free, is_several
+from tracefuse.optimizers.remat.forward import Forward, is_several
 from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import human_bytes, origin
 
@@ -106,6 +106,6 @@ def _behind(node: fx.Node, choice: Choice, told: set[fx.Node]) -> tuple[list[fx.
             sources[current] = None
         elif current not in told:
             told.add(current)
-            ops += [] if is_free(current) else [current]
+            ops += [current] if does_work(current) else []
             stack += current.all_input_nodes
     return ops, list(sources)

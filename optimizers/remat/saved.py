@@ -19,13 +19,12 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
+from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import saved_values
-from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
-from tracefuse.optimizers.passes import Step
-from tracefuse.optimizers.remat.schedule import recomputes
-from tracefuse.optimizers.trace import Trace, origin, phase, tensors
+from tracefuse.optimizers.passes import PassRecord
+from tracefuse.optimizers.trace import Trace, origin, phase, recomputes, tensors
 
 REASONS = {
     "unneeded": "Only ops of the backward whose results nobody uses read it: simplify drops them.",
@@ -72,15 +71,14 @@ class SavedFor:
     decision: str = ""
 
 
-def explain_saved(trace: Trace, steps: Sequence[Step] = ()) -> list[SavedFor]:
+def explain_saved(trace: Trace, records: Sequence[PassRecord] = ()) -> list[SavedFor]:
     """Every storage that the forward of a joint trace keeps for its backward, in the forward's order.
 
-    `steps` are the passes that led to `trace`: for what was decided, and for the trace before `fuse`.
+    `records` are of the passes that led to `trace`: for what was decided, and for the trace before `fuse`.
     """
-    decided = {
-        d.value: d.reason for step in steps if step.name == "remat" for d in step.decisions if d.action == "save"
-    }
-    unfused = next((step.before for step in steps if step.name == "fuse"), None)
+    decisions = (d for record in records if record.name == "remat" for d in record.decisions)
+    decided = {d.value: d.reason for d in decisions if d.action == "save"}
+    unfused = next((record.before for record in records if record.name == "fuse"), None)
     before = {} if unfused is None else _reasons(unfused)
     own = _reasons(trace)
     found = []

@@ -16,24 +16,13 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tracefuse.optimizers.ops import is_getitem
-from tracefuse.optimizers.remat.forward import is_free
+from tracefuse.optimizers.ops import does_work, is_getitem
 from tracefuse.optimizers.rewrite import refresh_views
-from tracefuse.optimizers.trace import Phase, Trace, copy_node, phase, val
+from tracefuse.optimizers.trace import Trace, copy_node, eliminate_dead_code, phase, recomputes, recomputes_in, val
 
 _MARKS = ("recomputes", "recomputes_in", "for_reader")
 
 Op = TypeVar("Op")
-
-
-def recomputes(node: fx.Node) -> str | None:
-    """The name of the value that this op computes a second time; None for every other op."""
-    return (node.meta.get("custom") or {}).get("recomputes")
-
-
-def recomputes_in(node: fx.Node) -> Phase:
-    """The phase of the value that a copy computes a second time."""
-    return node.meta["custom"]["recomputes_in"]
 
 
 # --- making copies ----------------------------------------------------------------------------------------------------
@@ -70,7 +59,7 @@ def copy_again(node: fx.Node, copies: dict[fx.Node, fx.Node], **changes: Any) ->
 
 def _own_value(node: fx.Node, copy: fx.Node) -> Any:
     """The copy's fake value: memory of its own, or its place in its own argument's, laid out as the original."""
-    if is_free(copy):
+    if not does_work(copy):
         return _moved(copy, val(node), val(node.all_input_nodes[0]))
     return fx.node.map_aggregate(val(node), lambda t: _fake(t) if isinstance(t, FakeTensor) else t)
 
@@ -89,7 +78,7 @@ def _moved(node: fx.Node, value: Any, was_of: Any) -> Any:
 def _move_views(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
     """Type anew, in place, the backward's views of copies, so that `storage` tells aliases again."""
     was = {copy: val(node) for node, copy in copies.items()}
-    for node in [n for n in graph.nodes if n.op == "call_function" and n not in was and is_free(n)]:
+    for node in [n for n in graph.nodes if n.op == "call_function" and n not in was and not does_work(n)]:
         source = node.all_input_nodes[0]
         if source in was:
             was[node] = val(node)
@@ -159,6 +148,13 @@ def _original(graph: fx.Graph, copy: fx.Node, name: str, new: dict[fx.Node, fx.N
     custom = {key: value for key, value in copy.meta["custom"].items() if key not in _MARKS}
     node.meta = {**copy.meta, "phase": recomputes_in(copy), "custom": custom}
     return node
+
+
+def forgotten(trace: Trace) -> Trace:
+    """The trace as it was before any rematerialisation."""
+    new = forget(trace)
+    eliminate_dead_code(new.graph)
+    return new
 
 
 # --- order ------------------------------------------------------------------------------------------------------------

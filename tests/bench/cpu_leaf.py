@@ -1,13 +1,13 @@
-"""Rotary embedding of a leaf that lies on the CPU: what its ToCopyBackward0 is, what it consists of, what fixing it gains.
+"""A leaf that lies on the CPU costs a copy in each backward: what ToCopyBackward0 consists of there, and what each fix gains.
 
     python tests/bench/cpu_leaf.py --check --out cpu_leaf.json
 
-`[4096, 10, 32, 128]` in fp32: the step moves the leaf to the GPU, and each backward copies 640 MiB of gradient to the host.
-Printed are the finding from the trace alone and from a profiled replay, the parts of the copy beside its event, the same
-event in the user's own step, what replays say of each fix, and the user's own code with the leaf on the CPU, without and with
-a `.grad` to add to, and on the GPU.
+The program is a rotary embedding of `[4096, 10, 32, 128]` in fp32: the step moves the leaf to the GPU, and each backward
+copies 640 MiB of gradient to the host. The benchmark prints the finding from the trace alone and from a profiled replay, the
+parts of the copy beside its event, the same event in the user's own step, what replays say of each fix, and the user's own
+code with the leaf on the CPU, without and with a `.grad` to add to, and on the GPU.
 
-Without a GPU, the step casts where it would move, its trace is typed as a GPU's, and only what needs none is printed.
+Without a GPU the step casts where it would move, its trace is typed as a GPU's, and the benchmark prints what needs no GPU.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from tracefuse.timeline.events import recorded
 from tracefuse.timeline.replayed import Timeline, measured_on, profiled
 from tracefuse.variant import Variant
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1] / "samples"))
 from cuda_traces import with_leaf_on_the_cpu
 from programs import apply_rope
 
@@ -76,7 +75,7 @@ def on_cpu(shape: tuple[int, ...]) -> dict[str, Any]:
     """The finding of a trace whose types lie on a GPU."""
     capture, _ = captured(shape, "cpu")
     trace = with_leaf_on_the_cpu(capture.trace, "input_ts")
-    finding = the_finding(diagnose(Case.of(capture, trace, modelled(trace))))
+    finding = the_finding(diagnose(Case.of(capture.program, trace, modelled(trace))))
     print(f"from the trace alone\n{finding}\n\nno GPU here: nothing is replayed")
     return {"static": told(finding)}
 

@@ -1,10 +1,11 @@
-"""Compile time, kernels and static memory by depth: the residual chain of 1 to 128 layers at remat weight 1 and 0, and a GPT.
+"""Compile time, kernels and static memory grow with depth: a residual chain of 1 to 128 layers at weights 1 and 0, and a GPT.
 
     python tests/bench/depth.py --out depth.json
 
-Every row is a process of its own with empty caches (`compile_once.py`), torch.compile's rows too, whose caches are also
-switched off. "start" is what importing and a first tiny program cost, and counts for neither. Warm is a second process that
-finds the first one's caches. Without a GPU kernels are built for Hopper and not run, torch.compile is left out.
+Every row is a process of its own with empty caches (`cases/compile_once.py`). That holds for torch.compile's rows too, whose
+caches are also switched off. "start" is what importing and a first tiny program cost, and counts for neither. A warm row is a
+second process that finds the first one's caches. Without a GPU kernels are built for Hopper and not run, and torch.compile is
+left out.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def peers(program: str, layers: list[int]) -> list[dict[str, Any]]:
 
 def one(caches: str, when: str, program: str, layers: int, weight: float, compiler: str, device: str) -> dict[str, Any]:
     """What one process finds, its caches under `caches`; ends this one with the message of one that fails."""
-    script = Path(__file__).with_name("compile_once.py")
+    script = Path(__file__).parent / "cases" / "compile_once.py"
     choice = {"program": program, "layers": layers, "weight": weight, "compiler": compiler, "device": device}
     flags = [text for name, value in choice.items() for text in (f"--{name}", str(value))]
     places = ("TRACEFUSE_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")

@@ -1,9 +1,10 @@
-"""Attention's backward and the packing of its gradients: dq, dk, dv transposed, reshaped, concatenated; its sum and transpose.
+"""Attention's backward and the packing of its gradients: dq, dk, dv transposed, reshaped and concatenated, then summed.
 
     python tests/bench/dqkv.py --out dqkv.json
 
-Two programs: the complaint's own (attention's backward called on saved tensors, then cat, sum, view, permute), and a layer as
-people write it (Linear, split, attention, backward). bfloat16, causal. Of the first are timed
+There are two programs: one calls attention's backward on saved tensors, then cat, sum, view and permute, as the complaint of
+notebook 04 does; the other is a layer as people write it (Linear, split, attention, backward). Both run in bfloat16 and
+causal. Of the first are timed
 
     alone           attention's backward, three gradients as ATen allocates them: the yardstick
     packed          and them concatenated; ours, where cuDNN writes them so: must cost at most 1.03 of it
@@ -11,7 +12,7 @@ people write it (Linear, split, attention, backward). bfloat16, causal. Of the f
     eager …         the same by ATen, with cuDNN's and with flash attention
     torch.compile   the same
 
-once as Python calls them and once as CUDA graphs, where the host's time is none: what is judged. Differences are from
+once as Python calls them and once as CUDA graphs, which cost the host nothing and are what is judged. Differences are from
 attention by hand in float64. On a CPU nothing is packed or judged.
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from kernels import differentiable, release
+from cases.timed import differentiable, release
 from results import environment, parser, write
 from torch import Tensor, nn
 
@@ -32,8 +33,7 @@ from tracefuse.device.packed_runtime import attention_backward
 from tracefuse.execution.replays import Replays
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
-from tracefuse.optimizers.cat.attention_ops import PACKED_BACKWARD
-from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS
+from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS, PACKED_BACKWARD
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.rewrite import base
 from tracefuse.timeline.events import recorded

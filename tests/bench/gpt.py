@@ -1,10 +1,11 @@
-"""A GPT training cell through the real magic in a real kernel: eager and optimised side by side, kernels, gradients, toggles.
+"""A GPT's training cell goes through the real magic in a real kernel, beside eager: times, kernels, gradients, toggles.
 
     python tests/bench/gpt.py --out gpt.json
 
-12 layers, 768 wide, 12 heads, vocabulary 50257, batch 8 x 1024, bfloat16 by default. The driver starts an IPython kernel and
-sends it the cells below, the training cell under `%%tracefuse`; the last cell measures in the kernel and writes the JSON.
-`--kernel inprocess` runs the same cells in an IPython shell of this process, where jupyter_client is not installed.
+The GPT has 12 layers, 768 wide, 12 heads, a vocabulary of 50257, a batch of 8 x 1024 and bfloat16 by default. The driver
+starts an IPython kernel and sends it the cells below, the training cell under `%%tracefuse`; the last cell measures in the
+kernel and writes the JSON. `--kernel inprocess` runs the same cells in an IPython shell of this process, where
+jupyter_client is not installed.
 """
 
 from __future__ import annotations
@@ -18,22 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cases.gpt import SIZES, SMALL
+from cases.timed import training_step, worst
+from cases.toggles import table as toggle_table
+from cases.toggles import toggle_seconds
 from results import environment, parser, write
-from toggle import table as toggle_table
-from toggle import toggle_seconds
-from torch import Tensor, nn
+from torch import Tensor
 
 from tracefuse.captures import Capture
-from tracefuse.demo import GPT, batch
-from tracefuse.execution.difference import max_abs_difference
+from tracefuse.demo import GPT
 from tracefuse.execution.replays import Replays
 from tracefuse.measure.rounds import measure
 from tracefuse.tables.summary import modules_table, steps_table
 from tracefuse.text import aligned
 from tracefuse.variant import Variant
-
-SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "length": 1024, "batch": 8}
-SMALL = {"layers": 2, "width": 64, "heads": 4, "vocab": 211, "length": 32, "batch": 2}
 
 
 def cells(arguments: Namespace) -> list[str]:
@@ -41,20 +40,13 @@ def cells(arguments: Namespace) -> list[str]:
     options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
     return [
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})",
-        f"import time, gpt; options = gpt.Namespace(**{options!r}); model, tokens, targets = gpt.model_and_batch(options)",
+        f"import time, gpt; from cases.gpt import model_and_batch; options = gpt.Namespace(**{options!r})",
+        "model, tokens, targets = model_and_batch(options)",
         "%load_ext tracefuse\nmodel(tokens, targets).backward(); model.zero_grad()",
         "start = time.perf_counter()",
         "%%tracefuse -o c --no-measure\nloss = model(tokens, targets)\nloss.backward()",
         "gpt.report(c, model, tokens, targets, options, time.perf_counter() - start)",
     ]
-
-
-def model_and_batch(options: Namespace) -> tuple[GPT, Tensor, Tensor]:
-    torch.manual_seed(0)
-    sizes = SMALL if options.small else SIZES
-    shape = {k: sizes[k] for k in ("layers", "width", "heads", "vocab", "length")}
-    model = GPT(**shape, dropout=options.dropout).to(options.device, torch.bfloat16)
-    return model, *batch(sizes["vocab"], sizes["batch"], sizes["length"], options.device)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------
@@ -112,11 +104,6 @@ def step_programs(
     return programs
 
 
-def training_step(run: Any, parameters: list[nn.Parameter]) -> Replays:
-    """Not compared: eager draws other dropout masks. `compare_gradients` compares the replay, which draws the same."""
-    return Replays(lambda: ((run(),),), lambda state: torch.autograd.grad(state[0][0], parameters), compared=False)
-
-
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
@@ -148,16 +135,6 @@ def replayed_gradients(variant: Variant) -> dict[str, Tensor]:
     found = program.backward(program.forward())
     names = [variant.trace.input_of(name).source for name in program.gradients]
     return dict(zip(names, found, strict=True))
-
-
-def worst(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
-    if mine.keys() != reference.keys():
-        raise SystemExit(f"gradients of other parameters: {sorted(mine.keys() ^ reference.keys())}")
-    absolute = [max_abs_difference(name, g, reference[name]) for name, g in mine.items()]
-    relative = [
-        ((g.double() - reference[n].double()).norm() / reference[n].double().norm()).item() for n, g in mine.items()
-    ]
-    return {"max_abs": max(absolute), "max_relative_norm": max(relative), "parameters": len(mine)}
 
 
 def gradient_table(gradients: dict[str, dict[str, float]]) -> str:

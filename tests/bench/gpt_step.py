@@ -4,68 +4,34 @@
     python tests/bench/gpt_step.py --program tf32 --peer torch.compile --breakdown
     python tests/bench/gpt_step.py --program bf16 --peer reduce-overhead --no-cuda-graph
 
-12 layers, 768 wide, 12 heads, vocabulary 50257, batch 8 x 1024, no dropout; two programs:
+The GPT has 12 layers, 768 wide, 12 heads, a vocabulary of 50257, a batch of 8 x 1024 and no dropout. There are two programs:
 
     bf16    scaled_dot_product_attention in bfloat16
     tf32    attention by hand (matmul, masked_fill, softmax, dropout, matmul) in float32 on TF32 tensor cores
 
-The step is captured once; what runs beside it are the peers of `tracefuse.measure.peers`, ours with and without CUDA
-graphs. Modes of
-torch.compile with CUDA graphs are timed in runs of their own, without ours. With `--breakdown` the GPU time of ours and of
-torch.compile's is told by kernel: see `breakdown.py`.
+The step is captured once; the peers of `tracefuse.measure.peers` run beside it, ours with and without CUDA graphs. Modes of
+torch.compile with CUDA graphs are timed in runs of their own, without ours. `--breakdown` tells the GPU time of ours and of
+torch.compile's by kernel (`cases/breakdown.py`).
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from argparse import Namespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from breakdown import breakdown, table, to_json
+from cases.breakdown import breakdown, table, to_json
+from cases.gpt import SIZES, SMALL, model_of
 from results import environment, parser, write
-from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.demo import GPT, SelfAttention, batch
+from tracefuse.demo import batch
 from tracefuse.measure.peers import COMPILE, PEERS, check_names, stand_in
 from tracefuse.variant import Variant
 
-SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "length": 1024, "batch": 8}
-SMALL = {"layers": 2, "width": 64, "heads": 4, "vocab": 211, "length": 32, "batch": 2}
 PROGRAMS = ("bf16", "tf32")
 USUAL = ("eager", COMPILE)
-
-
-class AttentionByHand(SelfAttention):
-    """Causal attention whose probabilities are tensors of the program, `[B, heads, T, T]`."""
-
-    def __init__(self, width: int, heads: int, length: int) -> None:
-        super().__init__(width, heads, dropout=0.0)
-        self.register_buffer("mask", torch.ones(length, length, dtype=torch.bool).tril().view(1, 1, length, length))
-
-    def forward(self, x: Tensor) -> Tensor:
-        size, length, width = x.shape
-        q, k, v = (
-            part.view(size, length, self.heads, width // self.heads).transpose(1, 2)
-            for part in self.qkv(x).split(width, dim=2)
-        )
-        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.shape[-1]))
-        scores = scores.masked_fill(self.mask[:, :, :length, :length] == 0, float("-inf"))
-        weights = F.dropout(F.softmax(scores, dim=-1), self.dropout, self.training)
-        y = (weights @ v).transpose(1, 2).contiguous().view(size, length, width)
-        return F.dropout(self.proj(y), self.dropout, self.training)
-
-
-def model_of(program: str, sizes: dict[str, int], device: str) -> nn.Module:
-    shape = {k: sizes[k] for k in ("layers", "width", "heads", "vocab", "length")}
-    model = GPT(**shape, dropout=0.0)
-    if program == "tf32":
-        for block in model.h:
-            block.attn = AttentionByHand(sizes["width"], sizes["heads"], sizes["length"])
-    return model.to(device, torch.bfloat16 if program == "bf16" else torch.float32)
 
 
 def captured(program: str, sizes: dict[str, int], options: Namespace) -> Variant:

@@ -1,26 +1,25 @@
-"""The table of issue 3: kernels beside eager, torch.compile and a copy of the bytes that must move, forward and backward.
+"""Generated kernels beside eager, torch.compile and a copy of the bytes that must move, forward and backward.
 
     python tests/bench/kernels.py --out kernels.json
     python tests/bench/kernels.py --case softmax --case cross_entropy
     python tests/bench/kernels.py --tune
 
 All programs of a case run interleaved, under autograd, torch.compile warmed and with static shapes. "limit" is the time of a
-copy, in the same run, that moves as many bytes as the phase must (`cases.py` says which). "must" and "aim" are the issue's.
-Differences are from the same program in float64.
+copy, in the same run, that moves as many bytes as the phase must (`cases/kernel_cases.py` says which). "must" and "aim" are
+the bounds that each case was given. Differences are from the same program in float64.
 
-Tunings are remembered: after a run with `--tune` one without runs on tuned blocks too, unless TRACEFUSE_CACHE names another
+Tunings are remembered: after a run with `--tune` a run without it uses tuned blocks too, unless TRACEFUSE_CACHE names another
 folder. The JSON says of each kernel what it ran on.
 """
 
 from __future__ import annotations
 
-import gc
 from argparse import Namespace
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from cases import CASES, Case, Goal
+from cases.kernel_cases import CASES, Case, Goal
+from cases.timed import copies, differentiable, release
 from results import environment, parser, write
 from torch import Tensor
 
@@ -120,20 +119,6 @@ def programs_of(
     return made | {"copy": copies(case.limit_nbytes, device)}
 
 
-def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tensor | None, compared: bool) -> Replays:
-    """`run()` under autograd, and the gradients of the inputs that ask for one."""
-    leaves = [t for t in inputs if t.requires_grad]
-
-    def forward() -> tuple[tuple[Tensor, ...]]:
-        result = run()
-        return (result if isinstance(result, tuple) else (result,),)
-
-    def backward(state: tuple[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(state[0][0], leaves, cotangent)
-
-    return Replays(forward, None if cotangent is None else backward, compared=compared)
-
-
 def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Replays:
     """The same program on the same numbers in float64. Its tensors live only while it runs: they are large."""
 
@@ -148,26 +133,6 @@ def in_float64(case: Case, inputs: list[Tensor], cotangent: Tensor | None) -> Re
         return torch.autograd.grad(result, leaves, cotangent.to(result.dtype))
 
     return Replays(forward, None if cotangent is None else backward)
-
-
-def copies(nbytes: dict[str, int], device: str) -> Replays:
-    """One copy in each phase, which reads half of the phase's bytes and writes the other half."""
-    source = torch.zeros(max(nbytes.values()) // 2, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-
-    def copy(phase: str) -> tuple[Tensor]:
-        half = nbytes[phase] // 2
-        return (target[:half].copy_(source[:half]),)
-
-    backward = (lambda state: copy("backward")) if "backward" in nbytes else None
-    return Replays(lambda: (copy("forward"),), backward, compared=False)
-
-
-def release(device: str) -> None:
-    """Give the memory of a case back before the next one; torch.compile holds it in cycles."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

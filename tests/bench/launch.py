@@ -1,10 +1,10 @@
-"""What the host pays to launch: one kernel, and a whole step of 1, 10 and 50 layers, on tensors so small that the GPU waits.
+"""The host pays for each launch: for one kernel, and for a step of 1, 10 and 50 layers on tensors so small that the GPU waits.
 
     python tests/bench/launch.py --out launch.json
 
-Times are the host's, in µs: from a call until it returns, the GPU's queue never being waited for. A step is the forward
-and `torch.autograd.grad`. A layer is one matrix product, which nobody fuses, and what one kernel makes of the rest. A CUDA
-graph is launched at once and copies its inputs and what it hands out.
+Times are the host's, in µs, from a call until it returns; nothing waits for the GPU's queue. A step is the forward and
+`torch.autograd.grad`. A layer is one matrix product, which no pass fuses, and the kernel that the rest becomes. A CUDA graph
+is launched at once; it copies its inputs and what it hands out.
 """
 
 from __future__ import annotations

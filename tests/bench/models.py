@@ -1,13 +1,13 @@
-"""Models that people train, small, from their configurations: captured, replayed, optimised, compiled, exported.
+"""Models that people train, small and from their configurations, are captured, replayed, optimised, compiled and exported.
 
     python tests/bench/models.py --out models.json                          all, in float64 and float32; on a GPU float32, bf16
     python tests/bench/models.py --model llama --model resnet50 --dtype float32
-    python tests/bench/models_table.py models_cpu.json models_h200.json     what was found, as one page
+    python tests/bench/pages/models_table.py models_cpu.json models_h200.json     writes what was found as one page
 
-For each a training step: whether the replay of what was captured is eager's, bit for bit; how far results and gradients of
-the compiled program, all passes on, are from it, and how far those of the captured program move if each of its inputs moves
-by one rounding; whether the exported file checks itself in a process of its own. Models of packages that are not installed
-are left out, and the table says so.
+Each model does one training step. The benchmark says whether the replay of what was captured is eager's, bit for bit; how
+far results and gradients of the compiled program, all passes on, are from it, and how far those of the captured program move
+if each of its inputs moves by one rounding; and whether the exported file checks itself in a process of its own. Models of
+packages that are not installed are left out, and the table says so.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_zoo import MODELS, NOT_IN_FLOAT64, PACKAGES
-from models_table import is_right, table
+from cases.model_zoo import MODELS, NOT_IN_FLOAT64, PACKAGES
+from pages.models_table import is_right, table
 from results import environment, parser, write
 from torch import Tensor, nn
 
@@ -35,8 +35,7 @@ from tracefuse.errors import ExportError, TracefuseError
 from tracefuse.execution.difference import max_abs_difference
 from tracefuse.optimizers.trace import Trace, tensors
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1] / "samples"))
 from replayed import compiled_outputs
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}

@@ -2,11 +2,12 @@
 
     python tests/bench/remat.py --out remat.json
 
-One row a point. `saved`, `static peak`: from the trace, in bytes; `peak`: allocated at most by one step, measured; both
-peaks without what is there before the step. `step`: one forward and backward under autograd; all points of all programs are
-interleaved in one run. `compile s`: passes and kernels, those of earlier rows being there. `worst ‖Δ‖/‖g‖`: the gradients
-beside those of the captured program, with the same dropout masks. torch.compile's budget is
-`torch._functorch.config.activation_memory_budget`; below 1 it draws other masks in the backward (pytorch issue 190758).
+Each row is one budget or weight. `saved` and `static peak` are read off the trace, in bytes; `peak` is what one step was
+measured to allocate at most; both peaks leave out what is there before the step. `step` is one forward and backward under
+autograd, all programs interleaved in one run. `compile s` is the time of passes and kernels, those of earlier rows being
+there. `worst ‖Δ‖/‖g‖` compares the gradients with those of the captured program, with the same dropout masks.
+torch.compile's budget is `torch._functorch.config.activation_memory_budget`; below 1 it draws other masks in the backward
+(pytorch issue 190758).
 
 The vocabulary is padded to a multiple of 64, as whoever trains such a model does: else the head's matmuls hide the rest.
 """
@@ -20,7 +21,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from gpt import SIZES, SMALL, training_step, worst
+from cases.gpt import SIZES, SMALL
+from cases.timed import training_step, worst
 from results import environment, parser, write
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""What every benchmark writes: a JSON file that says on which machine, with which versions, and when."""
+"""A benchmark's result is a JSON file that says on which machine, with which versions and when it was measured."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""One runner for all benchmarks: each in a fresh process with its time limit, its JSON under `results/`, a summary at the end.
+"""The runner starts each benchmark in a fresh process with a time limit, writes its JSON under `results/` and sums up.
 
-    python tests/bench/run.py                      what there is
-    python tests/bench/run.py steps kernels        these
-    python tests/bench/run.py --all --small        a smoke run of all
+    python tests/bench/run.py                      lists the benchmarks
+    python tests/bench/run.py steps kernels        runs these two
+    python tests/bench/run.py --all --small        runs all of them for some seconds each
 
-Writes `results/NAME_GPU.json`, which `readme.py` renders README's numbers from; a small run writes nothing unless `--results`
-says where. Flags after `--` go to the benchmark itself: `run.py steps -- --case gpt_bf16`. The status is 1 if any failed, ran
-past its limit, or did not pass its own `--check`.
+A run writes `results/NAME_GPU.json`, from which `readme.py` renders every number of README and RESULTS.md; a small run writes
+nothing unless `--results` names a folder. Flags after `--` go to the benchmark itself: `run.py steps -- --case gpt_bf16`. The
+status is 1 if any benchmark failed, ran past its limit, or did not pass its own `--check`.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ BENCHES = {
     "gpt": Bench("gpt.py"),
     "gpt_step": Bench("gpt_step.py", on_gpu=("--breakdown",), limit_s=1800),
     "remat": Bench("remat.py", on_gpu=("--torch-compile",), limit_s=1800),
-    "cut": Bench("cut.py"),
+    "cut": Bench("overhead/cut.py"),
     "depth_chain": Bench("depth.py", ("--program", "chain"), limit_s=1800),
     "depth_gpt": Bench("depth.py", ("--program", "gpt"), limit_s=1800),
     "launch": Bench("launch.py"),
-    "peers": Bench("peers.py"),
-    "aa": Bench("aa.py", check=True),
+    "peers": Bench("trust/peers.py"),
+    "aa": Bench("trust/aa.py", check=True),
     "cpu_leaf": Bench("cpu_leaf.py", check=True),
-    "memory": Bench("memory.py", check=True, limit_s=1800),
+    "memory": Bench("trust/memory.py", check=True, limit_s=1800),
     "models": Bench("models.py", check=True, limit_s=3600),
-    "recorder": Bench("recorder.py"),
+    "recorder": Bench("overhead/recorder.py"),
     "train": Bench("train.py", check=True),
-    "toggle": Bench("toggle.py", check=True),
-    "view": Bench("view.py"),
+    "toggle": Bench("overhead/toggle.py", check=True),
+    "view": Bench("overhead/view.py"),
 }
 """By the name of their results."""
 
 ELSEWHERE = {
     "run.py": "this",
     "readme.py": "writes README from the results",
-    "compile_once.py": "a process of depth.py",
-    "step_once.py": "a process of steps.py",
-    "op_db.py": "takes hours: by hand, in shards",
-    "op_db_table.py": "the table of its results",
-    "models_table.py": "the table of the results of models.py",
-    "first_view.py": "installs into a fresh environment: by hand",
-    "record_timelines.py": "writes the recordings that tests read",
-    "pictures.py": "draws README's pictures from a page of view.py",
+    "cases/compile_once.py": "a process of depth.py",
+    "cases/step_once.py": "a process of steps.py",
+    "trust/op_db.py": "takes hours: by hand, in shards",
+    "pages/op_db_table.py": "the table of its results",
+    "pages/models_table.py": "the table of the results of models.py",
+    "overhead/first_view.py": "installs into a fresh environment: by hand",
+    "trust/record_timelines.py": "writes the recordings that tests read",
+    "pages/pictures.py": "draws README's pictures from a page of view.py",
 }
 """Scripts that are no benchmarks of their own, and what they are."""
 

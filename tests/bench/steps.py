@@ -3,13 +3,13 @@
     python tests/bench/steps.py --out steps.json
     python tests/bench/steps.py --case gpt_bf16 --case chain --peer-limit 60 --out steps.json
 
-Each program (`step_programs.py`) runs in a process of its own with empty caches: CUDA graphs keep their memory. There all
-columns are differentiable functions of the same tensors, timed in the same rounds; a ratio is a column's step over that of
-tracefuse, so above 1 tracefuse is faster. `first run s` has all compiling in it, of tracefuse the capture and the passes too;
-what columns before it compiled in the process a column may find. What has not compiled within `--peer-limit` seconds is given
-up, and its row says so. The limit is, of programs that only move bytes, a copy of the bytes that must move, in the same
-rounds; of others the sum of the rooflines of the ops that tracefuse runs, with measured peaks. Results and gradients are
-compared with the same step in float64.
+Each program (`cases/step_programs.py`) runs in a process of its own with empty caches, since CUDA graphs keep their memory.
+There all columns are differentiable functions of the same tensors, timed in the same rounds. A ratio is a column's step over
+that of tracefuse, so tracefuse is faster where it is above 1. `first run s` has all compiling in it, and of tracefuse the
+capture and the passes too; a column may find what columns before it compiled in the process. What has not compiled within
+`--peer-limit` seconds is given up, and its row says so. For programs that only move bytes the limit is a copy of the bytes
+that must move, in the same rounds; for others it is the sum of the rooflines of the ops that tracefuse runs, with measured
+peaks. Results and gradients are compared with the same step in float64.
 
 With `--out` of a file that is there, programs that are measured again replace their own entries. `--check` ends with status 1
 where a program failed, or where its gradients (its results, where it has none) are further from float64's than 1.5 times
@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cases.step_programs import STEPS
 from results import environment, parser, write
-from step_programs import STEPS
 
 from tracefuse.text import aligned
 
@@ -66,7 +66,7 @@ def in_own_process(name: str, arguments: Namespace) -> dict[str, Any]:
         places = ("TRACEFUSE_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
         surroundings = os.environ | {place: str(Path(folder, place)) for place in places}
         surroundings["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-        command = [sys.executable, str(Path(__file__).with_name("step_once.py"))]
+        command = [sys.executable, str(Path(__file__).parent / "cases" / "step_once.py")]
         flags = {"case": name, "out": out, **{f: getattr(arguments, f) for f in ("device", "budget", "peer_limit")}}
         command += [text for flag, value in flags.items() for text in (f"--{flag.replace('_', '-')}", str(value))]
         command += ["--small"] * arguments.small + [text for c in arguments.leave_out for text in ("--leave-out", c)]

@@ -1,5 +1,5 @@
 """torch's own operator database: one sample of every second operator, and of every second in-place variant, is captured,
-replayed bit by bit and put through every pass. `tests/bench/op_db.py` does so with all of them, on any device and dtype.
+replayed bit by bit and put through every pass. `tests/bench/trust/op_db.py` does so with all of them, on any device and dtype.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_a_view_shows_what_a_new_one_would(name: str, toggles: list[tuple[str, A
         assert explorer.status["error"] is None
     fresh = captured(name, 1).variant(Config.of(**dict(toggles)))
     fresh.capture._variants.clear()
-    fresh.capture.known_steps.clear()
+    fresh.capture.known_records.clear()
     assert shown(explorer.payload) == shown(payload(fresh, name=None))
 
 

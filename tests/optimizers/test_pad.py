@@ -21,7 +21,7 @@ from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, roofline_seconds
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.pad import LAUNCH_S, Pad
-from tracefuse.optimizers.passes import Decision, Step, run_pipeline
+from tracefuse.optimizers.passes import Decision, PassRecord, run_pipeline
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Input, Output, Trace, nbytes, origin, phase, val
 
@@ -164,7 +164,7 @@ def matmul(
     return Trace(graph, tuple(Input(n.name, "input", n.name) for n in found), (Output("result", "z"),))
 
 
-def step(trace: Trace, **options: bool) -> Step:
+def step(trace: Trace, **options: bool) -> PassRecord:
     (found,) = run_pipeline(trace, [Pad(**options)])
     return found
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from traces import captured
 
-from tracefuse.optimized import PassError
+from tracefuse.errors import PassError
 from tracefuse.optimizers.errors import PassDefect, UnknownValue
 from tracefuse.optimizers.passes import Decide, Decision, run_pipeline
 from tracefuse.optimizers.simplify import Simplify
@@ -57,8 +57,8 @@ def test_steps_in_a_list_are_one_line_each(trace):
         trace, [Raising(ZeroDivisionError("division\nby zero")), Simplify()], on_error="record"
     )
     assert [repr(step) for step in (failed, after)] == [
-        "<Step raising: failed; print it>",
-        "<Step simplify: 3 -> 2 ops, 1 decision; print it>",
+        "<PassRecord raising: failed; print it>",
+        "<PassRecord simplify: 3 -> 2 ops, 1 decision; print it>",
     ]
     assert str(after).count("\n") == 1
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "bench"))  # last: both folders have a kernels.py
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
-from apng import SIGNATURE, animated, chunk, chunks_of
+from pages.apng import SIGNATURE, animated, chunk, chunks_of
 
 
 def png(grey: int, width: int = 2) -> bytes:

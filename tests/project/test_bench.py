@@ -79,7 +79,7 @@ def test_kernels(tmp_path: Path) -> None:
 
 
 def test_aa(tmp_path: Path) -> None:
-    found, printed = run("aa.py", tmp_path, "--budget", "0.3", "--runs", "2", "--planted", "1", "--more", "1")
+    found, printed = run("trust/aa.py", tmp_path, "--budget", "0.3", "--runs", "2", "--planted", "1", "--more", "1")
     assert [len(found[name]) for name in ("equal", "planted")] == [2, 1]
     assert found["no_difference"] + found["too_few"] <= 2
     assert found["planted_share"] > 0
@@ -88,7 +88,7 @@ def test_aa(tmp_path: Path) -> None:
 
 
 def test_peers(tmp_path: Path) -> None:
-    found, printed = run("peers.py", tmp_path, "--budget", "0.3", "--peer", "eager")
+    found, printed = run("trust/peers.py", tmp_path, "--budget", "0.3", "--peer", "eager")
     (timing,) = found["timings"].values()
     assert [p["name"] for p in timing["programs"]] == ["eager of the model", "eager", "captured"]
     assert found["failed"] == {}
@@ -121,7 +121,7 @@ def test_depth(tmp_path: Path) -> None:
 
 
 def test_toggle(tmp_path: Path) -> None:
-    found, printed = run("toggle.py", tmp_path, "--limit", "60", "--check")
+    found, printed = run("overhead/toggle.py", tmp_path, "--limit", "60", "--check")
     (model,) = found["models"]
     assert 0 < max(model["toggle_s"].values()) < 60
     assert all(name in printed for name in model["toggle_s"])
@@ -131,7 +131,16 @@ def test_toggle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("flags", "status"), [(("--check",), 1), ((), 0)])
 def test_toggle_fails_above_its_limit_if_asked(flags: tuple[str, ...], status: int) -> None:
-    command = [sys.executable, str(BENCH / "toggle.py"), "--small", "--sessions", "1", "--limit", "1e-9", *flags]
+    command = [
+        sys.executable,
+        str(BENCH / "overhead" / "toggle.py"),
+        "--small",
+        "--sessions",
+        "1",
+        "--limit",
+        "1e-9",
+        *flags,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     assert "(limit: 1e-09 s)" in done.stdout
@@ -176,7 +185,7 @@ def test_remat(tmp_path: Path) -> None:
 
 
 def test_cut(tmp_path: Path) -> None:
-    found, printed = run("cut.py", tmp_path)
+    found, printed = run("overhead/cut.py", tmp_path)
     assert [p["budget"] for p in found["points"][:11]] == [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
     assert [row["options"] for row in found["rows"]] == [
         "no budget",
@@ -192,7 +201,7 @@ def test_cut(tmp_path: Path) -> None:
 
 
 def test_view(tmp_path: Path) -> None:
-    found, printed = run("view.py", tmp_path, "--budget", "0.3", "--html", "view.html")
+    found, printed = run("overhead/view.py", tmp_path, "--budget", "0.3", "--html", "view.html")
     assert {"open", "measure", "measure each pass", "fuse off", "fuse on", "save the page"} <= found["seconds"].keys()
     assert {"simplify", "fuse"} <= found["passes"].keys()
     assert found["page_nbytes"] == (tmp_path / "view.html").stat().st_size
@@ -208,7 +217,7 @@ def test_cpu_leaf(tmp_path: Path) -> None:
 
 
 def test_memory(tmp_path: Path) -> None:
-    found, printed = run("memory.py", tmp_path, "--check", "--only", "gpt fp32", "gpt fp32 AdamW", "resnet50")
+    found, printed = run("trust/memory.py", tmp_path, "--check", "--only", "gpt fp32", "gpt fp32 AdamW", "resnet50")
     rows = {(row["case"], row["program"]): row["ratio"] for row in found["rows"]}
     assert [program for case, program in rows if case == "resnet50"] == ["captured", "optimised", "eager step"]
     assert ("gpt fp32 AdamW", "captured") not in rows
@@ -227,7 +236,7 @@ def test_models(tmp_path: Path) -> None:
 
 
 def test_recorder(tmp_path: Path) -> None:
-    found, printed = run("recorder.py", tmp_path, "--budget", "0.2")
+    found, printed = run("overhead/recorder.py", tmp_path, "--budget", "0.2")
     (cost,) = found["costs"].values()
     assert cost["peak_ratio"] == pytest.approx(1, rel=0.2)
     assert cost["rounds"] >= 5
@@ -275,10 +284,12 @@ def test_the_runner_knows_no_other_names() -> None:
 
 
 def test_the_runner_knows_every_script() -> None:
-    sys.path.append(str(BENCH))  # last: both folders have a kernels.py
+    sys.path.append(str(BENCH))
     from run import BENCHES, ELSEWHERE
 
-    scripts = {path.name for path in BENCH.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    scripts = {
+        str(path.relative_to(BENCH)) for path in BENCH.rglob("*.py") if '__name__ == "__main__"' in path.read_text()
+    }
     assert scripts == {bench.script for bench in BENCHES.values()} | ELSEWHERE.keys()
     checked = {name for name, bench in BENCHES.items() if bench.check}
     assert checked == {name for name, bench in BENCHES.items() if '"--check"' in (BENCH / bench.script).read_text()}

@@ -8,21 +8,20 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "bench"))  # last: both folders have a kernels.py
-import models_table
-import op_db_table
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from pages import models_table, op_db_table
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
 
 
 def test_the_page_of_the_models() -> None:
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("models_*.json"))]
-    assert (RESULTS / "models.md").read_text() == models_table.page(found), "run tests/bench/models_table.py"
+    assert (RESULTS / "models.md").read_text() == models_table.page(found), "run tests/bench/pages/models_table.py"
 
 
 def test_the_page_of_the_operator_database() -> None:
     found = json.loads((RESULTS / "op_db.json").read_text())
-    assert (RESULTS / "op_db.md").read_text() == op_db_table.page(found["runs"]), "run tests/bench/op_db_table.py"
+    assert (RESULTS / "op_db.md").read_text() == op_db_table.page(found["runs"]), "run tests/bench/pages/op_db_table.py"
 
 
 def run(shard: str, verdicts: dict[str, int], **rest: str) -> op_db_table.Run:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "bench"))  # last: both folders have a kernels.py
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
-from breakdown import BACKWARD, Row, rows_of, table, totals
+from cases.breakdown import BACKWARD, Row, rows_of, table, totals
 
 
 def record(category: str, name: str, start: float, us: float = 1.0, **arguments: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from traces import captured, tried
 
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.simplify import Simplify
 
 x, y = torch.randn(2, 6, 8, 4, dtype=torch.float64).unbind()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tracefuse
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import Trace, fake_mode
 from tracefuse.optimizers.verify import verify

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import fx
 
 from tracefuse.config.configuration import Machine
-from tracefuse.optimizers.cat.rules import Cat
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.pad import Pad, Worth
 
 

@@ -13,7 +13,7 @@ from traces import captured
 import tracefuse
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.passes import Decision
-from tracefuse.optimizers.remat.cut import Remat
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace
 from tracefuse.optimizers.verify import verify

@@ -1,4 +1,4 @@
-"""JupyterLab as a process of its own, and Chromium in front of it: what browser tests and `bench/first_view.py` share."""
+"""JupyterLab as a process, and Chromium in front of it: browser tests and `bench/overhead/first_view.py` share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// One file of the view: modules and styles, minified, packed, and behind a few lines that unpack them.
+// The build of the view as one file: modules and styles, minified and packed, behind a few lines that unpack them.
 //
 //     node build.mjs            write ../static/widget.js
 //     node build.mjs --check    exit with 1 if that file holds another view than the sources

@@ -1,4 +1,4 @@
-// The wire format, as widgets/payload.py documents it.
+// The wire format, as widgets/payload/program.py documents it.
 
 declare module "*.css" {
   const text: string;

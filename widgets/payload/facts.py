@@ -15,9 +15,8 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers import liveness
-from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.facts import devices, storages
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.ops import op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
 

@@ -1,4 +1,4 @@
-"""JSON values that have much in common as one table in which each part stands once; `js/unpack.js` is the other half.
+"""JSON values that have much in common as one table in which each part stands once; `js/parts/unpack.js` reads it.
 
     pack([{"a": "x", "b": [1, 1]}, {"a": "x", "b": [1, 2]}]) == {
         "atoms":  ["x", 1, 2],                       strings, numbers, true, false, null: each once

@@ -8,12 +8,12 @@ from typing import Any
 
 from tracefuse.config.configuration import Config
 from tracefuse.config.pass_options import PassOption, written
-from tracefuse.optimizers.passes import Decision, Step
+from tracefuse.optimizers.passes import Decision, PassRecord
 from tracefuse.widgets.payload.facts import size
 from tracefuse.widgets.payload.values import half
 
 
-def pass_record(name: str, config: Config, steps: Sequence[Step]) -> dict[str, Any]:
+def pass_record(name: str, config: Config, steps: Sequence[PassRecord]) -> dict[str, Any]:
     """One row of the passes column; the numbers are null while the pass is off."""
     step = next((s for s in steps if s.name == name), None)
     sizes = [size(step.before), size(step.after)] if step else None
@@ -64,7 +64,7 @@ def grouped(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def step_record(name: str, steps: Sequence[Step]) -> dict[str, Any] | None:
+def step_record(name: str, steps: Sequence[PassRecord]) -> dict[str, Any] | None:
     """What the pass called `name` alone changed: both halves, marked against what it was given. None while it is off."""
     step = next((one for one in steps if one.name == name), None)
     if step is None:

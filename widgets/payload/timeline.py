@@ -6,7 +6,7 @@
       programs: [{label, config, span_us, lanes: [{name, kind}], names, values, count, events}]
     }
 
-`events` are the columns of `tracefuse.timeline.replayed.ProgramTimeline`, one after another and little endian, each of
+`events` are the columns of `tracefuse.timeline.lanes.ProgramTimeline`, one after another and little endian, each of
 `count` numbers:
 f8 start_us, f4 duration_us, u4 name, u4 value (0: none, else one more than the index into `values`), f4 delay_us (NaN: none),
 u2 lane. On a lane of the kind "idle" the events are gaps, called after their cause, the value is the one that waits.
@@ -26,7 +26,8 @@ from tracefuse.measure.side_by_side import same_program
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.timeline.gaps import CAUSES
 from tracefuse.timeline.gpu_work import gpu_work
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline, timeline
+from tracefuse.timeline.lanes import ProgramTimeline
+from tracefuse.timeline.replayed import Timeline, timeline
 from tracefuse.variant import Variant
 
 
@@ -85,7 +86,7 @@ class OpByOp:
         noted.note_timeline((variant.config, baseline and baseline.config), found)
         self._note(found)
         known = peaks_if_there_is_room(variant.capture.device, progress)
-        self.peaks = noted.peaks = known and known.roofline(variant.capture.tf32)
+        self.peaks = noted.peaks = known and known.roofline(variant.program.tf32)
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:

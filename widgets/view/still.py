@@ -1,7 +1,7 @@
 """The still form of a view as an output of its own: what a notebook keeps when there is no kernel behind it.
 
 JupyterLab shows no other form of an output whose widget it cannot find ("model not found"), so that the two cannot be one
-output. A living view hides it by its class: see `hidden` in js/main.js.
+output. A living view hides it by its class: see `hidden` in js/shell/connection.js.
 """
 
 from __future__ import annotations

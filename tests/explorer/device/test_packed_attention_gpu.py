@@ -18,9 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import tracefuse
 from tracefuse.device import packed_runtime
 from tracefuse.device.packed_attention import OPERATOR, cat_options
-from tracefuse.optimizers.cat.attention_ops import PACKED_BACKWARD
-from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, Packing
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, PACKED_BACKWARD, Packing
 from tracefuse.optimizers.passes import run_pipeline
 from tracefuse.optimizers.trace import Trace
 

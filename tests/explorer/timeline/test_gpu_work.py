@@ -18,7 +18,8 @@ from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gpu_work import GpuWork, Part, gpu_work
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline, attributed
+from tracefuse.timeline.lanes import ProgramTimeline
+from tracefuse.timeline.replayed import Timeline, attributed
 from tracefuse.widgets.payload.kernels import kernel_records
 from tracefuse.widgets.payload.timing import Timed, timing_record
 

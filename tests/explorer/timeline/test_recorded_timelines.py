@@ -1,4 +1,4 @@
-"""Timelines recorded on an H200 by bench/record_timelines.py, each with one injected cause of idle time."""
+"""Timelines recorded on an H200 by bench/trust/record_timelines.py, each with one injected cause of idle time."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_of_a_healthy_step_it_says_what_was_looked_for() -> None:
 
 
 def test_the_script_that_records_them_runs_on_a_cpu_too(tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "bench" / "record_timelines.py"
+    script = Path(__file__).parents[2] / "bench" / "trust" / "record_timelines.py"
     command = [
         sys.executable,
         str(script),

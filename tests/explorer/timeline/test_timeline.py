@@ -20,8 +20,8 @@ from tracefuse.device.marks import MARK, marked
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.timeline.events import LAUNCHES, NOT_KERNELS, Event, recorded
-from tracefuse.timeline.lanes import Lane
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline, attributed, measured_on, stepwise, timeline
+from tracefuse.timeline.lanes import Lane, ProgramTimeline
+from tracefuse.timeline.replayed import Timeline, attributed, measured_on, stepwise, timeline
 
 
 @cache

@@ -13,7 +13,7 @@ from cat_cells import left, pad, x, y
 from torch import Tensor
 from traces import captured, ops, tried
 
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 
 f64 = torch.float64
 

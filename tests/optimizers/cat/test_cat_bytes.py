@@ -7,9 +7,9 @@ from drawn_programs import Drawn, programs
 from hypothesis import given
 from test_random_programs import differentiated, trying
 
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.costs.cost import bytes_moved, bytes_written
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.passes import run_pipeline
 from tracefuse.optimizers.simplify import Simplify

@@ -18,7 +18,7 @@ from torch import Tensor
 from traces import captured, demanded, ops, tried
 
 import tracefuse
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.passes import Decision, run_pipeline
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace

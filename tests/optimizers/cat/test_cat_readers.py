@@ -10,7 +10,7 @@ from torch import Tensor
 from traces import Tried, captured, ops, tried
 
 import tracefuse
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.simplify import Simplify
 
 f64, bf16 = torch.float64, torch.bfloat16

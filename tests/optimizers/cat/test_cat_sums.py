@@ -12,7 +12,7 @@ from cat_cells import left, pad, x
 from torch import Tensor
 from traces import captured, ops, tried
 
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.simplify import Simplify
 
 f64 = torch.float64

@@ -19,9 +19,8 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.device import packed_runtime
 from tracefuse.device.packed_attention import OPERATOR, cat_options
-from tracefuse.optimizers.cat.attention_ops import PACKED_BACKWARD
-from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, Packing
-from tracefuse.optimizers.cat.rules import Cat
+from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, PACKED_BACKWARD, Packing
 from tracefuse.optimizers.costs.cost import flops, op_class
 from tracefuse.optimizers.simplify import Simplify
 

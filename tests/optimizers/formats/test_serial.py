@@ -18,9 +18,9 @@ from isomorphism import assert_isomorphic
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.errors import SessionError
+from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.formats.serial import trace_from, trace_record
 from tracefuse.optimizers.formats.serial_arguments import check_arguments
-from tracefuse.optimizers.memory import storages
 from tracefuse.optimizers.passes import final, run_pipeline
 from tracefuse.optimizers.trace import Source, Trace, origin, phase, set_origin
 

@@ -11,7 +11,7 @@ from traces import captured, ops, tried
 
 import tracefuse
 from tracefuse.optimizers.errors import UnknownValue
-from tracefuse.optimizers.freeze.prune import Freeze
+from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.ops import op_name
 
 

@@ -12,7 +12,7 @@ from isomorphism import assert_isomorphic
 from traces import TOLERANCE, Tried, captured, coarsest, demanded, ops, tried
 
 import tracefuse
-from tracefuse.optimizers.freeze.prune import Freeze
+from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.passes import run_pipeline
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace

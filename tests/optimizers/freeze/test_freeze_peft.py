@@ -11,7 +11,7 @@ from torch import nn
 from traces import TOLERANCE, captured, coarsest, demanded, ops, tried
 
 import tracefuse
-from tracefuse.optimizers.freeze.prune import Freeze
+from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.simplify import Simplify
 

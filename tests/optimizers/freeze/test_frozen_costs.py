@@ -12,8 +12,8 @@ from torch import nn
 import tracefuse
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.errors import UnknownValue
+from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.freeze.costs import FrozenCost, frozen_costs
-from tracefuse.optimizers.freeze.prune import Freeze
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace

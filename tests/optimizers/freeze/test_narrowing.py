@@ -11,8 +11,8 @@ from torch import fx, nn
 from traces import captured, demanded, ops, tried
 
 import tracefuse
+from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.freeze.narrowing import flags, given, is_switchable, mask_argument, narrow
-from tracefuse.optimizers.freeze.prune import Freeze
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.simplify import Simplify
 

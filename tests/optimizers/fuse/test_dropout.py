@@ -19,7 +19,7 @@ import tracefuse
 from tracefuse.assembly.draws import draws
 from tracefuse.build.modules import launcher, load, machine_code
 from tracefuse.device.dropout import SUPPORT, support
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.text import kernel_source, launches
 from tracefuse.optimizers.lowering import philox

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.device.dropout import device_threads, draw_dropout, fuse_options, masks_of, probe
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering import philox
 from tracefuse.optimizers.lowering.random_ops import DRAW

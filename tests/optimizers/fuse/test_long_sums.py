@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from traces import Tried, captured, tried
 
 from tracefuse.build.modules import launcher
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fuse.long_sums import SHORTEST, WAITING
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.long_sum import LongSum, long_sum

@@ -9,7 +9,7 @@ from torch import Tensor
 from traces import tried
 
 import tracefuse
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fuse.merging import MOST_TENSORS, WINDOW
 from tracefuse.optimizers.ops import op_name
 

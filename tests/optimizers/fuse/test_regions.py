@@ -14,7 +14,7 @@ from traces import Tried, captured, ops, tried
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.kernels.kernel import Kernel

@@ -12,7 +12,7 @@ from kernels import kernel_of_types
 from torch import Tensor
 
 from tracefuse.build.modules import machine_code
-from tracefuse.optimizers.kernels.column_layouts import BESIDE, SUMS
+from tracefuse.optimizers.kernels.reduction_layouts import BESIDE, SUMS
 from tracefuse.optimizers.kernels.text import kernel_source, launches
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import tracefuse
 from tracefuse.build.modules import launcher
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace

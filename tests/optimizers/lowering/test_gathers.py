@@ -15,7 +15,7 @@ from kernels import check_kernel, kernel_of, kernel_of_types, run_poisoned, trit
 from torch import Tensor
 
 import tracefuse
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.kernels.functions import lower
 from tracefuse.optimizers.kernels.kernel import Kernel

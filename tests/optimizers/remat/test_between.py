@@ -12,20 +12,20 @@ from rematerialised import leaf, program, remat, saved
 from torch import Tensor, fx
 from traces import Tried, captured, ops, tried
 
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fuse.fusible import is_for_reader
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.liveness import live_bytes, peak_bytes
 from tracefuse.optimizers.passes import final, run_pipeline
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.between import _behind as behind
 from tracefuse.optimizers.remat.between import _cut, _cut_of_tree, _is_tree, weigh
 from tracefuse.optimizers.remat.borders import Borders
-from tracefuse.optimizers.remat.cut import Remat
-from tracefuse.optimizers.remat.schedule import forget, recomputes
-from tracefuse.optimizers.remat.weights import static_cost
+from tracefuse.optimizers.remat.schedule import forget
+from tracefuse.optimizers.remat.tradeoffs import static_cost
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import Trace, phase
+from tracefuse.optimizers.trace import Trace, phase, recomputes
 
 aten = torch.ops.aten
 f64 = torch.float64

@@ -17,12 +17,11 @@ from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.ops import is_random, op_name, producer
 from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.budget import Frontier, fused_seconds, tilts
-from tracefuse.optimizers.remat.cut import Remat
 from tracefuse.optimizers.remat.forward import Forward
-from tracefuse.optimizers.remat.schedule import recomputes
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Trace, recomputes
 
 F = torch.nn.functional
 

@@ -16,8 +16,8 @@ import tracefuse
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.passes import run_pipeline
-from tracefuse.optimizers.remat.checkpoints import doubles
-from tracefuse.optimizers.remat.cut import Remat
+from tracefuse.optimizers.remat import Remat
+from tracefuse.optimizers.remat.forward import doubles
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import phase
 

@@ -11,14 +11,13 @@ from torch import Tensor
 from traces import captured, tried
 
 import tracefuse
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.ops import is_random, op_name
-from tracefuse.optimizers.remat.cut import Remat
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.dropout_products import expose_products, restore_products
-from tracefuse.optimizers.remat.schedule import recomputes
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Trace, recomputes
 
 aten = torch.ops.aten
 

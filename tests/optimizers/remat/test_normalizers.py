@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from traces import captured
 
 from tracefuse.optimizers.decompose import Decompose
-from tracefuse.optimizers.remat.schedule import recomputes
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Trace, recomputes
 
 
 def classifier() -> Trace:

@@ -11,11 +11,11 @@ import pytest
 from rematerialised import program, remat
 
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
-from tracefuse.optimizers.remat.cut import Remat
-from tracefuse.optimizers.remat.forward import is_free
-from tracefuse.optimizers.remat.schedule import recomputes
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.tradeoffs import pareto
 from tracefuse.optimizers.simplify import Simplify
+from tracefuse.optimizers.trace import recomputes
 
 BUDGETS = (None, 1.0, 0.7, 0.4, 0.1, 0.0)
 OPTIONS = {
@@ -37,7 +37,7 @@ def test_every_point_is_what_the_pass_does(name: str, options: str) -> None:
         if any("left as it was" in d.reason for d in decisions):
             continue
         assert (point.saved_bytes, point.peak_bytes) == (saved_bytes(after), peak_bytes(after))
-        assert point.recomputed_ops == sum(not is_free(n) for n in after.ops if recomputes(n))
+        assert point.recomputed_ops == sum(does_work(n) for n in after.ops if recomputes(n))
         assert (point.recompute_seconds > 0) == (point.recomputed_ops > 0)
         limit = math.inf if point.budget is None else int(point.budget * saved_bytes(trace))
         assert point.met == (point.saved_bytes <= limit)

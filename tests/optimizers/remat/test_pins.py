@@ -11,7 +11,7 @@ from rematerialised import leaf, program, remat, saved, simple
 from tracefuse.optimizers.errors import PinConflict, UnknownValue
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import is_random
-from tracefuse.optimizers.remat.cut import Remat
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.trace import phase
 
 F = torch.nn.functional

@@ -15,14 +15,12 @@ from torch import Tensor, fx
 from traces import captured, ops, tried
 
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.fuse.carving import Fuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.liveness import saved_bytes
-from tracefuse.optimizers.ops import is_random, is_view, op_name, producer
-from tracefuse.optimizers.remat.cut import Remat
-from tracefuse.optimizers.remat.forward import is_free
-from tracefuse.optimizers.remat.schedule import recomputes
+from tracefuse.optimizers.ops import does_work, is_random, is_view, op_name, producer
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.simplify import Simplify
-from tracefuse.optimizers.trace import Trace, phase
+from tracefuse.optimizers.trace import Trace, phase, recomputes
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -160,7 +158,7 @@ def test_a_bound_on_chains_cuts_the_long_sum() -> None:
     def longest(trace: Trace) -> int:
         depth: dict[fx.Node, int] = {}
         for node in (n for n in trace.ops if recomputes(n)):
-            depth[node] = max((depth.get(a, 0) for a in node.all_input_nodes), default=0) + (not is_free(node))
+            depth[node] = max((depth.get(a, 0) for a in node.all_input_nodes), default=0) + does_work(node)
         return max(depth.values())
 
     assert longest(remat(chain(), producer_input_weight=0)[0]) == 12

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.choice import Choice, choose
-from tracefuse.optimizers.remat.cut import Remat
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.trace import Input, Output, Trace, call
 from tracefuse.optimizers.verify import verify

@@ -11,8 +11,8 @@ from traces import ops
 
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.ops import is_view
-from tracefuse.optimizers.remat.schedule import forget, just_in_time, recomputes
-from tracefuse.optimizers.trace import phase
+from tracefuse.optimizers.remat.schedule import forget, just_in_time
+from tracefuse.optimizers.trace import phase, recomputes
 from tracefuse.optimizers.verify import verify
 
 F = torch.nn.functional

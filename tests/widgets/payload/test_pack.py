@@ -52,7 +52,7 @@ def test_a_number_that_json_lacks_is_refused(value: float) -> None:
 
 
 def test_javascript_is_tested_on_what_python_packs(root: Any) -> None:
-    path = root / "widgets/js/test/packed.json"
+    path = root / "widgets/js/testing/packed.json"
     fixture = json.loads(path.read_text())
     assert fixture["value"] == VALUE, "VALUE was edited: write the fixture anew"
     assert fixture["packed"] == pack(VALUE)

@@ -1,0 +1,89 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { program } from "../testing/program.js";
+import { buildTree, changes, ranks, runs, slowestBackward, spread } from "./modules.js";
+
+const tree = buildTree(program());
+const names = (branches) => branches.map((one) => one.name || one.type);
+const at = (path) => tree.modules.find((one) => one.path === path);
+
+test("modules and lines outside of any stand at the top, in the order of the program", () => {
+  assert.deepEqual(names(tree.top), ["GPT", "9: loss = mse(y, t)", "inputs"]);
+  assert.deepEqual(names(tree.top[0].children), ["7: x = x * 2", "h"]);
+});
+
+test("own ops of a module with modules inside are in lines among those", () => {
+  assert.deepEqual(names(at("h.1").children), ["up", "5: return gelu(y)"]);
+  assert.deepEqual(at("h.1").children[1].values, ["gelu_1", "dgelu_1"]);
+  assert.deepEqual(at("h.1").values, []);
+});
+
+test("sums count ops that do work, before and after; what was removed saves nothing", () => {
+  assert.deepEqual(at("h.1.up").own, { ops: [3, 4], forward: [2, 2.5], backward: [8, 8], saved: 24 });
+  assert.deepEqual(at("h.1").sums, { ops: [5, 6], forward: [3, 3.5], backward: [9, 9], saved: 24 });
+  assert.deepEqual(tree.total.ops, [18, 18]);
+  assert.deepEqual(tree.total.forward, [11, 10.5]);
+});
+
+test("parameters are in their module, other inputs outside", () => {
+  assert.equal(tree.home.get("weight").path, "h.0.up");
+  assert.equal(tree.home.get("x").name, "inputs");
+});
+
+test("an op that a pass added stands where the pass put it", () => {
+  const rank = ranks(program());
+  assert.ok(rank.get("mm_1") < rank.get("added") && rank.get("added") < rank.get("view_1"));
+});
+
+test("numbered siblings with the same captured structure fold, whatever the passes did to one of them", () => {
+  const found = runs(at("h").children, true).map(names);
+  assert.deepEqual(found, [["0", "1", "2"]]);
+  assert.equal(runs(at("h").children, false).length, 3);
+});
+
+test("a layer with another shape inside stands apart", () => {
+  const other = program();
+  other.values.gelu_2.type = "f32[4, 4]";
+  const top = buildTree(other);
+  assert.deepEqual(runs(top.modules.find((one) => one.path === "h").children, true).map(names), [["0", "1"], ["2"]]);
+});
+
+test("siblings with names of their own never fold", () => {
+  const other = program();
+  for (const one of Object.values(other.values)) one.module = one.module.replace(/^h\.(\d)/, "h.proj_$1");
+  assert.equal(runs(buildTree(other).modules.find((one) => one.path === "h").children, true).length, 3);
+});
+
+test("the slowest backward is that of own ops, alone or with its identical layers", () => {
+  assert.deepEqual([slowestBackward(tree, false).path, slowestBackward(tree, false).us], ["h.1.up", 8]);
+  assert.deepEqual([slowestBackward(tree, true).path, slowestBackward(tree, true).us], ["h.*.up", 16]);
+});
+
+test("a line of a module with others inside is named, where it is the slowest", () => {
+  const other = program();
+  other.values.dgelu_1.time_us = [100, 100];
+  assert.equal(slowestBackward(buildTree(other), false).path, "h.1 5: return gelu(y)");
+});
+
+test("the spread of layers names the slowest", () => {
+  const { median, slowest } = spread(at("h").children);
+  assert.equal(slowest.path, "h.1");
+  assert.equal(median, 8);
+});
+
+test("a rewritten value is changed, not removed", () => {
+  assert.deepEqual([...changes(program())], [["added", "+"], ["mm_0", "~"], ["scale", "-"]]);
+});
+
+test("a trace without modules is a list of lines", () => {
+  const other = program();
+  for (const one of Object.values(other.values)) [one.module, one.module_type] = ["", ""];
+  assert.deepEqual(names(buildTree(other).top), ["7: x = x * 2", "4: y = self.up(x)", "5: return gelu(y)", "9: loss = mse(y, t)", "inputs"]);
+});
+
+test("an empty trace has no rows", () => {
+  const empty = { ...program(), values: {}, memory: { before: { ops: [] }, after: { ops: [] } } };
+  assert.deepEqual(buildTree(empty).top, []);
+  assert.equal(slowestBackward(buildTree(empty), true), null);
+});

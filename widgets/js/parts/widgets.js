@@ -1,0 +1,56 @@
+// Buttons, badges and figures that several panels show alike.
+
+import { bounds, h } from "./dom.js";
+import { time } from "./modules.js";
+
+export const NEEDS_KERNEL = "there is no kernel behind this view: run the cell in a notebook";
+
+/** A value's name that selects it. @param {string} value @param {Act} act */
+export function chip(value, act) {
+  return h("button", { class: "tf-chip", onclick: () => act.select(value) }, value);
+}
+
+/** A button that copies a text. @param {string} text @param {string} [more] classes */
+export function copyButton(text, more = "") {
+  const button = h("button", { class: `tf-chip ${more}`, title: "copy" }, "copy");
+  button.onclick = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "copied";
+    } catch {
+      // A page without clipboard permission, such as file:// in some browsers.
+      button.textContent = "select the text and press Ctrl+C";
+    }
+    setTimeout(() => (button.textContent = "copy"), 1500);
+  };
+  return button;
+}
+
+/** One unit for all times of a table. @param {import("./modules.js").Sums} total */
+export function unitOf(total) {
+  const us = Math.max(time(total, 0), time(total));
+  return us >= 1000 ? { name: "ms", us: 1000 } : us >= 1 || us === 0 ? { name: "µs", us: 1 } : { name: "ns", us: 1e-3 };
+}
+
+/** A share with as many digits as can be told apart: "12 %", "1.2 %". @param {number} part @param {number} whole */
+export function percent(part, whole) {
+  if (!part || !whole) return "";
+  const share = (100 * part) / whole;
+  return share < 0.1 ? "<0.1 %" : `${share < 9.95 ? share.toFixed(1) : Math.round(share)} %`;
+}
+
+/** Optimised over what it was timed against, or that nothing can be said of it; a colour only where its kernels ran. @param {TimingRow} row @param {Payload} payload */
+export function ratio(row, { timing, runs_triton: runsTriton, kernels }) {
+  const { median, low, high, samples } = row.ratio;
+  const spread = bounds(row.ratio, (one) => one.toFixed(2));
+  const isPinned = timing?.is_pinned;
+  const isJudged = runsTriton || kernels.length === 0;
+  const isSeen = row.verdict === "faster" || row.verdict === "slower";
+  const mood = isSeen && isJudged ? (row.verdict === "faster" ? "better" : "worse") : null;
+  const ofMedians = row.variant_ms && row.baseline_ms ? row.variant_ms.median / row.baseline_ms.median : median;
+  const drifted = samples > 1 && (ofMedians < low || ofMedians > high);
+  const within = drifted ? ". Times drifted: those shown are medians of all rounds, the ratio compares within each round" : "";
+  const title = `${row.program} / ${isPinned ? "pinned" : "captured"}: ${median.toFixed(2)}; 99 % interval: ${spread}${within}`;
+  const text = isSeen ? `${median.toFixed(2)}× ${drifted ? "by round" : "the time"}` : row.verdict;
+  return h("span", { class: `tf-pill tf-${mood ?? "same"}`, title }, text, samples > 1 && h("small", null, ` ${spread}`));
+}

@@ -1,0 +1,44 @@
+// The connection to the kernel, and what is said where it is lost. What the view knew stays on show.
+
+import { h } from "../parts/dom.js";
+
+export class Connection {
+  /** @param {Model} model */
+  constructor(model) {
+    this.model = model;
+    this.element = h("div");
+  }
+
+  /** Whether it was sent. @param {Message} message */
+  send(message) {
+    try {
+      this.model.send(message);
+    } catch (error) {
+      this.lose(String(error));
+      return false;
+    }
+    return true;
+  }
+
+  /** ipywidgets says that the connection was lost or made again, and to us not which of the two: a message shows it. */
+  check() {
+    this.send({ type: "hello" });
+  }
+
+  /** @param {string} why what sending raised: the kernel has ended, or was started anew */
+  lose(why) {
+    const text = `This view has lost its kernel (${why}): it shows what it knew. Run the cell again for one that answers.`;
+    this.element.replaceChildren(h("p", { class: "tf-blocked", role: "status", "data-testid": "tf-closed" }, text));
+    this.model.set("live", false);
+  }
+
+  /** A kernel that has come back says so itself. */
+  draw() {
+    if (this.model.get("live")) this.element.replaceChildren();
+  }
+}
+
+/** The rule that hides the still form of a view, and in JupyterLab the output that it is: see widgets/view/still.py. @param {string} key */
+export function hidden(key) {
+  return `.jp-OutputArea-child:has(.tf-still-${key}), .tf-still-${key} { display: none; }`;
+}

@@ -1,0 +1,276 @@
+// The explorer as a whole: one model, one selection, panels in tabs. Python computes; this draws, and sends back what was asked.
+
+import { find, h, unique } from "../parts/dom.js";
+import { markPass, passes } from "../passes/panel.js";
+import { details } from "../tables/details.js";
+import { Connection, hidden } from "./connection.js";
+import { shortcut, showHelp, Trail } from "./keys.js";
+import { PANELS, STYLES } from "./panels.js";
+import { Search } from "./search.js";
+import { VerdictBar } from "./verdict.js";
+
+export class Explorer {
+  /** @param {Model} model @param {HTMLElement} host */
+  constructor(model, host) {
+    this.model = model;
+    this.connection = new Connection(model);
+    /** @type {Set<string> | null} */
+    this.matches = null;
+    this.trail = new Trail();
+    this.search = new Search(() => model.get("payload"), (matches) => this.showMatches(matches), (value) => this.select(value));
+    /** The status that the panels were drawn with. */
+    this.shown = model.get("status");
+    /** @type {Open} */
+    this.open = { passes: new Set(), kernels: new Set(), typed: {}, pass: "" };
+    /** @type {Act} */
+    this.act = {
+      configure: (changes) => this.ask("passes", { type: "configure", changes }),
+      measure: () => this.ask("timing", { type: "measure" }),
+      select: (value) => this.select(value),
+      showPass: (name) => this.showPass(name),
+      showAlone: (name) => this.connection.send({ type: "show_pass", pass: name }),
+      openTab: (id) => this.goToTab(id),
+      openKernel: (name) => this.openKernel(name),
+      search: (query) => this.search.run(query),
+      ask: (panel, message) => this.ask(panel, message),
+      get live() {
+        return model.get("live");
+      },
+      holds: (changes) => model.holds?.(changes) ?? true,
+    };
+    /** Made when first opened. @type {Map<string, Panel>} */
+    this.panels = new Map();
+    /** Those that have missed a change while another one was shown. @type {Set<string>} */
+    this.outdated = new Set();
+    this.tab = PANELS[0].id;
+    /** Whether the details are of the pass, where a value is selected too: of what was asked for last. */
+    this.showsPass = false;
+    this.verdict = new VerdictBar(this.act);
+    this.slots = {
+      passes: h("div", { class: "tf-side", tabindex: "-1" }),
+      tabs: h("div", { class: "tf-tabs", role: "tablist", "aria-label": "Panels" }),
+      body: h("div", { class: "tf-tab-body", role: "tabpanel", id: unique("tf-panel") }),
+      details: h("div", { class: "tf-aside", tabindex: "-1" }),
+    };
+    const bar = h("div", { class: "tf-bar-top" }, this.slots.tabs, this.search.element);
+    const main = h("div", { class: "tf-main" }, bar, this.slots.body);
+    this.root = h(
+      "div",
+      // With the focus here after a click between the controls, keys still reach the view.
+      { class: "tf", tabindex: "-1", "data-testid": "tf-root" },
+      h("style", null, STYLES, hidden(model.get("key"))),
+      h("div", { class: "tf-frame" }, this.connection.element, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
+    );
+    // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
+    this.root.addEventListener("keydown", (event) => {
+      event.stopPropagation();
+      this.onKey(event);
+    });
+    host.append(this.root);
+  }
+
+  /** @returns {View} */
+  get view() {
+    const { model, matches } = this;
+    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), step: model.get("step"), matches, pass: this.open.pass };
+  }
+
+  /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
+  ask(panel, message) {
+    this.root.dataset.busy = panel;
+    if (!this.connection.send(message)) this.root.dataset.busy = "";
+  }
+
+  destroy() {
+    for (const panel of this.panels.values()) panel.destroy?.();
+  }
+
+  // --- drawing -------------------------------------------------------------------------------------------------------
+
+  drawAll() {
+    this.connection.draw();
+    this.drawVerdict();
+    this.drawSide();
+    this.drawTabs();
+    for (const id of this.panels.keys()) this.outdated.add(id);
+    this.search.refresh();
+    this.drawPanel();
+    this.drawDetails();
+    this.root.dataset.ready = "1";
+  }
+
+  /** Progress touches the verdict bar only, so that nobody's typing in the other panels is lost. */
+  drawStatus() {
+    const { status } = this.view;
+    // Every message brings an error of its own, also where it is the same one.
+    const isProgress = status.busy === this.shown.busy && JSON.stringify(status.error) === JSON.stringify(this.shown.error);
+    this.drawVerdict();
+    if (isProgress) return;
+    this.drawSide();
+    if (status.error?.panel === "timing") this.openTab("timing");
+    for (const id of this.panels.keys()) this.outdated.add(id);
+    this.drawPanel();
+    this.drawDetails();
+  }
+
+  drawVerdict() {
+    this.root.dataset.busy = this.view.status.busy;
+    this.verdict.draw(this.view);
+  }
+
+  drawSide() {
+    const { payload, status } = this.view;
+    this.shown = status;
+    this.swap(this.slots.passes, passes(payload, status, this.open, this.act));
+  }
+
+  drawTabs() {
+    const { payload } = this.view;
+    const tabs = PANELS.map(({ id, label }) =>
+      h(
+        "button",
+        {
+          role: "tab",
+          "aria-selected": String(id === this.tab),
+          "aria-controls": this.slots.body.id,
+          tabindex: id === this.tab ? "0" : "-1",
+          onclick: () => this.openTab(id),
+          onkeydown: (/** @type {KeyboardEvent} */ event) => this.onTabKey(event),
+          "data-testid": `tf-tab-${id}`,
+        },
+        label(payload),
+      ),
+    );
+    this.swap(this.slots.tabs, ...tabs);
+  }
+
+  /** Show the open tab's panel, made and brought up to date where that is needed. */
+  drawPanel() {
+    const spec = PANELS.find(({ id }) => id === this.tab) ?? PANELS[0];
+    let panel = this.panels.get(spec.id);
+    if (!panel) {
+      panel = spec.make(this.act, this.open);
+      this.panels.set(spec.id, panel);
+      this.outdated.add(spec.id);
+    }
+    if (this.slots.body.firstChild !== panel.element) this.slots.body.replaceChildren(panel.element);
+    if (this.outdated.delete(spec.id)) panel.draw(this.view);
+    panel.mark(this.view);
+  }
+
+  drawDetails() {
+    this.swap(this.slots.details, details(this.view, this.showsPass, this.open, this.act));
+  }
+
+  drawSelected() {
+    this.showsPass = this.view.selected === "";
+    this.drawSelection();
+  }
+
+  drawSelection() {
+    this.trail.visit(this.view.selected);
+    this.panels.get(this.tab)?.mark(this.view);
+    this.drawDetails();
+  }
+
+  /** Replace a panel and keep the keyboard where it was, or in the panel where that is gone. @param {HTMLElement} slot @param {...HTMLElement} content */
+  swap(slot, ...content) {
+    const focused = slot.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
+    slot.replaceChildren(...content);
+    if (focused) (find(slot, focused.dataset.testid ?? "") ?? slot).focus({ preventScroll: true });
+  }
+
+  // --- what was asked ------------------------------------------------------------------------------------------------
+
+  /** @param {string} id */
+  openTab(id) {
+    this.tab = id;
+    this.drawTabs();
+    this.showTab();
+    this.drawPanel();
+  }
+
+  /** Bring the open tab into sight where they do not fit; `scrollIntoView` would move the notebook too. */
+  showTab() {
+    const { tabs } = this.slots;
+    const tab = find(tabs, `tf-tab-${this.tab}`)?.getBoundingClientRect();
+    const room = tabs.getBoundingClientRect();
+    if (tab) tabs.scrollLeft += Math.max(0, tab.right - room.right) + Math.min(0, tab.left - room.left);
+  }
+
+  /** Open a tab and move the keyboard into its panel, to the selected value's part where there is one. @param {string} id */
+  goToTab(id) {
+    this.openTab(id);
+    const targets = [...this.slots.body.querySelectorAll('[tabindex="0"]')];
+    const target = /** @type {HTMLElement | undefined} */ (targets.find((one) => one.querySelector(".tf-current")) ?? targets[0]);
+    (target ?? find(this.slots.tabs, `tf-tab-${id}`))?.focus({ preventScroll: true });
+  }
+
+  /** @param {KeyboardEvent} event */
+  onKey(event) {
+    const isTaken = event.defaultPrevented || this.root.querySelector("dialog[open]") !== null;
+    const asked = isTaken ? null : shortcut(event);
+    if (asked === null || (typeof asked === "number" && !PANELS[asked - 1])) return;
+    event.preventDefault();
+    if (typeof asked === "number") return this.goToTab(PANELS[asked - 1].id);
+    const actions = {
+      search: () => this.search.focus(),
+      help: () => showHelp(this.root),
+      passes: () => /** @type {HTMLElement | null} */ (this.slots.passes.querySelector("input:enabled, button:enabled, [tabindex='0']"))?.focus(),
+      back: () => this.selectOnTrail(-1),
+      forward: () => this.selectOnTrail(1),
+    };
+    actions[asked]();
+  }
+
+  /** @param {-1 | 1} by */
+  selectOnTrail(by) {
+    const name = this.trail.step(by);
+    if (name !== null) this.select(name);
+  }
+
+  /** @param {Set<string> | null} matches */
+  showMatches(matches) {
+    this.matches = matches;
+    const panel = this.panels.get(this.tab);
+    // Not one that is about to be drawn anew.
+    if (panel && !this.outdated.has(this.tab)) panel.mark(this.view);
+  }
+
+  /** ← and → walk the tabs, Home and End go to the ends. @param {KeyboardEvent} event */
+  onTabKey(event) {
+    const at = PANELS.findIndex(({ id }) => id === this.tab);
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: -1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.openTab((PANELS.at(to) ?? PANELS[0]).id);
+    find(this.slots.tabs, `tf-tab-${this.tab}`)?.focus();
+  }
+
+  /** Unfold a kernel's source in its table and go there. @param {string} name */
+  openKernel(name) {
+    this.open.kernels.add(name);
+    this.outdated.add("kernels");
+    this.openTab("kernels");
+    const button = find(this.slots.body, `tf-kernel-${name}`);
+    button?.scrollIntoView({ block: "nearest" });
+    button?.focus({ preventScroll: true });
+  }
+
+  /** What this pass did comes in place of the selected value. @param {string} name */
+  showPass(name) {
+    if (name === this.open.pass) return;
+    this.open.pass = name;
+    this.showsPass = name !== "";
+    markPass(this.slots.passes, name);
+    this.drawSelection();
+  }
+
+  /** @param {string} value */
+  select(value) {
+    this.showsPass = value === "";
+    if (value === this.view.selected) return this.drawSelection();
+    this.model.set("selected", value);
+    this.model.save_changes();
+  }
+}

@@ -1,0 +1,43 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { PageModel, withEvents } from "./page.js";
+
+/** @param {Record<string, any>} config @returns {any} */
+const held = (config) => ({ config, passes: [{ name: "cat" }, { name: "fuse" }] });
+const page = () => new PageModel([held({ cat: true, fuse: true }), held({ cat: false, fuse: true })]);
+
+test("a switch moves to a configuration that the page holds", () => {
+  const model = page();
+  let drawn = 0;
+  model.on("change:payload", () => (drawn += 1));
+  model.send({ type: "configure", changes: { cat: false } });
+  assert.equal(model.get("payload"), model.payloads[1]);
+  assert.equal(model.get("status").error, null);
+  assert.equal(drawn, 1);
+});
+
+test("a configuration that it lacks is answered beside its switch", () => {
+  const model = page();
+  assert.equal(model.holds({ fuse: false }), false);
+  model.send({ type: "configure", changes: { fuse: false } });
+  assert.equal(model.get("payload"), model.payloads[0]);
+  assert.deepEqual([model.get("status").error?.panel, model.get("status").error?.at], ["passes", "fuse"]);
+});
+
+for (const [type, panel] of [["measure", "timing"], ["pin", "timing"], ["inspect", "kernels"], ["take", "take"], ["what", "take"]]) {
+  test(`${type} is answered with one sentence`, () => {
+    const model = page();
+    model.send(/** @type {any} */ ({ type }));
+    assert.equal(model.get("status").error?.panel, panel);
+    assert.match(model.get("status").error?.message ?? "", /^A saved page [a-z ]+: run the cell in a notebook\.$/);
+  });
+}
+
+test("events come back as numbers", () => {
+  const events = new DataView(new ArrayBuffer(8));
+  events.setFloat64(0, 1.5, true);
+  const text = btoa(String.fromCharCode(...new Uint8Array(events.buffer)));
+  const timeline = withEvents({ provenance: "p", programs: [{ label: "a", count: 1, events: text }] });
+  assert.equal(timeline?.programs[0].events.getFloat64(0, true), 1.5);
+  assert.equal(withEvents(null), null);
+});

@@ -1,0 +1,155 @@
+// The details of the selected value: what is known of it, where each number comes from, and in words why a number is missing.
+
+import { bandwidth, resources, sourceBlock } from "../kernels/facts.js";
+import { formatBytes, formatTime, h } from "../parts/dom.js";
+import { chip } from "../parts/widgets.js";
+import { decisionsOn, passWork } from "../passes/decisions.js";
+import { frozen, frozenBy, hasGradient, parameterOf, pinned, pinOf } from "../passes/pins.js";
+
+const SHOWN = 12;
+const HINT = "Click a value, or walk with ↑ ↓, to see who reads it and what was decided about it. A pass on the left shows here what it did.";
+const NOT_HELD = "this saved page holds no such choice: run the cell in a notebook";
+
+/** @param {View} view @param {boolean} showsPass of a pass and a value, which one @param {Open} open @param {Act} act */
+export function details(view, showsPass, open, act) {
+  const { payload, selected, pass } = view;
+  const value = payload.values[selected];
+  const work = payload.passes.find((one) => one.name === pass);
+  const attributes = { class: "tf-details", "data-testid": "tf-details", "aria-live": "polite" };
+  if (work && (showsPass || !value)) return h("div", attributes, passWork(work, view, act));
+  if (!value) return h("div", attributes, h("span", { class: "tf-note" }, selected ? `${selected} is in neither trace with these passes.` : HINT));
+  return h(
+    "div",
+    attributes,
+    head(selected, value, pass, act),
+    value.source && fact("line", h("code", { class: "tf-source" }, value.source)),
+    value.module && fact("module", h("code", null, `${value.module}: ${value.module_type}`)),
+    ...time(selected, payload, view.live),
+    ...memory(value, act),
+    savedFor(selected, payload),
+    ...kernel(value, view, open, act),
+    parameter(selected, payload, act),
+    pins(selected, value, payload.config, act),
+    chips("reads", value.reads, act),
+    chips("read by", value.uses, act),
+    chips(value.phase === "forward" ? "backward twin" : "forward twin", value.twins, act),
+    ...decisionsOn(selected, payload).map(([name, decision]) => fact(name, h("span", null, h("span", { class: "tf-action" }, decision.action), ` ${decision.reason}`))),
+  );
+}
+
+/** @param {string} name @param {Value} value @param {string} pass @param {Act} act */
+function head(name, value, pass, act) {
+  return h(
+    "div",
+    { class: "tf-facts" },
+    h("b", { class: "tf-name" }, name),
+    h("button", { class: "tf-chip tf-close", "aria-label": "clear the selection", title: pass ? `back to what ${pass} did` : "clear the selection", onclick: () => act.select(""), "data-testid": "tf-clear" }, "×"),
+    h("code", { class: "tf-wide" }, value.type),
+    h("span", { class: "tf-wide" }, value.op === "placeholder" ? "input" : value.op, h("span", { class: "tf-note" }, ` ${value.phase}`)),
+    value.saved_bytes > 0 && h("span", { class: "tf-badge" }, "saved for backward"),
+    value.removed && h("span", { class: "tf-badge tf-removed" }, "− removed by a pass"),
+  );
+}
+
+/** @param {string} label @param {...(Node | string | null | false)} content */
+function fact(label, ...content) {
+  return h("div", { class: "tf-fact" }, h("span", { class: "tf-label" }, label), h("span", { class: "tf-chips" }, ...content));
+}
+
+/** @param {string} label @param {string[]} names @param {Act} act */
+function chips(label, names, act) {
+  if (names.length === 0) return null;
+  const more = names.length - SHOWN;
+  return fact(label, ...names.slice(0, SHOWN).map((name) => chip(name, act)), more > 0 && h("span", { class: "tf-note" }, `+${more}`));
+}
+
+/** @param {string} text */
+function why(text) {
+  return h("span", { class: "tf-note" }, text);
+}
+
+// --- time and memory -------------------------------------------------------------------------------------------------
+
+/** @param {string} name @param {Payload} payload @param {boolean} live */
+function time(name, { values, times, baseline }, live) {
+  const [before, after] = values[name].time_us;
+  const was = before !== null && fact("time before", h("span", null, formatTime(before)), why(`${times.before}${baseline.is_pinned ? "; pinned" : ""}`));
+  if (after !== null) return [before !== after && was, fact("time", h("b", null, formatTime(after)), why(times.after))];
+  return [was, fact("time", why(noTime(name, values, times.after, live)))];
+}
+
+/** @param {string} name @param {Record<string, Value>} values @param {string} provenance @param {boolean} live */
+function noTime(name, values, provenance, live) {
+  const value = values[name];
+  if (value.removed) return "none: a pass removed it";
+  if (value.op === "placeholder") return "none: it is an input";
+  if (value.op === "getitem") return `none of its own: it is a part of ${value.reads[0]}`;
+  if (!/^(measured|modelled)/.test(provenance)) return live ? "not measured: press Measure" : "not measured when this page was saved";
+  return "none: a view runs nothing";
+}
+
+/** @param {Value} value @param {Act} act */
+function memory(value, act) {
+  const stride = value.stride && value.stride.length > 0 && fact("stride", h("code", null, `(${value.stride.join(", ")})`));
+  const size = value.nbytes > 0 ? h("span", null, formatBytes(value.nbytes)) : why("none of its own");
+  return [fact("bytes", size), stride, chips("same memory", value.storage, act)];
+}
+
+/** Why the backward needs it. @param {string} name @param {Payload} payload */
+function savedFor(name, { memory: { why: reasonOf, reasons } }) {
+  const reason = reasonOf[name];
+  const row = reasons.find(([one]) => one === reason);
+  return row ? fact("saved: why", h("b", null, reason), why(row[3])) : null;
+}
+
+// --- kernel ----------------------------------------------------------------------------------------------------------
+
+/** @param {Value} value @param {View} view @param {Open} open @param {Act} act */
+function kernel(value, view, open, act) {
+  const record = view.payload.kernels.find((one) => one.name === value.kernel);
+  if (!record) return [];
+  const key = "source in details";
+  const source = h("details", { class: "tf-more", open: open.kernels.has(key) }, h("summary", { "data-testid": "tf-details-source" }, "Triton source"));
+  const fill = () => source.open && source.children.length === 1 && source.append(sourceBlock(record));
+  source.ontoggle = () => {
+    source.open ? open.kernels.add(key) : open.kernels.delete(key);
+    fill();
+  };
+  fill();
+  return [
+    fact("kernel", h("button", { class: "tf-chip", title: "show it among the kernels", onclick: () => act.openKernel(record.name), "data-testid": "tf-details-kernel" }, record.name)),
+    fact("its launch", record.time_us === null ? why(view.payload.runs_triton ? "not measured: press Measure" : "not measured: a CPU runs its ATen operators instead") : h("span", null, formatTime(record.time_us)), record.time_us !== null && why(record.provenance)),
+    fact("bandwidth", bandwidth(record)),
+    fact("per program", resources(record, view, act)),
+    source,
+  ];
+}
+
+// --- what can be asked of it -----------------------------------------------------------------------------------------
+
+/** Freeze or train the parameter that this is, or is the gradient of. @param {string} name @param {Payload} payload @param {Act} act */
+function parameter(name, { config, values }, act) {
+  const of = parameterOf(name, values);
+  if (!of) return null;
+  const by = frozenBy(config.freeze, of);
+  if (!by && !hasGradient(of, values)) return fact("parameter", h("code", null, of), why("has no gradient in this trace: frozen when the cell ran"));
+  const changes = { freeze: frozen(config.freeze, of, !by) };
+  return fact("parameter", h("code", null, of), choice(by ? "train" : "freeze", false, changes, "tf-freeze-one", act), why(by ? `frozen by “${by}”` : "trained"));
+}
+
+/** @param {string} name @param {Value} value @param {Config} config @param {Act} act */
+function pins(name, value, config, act) {
+  const isPart = value.op === "getitem" || (value.kernel !== "" && value.type.startsWith("("));
+  if (value.phase !== "forward" || value.op === "placeholder" || (isPart && pinOf(config, name) === "auto")) return null;
+  if (config.remat === null) return fact("remat", why("off: it decides nothing about this value"));
+  const now = pinOf(config, name);
+  const buttons = /** @type {const} */ (["auto", "save", "recompute"]).map((pin) => choice(pin, pin === now, pinned(config, name, pin), `tf-pin-${pin}`, act));
+  return fact("for backward", h("span", { class: "tf-choice", role: "group", "aria-label": `what remat does with ${name}` }, buttons));
+}
+
+/** @param {string} label @param {boolean} isPressed @param {Partial<Config>} changes @param {string} id @param {Act} act */
+function choice(label, isPressed, changes, id, act) {
+  const isHeld = isPressed || act.holds(changes);
+  const ask = () => isPressed || act.configure(changes);
+  return h("button", { class: "tf-chip", "aria-pressed": String(isPressed), disabled: !isHeld, title: isHeld ? null : NOT_HELD, onclick: ask, "data-testid": id }, label);
+}

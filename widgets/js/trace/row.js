@@ -1,0 +1,164 @@
+// One row of the trace's tree as an element.
+
+import { figure, formatBytes, h } from "../parts/dom.js";
+import { spread, time } from "../parts/modules.js";
+import { percent } from "../parts/widgets.js";
+
+/** @typedef {import("../parts/modules.js").Branch} Branch */
+
+/**
+ * @typedef {object} Context
+ * @property {boolean} hasRatios
+ * @property {Record<string, Value>} values
+ * @property {import("../parts/modules.js").Tree} tree
+ * @property {ReturnType<typeof import("../parts/widgets.js").unitOf>} unit
+ * @property {Set<string>} twins of the selected value
+ * @property {Map<string, "+" | "-" | "~">} changes
+ * @property {Set<Branch>} slowest
+ * @property {import("./rows.js").State} state
+ * @property {string} active
+ * @property {string} selected
+ */
+
+const GLYPHS = { "+": "+", "-": "−", "~": "~" };
+const CHANGES = { "+": "new", "-": "removed by a pass", "~": "changed by a pass" };
+const KINDS = { "+": "plus", "-": "minus", "~": "mod" };
+
+/** @param {import("./rows.js").Row} row @param {string} id @param {number} index from 1, the header's @param {Context} context */
+export function rowElement(row, id, index, context) {
+  const attributes = { id, role: "row", "data-row": index - 2, "aria-level": row.level, "aria-rowindex": index };
+  if (row.kind === "note") return h("div", { ...attributes, class: "tf-tree-row tf-tree-note" }, h("span", { role: "gridcell", "aria-colspan": 7, style: indent(row.level) }, noteText(row.group, context)));
+  const active = row.key === context.active ? " tf-tree-active" : "";
+  return row.kind === "group" ? groupRow(row, { ...attributes, class: `tf-tree-row tf-tree-group${active}` }, context) : pairRow(row, { ...attributes, class: `tf-tree-row${active}` }, context);
+}
+
+/** @param {number} level */
+const indent = (level) => `padding-left: ${14 * (level - 1)}px`;
+
+// --- modules and lines ----------------------------------------------------------------------------------------------
+
+/** @param {import("./rows.js").GroupRow} row @param {Record<string, any>} attributes @param {Context} context */
+function groupRow({ group, level, open }, attributes, context) {
+  const { tree } = context;
+  const { sums, shown, layers } = group;
+  const isLine = shown.kind === "line";
+  return h(
+    "div",
+    { ...attributes, "aria-expanded": String(open), "data-testid": `tf-tree-${shown.path || shown.type}${isLine ? `#${shown.name.split(":")[0]}` : ""}` },
+    h(
+      "span",
+      { role: "gridcell", class: "tf-tree-name", style: indent(level), title: isLine ? shown.name : [shown.path, shown.type].filter(Boolean).join(": ") },
+      h("span", { class: "tf-tree-twisty", "aria-hidden": "true" }, open ? "▾" : "▸"),
+      ...(isLine ? lineName(shown.name) : [h("b", null, group.name)]),
+      layers.length > 0 && timesBadge(group, context),
+      !isLine && group.name !== shown.type && h("span", { class: "tf-note" }, shown.type),
+    ),
+    timeCell(sums.forward, context, ""),
+    timeCell(sums.backward, context, slowMark(group, open, context)),
+    h("span", { role: "gridcell", class: "tf-tree-ratio" }, !context.hasRatios || !sums.forward[1] || !sums.backward[1] ? "" : `${(sums.backward[1] / sums.forward[1]).toFixed(1)}×`),
+    h("span", { role: "gridcell", class: "tf-tree-share" }, percent(time(sums), time(tree.total))),
+    opsCell(sums.ops),
+    savedCell(sums.saved, context),
+  );
+}
+
+/** @param {string} line "69: place = torch.arange(…)" */
+function lineName(line) {
+  const [, number, code] = /^(\d+): (.*)$/.exec(line) ?? [];
+  return number ? [h("span", { class: "tf-tree-number" }, number), h("code", null, code)] : [h("span", { class: "tf-note" }, line)];
+}
+
+/** @param {import("./rows.js").Group} group @param {Context} context */
+function timesBadge({ key, layers }, { state }) {
+  const isApart = state.apart.has(key);
+  const label = isApart ? "fold the identical layers" : "list the layers one by one";
+  return h("button", { class: "tf-chip tf-tree-times", tabindex: "-1", "aria-pressed": String(isApart), "aria-label": `${layers.length} identical layers: ${label}`, title: `${label} (x)`, "data-testid": "tf-tree-times" }, `×${layers.length}`);
+}
+
+/** @param {import("./rows.js").Group} group @param {Context} context */
+function noteText({ layers, members, shown }, { unit }) {
+  if (layers.length === 0) return `times of one: ${shown.path}, of ${members.length} identical`;
+  const { median, slowest } = spread(layers);
+  const text = (/** @type {number} */ us) => `${figure(us / unit.us)} ${unit.name}`;
+  const isEven = time(slowest.sums) <= 1.005 * median;
+  return isEven ? `each layer ${text(median)}` : `each layer: median ${text(median)}, slowest ${slowest.path} ${text(time(slowest.sums))}`;
+}
+
+/** ▲ at the module with the slowest backward, △ at the closed one around it. @param {import("./rows.js").Group} group @param {boolean} open @param {Context} context */
+function slowMark({ members }, open, { slowest }) {
+  if (members.some((one) => slowest.has(one))) return "▲";
+  const isAround = (/** @type {Branch | null} */ one) => {
+    while (one && !members.includes(one)) one = one.parent;
+    return one !== null;
+  };
+  return !open && [...slowest].some(isAround) ? "△" : "";
+}
+
+const MARKS = /** @type {Record<string, string>} */ ({ "▲": "slowest backward", "△": "the slowest backward is in here" });
+
+/** @param {import("../parts/modules.js").Pair} us @param {Context} context @param {string} mark */
+function timeCell([before, after], { tree, unit }, mark) {
+  const { forward, backward } = tree.total;
+  const scale = Math.max(...forward, ...backward);
+  const width = (/** @type {number} */ part) => `width: ${Math.min(100, (100 * part) / scale)}%`;
+  const change = before === after ? "" : `before ${figure(before / unit.us)} ${unit.name}`;
+  return h(
+    "span",
+    { role: "gridcell", class: "tf-tree-time", title: [MARKS[mark], change].filter(Boolean).join("; ") || null },
+    after > 0 && h("i", { class: "tf-tree-fill", style: width(after) }),
+    before > 0 && h("i", { class: "tf-tree-ghost", style: width(before) }),
+    mark && h("em", { role: "img", "aria-label": MARKS[mark] }, mark),
+    h("span", null, after > 0 ? figure(after / unit.us) : before > 0 ? "–" : ""),
+  );
+}
+
+/** @param {import("../parts/modules.js").Pair} ops */
+function opsCell([before, after]) {
+  if (before === 0 && after === 0) return h("span", { role: "gridcell", class: "tf-tree-ops" });
+  if (before === after) return h("span", { role: "gridcell", class: "tf-tree-ops" }, after);
+  return h("span", { role: "gridcell", class: "tf-tree-ops" }, h("span", { class: "tf-tree-was" }, before), " → ", after);
+}
+
+/** @param {number} nbytes @param {Context} context */
+function savedCell(nbytes, { tree }) {
+  const width = `width: ${tree.total.saved ? (100 * nbytes) / tree.total.saved : 0}%`;
+  return h("span", { role: "gridcell", class: "tf-tree-saved" }, nbytes > 0 && h("i", { class: "tf-tree-fill", style: width }), h("span", null, nbytes > 0 ? formatBytes(nbytes) : ""));
+}
+
+// --- ops -------------------------------------------------------------------------------------------------------------
+
+/** @param {import("./rows.js").PairRow} row @param {Record<string, any>} attributes @param {Context} context */
+function pairRow({ left, right, level }, attributes, context) {
+  const { values, selected } = context;
+  const isSelected = selected !== "" && (selected === left || selected === right);
+  const times = [left, right].map((name) => (name ? values[name].time_us : [null, null]));
+  return h(
+    "div",
+    { ...attributes, "aria-selected": String(isSelected), "data-testid": `tf-op-${left || right}` },
+    h("span", { role: "gridcell", class: `tf-tree-name ${stateOf(left, context)}`, style: indent(level) }, left && valueName(left, context)),
+    ...times.map(([before, after]) => timeCell([before ?? 0, after ?? 0], context, "")),
+    h("span", { role: "gridcell", "aria-colspan": 3, class: `tf-tree-right ${stateOf(right, context)}` }, right && valueName(right, context)),
+    savedCell(left && !values[left].removed ? values[left].saved_bytes : 0, context),
+  );
+}
+
+/** @param {string} name @param {Context} context */
+function stateOf(name, { selected, twins }) {
+  if (!name) return "";
+  return name === selected ? "tf-current" : twins.has(name) ? "tf-twin" : "";
+}
+
+/** @param {string} name @param {Context} context @returns {HTMLElement} */
+function valueName(name, { values, changes, twins }) {
+  const value = values[name];
+  const change = changes.get(name);
+  const op = value.op.replace(/^aten\.(\w+).*$/, "$1");
+  return h(
+    "span",
+    { class: "tf-tree-value", title: [`${name} = ${value.op}`, value.type, change && CHANGES[change]].filter(Boolean).join("\n") },
+    h("span", { class: `tf-tree-glyph${change ? ` tf-${KINDS[change]}` : ""}`, "aria-label": change ? CHANGES[change] : null, role: change ? "img" : null }, change ? GLYPHS[change] : ""),
+    twins.has(name) && h("span", { class: "tf-tree-twin", role: "img", "aria-label": "twin" }, "⇄"),
+    h("code", null, name),
+    h("span", { class: value.kernel ? "tf-tree-op tf-tree-kernel" : "tf-tree-op" }, op),
+  );
+}
