@@ -8,8 +8,8 @@ itself on inputs of its own, where the sizes in it do not depend on the data.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
@@ -19,10 +19,7 @@ from torch import Tensor
 
 def main() -> None:
     path, saved = sys.argv[1:]
-    spec = importlib.util.spec_from_file_location("step", path)
-    assert spec is not None and spec.loader is not None
-    step = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(step)
+    step = SourceFileLoader("step", path).load_module()
     if "tracefuse" in sys.modules:
         sys.exit("the exported file imports tracefuse")
     inputs, expected, names, allowed, states = torch.load(saved, weights_only=True)

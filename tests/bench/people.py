@@ -26,12 +26,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-BENCH = Path(__file__).parent
-# For the process that others are forked from: a GPU that was asked for before the fork is lost after it.
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-os.environ["PYTHONPATH"] = os.pathsep.join([str(BENCH), *filter(None, [os.environ.get("PYTHONPATH")])])
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 from people_programs import PROGRAMS
 from people_table import refused_share, summary, table
 from people_trial import CRASHED, WRONG, Row, asdict, try_program
@@ -49,6 +43,8 @@ SMALL = ("focal", "clipping by norm")
 MOST_REFUSED = 0.05
 TAIL = 3
 """Lines of what a process said last."""
+
+BENCH = Path(__file__).parent
 
 JSONRow = dict[str, Any]
 
@@ -107,6 +103,10 @@ def _serve(name: str, device: str, pipe: Connection, log: str) -> None:
 
 def try_all(todo: list[str], options: argparse.Namespace) -> Iterator[JSONRow]:
     """Rows as they are done, `options.jobs` programs at a time."""
+    # For the process that others are forked from: a GPU that was asked for before the fork is lost after it.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(BENCH), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context(options.start)
     if options.start == "forkserver":
         context.set_forkserver_preload(PRELOADED)

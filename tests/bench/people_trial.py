@@ -132,7 +132,7 @@ def _made(row: Row) -> Made:
     with torch.device(row.device):
         made = PROGRAMS[row.program].make()
     for module in made.all_modules():
-        module.to(row.device)
+        module.to(row.device).double()  # what a model's code makes in float32, too
     _seed(1)
     return made
 

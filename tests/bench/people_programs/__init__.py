@@ -1,6 +1,6 @@
 """Programs that people run and that nobody here wrote for a test: `PROGRAMS`, by kind one file each."""
 
-from people_programs import language, losses, steps
+from people_programs import encoders, language, losses, seq2seq, steps
 from people_programs.made import PROGRAMS, Made, Program
 
-__all__ = ["PROGRAMS", "Made", "Program", "language", "losses", "steps"]
+__all__ = ["PROGRAMS", "Made", "Program", "encoders", "language", "losses", "seq2seq", "steps"]

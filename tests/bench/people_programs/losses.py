@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,8 +12,8 @@ from people_programs.made import Made, program
 
 
 def net(*widths: int) -> nn.Sequential:
-    pairs = zip(widths, widths[1:], strict=False)
-    return nn.Sequential(*(layer for a, b in pairs for layer in (nn.Linear(a, b), nn.GELU())))[:-1]
+    layers = ((nn.Linear(a, b), nn.GELU()) for a, b in itertools.pairwise(widths))
+    return nn.Sequential(*itertools.chain.from_iterable(layers))[:-1]
 
 
 @program("loss")
