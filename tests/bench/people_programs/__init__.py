@@ -1,6 +1,18 @@
 """Programs that people run and that nobody here wrote for a test: `PROGRAMS`, by kind one file each."""
 
-from people_programs import encoders, language, losses, seq2seq, steps
+from people_programs import captions, encoders, language, losses, seq2seq, sound, steps, vision
 from people_programs.made import PROGRAMS, Made, Program
 
-__all__ = ["PROGRAMS", "Made", "Program", "encoders", "language", "losses", "seq2seq", "steps"]
+__all__ = [
+    "PROGRAMS",
+    "Made",
+    "Program",
+    "captions",
+    "encoders",
+    "language",
+    "losses",
+    "seq2seq",
+    "sound",
+    "steps",
+    "vision",
+]

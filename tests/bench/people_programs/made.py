@@ -73,7 +73,7 @@ def add(name: str, one: Program) -> None:
 def loss_of(out: Any) -> Tensor:
     """A model's own loss; of a model that has none the mean square of all that it returns and that can be trained."""
     if (loss := getattr(out, "loss", None)) is not None:
-        return loss
+        return loss.mean()
     tensors = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
     return sum((t.real.square().mean() for t in tensors[1:]), tensors[0].square().mean())
 
