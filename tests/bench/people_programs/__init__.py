@@ -1,6 +1,6 @@
 """Programs that people run and that nobody here wrote for a test: `PROGRAMS`, by kind one file each."""
 
-from people_programs import captions, encoders, language, losses, seq2seq, sound, steps, vision
+from people_programs import captions, encoders, graph, language, losses, seq2seq, sound, steps, vision
 from people_programs.made import PROGRAMS, Made, Program
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Program",
     "captions",
     "encoders",
+    "graph",
     "language",
     "losses",
     "seq2seq",
