@@ -107,6 +107,7 @@ def try_all(todo: list[str], options: argparse.Namespace) -> Iterator[JSONRow]:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(BENCH), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ["OMP_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that what it started ends too
     context = multiprocessing.get_context(options.start)
     if options.start == "forkserver":
         context.set_forkserver_preload(PRELOADED)
