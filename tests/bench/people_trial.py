@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 import tracefuse
 from tracefuse.build import build
 from tracefuse.errors import ExportError, TracefuseError
+from tracefuse.optimizers.verify import VerifyError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from replayed import compiled_outputs, is_same
@@ -99,7 +100,8 @@ def try_program(name: str, device: str, tell: Callable[[dict[str, Any]], None]) 
         near = _captured(row, eager, repeats, at)
         row.verdict = EXACT if near.difference == 0 and row.replay == "bit for bit" else ROUNDED
     except TracefuseError as error:
-        row.verdict, row.reason = REFUSED, _text(error)
+        # A trace that is not well-formed is a defect of a pass, whatever it says.
+        row.verdict, row.reason = CRASHED if isinstance(error, VerifyError) else REFUSED, _text(error)
     except Wrong as error:
         row.verdict, row.reason = WRONG, str(error)
     except Exception as error:

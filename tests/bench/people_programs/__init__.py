@@ -1,33 +1,12 @@
-"""Programs that people run and that nobody here wrote for a test: `PROGRAMS`, by kind one file each."""
+"""Programs that people run and that nobody here wrote for a test: `PROGRAMS`, in files by kind."""
 
-from people_programs import (
-    captions,
-    encoders,
-    functions,
-    graph,
-    language,
-    losses,
-    networks,
-    seq2seq,
-    sound,
-    steps,
-    vision,
-)
+from importlib import import_module
+
 from people_programs.made import PROGRAMS, Made, Program
 
-__all__ = [
-    "PROGRAMS",
-    "Made",
-    "Program",
-    "captions",
-    "encoders",
-    "functions",
-    "graph",
-    "language",
-    "losses",
-    "networks",
-    "seq2seq",
-    "sound",
-    "steps",
-    "vision",
-]
+__all__ = ["PROGRAMS", "Made", "Program"]
+
+KINDS = ("losses", "steps", "graph", "layers", "functions", "networks", "generative", "packages", "language", "encoders",
+    "seq2seq", "vision", "captions", "sound")  # fmt: skip
+for _kind in KINDS:
+    import_module(f"people_programs.{_kind}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from people_programs.language import BATCH, LENGTH, SIZES, VOCABULARY, predicts, pretrained, tokens
+from people_programs.language import BATCH, LENGTH, SIZES, VOCABULARY, pretrained, tokens
 from people_programs.made import Made, Program, add, trained
 
 
@@ -33,7 +33,6 @@ def classifies(name: str, kind: str, **config: Any) -> None:
 
 
 masked("roberta", "RobertaForMaskedLM", **SIZES)
-masked("roberta before its norms", "RobertaPreLayerNormForMaskedLM", **SIZES)
 masked("deberta", "DebertaForMaskedLM", pos_att_type=["p2c", "c2p"], relative_attention=True, **SIZES)
 masked("deberta v2", "DebertaV2ForMaskedLM", pos_att_type=["p2c", "c2p"], relative_attention=True, **SIZES)
 masked("electra", "ElectraForMaskedLM", embedding_size=16, **SIZES)
@@ -45,19 +44,15 @@ masked("mpnet", "MPNetForMaskedLM", **SIZES)
 masked("convbert", "ConvBertForMaskedLM", embedding_size=16, conv_kernel_size=3, **SIZES)
 masked("roformer", "RoFormerForMaskedLM", embedding_size=16, **SIZES)
 masked("rembert", "RemBertForMaskedLM", input_embedding_size=16, output_embedding_size=16, **SIZES)
-masked("megatron bert", "MegatronBertForMaskedLM", **SIZES)
-masked("ernie", "ErnieForMaskedLM", **SIZES)
 masked("esm", "EsmForMaskedLM", pad_token_id=1, mask_token_id=2, position_embedding_type="rotary", **SIZES)
 masked("modernbert", "ModernBertForMaskedLM", local_attention=6, pad_token_id=0, **SIZES)
 classifies(
     "nystromformer", "NystromformerForSequenceClassification", num_landmarks=4, segment_means_seq_len=LENGTH, **SIZES
 )
 masked("ibert", "IBertForMaskedLM", quant_mode=False, **SIZES)
-masked("xlm roberta xl", "XLMRobertaXLForMaskedLM", **SIZES)
 masked("longformer", "LongformerForMaskedLM", attention_window=4, pad_token_id=1, **SIZES)
 masked("big bird", "BigBirdForMaskedLM", attention_type="original_full", **SIZES)
 masked("flaubert", "FlaubertWithLMHeadModel", n_words=VOCABULARY, emb_dim=32, n_layers=2, n_heads=4)
-classifies("xlm", "XLMForSequenceClassification", n_words=VOCABULARY, emb_dim=32, n_layers=2, n_heads=4)
 classifies("fnet", "FNetForSequenceClassification", **SIZES)
 classifies(
     "canine",
@@ -87,7 +82,6 @@ classifies(
     n_head=4,
     pad_token_id=0,
 )
-predicts("camembert of words", "CamembertForTokenClassification", num_labels=VOCABULARY, **SIZES)
 
 
 def _answers() -> Made:

@@ -1,16 +1,16 @@
-"""`torch.func`, complex numbers, Fourier transforms, sums by index, and layers in other forms."""
+"""`torch.func`, complex numbers, Fourier transforms, sums by index."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
-from torch.nn.utils import parametrizations, parametrize
 
 from people_programs.losses import net, of_loss
 from people_programs.made import Made, program, trained
@@ -23,11 +23,12 @@ def gradients_of_each_sample() -> Made:
     def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
 
-    def run(model: nn.Module) -> dict[str, Tensor]:
-        detached = {name: p.detach() for name, p in model.named_parameters()}
-        return vmap(grad(one), in_dims=(None, 0, 0))(detached, x, y)
+    each = vmap(grad(one), in_dims=(None, 0, 0))
 
-    return Made(run, (model,))
+    def run(each: Callable[..., Any]) -> dict[str, Tensor]:
+        return each({name: p.detach() for name, p in model.named_parameters()}, x, y)
+
+    return Made(run, (each,), modules=(model,))
 
 
 @program("function")
@@ -267,88 +268,3 @@ def factorization_machine() -> Made:
             return self.linear(fields).sum((1, 2)) + 0.5 * (v.sum(1).square() - v.square().sum(1)).sum(1)
 
     return trained(Machine(), torch.randint(50, (16, 5)))
-
-
-# --- layers in other forms --------------------------------------------------------------------------------------------
-
-
-@program("function")
-def weight_norms() -> Made:
-    model = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(8, 8)) for _ in range(2)), nn.ReLU())
-    return trained(model, torch.randn(6, 8))
-
-
-@program("function")
-def spectral_norms() -> Made:
-    model = nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(3, 8, 3)), nn.ReLU(), nn.Flatten())
-    return trained(model, torch.randn(2, 3, 8, 8))
-
-
-@program("function")
-def orthogonal_weights() -> Made:
-    return trained(parametrizations.orthogonal(nn.Linear(8, 8)), torch.randn(6, 8))
-
-
-@program("function")
-def old_weight_norm() -> Made:
-    return trained(nn.utils.weight_norm(nn.Conv1d(4, 8, 3)), torch.randn(2, 4, 10))
-
-
-@program("function")
-def own_parametrization() -> Made:
-    class Symmetric(nn.Module):
-        def forward(self, weight: Tensor) -> Tensor:
-            return weight.triu() + weight.triu(1).mT
-
-    layer = nn.Linear(8, 8)
-    parametrize.register_parametrization(layer, "weight", Symmetric())
-
-    def loss(layer: nn.Module) -> Tensor:
-        with parametrize.cached():
-            return layer(layer(torch.ones(3, 8, device=layer.bias.device))).square().mean()
-
-    return of_loss(layer, loss)
-
-
-@program("function")
-def pruned_weights() -> Made:
-    from torch.nn.utils import prune
-
-    model = net(8, 32, 4)
-    prune.l1_unstructured(model[0], "weight", amount=0.5)
-    prune.random_structured(model[2], "weight", amount=0.25, dim=0)
-    return trained(model, torch.randn(6, 8))
-
-
-@program("function")
-def activations_in_place() -> Made:
-    layers: list[Any] = [
-        nn.ReLU(True),
-        nn.LeakyReLU(0.1, True),
-        nn.ELU(inplace=True),
-        nn.SiLU(True),
-        nn.Hardswish(True),
-        nn.ReLU6(True),
-        nn.SELU(True),
-        nn.CELU(inplace=True),
-        nn.Hardtanh(inplace=True),
-        nn.Threshold(0.1, 0.0, True),
-    ]
-    parts = [part for layer in layers for part in (nn.Linear(8, 8), nn.LayerNorm(8), layer)]
-    return trained(nn.Sequential(*parts), torch.randn(6, 8))
-
-
-@program("function")
-def dropouts() -> Made:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.Dropout2d(0.2),
-        nn.ELU(),
-        nn.FeatureAlphaDropout(0.2),
-        nn.Flatten(),
-        nn.AlphaDropout(0.1),
-        nn.Linear(288, 4),
-        nn.Dropout1d(0.1),
-        nn.RReLU(),
-    )
-    return trained(model, torch.randn(2, 3, 8, 8))

@@ -1,114 +1,16 @@
-"""What people do to autograd's graph: functions of their own, hooks, checkpoints, gradients that are asked for."""
+"""What people do to autograd's graph: hooks, checkpoints, gradients that are asked for."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from people_programs.losses import net, of_loss
 from people_programs.made import Made, program, trained
-
-
-class Straight(torch.autograd.Function):
-    """Rounds, and passes gradients straight through."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return (x * 8).round() / 8
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-class Swish(torch.autograd.Function):
-    """Saves its input alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x.sigmoid()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        s = x.sigmoid()
-        return gradient * (s * (1 + x * (1 - s)))
-
-
-class Reversed(torch.autograd.Function):
-    """The layer that turns a gradient round, by a factor; setup_context apart."""
-
-    @staticmethod
-    def forward(x: Tensor, by: float) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.by = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return -ctx.by * gradient, None
-
-
-class Pair(torch.autograd.Function):
-    """Two results, of which one cannot be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        out, best = (x @ weight).max(-1)
-        ctx.save_for_backward(x, weight, best)
-        ctx.mark_non_differentiable(best)
-        return out, best
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, weight, best = ctx.saved_tensors
-        full = torch.zeros(*x.shape[:-1], weight.shape[1], dtype=x.dtype, device=x.device)
-        full.scatter_(-1, best[..., None], gradient[..., None])
-        wants = ctx.needs_input_grad
-        return (full @ weight.T if wants[0] else None), (x.flatten(0, -2).T @ full.flatten(0, -2) if wants[1] else None)
-
-
-@program("graph")
-def straight_through_function() -> Made:
-    model, x = net(8, 32, 4), torch.randn(6, 8)
-    return of_loss(model, lambda m: Straight.apply(m(x)).square().mean())
-
-
-@program("graph")
-def function_that_saves_its_input() -> Made:
-    model, x = net(8, 32, 4), torch.randn(6, 8)
-    return of_loss(model, lambda m: Swish.apply(m(Swish.apply(x))).square().mean())
-
-
-@program("graph")
-def reversed_gradients() -> Made:
-    body, heads, x = net(8, 32), nn.ModuleList([net(32, 3), net(32, 2)]), torch.randn(12, 8)
-    y, domain = torch.randint(3, (12,)), torch.randint(2, (12,))
-
-    def run(body: nn.Module) -> Tensor:
-        seen = body(x)
-        loss = F.cross_entropy(heads[0](seen), y) + F.cross_entropy(heads[1](Reversed.apply(seen, 0.3)), domain)
-        loss.backward()
-        return loss
-
-    return Made(run, (body,), modules=(heads,))
-
-
-@program("graph")
-def function_of_two_results() -> Made:
-    model, x, weight = net(8, 16), torch.randn(6, 8), nn.Parameter(torch.randn(16, 5))
-    made = of_loss(model, lambda m: Pair.apply(m(x), weight)[0].square().mean())
-    return Made(made.run, made.compiled, (weight,))
 
 
 @program("graph")

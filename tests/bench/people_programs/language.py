@@ -76,15 +76,6 @@ predicts(
     moe_intermediate_size=16,
     **MIXED,
 )
-predicts(
-    "qwen2 with experts",
-    "Qwen2MoeForCausalLM",
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=16,
-    shared_expert_intermediate_size=16,
-    **MIXED,
-)
 predicts("mistral", "MistralForCausalLM", sliding_window=6, **DECODER)
 predicts("phi", "PhiForCausalLM", **DECODER)
 predicts("phi3", "Phi3ForCausalLM", **DECODER)
@@ -107,7 +98,6 @@ predicts(
     use_cache=False,
 )
 predicts("gpt bigcode", "GPTBigCodeForCausalLM", **GPT)
-predicts("codegen", "CodeGenForCausalLM", rotary_dim=4, **GPT)
 predicts("openai gpt", "OpenAIGPTLMHeadModel", **GPT)
 predicts("ctrl", "CTRLLMHeadModel", dff=64, **GPT)
 predicts(
@@ -116,19 +106,12 @@ predicts(
 predicts("stablelm", "StableLmForCausalLM", **DECODER)
 predicts("cohere", "CohereForCausalLM", **DECODER)
 predicts("cohere2", "Cohere2ForCausalLM", sliding_window=6, **DECODER)
-predicts("olmo", "OlmoForCausalLM", **DECODER)
 predicts("olmo2", "Olmo2ForCausalLM", **DECODER)
 predicts("olmo with experts", "OlmoeForCausalLM", num_experts=4, num_experts_per_tok=2, **MIXED)
-predicts("granite", "GraniteForCausalLM", **DECODER)
 predicts("granite with experts", "GraniteMoeForCausalLM", num_local_experts=4, num_experts_per_tok=2, **MIXED)
-predicts("starcoder2", "Starcoder2ForCausalLM", sliding_window=6, **DECODER)
-predicts("persimmon", "PersimmonForCausalLM", **DECODER)
 predicts("nemotron", "NemotronForCausalLM", head_dim=8, **DECODER)
 predicts("glm", "GlmForCausalLM", head_dim=8, **DECODER)
-predicts("glm4", "Glm4ForCausalLM", head_dim=8, **DECODER)
-predicts("helium", "HeliumForCausalLM", head_dim=8, **DECODER)
 predicts("diffllama", "DiffLlamaForCausalLM", **DECODER)
-predicts("smollm3", "SmolLM3ForCausalLM", **DECODER)
 predicts("gpt oss", "GptOssForCausalLM", head_dim=8, num_local_experts=4, num_experts_per_tok=2, **MIXED)
 predicts(
     "dbrx",
@@ -154,12 +137,6 @@ predicts(
     first_k_dense_replace=1,
     **LATENT,
     **MIXED | {"num_key_value_heads": 4},
-)
-predicts(
-    "minicpm3",
-    "MiniCPM3ForCausalLM",
-    **LATENT,
-    **DECODER | {"num_key_value_heads": 4},
 )
 predicts(
     "xglm",

@@ -36,14 +36,10 @@ def translates(name: str, kind: str, **config: Any) -> None:
 
 
 translates("bart", "BartForConditionalGeneration", **SIDES)
-translates("mbart", "MBartForConditionalGeneration", **SIDES)
 translates("pegasus", "PegasusForConditionalGeneration", **SIDES)
 translates("marian", "MarianMTModel", **SIDES)
 translates("m2m 100", "M2M100ForConditionalGeneration", **SIDES)
-translates("blenderbot", "BlenderbotForConditionalGeneration", **SIDES)
 translates("blenderbot small", "BlenderbotSmallForConditionalGeneration", **SIDES)
-translates("plbart", "PLBartForConditionalGeneration", **SIDES)
-translates("mvp", "MvpForConditionalGeneration", **SIDES)
 translates(
     "led",
     "LEDForConditionalGeneration",
@@ -70,7 +66,6 @@ translates(
     **ENDS,
 )
 translates("mt5", "MT5ForConditionalGeneration", **T5)
-translates("umt5", "UMT5ForConditionalGeneration", **T5)
 translates("long t5", "LongT5ForConditionalGeneration", local_radius=3, **T5)
 translates(
     "switch transformers",

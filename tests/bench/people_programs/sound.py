@@ -170,20 +170,6 @@ def _codec() -> Made:
     return trained(model, torch.randn(BATCH, 1, 160))
 
 
-def _vits() -> Made:
-    model = pretrained(
-        "UnivNetModel",
-        model_in_channels=8,
-        model_hidden_channels=8,
-        num_mel_bins=8,
-        resblock_kernel_sizes=[3],
-        resblock_stride_sizes=[4],
-        resblock_dilation_sizes=[[1, 3]],
-        kernel_predictor_hidden_channels=8,
-    )
-    return trained(model, torch.randn(BATCH, 10, 8))
-
-
 def _vocoder() -> Made:
     model = pretrained(
         "SpeechT5HifiGan",
@@ -276,8 +262,6 @@ takes("wav2vec2 with layer norms", spelled("Wav2Vec2ForCTC", feat_extract_norm="
 takes("hubert", spelled("HubertForCTC"))
 takes("wavlm", spelled("WavLMForCTC", num_buckets=8, max_bucket_distance=16))
 takes("sew", spelled("SEWForCTC", squeeze_factor=2))
-takes("data2vec of sound", spelled("Data2VecAudioForCTC", conv_pos_kernel_size=3, num_conv_pos_embeddings=2))
-takes("unispeech that classifies", classed("UniSpeechForSequenceClassification"))
 takes("unispeech sat", classed("UniSpeechSatForSequenceClassification"))
 takes(
     "wav2vec2 conformer",
@@ -294,7 +278,6 @@ takes("speech to text", _speech_to_text)
 takes("speecht5", _speaks)
 takes("encodec", _encodec)
 takes("dac", _codec)
-takes("univnet", _vits)
 takes("hifi gan", _vocoder)
 takes("time series transformer", _series("TimeSeriesTransformerForPrediction"))
 takes("informer", _series("InformerForPrediction"))

@@ -275,38 +275,3 @@ def gradient_penalty() -> Made:
         return loss
 
     return Made(run, (judge,))
-
-
-@program("step")
-def ppo() -> Made:
-    model, x, actions = net(6, 32, 5), torch.randn(32, 6), torch.randint(4, (32,))
-    gained, old = torch.randn(32), torch.randn(32) * 0.1 - 1.4
-
-    def run(model: nn.Module) -> Tensor:
-        logits, value = model(x).split((4, 1), -1)
-        policy = torch.distributions.Categorical(logits=logits)
-        ratio = (policy.log_prob(actions) - old).exp()
-        worth = (gained - gained.mean()) / (gained.std() + 1e-8)
-        surrogate = torch.min(ratio * worth, ratio.clamp(0.8, 1.2) * worth)
-        loss = -surrogate.mean() + 0.5 * F.mse_loss(value.squeeze(-1), gained) - 0.01 * policy.entropy().mean()
-        loss.backward()
-        return loss
-
-    return Made(run, (model,))
-
-
-@program("step")
-def deep_q() -> Made:
-    model, target = net(6, 32, 4), net(6, 32, 4)
-    x, following, rewards, actions = torch.randn(16, 6), torch.randn(16, 6), torch.randn(16), torch.randint(4, (16,))
-    over = torch.rand(16) < 0.1
-
-    def run(model: nn.Module) -> Tensor:
-        chosen = model(x).gather(1, actions[:, None]).squeeze(1)
-        with torch.no_grad():
-            best = target(following).gather(1, model(following).argmax(1, keepdim=True)).squeeze(1)
-        loss = F.smooth_l1_loss(chosen, rewards + 0.99 * best * ~over)
-        loss.backward()
-        return loss
-
-    return Made(run, (model,))

@@ -40,7 +40,6 @@ def takes(name: str, make: Callable[[], Made]) -> None:
 
 sees("beit", "BeitForImageClassification", use_relative_position_bias=True, layer_scale_init_value=0.1, **PATCHED)
 sees("deit", "DeiTForImageClassification", **PATCHED)
-sees("dinov2", "Dinov2ForImageClassification", **PATCHED)
 sees("dinov2 with registers", "Dinov2WithRegistersForImageClassification", num_register_tokens=2, **PATCHED)
 sees(
     "swin",
@@ -63,14 +62,6 @@ sees(
     window_size=4,
 )
 sees("convnext v2", "ConvNextV2ForImageClassification", hidden_sizes=[16, 32], depths=[1, 1], num_stages=2)
-sees(
-    "resnet of transformers",
-    "ResNetForImageClassification",
-    embedding_size=16,
-    hidden_sizes=[16, 32],
-    depths=[1, 1],
-    layer_type="basic",
-)
 sees("regnet", "RegNetForImageClassification", embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], groups_width=8)
 sees(
     "segformer",
@@ -103,14 +94,6 @@ sees(
     hidden_dim=320,
 )
 sees("poolformer", "PoolFormerForImageClassification", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])
-sees(
-    "pvt",
-    "PvtForImageClassification",
-    image_size=32,
-    hidden_sizes=[8, 16, 24, 32],
-    depths=[1, 1, 1, 1],
-    num_attention_heads=[1, 2, 2, 4],
-)
 sees(
     "pvt v2",
     "PvtV2ForImageClassification",
