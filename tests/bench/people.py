@@ -58,7 +58,7 @@ class Trial:
         self._last: JSONRow = asdict(Row(name, PROGRAMS[name].kind, device))
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed by `_end`
         self.pipe, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(name, device, theirs, self._log.name), daemon=True)
+        self._process = context.Process(target=_serve, args=(name, device, theirs, self._log.name))
         self._process.start()
         theirs.close()
 

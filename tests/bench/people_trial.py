@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import tracefuse
+import tracefuse.optimizers
 from tracefuse.build import build
 from tracefuse.errors import ExportError, TracefuseError
 from tracefuse.optimizers.verify import VerifyError
@@ -44,6 +45,7 @@ RAISED, DYNAMO, AS_AOT, NONE = "raised", "torch.compile raises", "as aot_eager",
 BACKEND_VERDICTS = (EXACT, ROUNDED, AS_AOT, DYNAMO, NONE, RAISED, WRONG, "")
 DTYPE = torch.float64
 EXPORTED_S = 90
+OURS = {Path(room.__file__).parent for room in (tracefuse, tracefuse.optimizers)}
 EXPORTED_ONCE = Path(__file__).with_name("exported_once.py")
 
 Seen = dict[str, Tensor]
@@ -168,7 +170,7 @@ def _captured(row: Row, eager: Seen, repeats: bool, at: Callable[[str], None]) -
     """All that is done with a capture. Raises `Wrong`, and whatever is raised on the way."""
     at("capture")
     made = _made(row)
-    before = _kept(dict(made.tensors()))
+    before = _kept(_seen(made, None))
     with tracefuse.Capture(_namespace(made)) as capture:
         capture.returned = returned = made.run(*made.compiled)
     seen = _kept(_seen(made, returned))
@@ -180,7 +182,7 @@ def _captured(row: Row, eager: Seen, repeats: bool, at: Callable[[str], None]) -
     expected = list(capture.replay())
     _complete(capture, made, before)
     tolerance = TOLERANCE[coarsest(capture.trace)]
-    replayed = _as_seen(capture, made, expected, returned)
+    replayed = _as_seen(capture, made, expected, returned, before)
     worst = _held(replayed, {label: seen[label] for label in replayed}, 0.0 if repeats else tolerance, "replay")
     row.replay = f"within rounding: {worst:.1e}" if worst else "bit for bit"
 
@@ -209,12 +211,13 @@ def _complete(capture: tracefuse.Capture, made: Made, before: Seen) -> None:
     for name, tensor in made.tensors():
         if tensor.is_leaf and tensor.grad is not None and ("gradient", id(tensor)) not in has:
             raise Wrong(f"the gradient of {name} is missing in the trace")
-        if not is_same(tensor, before[name]) and ("mutation", id(tensor)) not in has:
+        if not is_same(tensor, before[f"value of {name}"]) and ("mutation", id(tensor)) not in has:
             raise Wrong(f"the trace lacks that {name} is written to")
 
 
-def _as_seen(capture: tracefuse.Capture, made: Made, outputs: list[Tensor], returned: Any) -> Seen:
-    """The trace's outputs by what they are of the run; a result is the one that is next to what the run returned."""
+def _as_seen(capture: tracefuse.Capture, made: Made, outputs: list[Tensor], returned: Any, before: Seen) -> Seen:
+    """The trace's outputs by what they are of the run; a result is the one that is next to what the run returned, a gradient
+    is what the run adds to the one that was there before."""
     live = {entry.name: id(t) for entry, t in zip(capture.trace.inputs, capture.live_inputs, strict=True)}
     of = {id(t): name for name, t in made.tensors()}
     found, results = {}, []
@@ -222,8 +225,9 @@ def _as_seen(capture: tracefuse.Capture, made: Made, outputs: list[Tensor], retu
         if out.kind == "result":
             results.append(tensor)
         elif live[out.of] in of and not (out.kind == "gradient" and _is_gone(capture, out.of)):
-            label = "gradient of" if out.kind == "gradient" else "value of"
-            found[f"{label} {of[live[out.of]]}"] = tensor
+            label = f"{'gradient' if out.kind == 'gradient' else 'value'} of {of[live[out.of]]}"
+            is_added = out.kind == "gradient" and label in before
+            found[label] = before[label] + tensor if is_added else tensor
     for at, tensor in enumerate(_tensors(returned)):
         alike = [one for one in results if (one.shape, one.dtype) == (tensor.shape, tensor.dtype)]
         if not alike:
@@ -362,4 +366,9 @@ def _held(found: Seen, expected: Seen, tolerance: float, what: str) -> float:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:900]}"
+    """What it says, and, but for a refusal, where in tracefuse it was raised."""
+    inner = getattr(error, "inner_exception", None) or error.__cause__ or error
+    frames = [f for f in traceback.extract_tb(inner.__traceback__) if OURS & {*Path(f.filename).parents}]
+    is_refusal = isinstance(error, TracefuseError) and not isinstance(error, VerifyError)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames and not is_refusal else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:600]}{where}"

@@ -122,17 +122,21 @@ def nested_reentrant_checkpoints() -> Made:
     return trained(Checkpointed(reentrant=True, nested=True), torch.randn(6, 8))
 
 
+class Sequence(nn.Module):
+    """Layers in segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1)) for _ in range(6)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint_sequential(self.layers, 3, x, use_reentrant=False)
+
+
 @program("graph")
 def checkpoints_in_sequence() -> Made:
-    layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1)) for _ in range(6)]
-    model, x = nn.Sequential(*layers), torch.randn(6, 16, requires_grad=True)
-
-    def run(model: nn.Module) -> Tensor:
-        loss = checkpoint_sequential(model, 3, x, use_reentrant=False).square().mean()
-        loss.backward()
-        return loss
-
-    return Made(run, (model,), (x,))
+    return trained(Sequence(), torch.randn(6, 16, requires_grad=True))
 
 
 @program("graph")
