@@ -13,6 +13,7 @@ Each runs in a process of its own, forked from one that has imported torch: one 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import fnmatch
 import json
 import multiprocessing
@@ -39,7 +40,7 @@ PRELOADED = [
     "torch._dynamo",
     "torch._functorch.aot_autograd",
 ]
-SMALL = ("focal", "clipping by norm")
+SMALL = ("focal", "clipping by value")
 MOST_REFUSED = 0.05
 TAIL = 3
 """Lines of what a process said last."""
@@ -52,13 +53,13 @@ JSONRow = dict[str, Any]
 class Trial:
     """A program in a process of its own. `row()` is its row once it is done, None before."""
 
-    def __init__(self, context: Any, name: str, device: str, limit_s: float) -> None:
+    def __init__(self, context: Any, name: str, device: str, limit_s: float, processors: int) -> None:
         self.name, self._limit_s = name, limit_s
         self._until = time.monotonic() + limit_s
         self._last: JSONRow = asdict(Row(name, PROGRAMS[name].kind, device))
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed by `_end`
         self.pipe, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(name, device, theirs, self._log.name))
+        self._process = context.Process(target=_serve, args=(name, device, theirs, self._log.name, processors))
         self._process.start()
         theirs.close()
 
@@ -90,9 +91,8 @@ class Trial:
         self._process.join()
 
 
-def _serve(name: str, device: str, pipe: Connection, log: str) -> None:
-    import faulthandler
-
+def _serve(name: str, device: str, pipe: Connection, log: str, processors: int) -> None:
+    os.cpu_count = lambda: processors  # kernels are compiled by so many processes, and others compile beside it
     os.setpgid(0, 0)
     said = os.open(log, os.O_WRONLY)
     os.dup2(said, 1)
@@ -112,10 +112,11 @@ def try_all(todo: list[str], options: argparse.Namespace) -> Iterator[JSONRow]:
     if options.start == "forkserver":
         context.set_forkserver_preload(PRELOADED)
     waiting, running = list(reversed(todo)), []
+    processors = max(1, (os.cpu_count() or 1) // options.jobs)
     try:
         while waiting or running:
             while waiting and len(running) < options.jobs:
-                running.append(Trial(context, waiting.pop(), options.device, options.limit_seconds))
+                running.append(Trial(context, waiting.pop(), options.device, options.limit_seconds, processors))
             wait([one.pipe for one in running], timeout=0.5)
             for one in list(running):
                 if (row := one.row()) is not None:

@@ -190,10 +190,11 @@ def backward_of_a_vector() -> Made:
 @program("graph")
 def backward_into_some() -> Made:
     model, x = net(8, 32, 4), torch.randn(6, 8, requires_grad=True)
+    weight = model[2].weight
 
     def run(model: nn.Module) -> Tensor:
         loss = model(x).square().mean()
-        loss.backward(inputs=[x, model[2].weight])
+        loss.backward(inputs=[x, weight])
         return loss
 
     return Made(run, (model,), (x,))

@@ -36,7 +36,6 @@ adapted("ia3", "IA3Config", target_modules=PROJECTIONS, feedforward_modules=["do
 adapted("adalora", "AdaLoraConfig", init_r=4, target_r=2, tinit=1, tfinal=2, total_step=10, target_modules=PROJECTIONS)
 adapted("vera", "VeraConfig", r=4, target_modules=["q_proj", "o_proj"])
 adapted("oft", "OFTConfig", oft_block_size=8, r=0, target_modules=PROJECTIONS)
-adapted("boft", "BOFTConfig", boft_block_size=4, target_modules=["q_proj"])
 adapted("loha", "LoHaConfig", r=4, target_modules=PROJECTIONS)
 adapted("lokr", "LoKrConfig", r=4, target_modules=PROJECTIONS)
 adapted("fourier ft", "FourierFTConfig", n_frequency=16, target_modules=["q_proj"])
