@@ -68,6 +68,7 @@ BENCHES = {
     "train": Bench("train.py", check=True),
     "toggle": Bench("overhead/toggle.py", check=True),
     "view": Bench("overhead/view.py"),
+    "page": Bench("overhead/page.py", check=True),
 }
 """By the name of their results."""
 
