@@ -123,7 +123,7 @@ class _Compiling:
     def halves(self, joint: Joint) -> Halves:
         with _disable_current_modes():
             graph = CompiledGraph(joint.trace, (*self.examples, *joint.constants), self.config)
-            return (GraphedHalves if self.cuda_graph else Halves)(joint, graph)
+            return (GraphedHalves if self.cuda_graph else Halves)(joint, graph.variant(self.config).check())
 
     def refuse(self, reason: NotSupported) -> None:
         note_refused(self.examples, str(reason))

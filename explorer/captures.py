@@ -11,7 +11,6 @@ can be tried.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,147 +19,97 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from tracefuse.assembly.program import CapturedProgram, ProgramFacts, captured_program
+from tracefuse.assembly.program import CapturedProgram, captured_program
 from tracefuse.assembly.refusals import note_unrecordable
-from tracefuse.config.configuration import Config, Machine
+from tracefuse.assembly.unshown import Dropped
+from tracefuse.config.configuration import Config
 from tracefuse.device.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.execution.agreement import Agreement, agreement
 from tracefuse.execution.replay import replayed
-from tracefuse.optimizers.costs.cost import Peaks
-from tracefuse.optimizers.costs.datasheets import promised
 from tracefuse.optimizers.freeze.costs import FrozenCosts, frozen_costs
-from tracefuse.optimizers.passes import Pass, PassRecord
-from tracefuse.recording.calls import Value
+from tracefuse.optimizers.trace import Trace
+from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
-from tracefuse.recording.left import Left, Read, left_by
+from tracefuse.recording.left import Left
 from tracefuse.recording.namespace import name_of, namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.roles import Roles, optimizers_of, roles_of
-from tracefuse.recording.thaw import Thaw
-from tracefuse.timeline.measurements import Measurements
-from tracefuse.variant import Variant
+from tracefuse.recording.run import Run
+from tracefuse.variant import Variant, Variants
 
 if TYPE_CHECKING:
+    from tracefuse.diagnose.diagnose import Findings
     from tracefuse.diagnose.finding import Finding, Fix
     from tracefuse.widgets.view.explorer import Explorer
 
 
-class Capture(ProgramFacts):
-    """What one block or call did. Enter it as a context manager, or use `capture(fn, *args)`.
-
-    After it, `trace` is the joint program, `forward` and `backward` its halves, `example_inputs` the tensors it read, in
-    the order of `trace.inputs`, `rng_states` the generator states its random ops drew from, `guards` the Python values it
-    took from tensors, and `environment` the versions, the device and the flags it ran with.
-
-    `namespace` is where a block's variables are looked up when it ends (default: the block's own frame); what is assigned
-    to `returned` inside the block counts as its result. With `train_all`, frozen parameters count as trainable in the trace,
-    and in nothing else that a cell notices which does not train them itself (`tracefuse.recording.thaw`); `thawed` names them.
-    """
-
-    on_start: ClassVar[Callable[[Capture], None] | None] = None
-    """Called with each capture before it records: how `tracefuse script.py` knows those that the script makes."""
-
-    def __init__(self, namespace: Mapping[str, Any] | None = None, train_all: bool = False) -> None:
-        self._namespace = namespace
-        self._train_all = train_all
-        self._thaw: Thaw | None = None
-        self._thawed: frozenset[Value] = frozenset()
-        self.returned: Any = None
-        self._recorder = Recorder()
-        self.is_recording = False
-        self._roles: Roles | None = None
-        self._alive: frozenset[Value] = frozenset()
-        self._left: Mapping[Value, Left] = {}
-        self._read: Read | None = None
-        self.agreement: Agreement | None = None
-        """What `check` found; None until it, or the first measurement, has replayed the trace."""
-        self._optimized: Mapping[str, frozenset[Value]] = {}
-        self._variants: dict[Config, Variant] = {}
-        self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
-        self.environment = environment()
-        self.measurements = Measurements()
-        self.restored = Measurements()
-        """What was measured where a session file was saved; nothing of a capture of this process."""
-
-    def __repr__(self) -> str:
-        if self._roles is None:
-            return "<tracefuse.Capture: nothing yet>"
-        try:
-            forward, backward = self.trace.split()
-        except CaptureError as error:
-            return f"<tracefuse.Capture: {error}>"
-        device = self.environment["device"]
-        return f"<tracefuse.Capture on {device}: {forward.op_count} forward and {backward.op_count} backward ops>"
-
-    def __enter__(self) -> Capture:
-        # Looking at a frame's variables keeps them alive: not without need.
-        self._start(self._seen_from(sys._getframe(1)) if self._train_all else {})
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self._stop(self._seen_from(sys._getframe(1)), self.returned, kind is None)
-
-    def _seen_from(self, frame: FrameType) -> Mapping[str, Any]:
-        return visible_from(frame) if self._namespace is None else self._namespace
+class Capture(Variants):
+    """A captured program: to look at, to switch passes on and off, to measure. `capture` and `load` make one."""
 
     @property
-    def has_run(self) -> bool:
-        """Whether its block or call has ended, and without an error."""
-        return self._roles is not None
-
-    def _start(self, namespace: Mapping[str, Any]) -> None:
-        if self.has_run:
-            raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
-        if Capture.on_start is not None:
-            Capture.on_start(self)
-        if self._train_all:
-            self._thaw = Thaw(namespace).__enter__()
-        self._recorder.__enter__()
-        self.is_recording = True
-
-    def _stop(self, namespace: Mapping[str, Any], returned: Any, completed: bool) -> None:
-        """Note who is who while the program's tensors are still there; keep nothing of the user's alive."""
-        self._recorder.__exit__(None, None, None)
-        self.is_recording = False
-        try:
-            if completed:
-                self._finish(namespace, returned)
-            elif (error := sys.exception()) is not None:
-                note_unrecordable(error, self._recorder.recording)
-        finally:
-            if self._thaw is not None:
-                self._thaw.__exit__(None, None, None)
-            self._namespace = self.returned = self._thaw = None
-
-    def _finish(self, namespace: Mapping[str, Any], returned: Any) -> None:
-        gradient_of = _gradient if self._thaw is None else self._thaw.gradient_of
-        self._recorder.note_end()
-        self._roles = roles_of(self._recorder, namespace, returned, gradient_of)
-        self._left = left_by(self._recorder, self._roles, namespace, returned, gradient_of)
-        self._read = Read(self._recorder)
-        self._alive = self._recorder.alive()
-        self._optimized = optimizers_of(self._recorder, namespace)
-        if self._thaw is not None:
-            self._thawed = frozenset(v for p in self._thaw.parameters if (v := self._recorder.value_of(p)) is not None)
-
-    @functools.cached_property
-    def _built(self) -> CapturedProgram:
-        if self._roles is None:
-            raise CaptureError(
-                "nothing was captured: the block has not run to its end. Run it again without the error."
-            )
-        return captured_program(self._recorder, self._roles, self._alive, self._optimized, self._left)
+    def trace(self) -> Trace:
+        """The joint program, forward then backward, built when first asked for. Raises `CaptureError` if nothing has run."""
+        return self.program.trace
 
     @property
-    def stops(self) -> tuple[Stop, ...]:
-        """Where the host reads what a GPU computes, or would if there were one, in the order of the run."""
-        return tuple(self._recorder.recording.stops)
+    def forward(self) -> Trace:
+        """The first half of `trace`: from the inputs to the results and to what is saved for the backward."""
+        return self.program.forward
+
+    @property
+    def backward(self) -> Trace:
+        """The second half of `trace`: from saved values and cotangents to gradients; without ops if none was captured."""
+        return self.program.backward
+
+    @property
+    def example_inputs(self) -> tuple[torch.Tensor, ...]:
+        """Tensors that the program read, as they were then, in the order of `trace.inputs`: what replays run on."""
+        return self.program.example_inputs
+
+    @property
+    def live_inputs(self) -> tuple[torch.Tensor, ...]:
+        """The user's own tensors, as they are now; an input that the program overwrote differs from its example."""
+        return self.program.live_inputs
 
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
         """Generator states that the random ops drew from, so that a replay draws the same numbers."""
-        return tuple(self._recorder.recording.rng_states)
+        return self.program.rng_states
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The versions, the device and the flags that it ran with."""
+        return self.program.environment
+
+    @property
+    def device(self) -> torch.device:
+        """Where the program computes: the GPU if any of its values lies on one, wherever its inputs lie."""
+        return self.program.device
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """Python values taken from tensors (`.item()`, `if t:`), with their lines: the trace holds only for these."""
+        return self.program.guards
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        """Where the host reads what a GPU computes, or would if there were one, in the order of the run."""
+        return self.program.stops
+
+    @property
+    def dropped(self) -> tuple[Dropped, ...]:
+        """What autograd computed and nothing got: no part of the trace."""
+        return self.program.dropped
+
+    @property
+    def unrecorded(self) -> tuple[str, ...]:
+        """What of the program the trace does not show, a sentence each with its remedy."""
+        return self.program.unrecorded
+
+    @property
+    def optimizers(self) -> Mapping[str, frozenset[str]]:
+        """The names of the inputs that each optimizer holds, by its variable; optimizers that hold none are left out."""
+        return self.program.optimizers
 
     @property
     def thawed(self) -> tuple[str, ...]:
@@ -168,8 +117,7 @@ class Capture(ProgramFacts):
 
         `c.optimize(freeze=c.thawed)` is the cell as it is written.
         """
-        pairs = zip(self.trace.inputs, self.live_inputs, strict=True)
-        return tuple(i.source for i, tensor in pairs if self._recorder.value_of(tensor) in self._thawed)
+        return self.program.thawed
 
     def frozen_costs(self, patterns: Sequence[str] = ()) -> FrozenCosts:
         """What every parameter's gradient costs, `patterns` (as of `freeze`) frozen: its ops, what the forward keeps for it,
@@ -180,47 +128,21 @@ class Capture(ProgramFacts):
 
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured trace again op by op: the outputs in the order of `trace.outputs`, bit for bit those of the run."""
-        return replayed(self)
+        return replayed(self.program)
 
-    def check(self) -> Agreement | None:
-        """Replay the trace once and hold it against what the program itself left: bit for bit the same, or what differs.
-
-        Results, gradients and overwritten inputs are compared that are still there as the program left them, and nothing is
-        once an input was written to, as by `optimizer.step()`: call it before. It is kept as `agreement`, `measure` does it
-        first, and the view's notes say it. None for a program that did not run here, such as one from a session file. Raises
-        `ReplayError` where an operator does.
-        """
-        if self.agreement is None and self._built.left and self._read is not None:
-            self.agreement = agreement(self, self._built.left, self._read)
-        return self.agreement
+    def findings(self) -> Findings:
+        """What makes the program slow or large as it ran, before any pass: see `Variant.findings`."""
+        return self.variant(Config.off()).findings()
 
     def with_fix(self, fix: Fix | Finding) -> Capture:
         """The capture of the program with `fix`, or with the first that a finding offers: see `tracefuse.diagnose.fixes`.
 
         One of passes leaves the capture as it is. Raises `FixError` for a fix of another program, or without the GPU it needs.
         """
-        from tracefuse.diagnose.fixes import chosen, with_fix
+        from tracefuse.diagnose.fixes import chosen, fixed_program
 
-        return with_fix(self, chosen(fix))
-
-    def variant(self, config: Config) -> Variant:
-        """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
-        if config not in self._variants:
-            self._variants[config] = self._variant(config)
-        return self._variants[config]
-
-    def _variant(self, config: Config) -> Variant:
-        return Variant(self, config)
-
-    @property
-    def machine(self) -> Machine:
-        """The machine that passes make programs for."""
-        return Machine.here(self.tf32, self.datasheet)
-
-    @property
-    def datasheet(self) -> Peaks:
-        """What prices go by: the datasheet of the GPU that the program ran on, for one on a CPU that of an H100."""
-        return promised(self.environment.get("device") if self.device.type == "cuda" else None)
+        program = fixed_program(self.program, chosen(fix))
+        return self if program is self.program else Capture(lambda: program, self.machine)
 
     def optimize(self, **options: Any) -> Variant:
         """The variant with every pass on, changed by `options` (see `tracefuse.config.Config`).
@@ -245,17 +167,103 @@ class Capture(ProgramFacts):
         """
         from tracefuse.session.files import save
 
-        return save(self, path, inputs)
+        return save(path, self.program, self.measurements, self.machine, inputs)
 
 
-def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool = False, **kwargs: Any) -> Capture:
+class RecordedCapture(Capture):
+    """What one block or call did: enter it as a context manager, or use `capture(fn, *args)`.
+
+    `namespace` is where a block's variables are looked up when it ends (default: the block's own frame); what is assigned
+    to `returned` inside the block counts as its result. With `train_all`, frozen parameters count as trainable in the trace,
+    and in nothing else that a cell notices which does not train them itself (`tracefuse.recording.thaw`).
+    """
+
+    on_start: ClassVar[Callable[[RecordedCapture], None] | None] = None
+    """Called with each capture before it records: how `tracefuse script.py` knows those that the script makes."""
+
+    def __init__(
+        self, namespace: Mapping[str, Any] | None = None, train_all: bool = False, recorder: Recorder | None = None
+    ) -> None:
+        super().__init__(self._assembled)
+        self.run = Run(recorder or Recorder(), train_all)
+        self.returned: Any = None
+        self._namespace = namespace
+        self._environment = environment()
+        self._left: tuple[Left | None, ...] = ()
+
+    def __repr__(self) -> str:
+        if not self.has_run:
+            return "<tracefuse.Capture: nothing yet>"
+        try:
+            forward, backward = self.trace.split()
+        except CaptureError as error:
+            return f"<tracefuse.Capture: {error}>"
+        device = self.environment["device"]
+        return f"<tracefuse.Capture on {device}: {forward.op_count} forward and {backward.op_count} backward ops>"
+
+    def __enter__(self) -> RecordedCapture:
+        # Looking at a frame's variables keeps them alive: not without need.
+        self._start(self._seen_from(sys._getframe(1)) if self.run.train_all else {})
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        self._stop(self._seen_from(sys._getframe(1)), self.returned, kind is None)
+
+    def _seen_from(self, frame: FrameType) -> Mapping[str, Any]:
+        return visible_from(frame) if self._namespace is None else self._namespace
+
+    @property
+    def has_run(self) -> bool:
+        """Whether its block or call has ended, and without an error."""
+        return self.run.ended is not None
+
+    def _start(self, namespace: Mapping[str, Any]) -> None:
+        if self.has_run:
+            raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
+        if RecordedCapture.on_start is not None:
+            RecordedCapture.on_start(self)
+        self.run.start(namespace)
+
+    def _stop(self, namespace: Mapping[str, Any], returned: Any, completed: bool) -> None:
+        try:
+            self.run.stop(namespace, returned, completed)
+            if not completed and (error := sys.exception()) is not None:
+                note_unrecordable(error, self.run.recorder.recording)
+        finally:
+            self._namespace = self.returned = None
+
+    def _assembled(self) -> CapturedProgram:
+        if self.run.ended is None:
+            raise CaptureError(
+                "nothing was captured: the block has not run to its end. Run it again without the error."
+            )
+        program, self._left = captured_program(self.run.recorder, self.run.ended, self._environment)
+        return program
+
+    def check(self) -> Agreement | None:
+        """Replay the trace once and hold it against what the program itself left: bit for bit the same, or what differs.
+
+        Results, gradients and overwritten inputs are compared that are still there as the program left them, and nothing is
+        once an input was written to, as by `optimizer.step()`: call it before. It is kept as `agreement`, `measure` does it
+        first, and the view's notes say it. None for a program that did not run here, such as one from a session file. Raises
+        `ReplayError` where an operator does.
+        """
+        program = self.program
+        if self.agreement is None and self.run.ended is not None:
+            self.agreement = agreement(program, self._left, self.run.ended.read)
+        return self.agreement
+
+
+def capture(
+    fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool = False, **kwargs: Any
+) -> RecordedCapture:
     """Without arguments, a context manager that captures its block; with `fn`, the capture of `fn(*args, **kwargs)`.
 
     Results are the tensors that `backward()` started from and what `fn` returns; a block without a backward yields the
     tensors that it bound to names. With `train_all` the trace has the gradients of frozen parameters too. Raises what the
     program raises, and `CaptureError` (when the trace is first asked for) if there is nothing to show.
     """
-    made = Capture(train_all=train_all)
+    made = RecordedCapture(train_all=train_all)
     if fn is None:
         if args or kwargs:
             raise TypeError(f"arguments, but no function to call with them: {[*args, *kwargs]}; give it first")
@@ -268,7 +276,3 @@ def capture(fn: Callable[..., Any] | None = None, /, *args: Any, train_all: bool
     finally:
         made._stop(namespace_of(fn, args, kwargs), returned, completed)
     return made
-
-
-def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:
-    return leaf.grad

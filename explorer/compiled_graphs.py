@@ -13,18 +13,22 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from tracefuse.assembly.program import CapturedProgram
+from tracefuse.assembly.program import CapturedProgram, Inputs
 from tracefuse.captures import Capture
 from tracefuse.config.configuration import Config
+from tracefuse.device.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.recording.namespace import name_of, visible_from
 from tracefuse.recording.weak_map import WeakMap
+
+if TYPE_CHECKING:
+    from tracefuse.widgets.view.explorer import Explorer
 
 _known: list[weakref.ref[CompiledGraph]] = []
 _refused: WeakMap[str] = WeakMap()
@@ -39,36 +43,26 @@ class CompiledGraph(Capture):
     """
 
     def __init__(self, trace: Trace, inputs: Sequence[torch.Tensor], config: Config) -> None:
-        super().__init__()
+        program = CapturedProgram(trace, self._tensors, environment())
+        super().__init__(lambda: program)
         self.config = config
-        self._trace = trace
         kinds = [entry.kind for entry in trace.inputs]
         self._parameters = [weakref.ref(t) for t, kind in zip(inputs, kinds, strict=False) if kind == "parameter"]
-        self._inputs = [_kept(*known) for known in zip(inputs, map(val, trace.placeholders), kinds, strict=False)]
+        self._given = [_kept(*known) for known in zip(inputs, map(val, trace.placeholders), kinds, strict=False)]
         _known[:] = [*(ref for ref in _known if ref() is not None), weakref.ref(self)]
 
     def __repr__(self) -> str:
         forward, backward = self.trace.split()
         return f"<tracefuse.CompiledGraph: {forward.op_count} forward and {backward.op_count} backward ops>"
 
-    @functools.cached_property
-    def _built(self) -> CapturedProgram:
-        given = tuple(tensor for made in self._inputs if (tensor := made()) is not None)
-        if len(given) < len(self._inputs):
+    def _tensors(self) -> Inputs:
+        """Without generator states: a graph is compiled before it draws."""
+        given = tuple(tensor for made in self._given if (tensor := made()) is not None)
+        if len(given) < len(self._given):
             raise CaptureError("the compiled model's parameters are gone: keep the model, or compile and run it again.")
-        cotangents = (_memory_like(val(p)).fill_(1) for p in self._trace.placeholders[len(given) :])
+        cotangents = (_memory_like(val(p)).fill_(1) for p in self.trace.placeholders[len(given) :])
         tensors = (*given, *cotangents)
-        return CapturedProgram(self._trace, tensors, tensors, ())
-
-    @property
-    def trace(self) -> Trace:
-        """The joint graph that AOTAutograd handed over, before any pass of ours."""
-        return self._trace
-
-    @property
-    def rng_states(self) -> tuple[torch.Tensor, ...]:
-        """None: a graph is compiled before it draws."""
-        return ()
+        return Inputs(tensors, tensors)
 
     def has_parameter_of(self, model: nn.Module) -> bool:
         """Whether the graph reads one of the model's own parameters: how `tracefuse.compiled(model)` finds its graphs."""
@@ -80,11 +74,11 @@ class CompiledGraph(Capture):
         if not all(ref() is not None for ref in self._parameters):
             return False
         own = {(name, parameter.shape, parameter.dtype) for name, parameter in model.named_parameters()}
-        given = zip(self._trace.inputs, map(val, self._trace.placeholders), strict=True)
+        given = zip(self.trace.inputs, map(val, self.trace.placeholders), strict=True)
         wanted = {(entry.source, value.shape, value.dtype) for entry, value in given if entry.kind == "parameter"}
         return bool(wanted) and wanted <= own
 
-    def explore(self, **options: Any) -> Any:
+    def explore(self, **options: Any) -> Explorer:
         """The view, with the passes that the graph was compiled with, changed by `options`."""
         name = name_of(self, visible_from(sys._getframe(1)))
         return self.variant(self.config.changed(**options)).explore(name or "c")
@@ -133,7 +127,7 @@ def note_refused(inputs: Sequence[Any], reason: str) -> None:
             _refused[tensor] = reason
 
 
-def explore(model: nn.Module, **options: Any) -> Any:
+def explore(model: nn.Module, **options: Any) -> Explorer:
     """The view of the largest graph that was compiled of `model` with `backend="tracefuse"`; `options` change its passes.
 
     Raises `CaptureError` where there is none: a model is compiled when it first runs.

@@ -11,6 +11,7 @@ __all__ = [
     "MeasureError",
     "NotSupported",
     "OptionError",
+    "PassError",
     "RegistrationError",
     "ReplayError",
     "SessionError",
@@ -35,6 +36,10 @@ class OptionError(TracefuseError):
 
 class RegistrationError(TracefuseError):
     """A class that can be no pass of the user's own, or a name that none can have."""
+
+
+class PassError(TracefuseError):
+    """A pass that could not do what its options ask for."""
 
 
 class ExportError(TracefuseError):

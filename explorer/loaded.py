@@ -5,7 +5,7 @@ was saved. What needs the captured tensors works where the file has them, and sa
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tracefuse.assembly.program import CapturedProgram
+from tracefuse.assembly.program import CapturedProgram, Inputs
 from tracefuse.captures import Capture
 from tracefuse.config.configuration import Config, Machine
 from tracefuse.errors import SessionError
 from tracefuse.optimizers.pad import Pad
-from tracefuse.optimizers.trace import Trace, val
+from tracefuse.optimizers.trace import val
 from tracefuse.recording.calls import Guard
-from tracefuse.recording.host_reads import Stop
-from tracefuse.recording.roles import Roles
-from tracefuse.session.parts import Captured, Measured, SavedInputs
+from tracefuse.session.files import Session, opened
+from tracefuse.session.parts import Measured
 from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
 
@@ -61,46 +60,48 @@ class LoadedVariant(Variant):
 class LoadedCapture(Capture):
     """What `tracefuse.load` returns. `path` is the file, `left_out` what of it is not shown here, and why."""
 
-    def __init__(
-        self, path: Path, trace: Trace, captured: Captured, measured: Measured, left_out: Sequence[str]
-    ) -> None:
-        super().__init__()
-        self.path, self.left_out = path, tuple(left_out)
-        self.environment = dict(captured.environment)
-        guards = tuple(Guard(one.op, one.value, one.source) for one in captured.guards)
-        self._roles = Roles({}, {}, {})
-        self._built = CapturedProgram(
-            trace, (), (), guards, captured.dropped, captured.optimizers, order=captured.order
+    def __init__(self, path: Path, session: Session) -> None:
+        self.path, self.left_out = path, tuple(session.left_out)
+        self._trace, self._captured = session.trace, session.captured
+        super().__init__(self._read)
+        self.measurements, self.restored = _measurements(session.measured), _measurements(session.measured)
+
+    def _read(self) -> CapturedProgram:
+        captured = self._captured
+        return CapturedProgram(
+            self._trace,
+            self._inputs,
+            dict(captured.environment),
+            guards=tuple(Guard(one.op, one.value, one.source) for one in captured.guards),
+            stops=captured.stops,
+            dropped=captured.dropped,
+            optimizers=captured.optimizers,
+            thawed=captured.thawed,
+            pinned=captured.pinned,
+            order=captured.order,
         )
-        self._names_thawed, self._pinned, self._stops = captured.thawed, captured.pinned, captured.stops
-        self._data = captured.data
-        self._machine = Machine(captured.cat, captured.fuse, Pad(self.tf32))
-        self.measurements, self.restored = _measurements(measured), _measurements(measured)
+
+    def _inputs(self) -> Inputs:
+        """The tensors of the file; those that were trained have a `.grad` to fill, which is nobody's but this capture's."""
+        self.check_inputs()
+        data = self._captured.data
+        assert data is not None
+        made = [_tensor(val(node), one) for node, one in zip(self._trace.placeholders, data.inputs, strict=True)]
+        tensors = tuple(t.requires_grad_(i.trainable) for i, t in zip(self._trace.inputs, made, strict=True))
+        return Inputs(tensors, tensors, tuple(torch.from_numpy(state.copy()) for state in data.rng_states))
 
     @property
     def machine(self) -> Machine:
         """That of the file, so that passes make the programs that were measured; this one's where they can run."""
-        runs_here = self._data is not None and self.device.type == "cuda" and torch.cuda.is_available()
-        if not runs_here:
-            return replace(self._machine, peaks=self.datasheet)
-        torch.cuda.init()  # what a GPU can do is only asked where one is in use
-        return Machine.here(self.tf32, self.datasheet)
-
-    @property
-    def thawed(self) -> tuple[str, ...]:
-        return self._names_thawed
-
-    @property
-    def pinned(self) -> frozenset[str]:
-        return self._pinned
-
-    @property
-    def stops(self) -> tuple[Stop, ...]:
-        return self._stops
+        captured = self._captured
+        if captured.data is not None and self.device.type == "cuda" and torch.cuda.is_available():
+            torch.cuda.init()  # what a GPU can do is only asked where one is in use
+            return super().machine
+        return Machine(captured.cat, captured.fuse, Pad(self.program.tf32), peaks=self.datasheet)
 
     def check_inputs(self) -> None:
         """Raise `SessionError` unless the captured tensors are in the file and their devices are here."""
-        if self._data is None:
+        if self._captured.data is None:
             raise SessionError(
                 f"{self.path.name} was saved without its input tensors, which replaying, measuring and exporting take: run "
                 "the program again here, or save it with `c.save(path, inputs=True)` where it ran"
@@ -111,37 +112,27 @@ class LoadedCapture(Capture):
                 "here: open it where there is one to run it"
             )
 
-    @property
-    def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        return self._inputs
-
-    @property
-    def live_inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of the file; those that were trained have a `.grad` to fill, which is nobody's but this capture's."""
-        return self._inputs
-
-    @functools.cached_property
-    def _inputs(self) -> tuple[torch.Tensor, ...]:
-        pairs = zip(self.trace.placeholders, self._saved.inputs, strict=True)
-        made = [_tensor(val(node), data) for node, data in pairs]
-        return tuple(t.requires_grad_(i.trainable) for i, t in zip(self.trace.inputs, made, strict=True))
-
-    @property
-    def rng_states(self) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.from_numpy(state.copy()) for state in self._saved.rng_states)
-
-    @property
-    def _saved(self) -> SavedInputs:
-        self.check_inputs()
-        assert self._data is not None
-        return self._data
-
     def _variant(self, config: Config) -> Variant:
         made = LoadedVariant(self, config)
         made.timing = self.measurements.timings.get((config, None))
         build = self.measurements.builds.get(config)
         made.fallbacks = dict(build.fallbacks) if build else {}
         return made
+
+
+def load(path: str | Path) -> LoadedCapture:
+    """The capture that `c.save(path)` wrote: `.trace`, `.optimize()`, `.explore()` and the rest work as they did there.
+
+    Times and timelines are those of the file and say where they were measured. Replaying, measuring and exporting need the
+    captured tensors, and raise `SessionError` where the file has none (`c.save(path, inputs=True)` writes them). Raises
+    `SessionError` for a file that is damaged, of another kind or of a newer version, and for operators that this torch lacks.
+    Warns of measurements whose passes are not registered here.
+    """
+    path = Path(path)
+    session = opened(path)
+    for sentence in session.left_out:
+        warnings.warn(f"{path.name}: {sentence}", stacklevel=2)
+    return LoadedCapture(path, session)
 
 
 def _measurements(saved: Measured) -> Measurements:

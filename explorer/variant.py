@@ -1,4 +1,4 @@
-"""A variant: one capture and one choice of passes, with everything that follows from the two.
+"""A variant: one captured program and one choice of passes, with everything that follows from the two.
 
 v = c.optimize(remat=0.5, freeze=["h.*.mlp.*"])
 v.forward.code, v.backward.code, v.kernels     the regenerated traces and the kernels in them
@@ -11,20 +11,30 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from tracefuse.config.configuration import Config
+from tracefuse.assembly.program import CapturedProgram
+from tracefuse.config.configuration import Config, Machine
+from tracefuse.errors import PassError
+from tracefuse.execution.agreement import Agreement
 from tracefuse.execution.one_step import check_one_step
-from tracefuse.optimized import Optimized
+from tracefuse.measure.op_times import OpTimes, modelled
+from tracefuse.optimizers.costs.cost import Peaks
+from tracefuse.optimizers.costs.datasheets import promised
+from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.passes import Pass, PassRecord, final, run_pipeline
+from tracefuse.optimizers.trace import Trace
 from tracefuse.recording.namespace import name_of, visible_from
-from tracefuse.timeline.measurements import Build
+from tracefuse.timeline.measurements import Build, Measurements, Said
 
 if TYPE_CHECKING:
-    from tracefuse.captures import Capture
+    from tracefuse.diagnose.diagnose import Findings
     from tracefuse.diagnose.finding import Finding, Fix
     from tracefuse.diagnose.fixes import Trial
     from tracefuse.execution.graphed_program import GraphedProgram
@@ -33,30 +43,137 @@ if TYPE_CHECKING:
     from tracefuse.measure.side_by_side import Ablation
     from tracefuse.measure.timing import Timing
     from tracefuse.optimizers.lowering.layouts import Tuning
+    from tracefuse.tables.layers import Layers
     from tracefuse.tables.memory import Memory
     from tracefuse.timeline.kernel_times import KernelTimes
     from tracefuse.timeline.replayed import Timeline
     from tracefuse.widgets.view.explorer import Explorer
 
 
-class Variant(Optimized):
-    """A capture under a `Config`, as a program that runs. Made by `Capture.optimize` and `with_config`."""
+class Variants:
+    """A captured program under every choice of passes, and what its variants share: passes that ran, and measurements.
 
-    def __init__(self, capture: Capture, config: Config) -> None:
-        super().__init__(capture, config)
+    `made` gives the program, which is asked for once. `restored` is what was measured where a session file was saved.
+    """
+
+    def __init__(self, made: Callable[[], CapturedProgram], machine: Machine | None = None) -> None:
+        self._made, self._machine = made, machine
+        self._variants: dict[Config, Variant] = {}
+        self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
+        self.measurements, self.restored = Measurements(), Measurements()
+        self.agreement: Agreement | None = None
+        """What `check` found; None until it, or the first measurement, has replayed the trace."""
+
+    @functools.cached_property
+    def program(self) -> CapturedProgram:
+        """What ran. Raises `CaptureError` if nothing has, or what ran is no program."""
+        return self._made()
+
+    def variant(self, config: Config) -> Variant:
+        """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
+        if config not in self._variants:
+            self._variants[config] = self._variant(config)
+        return self._variants[config]
+
+    def _variant(self, config: Config) -> Variant:
+        return Variant(self, config)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that passes make programs for."""
+        return self._machine or Machine.here(self.program.tf32, self.datasheet)
+
+    @property
+    def datasheet(self) -> Peaks:
+        """What prices go by: the datasheet of the GPU that the program ran on, for one on a CPU that of an H100."""
+        return promised(self.program.environment.get("device") if self.program.device.type == "cuda" else None)
+
+    def check(self) -> Agreement | None:
+        """Hold a replay against what the program left: None for a program that did not run here."""
+        return None
+
+
+class Variant:
+    """A captured program under a `Config`, as a program that runs. Made by `Capture.optimize` and `with_config`."""
+
+    def __init__(self, capture: Variants, config: Config) -> None:
+        self.capture = capture
+        self.config = config
         self.timing: Timing | None = None
         self.fallbacks: dict[str, str] = {}
         """Kernels that cannot run on this GPU and why, found when they are built; their ATen ops run instead."""
 
-    def check_exportable(self) -> Variant:
+    def __repr__(self) -> str:
+        from tracefuse.tables.summary import unmet
+
+        counts = f"{self.trace.op_count} ops, {len(self.kernels)} kernels"
+        return "\n".join([f"<tracefuse.Variant {self.call}: {counts}>", *unmet(self)])
+
+    @property
+    def program(self) -> CapturedProgram:
+        """What ran, before any pass."""
+        return self.capture.program
+
+    @property
+    def call(self) -> str:
+        """The Python that makes this variant of a capture called `c`."""
+        return self.config.as_code()
+
+    @functools.cached_property
+    @uncollected()
+    def steps(self) -> tuple[PassRecord, ...]:
+        """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
+        steps: list[PassRecord] = []
+        trace, known = self.program.trace, self.capture.known_records
+        passes = tuple(self.config.passes(self.capture.machine))
+        for count, one in enumerate(passes, 1):
+            key = passes[:count]
+            if key not in known:
+                (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
+            steps.append(known[key])
+            trace = known[key].after
+        return tuple(steps)
+
+    def check(self) -> Self:
+        """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""
+        own = {one.name for one in self.config.own}
+        for step in self.steps:
+            if step.error is not None:
+                message = f"{step.name}: {step.error}"
+                if step.name in own:
+                    message = f'{message.rstrip(".")}; tracefuse.unregister("{step.name}") takes it away'
+                raise PassError(message) from step.cause
+        return self
+
+    def check_exportable(self) -> Self:
         """This variant, or `ExportError` where it is more than one differentiable step: neither compiled nor exported."""
         check_one_step(self)
         return self
 
     @property
+    def trace(self) -> Trace:
+        """The joint trace after the last pass."""
+        return final(self.program.trace, self.steps)
+
+    @property
+    def forward(self) -> Trace:
+        """The first half of `trace`: it returns the results, and what the passes chose to save for the backward."""
+        return self.trace.split()[0]
+
+    @property
+    def backward(self) -> Trace:
+        """The second half of `trace`: from saved values and cotangents to the gradients, recomputation included."""
+        return self.trace.split()[1]
+
+    @functools.cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels of the trace, each once, in the order of their first use."""
+        return tuple(dict.fromkeys(n.target for n in self.trace.ops if isinstance(n.target, Kernel)))
+
+    @property
     def runs_triton(self) -> bool:
         """Whether replays of this variant launch its Triton kernels."""
-        return self.capture.device.type == "cuda"
+        return self.program.device.type == "cuda"
 
     @functools.cached_property
     def tunings(self) -> dict[str, Tuning]:
@@ -64,6 +181,38 @@ class Variant(Optimized):
         from tracefuse.build.tuning import tuned
 
         return tuned(self.kernels)
+
+    def under(self, config: Config) -> Variant:
+        """The variant of the same capture for `config`; equal configurations share one."""
+        return self.capture.variant(config)
+
+    def with_config(self, **changes: Any) -> Variant:
+        """The variant of the same capture with `changes` to the configuration."""
+        return self.under(self.config.changed(**changes))
+
+    @property
+    def baseline(self) -> Variant:
+        """The same capture without any pass: the trace as it ran."""
+        return self.under(Config.off())
+
+    @property
+    def op_times(self) -> OpTimes:
+        """Time of each op of the trace: measured where a timeline of this variant was taken, else modelled, by this
+        GPU's measured peaks where they are known."""
+        return self.capture.measurements.op_times(self.config) or modelled(self.trace)
+
+    def layers(self) -> Layers:
+        """What each module takes in the forward and in the backward, as captured and with the passes. Print it.
+
+        Times are measured after `timeline()`, or after *Measure* in the view; until then modelled.
+        """
+        from tracefuse.tables.layers import layers
+
+        known, before = self.capture.measurements, self.program.trace
+        times = known.op_times(self.baseline.config), known.op_times(self.config)
+        if times[0] is None or times[1] is None:  # one measured beside one modelled would look like a change
+            times = modelled(before), modelled(self.trace)
+        return layers(before, self.trace, times)
 
     def memory(self, measure: bool = False) -> Memory:
         """The memory that the step needs, as captured and with the passes: bytes alive while each op runs, by kind; what is
@@ -75,6 +224,17 @@ class Variant(Optimized):
         from tracefuse.tables.memory import measured_memory, static_memory
 
         return measured_memory(self) if measure else static_memory(self)
+
+    def findings(self, times: OpTimes | None = None) -> Findings:
+        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
+        Print it.
+
+        `times` are those of its ops (default: `op_times`, measured after `timeline()`, until then modelled).
+        """
+        from tracefuse.diagnose.diagnose import diagnose
+        from tracefuse.diagnose.finding import Case
+
+        return diagnose(Case.of(self.program, self.trace, times or self.op_times)).under(self.config, self.steps)
 
     def try_fix(
         self,
@@ -89,9 +249,21 @@ class Variant(Optimized):
         Print it; a session file keeps what it says. Raises `FixError` where the fix cannot be tried here or would change
         nothing, else what `measure` raises.
         """
-        from tracefuse.diagnose.fixes import chosen, try_fix
+        from tracefuse.diagnose.fixes import chosen, fixed_program, try_fix
 
-        return try_fix(self, chosen(fix), progress, budget_s, is_cancelled)
+        def mended(asked: Fix) -> Variant:
+            program = fixed_program(self.program, asked)
+            same = program is self.program
+            of = self.capture if same else Variants(lambda: program, self.capture.machine)
+            return of.variant(self.config.changed(**(asked.changes or {})))
+
+        fix = chosen(fix)
+        trial = try_fix(self, fix, mended, progress, budget_s, is_cancelled)
+        for one in self.findings():  # a session file keeps it under every finding that offers this fix
+            if fix in one.trials:
+                key = self.config, one.id, one.trials.index(fix)
+                self.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
+        return trial
 
     def timeline(self) -> Timeline:
         """One profiled replay of the captured program and one of this one, op by op: see `tracefuse.timeline.replayed`."""
@@ -147,7 +319,7 @@ class Variant(Optimized):
         found = tune(self.kernels, progress)
         if found != self.tunings:
             self.tunings = found
-            for made_before in ("source", "_program", "_graphed"):
+            for made_before in ("source", "_compiled", "_graphed"):
                 vars(self).pop(made_before, None)
 
     def export(self, path: str | Path) -> Path:
@@ -163,7 +335,7 @@ class Variant(Optimized):
         return path
 
     @functools.cached_property
-    def _program(self) -> Program:
+    def _compiled(self) -> Program:
         from tracefuse.execution.program import Program
 
         return Program.load(self)
@@ -185,10 +357,10 @@ class Variant(Optimized):
         """
         if tune:
             self.tune(progress)
-        if "_program" not in vars(self):
+        if "_compiled" not in vars(self):
             self.check_exportable()
             self.build(progress)
-        return self._graphed if cuda_graph else self._program
+        return self._graphed if cuda_graph else self._compiled
 
     def measure(
         self,
@@ -202,20 +374,18 @@ class Variant(Optimized):
     ) -> Timing:
         """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds.
 
-        `progress` is called with the fraction done and what is being done. The result is kept as `timing`. Inputs are
-        those captured; results and gradients are compared with those of the captured program. Ratios are optimised over
-        captured: below 1 is faster. With `against`, another variant of the capture, they are optimised over that one
-        ("pinned"), and the captured program is timed beside the two. With `cuda_graph`, replays of this program's CUDA graphs
-        are timed too, as a column of their own. With `tune` its kernels' block sizes are tried first, which comes on top of
-        `budget_s`. `is_cancelled` is asked between the rounds (see `tracefuse.measure.rounds.measure`) and between the
-        kernels that
-        are compiled. Random generators are left as they were. The first measurement of a capture replays its trace once more
-        and holds it against what the program itself left: see `Capture.check`.
+        Inputs and generator states are those captured; results and gradients are compared with the captured program's. Ratios
+        are optimised over captured: below 1 is faster. The result is kept as `timing`. The first measurement of a capture
+        holds one replay against what the program itself left: see `Capture.check`.
+
+        `progress` is called with the fraction done and what is being done, `is_cancelled` between the rounds and between the
+        kernels that are compiled. `against` is another variant of the capture ("pinned"), which ratios are then over.
+        `cuda_graph` times replays of this program's CUDA graphs too, as a column of their own. `tune` tries its kernels' block
+        sizes first, on top of `budget_s`.
 
         `peers` are columns beside the two, in the same rounds: names of `tracefuse.measure.peers.PEERS` ("eager",
-        "torch.compile",
-        "torch.compile max-autotune", …), or functions of one's own by name, which run the forward and return what to
-        differentiate. They are compiled before the rounds, on top of `budget_s`; one that cannot be stands in `Timing.failed`.
+        "torch.compile", …), or functions of one's own by name, which run the forward and return what to differentiate. They
+        are compiled before the rounds, on top of `budget_s`; one that cannot be stands in `Timing.failed`.
 
         Raises `MeasureError` for a budget or a `progress` that are none, `OptionError` for an unknown peer, `NotSupported` for
         what no CUDA graph can replay, `Cancelled` where nothing was measured before that.
@@ -244,6 +414,24 @@ class Variant(Optimized):
         found = ablate(self, progress, budget_s, is_cancelled)
         self.capture.measurements.note_ablation(self.config, found)
         return found
+
+    def to_dot(self, depth: int | None = 2) -> str:
+        """Both traces in Graphviz's language, modules folded below `depth`: see `tracefuse.optimizers.formats.dot`."""
+        from tracefuse.optimizers.formats.dot import to_dot
+
+        return to_dot(self.trace, depth, self.op_times.us, self.op_times.provenance)
+
+    def to_svg(self, depth: int | None = 2) -> str:
+        """`to_dot(depth)` drawn. Raises `NotSupported` where no Graphviz is installed."""
+        from tracefuse.tables.drawing import to_svg
+
+        return to_svg(self.to_dot(depth))
+
+    def to_model_explorer(self) -> dict[str, Any]:
+        """Both traces as Google's Model Explorer opens them; `json.dump` it."""
+        from tracefuse.optimizers.formats.model_explorer import to_model_explorer
+
+        return to_model_explorer(self.trace, self.op_times.us, self.call, self.op_times.provenance)
 
     def explore(self, name: str | None = None) -> Explorer:
         """The view of this variant as a widget, for any notebook that shows anywidgets (Jupyter, marimo, VS Code).

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -19,94 +19,71 @@ from tracefuse.assembly.unshown import Dropped, dropped
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
-from tracefuse.recording.calls import Guard, Value
+from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.left import Left
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.roles import Roles
+from tracefuse.recording.run import Ended
 
 
-class CapturedProgram(NamedTuple):
-    """`example_inputs` are the tensors that the program read, as they were then, in the order of `trace.inputs`, `live_inputs`
-    the user's own; `left` is what it left of each of `trace.outputs`, as far as that is known; `backwards` counts the
-    backwards that it ran."""
+class Inputs(NamedTuple):
+    """What a program read: `examples` as it was then, in the order of `trace.inputs`; `live`, the user's own tensors; and the
+    generator states that its random ops drew from."""
+
+    examples: tuple[torch.Tensor, ...]
+    live: tuple[torch.Tensor, ...]
+    rng_states: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedProgram:
+    """What ran: its trace, inputs and surroundings, and what was baked in. A recorder, AOTAutograd, a session file or a fix
+    makes it, once, and it knows none of them.
+
+    `read_inputs` gives the inputs, which may raise where they are gone; it is asked once. `environment` has the versions, the
+    device and the flags. `guards` are the Python values that the program took from tensors, `stops` where the host reads what
+    a GPU computes. `dropped` is what autograd computed and nothing got, `optimizers` the inputs that each optimizer holds,
+    `thawed` the parameters that count as trainable only in the trace, `pinned` the inputs in pinned memory, all by name.
+    `unrecorded` says what the trace does not show, `order` for what memory is not the program's. `backwards` are its calls of
+    autograd.
+    """
 
     trace: Trace
-    example_inputs: tuple[torch.Tensor, ...]
-    live_inputs: tuple[torch.Tensor, ...]
-    guards: tuple[Guard, ...]
+    read_inputs: Callable[[], Inputs]
+    environment: Mapping[str, str]
+    guards: tuple[Guard, ...] = ()
+    stops: tuple[Stop, ...] = ()
     dropped: tuple[Dropped, ...] = ()
-    optimizers: Mapping[str, frozenset[str]] = MappingProxyType({})
-    left: tuple[Left | None, ...] = ()
+    optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    thawed: tuple[str, ...] = ()
+    pinned: frozenset[str] = frozenset()
     unrecorded: tuple[str, ...] = ()
     backwards: int = 1
     order: str = ""
 
-
-class ProgramFacts:
-    """What is read off a captured program, wherever it comes from."""
-
-    _built: CapturedProgram
-    environment: Mapping[str, str]
-
-    @property
-    def rng_states(self) -> tuple[torch.Tensor, ...]:
-        raise NotImplementedError
-
-    @property
-    def stops(self) -> tuple[Stop, ...]:
-        raise NotImplementedError
-
-    @property
-    def tf32(self) -> bool:
-        """Whether the program ran where float32 matmuls may use the tensor cores."""
-        return self.environment.get("tf32") == "True"
-
-    @property
-    def trace(self) -> Trace:
-        """The joint program, forward then backward, built when first asked for. Raises `CaptureError` if nothing has run."""
-        return self._built.trace
+    @functools.cached_property
+    def inputs(self) -> Inputs:
+        return self.read_inputs()
 
     @property
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Tensors that the program read, as they were then, in the order of `trace.inputs`: what replays run on."""
-        return self._built.example_inputs
+        return self.inputs.examples
 
     @property
     def live_inputs(self) -> tuple[torch.Tensor, ...]:
-        """The user's own tensors, as they are now; an input that the program overwrote differs from its example."""
-        return self._built.live_inputs
+        return self.inputs.live
 
     @property
-    def guards(self) -> tuple[Guard, ...]:
-        """Python values taken from tensors (`.item()`, `if t:`), with their lines: the trace holds only for these."""
-        return self._built.guards
+    def rng_states(self) -> tuple[torch.Tensor, ...]:
+        return self.inputs.rng_states
 
     @property
-    def dropped(self) -> tuple[Dropped, ...]:
-        """What autograd computed and nothing got: no part of the trace."""
-        return self._built.dropped
+    def forward(self) -> Trace:
+        return self.trace.split()[0]
 
     @property
-    def unrecorded(self) -> tuple[str, ...]:
-        """What of the program the trace does not show, a sentence each with its remedy."""
-        return self._built.unrecorded
-
-    @property
-    def backwards(self) -> int:
-        """How many times the program called autograd."""
-        return self._built.backwards
-
-    @property
-    def order(self) -> str:
-        """What memory is not that of the program for, where the trace runs its forwards and backwards in another order than it
-        did, with the remedy; else ""."""
-        return self._built.order
-
-    @property
-    def optimizers(self) -> Mapping[str, frozenset[str]]:
-        """The names of the inputs that each optimizer holds, by its variable; optimizers that hold none are left out."""
-        return self._built.optimizers
+    def backward(self) -> Trace:
+        return self.trace.split()[1]
 
     @functools.cached_property
     def device(self) -> torch.device:
@@ -115,33 +92,23 @@ class ProgramFacts:
         return next((device for device in found if device.type == "cuda"), torch.device("cpu"))
 
     @property
-    def pinned(self) -> frozenset[str]:
-        """Names of the inputs that lie in pinned memory of the host."""
-        pairs = zip(self.trace.inputs, self.example_inputs, strict=True)
-        return frozenset(i.name for i, tensor in pairs if tensor.device.type == "cpu" and tensor.is_pinned())
+    def tf32(self) -> bool:
+        """Whether the program ran where float32 matmuls may use the tensor cores."""
+        return self.environment.get("tf32") == "True"
 
-    @property
-    def forward(self) -> Trace:
-        """The first half of `trace`: from the inputs to the results and to what is saved for the backward."""
-        return self.trace.split()[0]
 
-    @property
-    def backward(self) -> Trace:
-        """The second half of `trace`: from saved values and cotangents to gradients; without ops if none was captured."""
-        return self.trace.split()[1]
+def pinned_among(trace: Trace, examples: Sequence[torch.Tensor]) -> frozenset[str]:
+    """Names of the inputs that lie in pinned memory of the host."""
+    pairs = zip(trace.inputs, examples, strict=True)
+    return frozenset(i.name for i, tensor in pairs if tensor.device.type == "cpu" and tensor.is_pinned())
 
 
 def captured_program(
-    recorder: Recorder,
-    roles: Roles,
-    alive: frozenset[Value],
-    optimized: Mapping[str, frozenset[Value]],
-    left: Mapping[Value, Left],
-) -> CapturedProgram:
-    """The program that `recorder` recorded, `roles` saying who is who. `alive` are the values that somebody still held when it
-    was over, `optimized` those of each optimizer's parameters, `left` what it left behind. Raises `CaptureError` where there
-    is nothing to show, or what no trace can hold."""
-    recording = recorder.recording
+    recorder: Recorder, ended: Ended, environment: Mapping[str, str]
+) -> tuple[CapturedProgram, tuple[Left | None, ...]]:
+    """The program that `recorder` recorded until it `ended`, and what is left of each of the trace's outputs, as far as that
+    is known. Raises `CaptureError` where there is nothing to show, or what no trace can hold."""
+    recording, roles = recorder.recording, ended.roles
     if not recording.calls:
         raise CaptureError(
             "nothing was captured: the program ran no PyTorch operator. Call the model inside the block."
@@ -161,7 +128,9 @@ def captured_program(
         built = functionalize(built, recording, dict(zip(externals, inputs, strict=True)), kept)
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
     propagate(built, inputs)
-    unread = () if is_rewritten else dropped(built, recording, {*roles.results, *roles.gradients.values(), *alive})
+    unread = (
+        () if is_rewritten else dropped(built, recording, {*roles.results, *roles.gradients.values(), *ended.alive})
+    )
     trace, chosen = assemble(built, recording, roles)
     check_unreplaced(recording, [externals[x] for x in chosen if isinstance(x, int)])
     verify(trace)
@@ -169,20 +138,28 @@ def captured_program(
     live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)
     name_of_value = {externals[x]: i.name for x, i in zip(chosen, trace.inputs, strict=True) if isinstance(x, int)}
     optimizers = {
-        name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in optimized.items()
+        name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in ended.optimized.items()
     }
     # Of a gradient added to an older one the sum is left, and the trace has the summand.
-    summands = [left.get(v) if v not in recording.externals else None for v in roles.gradients.values()]
-    there = (*map(left.get, roles.results), *summands, *map(left.get, built.mutated))
-    return CapturedProgram(
+    summands = [ended.left.get(v) if v not in recording.externals else None for v in roles.gradients.values()]
+    there = (*map(ended.left.get, roles.results), *summands, *map(ended.left.get, built.mutated))
+    read = Inputs(examples, live, tuple(recording.rng_states))
+    made = CapturedProgram(
         trace,
-        examples,
-        live,
-        tuple(built.guards),
-        unread,
-        optimizers,
-        left=there,
+        lambda: read,
+        environment,
+        guards=tuple(built.guards),
+        stops=tuple(recording.stops),
+        dropped=unread,
+        optimizers=optimizers,
+        thawed=tuple(
+            entry.source
+            for entry, tensor in zip(trace.inputs, live, strict=True)
+            if recorder.value_of(tensor) in ended.thawed
+        ),
+        pinned=pinned_among(trace, examples),
         unrecorded=blind_spots(recorder),
         backwards=recording.backwards,
         order=forwards_first(built.graph),
     )
+    return made, there

@@ -24,13 +24,10 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten
 
-from tracefuse.captures import Capture
+from tracefuse.captures import RecordedCapture
 from tracefuse.errors import CaptureError
 from tracefuse.recording.frames_part import hide_frames
 from tracefuse.recording.recorder import Recorder
-
-LONG = 20_000
-"""Recorded ops from which a script is probably a loop over steps."""
 
 
 class _FromFirstUse(Recorder):
@@ -54,28 +51,27 @@ class _Watch:
     """The capture of the whole script, and those that the script makes itself."""
 
     def __init__(self, module: ModuleType, train_all: bool) -> None:
-        self.whole = Capture(vars(module), train_all=train_all)
-        self.whole._recorder = _FromFirstUse()
-        self.own: list[Capture] = []
+        self.whole = RecordedCapture(vars(module), train_all, _FromFirstUse())
+        self.own: list[RecordedCapture] = []
 
     def __enter__(self) -> _Watch:
         self.whole._start({})
-        Capture.on_start = self._own_starts
+        RecordedCapture.on_start = self._own_starts
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        Capture.on_start = None
-        if self.whole.is_recording:
+        RecordedCapture.on_start = None
+        if self.whole.run.is_recording:
             names = self.whole._namespace or {}
             self.whole._stop(names, None, completed=kind is None or _is_success(error))
 
-    def _own_starts(self, capture: Capture) -> None:
+    def _own_starts(self, capture: RecordedCapture) -> None:
         self.own.append(capture)
         # Modes are left in the order in which they were entered: below another one, ours stays, and is not shown.
-        if self.whole.is_recording and _get_current_dispatch_mode() is self.whole._recorder:
+        if self.whole.run.is_recording and _get_current_dispatch_mode() is self.whole.run.recorder:
             self.whole._stop({}, None, completed=False)
 
-    def shown(self) -> Capture:
+    def shown(self) -> RecordedCapture:
         """The capture to show. Raises `CaptureError` where there is none."""
         if not self.own:
             return self.whole
@@ -87,7 +83,7 @@ class _Watch:
         return finished[-1]
 
 
-def run_script(path: Path, arguments: Sequence[str], train_all: bool = False) -> tuple[Capture, list[str]]:
+def run_script(path: Path, arguments: Sequence[str], train_all: bool = False) -> tuple[RecordedCapture, list[str]]:
     """Run the file at `path` with `arguments`, and capture it; with the capture, sentences on what it is of.
 
     Ends the process as the script would end it: raises `SystemExit` where it exits with another status than 0, or after its
@@ -147,10 +143,10 @@ def _remarks(watch: _Watch, train_all: bool) -> list[str]:
         found.append(
             "--train-all is not for captures that the script makes: write tracefuse.capture(train_all=True) there"
         )
-    recorded = len(watch.whole._recorder.recording.calls)
-    if not watch.own and recorded > LONG:
+    backwards = watch.whole.run.recorder.recording.backwards
+    if not watch.own and backwards > 1:
         found.append(
-            f"the whole script is one trace, of {recorded} recorded ops: to see one step of a loop, put it into "
-            "`with tracefuse.capture():`"
+            f"the script runs {backwards} backwards, and all of it is one trace: where it loops over training steps, put one "
+            "of them into `with tracefuse.capture():` to see that step"
         )
     return found

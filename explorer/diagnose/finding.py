@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import fx
 
-from tracefuse.assembly.program import ProgramFacts
+from tracefuse.assembly.program import CapturedProgram
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.trace import Source, Trace, origin, val
@@ -103,18 +103,17 @@ class Case:
     optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, capture: ProgramFacts, trace: Trace, times: OpTimes) -> Case:
-        """The case of `trace`, which is that of `capture` or what passes made of it."""
-        environment = tuple(capture.environment.items())
+    def of(cls, program: CapturedProgram, trace: Trace, times: OpTimes) -> Case:
+        """The case of `trace`, which is that of `program` or what passes made of it."""
         return cls(
             trace,
             times,
-            environment,
-            pinned=capture.pinned,
-            stops=capture.stops,
-            captured=capture.trace,
-            dropped=capture.dropped,
-            optimizers=capture.optimizers,
+            tuple(program.environment.items()),
+            pinned=program.pinned,
+            stops=program.stops,
+            captured=program.trace,
+            dropped=program.dropped,
+            optimizers=program.optimizers,
         )
 
     @property

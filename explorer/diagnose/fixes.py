@@ -10,31 +10,23 @@ passes of the variant run on the fixed program, so that what is gained is gained
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.draws import undisturbed
-from tracefuse.assembly.program import CapturedProgram
-from tracefuse.captures import Capture
+from tracefuse.assembly.program import CapturedProgram, Inputs, pinned_among
 from tracefuse.diagnose.finding import Finding, Fix, FixKind
 from tracefuse.diagnose.retype import Place, conversions_back, is_conversion, only_dtype, readers, retyped
 from tracefuse.errors import FixError
 from tracefuse.measure import rounds as measure
 from tracefuse.measure.side_by_side import replays, same_program
+from tracefuse.measure.switched import Switched
 from tracefuse.measure.timing import Difference, Estimate, Timing, verdict
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.trace import Trace, phase, val
-from tracefuse.recording.roles import Roles
 from tracefuse.text import figure
-from tracefuse.timeline.measurements import Said
-
-if TYPE_CHECKING:
-    from tracefuse.config.configuration import Machine
-    from tracefuse.recording.host_reads import Stop
-    from tracefuse.variant import Variant
 
 BEFORE, AFTER = "as it is", "fixed"
 NO_GPU = "it needs the CUDA GPU that the program ran on, and torch sees none: open it on a machine with one"
@@ -114,56 +106,24 @@ def fixed_trace(trace: Trace, fix: Fix) -> Trace:
         raise FixError(f"{fix.does}: {error}") from error
 
 
-class FixedCapture(Capture):
-    """The capture of another program with the signature of `original`, on inputs of its own; else it is what that is."""
-
-    def __init__(
-        self,
-        original: Capture,
-        trace: Trace,
-        example_inputs: tuple[torch.Tensor, ...],
-        live_inputs: tuple[torch.Tensor, ...],
-    ) -> None:
-        super().__init__()
-        self.original = original
-        self.environment = original.environment
-        self._roles = Roles({}, {}, {})
-        known = original.guards, original.dropped, original.optimizers
-        self._built = CapturedProgram(trace, example_inputs, live_inputs, *known)
-
-    @property
-    def stops(self) -> tuple[Stop, ...]:
-        return self.original.stops
-
-    @property
-    def rng_states(self) -> tuple[torch.Tensor, ...]:
-        return self.original.rng_states
-
-    @property
-    def thawed(self) -> tuple[str, ...]:
-        return self.original.thawed
-
-    @property
-    def machine(self) -> Machine:
-        return self.original.machine
-
-
-def with_fix(capture: Capture, fix: Fix) -> Capture:
-    """A capture of the program with `fix`; see `Capture.with_fix`."""
-    trace = fixed_trace(capture.trace, fix)
-    if trace is capture.trace:
-        return capture
+def fixed_program(program: CapturedProgram, fix: Fix) -> CapturedProgram:
+    """The program with `fix`, on inputs of its own; `program` itself for passes. Raises `FixError` as `fixed_trace` does, and
+    without the GPU that it needs."""
+    trace = fixed_trace(program.trace, fix)
+    if trace is program.trace:
+        return program
     pinned = frozenset(fix.of) if fix.kind == "pinned input" else frozenset()
     needs_gpu = any(val(node).device.type == "cuda" for node in trace.placeholders) or pinned
     if needs_gpu and not torch.cuda.is_available():
         raise FixError(f"{fix.does}: {NO_GPU}")
-    pairs = list(zip(trace.placeholders, trace.inputs, capture.example_inputs, strict=True))
+    pairs = list(zip(trace.placeholders, trace.inputs, program.example_inputs, strict=True))
     examples = tuple(_as_typed(tensor, val(node), entry.name in pinned) for node, entry, tensor in pairs)
     live = tuple(
         mine if example is old else example.detach().requires_grad_(mine.requires_grad)
-        for example, old, mine in zip(examples, capture.example_inputs, capture.live_inputs, strict=True)
+        for example, old, mine in zip(examples, program.example_inputs, program.live_inputs, strict=True)
     )
-    return FixedCapture(capture, trace, examples, live)
+    inputs = Inputs(examples, live, program.rng_states)
+    return replace(program, trace=trace, read_inputs=lambda: inputs, pinned=pinned_among(trace, examples))
 
 
 def _as_typed(tensor: torch.Tensor, like: torch.Tensor, is_pinned: bool) -> torch.Tensor:
@@ -247,45 +207,36 @@ _CHANGES: dict[FixKind, Callable[[Trace, tuple[str, ...]], Trace]] = {
 # --- the trial --------------------------------------------------------------------------------------------------------
 
 
-def why_not(capture: Capture) -> str:
-    """Why no fix of this capture can be tried on this machine; "" where there is what it takes."""
-    return NO_GPU if capture.device.type == "cuda" and not torch.cuda.is_available() else ""
+def why_not(program: CapturedProgram) -> str:
+    """Why no fix of this program can be tried on this machine; "" where there is what it takes."""
+    return NO_GPU if program.device.type == "cuda" and not torch.cuda.is_available() else ""
 
 
 def try_fix(
-    variant: Variant,
+    variant: Switched,
     fix: Fix,
+    with_fix: Callable[[Fix], Switched],
     progress: measure.Progress | None = None,
     budget_s: float = 10.0,
     is_cancelled: measure.IsCancelled | None = None,
 ) -> Trial:
-    """See `Variant.try_fix`, whose arguments these are."""
+    """See `Variant.try_fix`, whose arguments these are; `with_fix` gives the variant of the fixed program."""
     measure.check_arguments(budget_s, progress)
-    if reason := why_not(variant.capture):
+    if reason := why_not(variant.program):
         raise FixError(f"{fix.does}: {reason}")
     variant.check().check_exportable()
-    mended = with_fix(variant.capture, fix).variant(variant.config.changed(**(fix.changes or {}))).check()
-    if mended.capture is variant.capture and same_program(mended, variant):
+    mended = with_fix(fix).check()
+    if mended.program is variant.program and same_program(mended, variant):
         raise FixError(f"{fix.does}: it changes nothing here, the program stays the same")
     report = measure.compiling(progress, is_cancelled)
     both = {BEFORE: variant, AFTER: mended}
     programs = {name: replays(one.compile(progress=report), one) for name, one in both.items()}
-    with undisturbed([*variant.capture.example_inputs, *mended.capture.example_inputs]):
+    with undisturbed([*variant.program.example_inputs, *mended.program.example_inputs]):
         timing = measure.measure(
             programs,
-            device=variant.capture.device,
+            device=variant.program.device,
             budget_s=budget_s,
             progress=progress,
             is_cancelled=is_cancelled,
         )
-    trial = Trial(fix, timing, (timing.note or "") if mended.kernels else "")
-    _note(variant, trial)
-    return trial
-
-
-def _note(variant: Variant, trial: Trial) -> None:
-    """Keep what it says for a session file, under every finding that offers this fix."""
-    for one in variant.findings():
-        if trial.fix in one.trials:
-            key = variant.config, one.id, one.trials.index(trial.fix)
-            variant.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
+    return Trial(fix, timing, (timing.note or "") if mended.kernels else "")

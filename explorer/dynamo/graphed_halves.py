@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tracefuse.compiled_graphs import CompiledGraph
 from tracefuse.dynamo.halves import Halves
 from tracefuse.dynamo.joint import Joint
 from tracefuse.errors import NotSupported
 from tracefuse.execution.graphs import Graphs, Recordable
+from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.replayable import check_replayable
 from tracefuse.optimizers.trace import val
 from tracefuse.recording.frames import warn_user
@@ -53,8 +53,8 @@ class _Recording:
 class GraphedHalves(Halves):
     """`Halves` that replay CUDA graphs. Warns, once for each reason, where they run plainly instead."""
 
-    def __init__(self, joint: Joint, graph: CompiledGraph) -> None:
-        super().__init__(joint, graph)
+    def __init__(self, joint: Joint, variant: Optimised) -> None:
+        super().__init__(joint, variant)
         front, back = self.variant.forward, self.variant.backward
         self._in_place = frozenset(at for at, i in enumerate(front.inputs) if i.kind in ("parameter", "buffer"))
         self._cotangents = [

@@ -15,25 +15,25 @@ import torch
 
 from tracefuse.build.kernels import preload
 from tracefuse.build.modules import load
-from tracefuse.compiled_graphs import CompiledGraph
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.dynamo.joint import RESULT, Joint
 from tracefuse.execution.export import functions_source
+from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.trace import Output, val
 
 
 class Halves:
-    """The optimised program of `graph`, which AOTAutograd knows as `joint`.
+    """The optimised program of what AOTAutograd knows as `joint`.
 
     `results` and `gradients` say where what AOTAutograd wants stands among the outputs of the module's functions, `saved`
     which of the forward's outputs the backward reads, the last ones, and `read_again` which of its inputs. `read_results` are
     the numbers of the results that lie in memory that the backward reads.
     """
 
-    def __init__(self, joint: Joint, graph: CompiledGraph) -> None:
+    def __init__(self, joint: Joint, variant: Optimised) -> None:
         self.constants = joint.constants
-        self.variant = graph.variant(graph.config).check()
+        self.variant = variant
         self.variant.build()
         self.module = load(functions_source(self.variant))
         share_graphs(self.module)

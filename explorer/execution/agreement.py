@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from tracefuse.assembly.draws import undisturbed
-from tracefuse.assembly.program import ProgramFacts
+from tracefuse.assembly.program import CapturedProgram
 from tracefuse.execution.difference import max_abs_difference
 from tracefuse.execution.replay import replayed
 from tracefuse.execution.undefined import undefined_outputs
@@ -63,19 +63,19 @@ class Agreement:
         )
 
 
-def agreement(capture: ProgramFacts, left: Sequence[Left | None], read: Read) -> Agreement:
+def agreement(program: CapturedProgram, left: Sequence[Left | None], read: Read) -> Agreement:
     """Replay the captured trace and compare; `left` is what the program left for each of the trace's outputs, `read` what
     it read. Nothing is compared where that was written to since."""
     if not read.is_unchanged():
         return Agreement(len(left), 0)
-    outputs, replayed = capture.trace.outputs, _replay(capture)
+    outputs, replayed = program.trace.outputs, _replay(program)
     found: dict[Output, tuple[float, float]] = {}
     for output, mine, one in zip(outputs, replayed, left, strict=True):
         theirs = None if one is None else one.tensor()
         if theirs is not None:
             found[output] = _difference(mine, theirs)
     differing = [output for output, (delta, _) in found.items() if delta != 0]
-    undefined = undefined_outputs(capture).intersection(found) if differing else frozenset()
+    undefined = undefined_outputs(program).intersection(found) if differing else frozenset()
     found = {output: one for output, one in found.items() if output not in undefined}
     differing = [output for output in differing if output not in undefined]
     if not differing:
@@ -86,7 +86,7 @@ def agreement(capture: ProgramFacts, left: Sequence[Left | None], read: Read) ->
         if output in differing and not _relative(output, found) <= math.sqrt(_eps(mine.dtype))
     ]
     if far:
-        apart = _apart(capture, replayed)
+        apart = _apart(program, replayed)
         far = [output for output in far if not found[output][0] <= 2 * apart[output]]
     worst = max(far or differing, key=lambda output: _relative(output, found))
     return Agreement(
@@ -95,16 +95,16 @@ def agreement(capture: ProgramFacts, left: Sequence[Left | None], read: Read) ->
     )  # fmt: skip
 
 
-def _replay(capture: ProgramFacts) -> Sequence[torch.Tensor]:
-    with undisturbed(capture.example_inputs):
-        return replayed(capture)
+def _replay(program: CapturedProgram) -> Sequence[torch.Tensor]:
+    with undisturbed(program.example_inputs):
+        return replayed(program)
 
 
-def _apart(capture: ProgramFacts, first: Sequence[torch.Tensor], more: int = 2) -> dict[Output, float]:
+def _apart(program: CapturedProgram, first: Sequence[torch.Tensor], more: int = 2) -> dict[Output, float]:
     """How far further replays are from the first: not at all, unless kernels add up in no fixed order."""
-    apart = dict.fromkeys(capture.trace.outputs, 0.0)
+    apart = dict.fromkeys(program.trace.outputs, 0.0)
     for _ in range(more):
-        for output, mine, other in zip(capture.trace.outputs, first, _replay(capture), strict=True):
+        for output, mine, other in zip(program.trace.outputs, first, _replay(program), strict=True):
             apart[output] = max(apart[output], _difference(mine, other)[0])
     return apart
 

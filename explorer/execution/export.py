@@ -52,7 +52,7 @@ def python_file(path: Path) -> Path:
 def module_source(variant: Optimised) -> str:
     """The file's text. Raises `ExportError` for what is more than one differentiable step."""
     forward, backward = variant.forward, variant.backward
-    captured_forward, captured_backward = variant.capture.forward, variant.capture.backward
+    captured_forward, captured_backward = variant.program.forward, variant.program.backward
     check_one_step(variant)
     sections = [
         _header(variant),
@@ -129,7 +129,7 @@ def _has_size_of_data(node: torch.fx.Node) -> bool:
 
 
 def _header(variant: Optimised) -> str:
-    environment = _in_docstring(", ".join(f"{k} {v}" for k, v in variant.capture.environment.items()))
+    environment = _in_docstring(", ".join(f"{k} {v}" for k, v in variant.program.environment.items()))
     needs = "torch and triton" if variant.kernels else "torch"
     lines = [
         f'"""Forward and backward of a captured program, written by tracefuse {version("tracefuse")}. Needs only {needs}.',
@@ -155,7 +155,7 @@ def _header(variant: Optimised) -> str:
 
 def _path_taken(variant: Optimised) -> list[str]:
     """What inputs must give for the file to hold: the Python values that the captured program read from its tensors."""
-    guards = variant.capture.guards
+    guards = variant.program.guards
     if not guards:
         return []
     places = [f"  {g.source.label}:{g.source.line}  {g.source.text}" if g.source else "" for g in guards]
@@ -178,13 +178,13 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
     results = [out.of for out in forward.outputs if out.kind == "result"]
     names = [i.name for i in forward.inputs]
     mutations = {out.of: k for k, out in enumerate(forward.outputs) if out.kind == "mutation"}
-    captured = variant.capture.forward
+    captured = variant.program.forward
     rows = [
         f"    {_input_row(i.name, i.source, p)}," for i, p in zip(forward.inputs, forward.placeholders, strict=True)
     ]
-    drawn = [f"    {_drawn_row(t)}," for t in variant.capture.example_inputs[: len(names)]]
+    drawn = [f"    {_drawn_row(t)}," for t in variant.program.example_inputs[: len(names)]]
     cotangents = [i for i in backward.inputs if i.kind == "cotangent"]
-    seeds = variant.capture.example_inputs[len(names) :]
+    seeds = variant.program.example_inputs[len(names) :]
     return "\n".join(
         [
             "# name, what the captured program called it, shape, stride, dtype",
@@ -206,8 +206,8 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             f"CAPTURED_READ_AGAIN = {[names.index(i.name) for i in captured_backward.inputs if i.name in names]!r}",
             f"GRADIENTS = {[names.index(out.of) for out in backward.outputs]!r}  # the inputs whose gradients are returned",
             f"CAPTURED_GRADIENTS = {[names.index(out.of) for out in captured_backward.outputs]!r}",
-            f"COARSEST = {_coarsest(variant.capture.trace)}  # the floating dtype that rounds most",
-            f"SIZED_BY_DATA = {[n.name for n in variant.capture.trace.ops if _has_size_of_data(n)]!r}",
+            f"COARSEST = {_coarsest(variant.program.trace)}  # the floating dtype that rounds most",
+            f"SIZED_BY_DATA = {[n.name for n in variant.program.trace.ops if _has_size_of_data(n)]!r}",
             f"HAS_KERNELS = {bool(variant.kernels)}",
             f'DEVICE = "{_device(variant)}"',
         ]
@@ -264,5 +264,5 @@ def _constant(tensor: torch.Tensor) -> float | complex | None:
 
 
 def _device(variant: Optimised) -> str:
-    inputs = variant.capture.example_inputs
+    inputs = variant.program.example_inputs
     return next((t.device.type for t in inputs if t.device.type != "cpu"), "cpu")

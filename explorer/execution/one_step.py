@@ -41,7 +41,7 @@ def check_one_step(variant: Optimised) -> None:
             "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
             "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
         )
-    for earlier, later in repeated(variant.trace.ops, variant.capture.rng_states):
+    for earlier, later in repeated(variant.trace.ops, variant.program.rng_states):
         raise ExportError(
             f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
             "the same numbers. Draw the numbers once, keep them in a variable and use them twice."

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from tracefuse.assembly.program import ProgramFacts
+from tracefuse.assembly.program import CapturedProgram
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.optimizers.trace import Trace
 
 
 class Optimised(Protocol):
-    """A captured program after its passes; `tracefuse.Variant` is one. `call` is the Python that makes it, `source` the text
-    of its exported file; `tunings` and `fallbacks` go by the kernels' names."""
+    """A captured program, `program`, after its passes; `tracefuse.Variant` is one.
+
+    `call` is the Python that makes it, `source` the text of its exported file; `build` compiles its kernels, and `tunings` and
+    `fallbacks` go by their names.
+    """
 
     @property
-    def capture(self) -> ProgramFacts: ...
+    def program(self) -> CapturedProgram: ...
     @property
     def trace(self) -> Trace: ...
     @property
@@ -33,3 +36,4 @@ class Optimised(Protocol):
     def call(self) -> str: ...
     @property
     def source(self) -> str: ...
+    def build(self) -> None: ...

@@ -36,7 +36,7 @@ class Program:
 
     @classmethod
     def load(cls, variant: Optimised) -> Program:
-        trace, live = variant.trace, variant.capture.live_inputs
+        trace, live = variant.trace, variant.program.live_inputs
         inputs = {i.name: t for i, t in zip(trace.inputs, live, strict=True) if i.kind != "cotangent"}
         drawn = [(tensors(n)[0].device, origin(n).rng) for n in trace.ops if draws(n)]
         module = load(variant.source)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.draws import draw_from
-from tracefuse.assembly.program import ProgramFacts
+from tracefuse.assembly.program import CapturedProgram
 from tracefuse.device.environment import as_it_ran
 from tracefuse.errors import ReplayError
 from tracefuse.optimizers.trace import Trace, origin
@@ -39,7 +39,7 @@ def replay(
     return tuple(values[node] for node in trace.returned)
 
 
-def replayed(program: ProgramFacts) -> tuple[torch.Tensor, ...]:
+def replayed(program: CapturedProgram) -> tuple[torch.Tensor, ...]:
     """The outputs of a captured program on its own inputs, with the flags that it ran under."""
     with as_it_ran(program.environment):
         return replay(program.trace, program.example_inputs, program.rng_states)

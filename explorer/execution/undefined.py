@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.draws import undisturbed
-from tracefuse.assembly.program import ProgramFacts
+from tracefuse.assembly.program import CapturedProgram
 from tracefuse.execution.difference import max_abs_difference
 from tracefuse.execution.replay import replay
 from tracefuse.optimizers.ops import op_name
@@ -19,14 +19,14 @@ aten = torch.ops.aten
 _EMPTY = re.compile(r"aten\.(new_)?empty(_\w+)?\.")
 
 
-def undefined_outputs(capture: ProgramFacts) -> frozenset[Output]:
+def undefined_outputs(program: CapturedProgram) -> frozenset[Output]:
     """The outputs of which a number depends on what such memory held, by trial: three replays, where there is such memory."""
-    if not any(map(_is_empty, capture.trace.ops)):
+    if not any(map(_is_empty, program.trace.ops)):
         return frozenset()
-    first, again, other = (_replayed(capture, filled_with) for filled_with in (0, 0, 1))
+    first, again, other = (_replayed(program, filled_with) for filled_with in (0, 0, 1))
     return frozenset(
         output
-        for output, a, b, c in zip(capture.trace.outputs, first, again, other, strict=True)
+        for output, a, b, c in zip(program.trace.outputs, first, again, other, strict=True)
         if not max_abs_difference("a replay", a, c) <= 2 * max_abs_difference("a replay", a, b)
     )
 
@@ -35,9 +35,9 @@ def _is_empty(node: fx.Node) -> bool:
     return _EMPTY.match(op_name(node)) is not None
 
 
-def _replayed(capture: ProgramFacts, number: int) -> tuple[torch.Tensor, ...]:
-    with undisturbed(capture.example_inputs):
-        return replay(_filled(capture.trace, number), capture.example_inputs, capture.rng_states)
+def _replayed(program: CapturedProgram, number: int) -> tuple[torch.Tensor, ...]:
+    with undisturbed(program.example_inputs):
+        return replay(_filled(program.trace, number), program.example_inputs, program.rng_states)
 
 
 def _filled(trace: Trace, number: int) -> Trace:

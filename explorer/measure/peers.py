@@ -27,15 +27,13 @@ from torch import fx
 from tracefuse.assembly.draws import draws
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.execution.replays import Replays
+from tracefuse.measure.peer_names import COMPILE, peer_name
 from tracefuse.measure.rounds import Progress
 from tracefuse.measure.switched import Switched
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.trace import eliminate_dead_code
 from tracefuse.recording.calls import is_leaf
 
-COMPILE = "torch.compile"
-MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-PEERS = ("eager", COMPILE, *(f"{COMPILE} {mode}" for mode in MODES))
 OWN_COLUMNS = ("captured", "optimised", "pinned", "CUDA graph")
 WARM_UPS = 3  # CUDA graphs of torch.compile: one run to warm up, one to record, one that replays.
 
@@ -96,14 +94,6 @@ def check_names(asked: Asked) -> list[str]:
     return list(dict.fromkeys(map(peer_name, (asked,) if isinstance(asked, str) else asked)))
 
 
-def peer_name(text: str) -> str:
-    """The full name of a peer. Raises `OptionError` for what is none."""
-    name = f"{COMPILE} {text}" if text in MODES else text
-    if name not in PEERS:
-        raise OptionError(f"there is no peer {text!r}: choose from {', '.join(PEERS)}")
-    return name
-
-
 def _check_own(name: str, own: Own) -> str:
     if name in OWN_COLUMNS:
         raise OptionError(f"a peer cannot be called {name!r}, which is a column of its own: give it another name")
@@ -157,14 +147,14 @@ def stand_in(variant: Switched, name: str) -> Replays:
     """
     captured = variant.baseline
     program = captured.compile()
-    module, rng_states = program.module, variant.capture.rng_states
+    module, rng_states = program.module, variant.program.rng_states
     count = len(module.INPUTS)
-    tensors = [t.detach() for t in variant.capture.example_inputs[:count]]
-    cotangents = [t.detach() for t in variant.capture.example_inputs[count:]]
+    tensors = [t.detach() for t in variant.program.example_inputs[:count]]
+    cotangents = [t.detach() for t in variant.program.example_inputs[count:]]
     for position in module.GRADIENTS:
         tensors[position].requires_grad_()
     leaves = [tensors[position] for position in module.GRADIENTS]
-    for tensor, entry in zip(tensors, variant.capture.trace.inputs, strict=False):
+    for tensor, entry in zip(tensors, variant.program.trace.inputs, strict=False):
         if entry.kind in ("parameter", "buffer"):
             # As those of a module: else CUDA graphs of torch's copy every weight in each step.
             torch._dynamo.mark_static_address(tensor, guard=False)
@@ -205,7 +195,7 @@ def forward_function(variant: Switched) -> fx.GraphModule:
 def _own(variant: Switched, own: Own) -> Replays:
     if isinstance(own, Replays):
         return own
-    leaves = [t for t in variant.capture.live_inputs if t.requires_grad and is_leaf(t)]
+    leaves = [t for t in variant.program.live_inputs if t.requires_grad and is_leaf(t)]
 
     def forward() -> tuple[tuple[Any, ...]]:
         with torch.enable_grad():

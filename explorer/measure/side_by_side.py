@@ -62,13 +62,13 @@ def time_variant(
         programs["CUDA graph"] = variant.compile(cuda_graph=True)
     replayed = {name: replays(program, variant) for name, program in programs.items()}
     reference = None if against is None else replayed["captured"]
-    with undisturbed(variant.capture.example_inputs):
+    with undisturbed(variant.program.example_inputs):
         others = peers(variant, asked, report)
     timing = _timed(variant, replayed | others.programs, reference, progress, budget_s, is_cancelled)
     timing = others.told(timing)
     if not variant.runs_triton or (is_cancelled is not None and is_cancelled()):
         return timing
-    with undisturbed(variant.capture.example_inputs):
+    with undisturbed(variant.program.example_inputs):
         found = profile_step(replayed["optimised"])
     return replace(timing, work=step_work(found, [kernel.name for kernel in variant.kernels]))
 
@@ -97,7 +97,7 @@ def ablate(
 
 
 def replays(program: Program | GraphedProgram, variant: Switched) -> Replays:
-    return program.replays(variant.capture.example_inputs, variant.capture.rng_states)
+    return program.replays(variant.program.example_inputs, variant.program.rng_states)
 
 
 def _timed(
@@ -108,11 +108,11 @@ def _timed(
     budget_s: float,
     is_cancelled: measure.IsCancelled | None,
 ) -> Timing:
-    inputs = variant.capture.example_inputs
+    inputs = variant.program.example_inputs
     with undisturbed(inputs):
         return measure.measure(
             programs,
-            device=variant.capture.device,
+            device=variant.program.device,
             reference=reference,
             budget_s=budget_s,
             progress=progress,

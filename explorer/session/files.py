@@ -18,17 +18,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import warnings
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from tracefuse.assembly.program import CapturedProgram
+from tracefuse.config.configuration import Machine
 from tracefuse.errors import SessionError
 from tracefuse.optimizers.formats.plain_data import damaged, read, record, text, whole, written
 from tracefuse.optimizers.formats.serial import trace_from, trace_record
@@ -47,11 +48,7 @@ from tracefuse.session.parts import (
     measured_from,
     special_types,
 )
-from tracefuse.timeline.measurements import Said
-
-if TYPE_CHECKING:
-    from tracefuse.captures import Capture
-    from tracefuse.loaded import LoadedCapture
+from tracefuse.timeline.measurements import Measurements, Said
 
 FORMAT, VERSION = "tracefuse session", 1
 HEAD, TRACE, CAPTURE, MEASURED = "session.json", "trace.json", "capture.json", "measured.json"
@@ -69,15 +66,17 @@ SMALL = 1 << 20
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 
-def save(capture: Capture, path: str | Path, inputs: bool = False) -> Path:
-    """Write `capture` to `path`, which is replaced only when all of it is written: see `Capture.save`.
+def save(
+    path: str | Path, program: CapturedProgram, measurements: Measurements, machine: Machine, inputs: bool = False
+) -> Path:
+    """Write `program` and what was measured of it to `path`, which is replaced only when all of it is written.
 
     Raises `SessionError` for a trace with values that have no form here, for more than 8 GiB of inputs, and for a path that
     cannot be written.
     """
     path = Path(path)
     arrays: list[bytes] = []
-    parts = _parts(capture, inputs, arrays)
+    parts = _parts(program, measurements, machine, inputs, arrays)
     _check_size(parts, arrays)
     trace_from(json.loads(parts[TRACE]), torch.__version__)  # what could not be opened again is not written
     try:
@@ -92,7 +91,9 @@ def save(capture: Capture, path: str | Path, inputs: bool = False) -> Path:
     return path
 
 
-def _parts(capture: Capture, inputs: bool, arrays: list[bytes]) -> dict[str, str]:
+def _parts(
+    program: CapturedProgram, measurements: Measurements, machine: Machine, inputs: bool, arrays: list[bytes]
+) -> dict[str, str]:
     def put(data: bytes) -> int:
         arrays.append(data)
         return len(arrays) - 1
@@ -101,42 +102,42 @@ def _parts(capture: Capture, inputs: bool, arrays: list[bytes]) -> dict[str, str
     head = {"format": FORMAT, "version": VERSION, "tracefuse": version("tracefuse"), "torch": torch.__version__}
     found = {
         HEAD: head,
-        TRACE: trace_record(capture.trace),
-        CAPTURE: written(_captured(capture, inputs), special),
-        MEASURED: written(_measured(capture), special),
+        TRACE: trace_record(program.trace),
+        CAPTURE: written(_captured(program, machine, inputs), special),
+        MEASURED: written(_measured(measurements), special),
     }
     return {name: json.dumps(part, allow_nan=False) for name, part in found.items()}
 
 
-def _captured(capture: Capture, inputs: bool) -> Captured:
+def _captured(program: CapturedProgram, machine: Machine, inputs: bool) -> Captured:
     numbers = (bool, int, float, str, type(None))
     guards = tuple(
         SavedGuard(one.op, one.value if isinstance(one.value, numbers) else repr(one.value), one.source)
-        for one in capture.guards
+        for one in program.guards
     )
     return Captured(
         guards=guards,
-        stops=capture.stops,
-        dropped=capture.dropped,
-        optimizers=capture.optimizers,
-        pinned=capture.pinned,
-        environment=capture.environment,
-        thawed=capture.thawed,
-        cat=capture.machine.cat,
-        fuse=capture.machine.fuse,
-        data=_inputs(capture) if inputs else None,
-        order=capture.order,
+        stops=program.stops,
+        dropped=program.dropped,
+        optimizers=program.optimizers,
+        pinned=program.pinned,
+        environment=program.environment,
+        thawed=program.thawed,
+        cat=machine.cat,
+        fuse=machine.fuse,
+        data=_inputs(program) if inputs else None,
+        order=program.order,
     )
 
 
-def _inputs(capture: Capture) -> SavedInputs:
-    needed = sum(_span(tensor) * tensor.element_size() for tensor in capture.example_inputs)
+def _inputs(program: CapturedProgram) -> SavedInputs:
+    needed = sum(_span(tensor) * tensor.element_size() for tensor in program.example_inputs)
     if needed > MOST_INPUTS:
         raise SessionError(
             f"the inputs take {needed / 2**30:.1f} GiB, and a session holds {MOST_INPUTS >> 30} GiB: save it without inputs"
         )
-    states = tuple(state.cpu().numpy() for state in capture.rng_states)
-    return SavedInputs(tuple(map(_memory, capture.example_inputs)), states)
+    states = tuple(state.cpu().numpy() for state in program.rng_states)
+    return SavedInputs(tuple(map(_memory, program.example_inputs)), states)
 
 
 def _span(tensor: torch.Tensor) -> int:
@@ -155,8 +156,7 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
     return flat.cpu().contiguous().view(torch.uint8).numpy()
 
 
-def _measured(capture: Capture) -> Measured:
-    found = capture.measurements
+def _measured(found: Measurements) -> Measured:
     return Measured(
         timings=tuple(SavedTiming(*pair, timing) for pair, timing in found.timings.items()),
         timelines=tuple(SavedTimeline(*pair, timeline) for pair, timeline in found.timelines.items()),
@@ -184,17 +184,18 @@ def _write(path: Path, parts: Mapping[str, str], arrays: list[bytes]) -> None:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path) -> LoadedCapture:
-    """The capture that `c.save(path)` wrote: `.trace`, `.optimize()`, `.explore()` and the rest work as they did there.
+class Session(NamedTuple):
+    """What a session file holds; `left_out` says which measurements cannot be shown here, and why."""
 
-    Times and timelines are those of the file and say where they were measured. Replaying, measuring and exporting need the
-    captured tensors, and raise `SessionError` where the file has none (`c.save(path, inputs=True)` writes them). Raises
-    `SessionError` for a file that is damaged, of another kind or of a newer version, and for operators that this torch lacks.
-    Warns of measurements whose passes are not registered here.
-    """
-    from tracefuse.loaded import LoadedCapture
+    trace: Trace
+    captured: Captured
+    measured: Measured
+    left_out: Sequence[str]
 
-    path = Path(path)
+
+def opened(path: Path) -> Session:
+    """The session that `save` wrote to `path`. Raises `SessionError` for a file that is damaged, of another kind or of a newer
+    version, and for operators that this torch lacks."""
     members = _members(path)
     wrote = _head(_json(members, HEAD))
     arrays = _arrays(members)
@@ -204,9 +205,7 @@ def load(path: str | Path) -> LoadedCapture:
     if captured.data is not None:
         _check_inputs(captured.data, trace)
     measured, left_out = measured_from(_json(members, MEASURED), special)
-    for sentence in left_out:
-        warnings.warn(f"{path.name}: {sentence}", stacklevel=2)
-    return LoadedCapture(path, trace, captured, measured, left_out)
+    return Session(trace, captured, measured, left_out)
 
 
 def _members(path: Path) -> dict[str, bytes]:

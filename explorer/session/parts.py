@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from tracefuse.assembly.unshown import Dropped
-from tracefuse.config.configuration import PASSES, Config
-from tracefuse.config.readers import READERS
+from tracefuse.config.configuration import OPTIONS, Config
+from tracefuse.config.names import PASSES
 from tracefuse.errors import OptionError, SessionError
 from tracefuse.measure.profile import Profile
 from tracefuse.measure.side_by_side import Ablation
@@ -256,7 +256,7 @@ def config_from(data: Any, where: str) -> Config:
         )
     if isinstance(given["memory_budget"], int):
         given["memory_budget"] = f"{given['memory_budget']}B"  # a bare small number may be meant as a percentage
-    if unread := given.keys() - READERS.keys():
+    if unread := given.keys() - OPTIONS.keys():
         raise damaged(f"{where} has {', '.join(unread)}, which no configuration has")
     try:
         return off.changed(**given, **{name: value for name, value in own.items() if name in known})

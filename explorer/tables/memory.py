@@ -167,10 +167,10 @@ def memory(captured: Trace, optimised: Trace, steps: Sequence[PassRecord] = ()) 
 
 def static_memory(variant: Switched) -> Memory:
     """`memory` of a variant, with what is to be said of it."""
-    capture = variant.capture
-    found = memory(capture.trace, variant.trace, variant.steps)
-    eager_peak = None if capture.backwards > 1 else found.eager_peak
-    return replace(found, eager_peak=eager_peak, notes=tuple(filter(None, [capture.order, *unmet(variant)])))
+    captured = variant.program
+    found = memory(captured.trace, variant.trace, variant.steps)
+    eager_peak = None if captured.backwards > 1 else found.eager_peak
+    return replace(found, eager_peak=eager_peak, notes=tuple(filter(None, [captured.order, *unmet(variant)])))
 
 
 def curve(trace: Trace) -> Curve:
@@ -199,7 +199,7 @@ def measured_memory(variant: Switched) -> Memory:
 
     Raises `ExportError` for what is more than one differentiable step, as `Variant.compile` does.
     """
-    kind = variant.capture.device.type
+    kind = variant.program.device.type
     programs = variant.baseline, variant
     peaks = Pair(*(replay_peak(one) + input_bytes(one.trace, kind) for one in programs))
     extra = Pair(*(workspace_bytes(one) for one in programs))
@@ -212,8 +212,8 @@ def replay_peak(variant: Switched) -> int:
 
     The replay runs once before it is counted, so that libraries have the workspaces that they keep.
     """
-    capture = variant.capture
-    program = variant.compile().replays(capture.example_inputs, capture.rng_states)
+    captured = variant.program
+    program = variant.compile().replays(captured.example_inputs, captured.rng_states)
 
     def run() -> tuple[object, object]:
         state = program.forward()
@@ -221,12 +221,12 @@ def replay_peak(variant: Switched) -> int:
         return state, gradients
 
     run()
-    return added_peak(run, capture.device)
+    return added_peak(run, captured.device)
 
 
 def workspace_bytes(variant: Switched) -> int:
     """What the static peak rises by with the workspaces that its ops were seen to take in one replay, op by op."""
-    taken = workspaces(stepwise_replay(variant), variant.capture.device)
+    taken = workspaces(stepwise_replay(variant), variant.program.device)
     return peak_with(taken, variant.trace, lifetimes(variant.trace)) - peak_bytes(variant.trace)
 
 

@@ -53,7 +53,7 @@ def summarise(trace: Trace) -> Summary:
 def steps_table(variant: Switched) -> str:
     """The captured trace, then every pass in pipeline order: what it made of it and how many decisions it took, or `off`."""
     steps = {step.name: step for step in variant.steps}
-    rows = [("captured", *_cells(summarise(variant.capture.trace)), "")]
+    rows = [("captured", *_cells(summarise(variant.program.trace)), "")]
     rows += [_pass_row(name, steps.get(name), variant.config.state(name)) for name in variant.config.names]
     head = ("", "forward ops", "backward ops", "Triton kernels", "saved for backward", "static peak", "decisions")
     return aligned([head, *rows])
@@ -62,7 +62,7 @@ def steps_table(variant: Switched) -> str:
 def remarks(variant: Switched) -> list[str]:
     """What of the program the trace does not show or orders otherwise, and what was asked of the passes and not done, a
     sentence each: a memory budget that is not met, options of a pass that is off."""
-    found = [*variant.capture.unrecorded, *filter(None, [variant.capture.order])]
+    found = [*variant.program.unrecorded, *filter(None, [variant.program.order])]
     found += unmet(variant)
     if idle := variant.config.idle:
         passes = ", ".join(dict.fromkeys(PASS_OF[name] for name in idle))

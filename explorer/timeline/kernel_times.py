@@ -154,12 +154,12 @@ def _figure(number: float | None) -> str:
 
 def kernel_times(variant: Switched, progress: Progress | None = None) -> KernelTimes:
     """See `Variant.kernel_times`."""
-    inputs = variant.capture.example_inputs
-    peaks = peaks_if_there_is_room(variant.capture.device, progress)
+    inputs = variant.program.example_inputs
+    peaks = peaks_if_there_is_room(variant.program.device, progress)
     with undisturbed(inputs):
         programs = (profiled("optimised", variant),)
     found = Timeline(measured_on(programs), programs).op_times(0)
-    roofline = peaks and peaks.roofline(variant.capture.tf32)
+    roofline = peaks and peaks.roofline(variant.program.tf32)
     rows = sorted(kernel_rows(variant.trace, found.us, roofline), key=lambda row: -row.total_us)
     note = "" if variant.runs_triton else CPU_NOTE
     return KernelTimes(found.provenance, roofline.source if roofline else "", tuple(rows), note)

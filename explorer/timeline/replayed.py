@@ -150,10 +150,10 @@ def profiled(label: str, variant: Switched) -> ProgramTimeline:
 
 def stepwise_replay(variant: Switched) -> Callable[[], tuple[Any, ...]]:
     """A replay of `variant` on the captured inputs, each op in a range called after its value. Raises as `timeline` does."""
-    program, capture = variant.compile(), variant.capture
+    program, captured = variant.compile(), variant.program
     step = stepwise(variant.trace, vars(program.module))
-    restart = program.restarts(capture.rng_states)
-    inputs = [tensor.detach() for tensor in capture.example_inputs]
+    restart = program.restarts(captured.rng_states)
+    inputs = [tensor.detach() for tensor in captured.example_inputs]
 
     @torch.no_grad()
     def run() -> tuple[Any, ...]:

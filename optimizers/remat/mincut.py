@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+if TYPE_CHECKING:  # half a second of imports, spent where the first cut is made
+    from scipy.sparse import csr_matrix
 
 # A finite cut and an infinite edge together stay below 2**31, whatever is added or subtracted in scipy.
 _FINITE = 2**29
@@ -49,6 +51,8 @@ class Network:
         the result is exact up to a relative rounding of `count / 2**29`. Of several minimum cuts it is the one nearest to
         the source: the smallest source side.
         """
+        from scipy.sparse.csgraph import maximum_flow
+
         merged = self._merged(capacities)
         limit = bound if bound is not None else float(merged[merged < math.inf].sum())
         integers = _integers(merged, limit)
@@ -67,10 +71,14 @@ class Network:
         return np.bincount(self._edge_of, weights=capacities, minlength=len(self._edges))
 
     def _matrix(self, capacities: np.ndarray) -> csr_matrix:
+        from scipy.sparse import csr_matrix
+
         return csr_matrix((capacities.astype(np.int32), self._ends), shape=(self.count, self.count))
 
     def _reachable(self, residual: csr_matrix) -> np.ndarray:
         """The nodes that the source reaches along edges of positive capacity."""
+        from scipy.sparse.csgraph import breadth_first_order
+
         residual.data[residual.data < 0] = 0
         residual.eliminate_zeros()
         found = np.zeros(self.count, dtype=bool)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import fx
 
-from tracefuse.optimizers.errors import PinConflict, UnknownValue
+from tracefuse.optimizers.errors import PinConflict, UnknownValue, did_you_mean
 from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.remat.forward import Forward, impossible, is_several
 from tracefuse.optimizers.rewrite import base
@@ -92,6 +92,6 @@ def _unknown(forward: Forward, glob: str) -> str:
     names = [n.name for n in forward.nodes] + sorted({origin(n).module for n in forward.nodes} - {""})
     close = difflib.get_close_matches(glob, names, 3, 0.5) or names[-3:]
     return (
-        f'"{glob}" matches no forward value and no module of the trace. Backward values cannot be pinned; '
-        f"pin a forward one, for example {', '.join(close)}."
+        f'"{glob}" matches no forward value and no module of the trace: {did_you_mean(glob, names)}backward values cannot '
+        f"be pinned; pin a forward one, for example {', '.join(close)}."
     )

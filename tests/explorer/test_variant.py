@@ -10,7 +10,7 @@ import torch
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.optimized import PassError
+from tracefuse.errors import PassError
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from traces import captured
 
-from tracefuse.optimized import PassError
+from tracefuse.errors import PassError
 from tracefuse.optimizers.errors import PassDefect, UnknownValue
 from tracefuse.optimizers.passes import Decide, Decision, run_pipeline
 from tracefuse.optimizers.simplify import Simplify

@@ -19,7 +19,8 @@ TOGGLES = ("simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse")
 GROUND = {"explorer/errors.py", "explorer/text.py"}
 """The files at the explorer's root that every package of it imports; the others there are doors."""
 
-DOORS_ARE_OPENED_BY = ("explorer/cli", "widgets", "widgets/view", "widgets/notebook", "widgets/payload")
+COMMAND = "explorer/__main__.py"
+"""`python -m tracefuse`: what is at the root only because Python looks for it there."""
 
 PURE = {
     "optimizers": {"optimizers/costs", "optimizers/fuse", "optimizers/lowering"},
@@ -73,10 +74,11 @@ NEVER = {
 
 LAZY = {
     ("explorer/__init__.py", "widgets/notebook"),
-    ("explorer/cli/command.py", "widgets"),
+    ("explorer/cli/demo.py", "widgets"),
     ("explorer/cli/file.py", "widgets/view"),
     ("explorer/variant.py", "widgets/view"),
     ("explorer/captures.py", "widgets/view"),
+    ("explorer/compiled_graphs.py", "widgets/view"),
     ("explorer/profiling/timeline.py", "widgets"),
 }
 """Front doors: they open the room above them when somebody knocks, and never when they are imported."""
@@ -105,6 +107,8 @@ def is_allowed(source: str, target: str) -> bool:
         return there in PURE[here]
     if source in GROUND:
         return there == "optimizers"
+    if source == COMMAND:
+        return there == "explorer/cli"
     return there.startswith("optimizers") or (floor(there) < floor(here) and there not in NEVER.get(here, ()))
 
 

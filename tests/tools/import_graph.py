@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -70,12 +71,17 @@ def _names(node: ast.AST) -> list[str]:
     return []
 
 
+@functools.cache
+def _imports_of(text: str) -> list[tuple[str, str]]:
+    return list(imports(ast.parse(text)))
+
+
 def edges(root: Path) -> list[tuple[Import, str]]:
     """Every import of one module of the product by another: the import, and the file that it reaches."""
     known = {module_name(root, path): path.relative_to(root).as_posix() for path in modules(root)}
     found = []
     for source in known.values():
-        for name, within in imports(ast.parse((root / source).read_text())):
+        for name, within in _imports_of((root / source).read_text()):
             target = known.get(name) or known.get(name.rpartition(".")[0])
             if target not in (None, source):
                 found.append((Import(source, name, within), target))

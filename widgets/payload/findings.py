@@ -42,4 +42,4 @@ def _trials(finding: Finding, variant: Variant, tried: Mapping[TrialKey, Said]) 
 
 def _trial(fix: Fix, variant: Variant, trial: Said | None) -> dict[str, str]:
     said = {"verdict": trial.verdict, "said": trial.said} if trial else {"verdict": "", "said": ""}
-    return {"does": fix.does, "blocked": why_not(variant.capture), **said}
+    return {"does": fix.does, "blocked": why_not(variant.program), **said}

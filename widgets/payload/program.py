@@ -71,13 +71,12 @@ from typing import Any
 
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import DETECTORS
-from tracefuse.errors import ExportError, SessionError
+from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import computed_from_gradients, is_second_order, lines_of, why_no_verdict
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.profile import Profile
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
-from tracefuse.optimized import PassError
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.remat.saved import REASONS

@@ -80,7 +80,7 @@ class OpByOp:
         noted.note_timeline((variant.config, baseline and baseline.config), found)
         self._note(found)
         known = peaks_if_there_is_room(variant.capture.device, progress)
-        self.peaks = noted.peaks = known and known.roofline(variant.capture.tf32)
+        self.peaks = noted.peaks = known and known.roofline(variant.program.tf32)
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:

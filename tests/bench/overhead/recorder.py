@@ -107,7 +107,7 @@ def cost(step: Step, budget_s: float) -> dict[str, Any]:
     capture = step.recorded()
     return {
         "ops": sum(half.op_count for half in capture.trace.split()),
-        "recorded_ops": len(capture._recorder.recording.calls),
+        "recorded_ops": len(capture.run.recorder.recording.calls),
         **{f"{name}_s": median(one[at][0] for one in rounds) for at, name in enumerate(("plain", "floor", "recorded"))},
         "ratio": ratio(2, 0),
         "floor_ratio": ratio(1, 0),

@@ -166,7 +166,7 @@ def as_on_a_gpu(make: type[Step]) -> Case:
         with tracefuse.capture() as c:
             step.run()
     assert optimizer is step.optimizer
-    here = Case.of(c, c.trace, modelled(c.trace))
+    here = Case.of(c.program, c.trace, modelled(c.trace))
     return here if make is Read else replace(here, trace=cuda_traces.on_cuda(c.trace), environment=HOPPER)
 
 

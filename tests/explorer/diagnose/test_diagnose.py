@@ -24,7 +24,7 @@ MiB = 2**20
 
 def case(capture: tracefuse.Capture, trace: Trace | None = None) -> Case:
     trace = trace or capture.trace
-    return Case.of(capture, trace, modelled(trace))
+    return Case.of(capture.program, trace, modelled(trace))
 
 
 def found(name: str, of: Case) -> list[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import diagnose
 from tracefuse.diagnose.finding import Case, Finding, Fix
-from tracefuse.diagnose.fixes import NO_GPU, FixedCapture, fixed_trace, why_not
+from tracefuse.diagnose.fixes import NO_GPU, fixed_trace, why_not
 from tracefuse.errors import Cancelled, FixError
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.trace import Trace, val
@@ -42,7 +44,7 @@ def rope_of_a_cpu_leaf() -> tuple[Trace, tuple[Finding, ...]]:
         out = programs.apply_rope(input_ts.double(), freqs)
         out.backward(tangent)
     trace = cuda_traces.with_leaf_on_the_cpu(c.trace, "input_ts")
-    return trace, diagnose(Case.of(c, trace, modelled(trace)))
+    return trace, diagnose(Case.of(c.program, trace, modelled(trace)))
 
 
 def moves(trace: Trace) -> list[str]:
@@ -126,10 +128,10 @@ def test_what_needs_a_gpu_says_so_where_there_is_none() -> None:
     trace, found = rope_of_a_cpu_leaf()
     x = torch.randn(4, requires_grad=True)
     capture = tracefuse.capture(lambda: x.double().sum().backward())
-    of_a_gpu = FixedCapture(capture, trace, capture.example_inputs, capture.live_inputs)
+    of_a_gpu = tracefuse.Capture(functools.partial(replace, capture.program, trace=trace))
     variant = of_a_gpu.variant(Config.off())
-    assert why_not(of_a_gpu) == NO_GPU
-    assert why_not(capture) == ""
+    assert why_not(of_a_gpu.program) == NO_GPU
+    assert why_not(capture.program) == ""
     for fix in finding("gradient copied to the host", found).trials:
         with pytest.raises(FixError, match="torch sees none"):
             variant.try_fix(fix)
@@ -245,7 +247,7 @@ def test_on_a_gpu_an_input_in_pinned_memory_is_moved_faster() -> None:
     assert variant.try_fix(pinned, budget_s=2).verdict == "faster"
     assert variant.try_fix(there, budget_s=2).difference.results == 0
     mended = c.with_fix(pinned)
-    assert mended.pinned == {"x"}
+    assert mended.program.pinned == {"x"}
 
 
 def test_a_weight_that_the_program_returns_keeps_its_dtype() -> None:

@@ -41,7 +41,7 @@ def test_there_are_ten() -> None:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_program_has_remarks_and_none_of_them_high(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     capture = captured(HEALTHY[name], monkeypatch)
-    here = Case.of(capture, capture.trace, modelled(capture.trace))
+    here = Case.of(capture.program, capture.trace, modelled(capture.trace))
     there = replace(here, trace=cuda_traces.on_cuda(capture.trace), environment=HOPPER)
     for case in (here, there):
         assert {one.name: one.severity for one in diagnose(case)} == REMARKS[name]

@@ -21,14 +21,13 @@ from cuda_traces import on_cuda
 from isomorphism import assert_isomorphic
 
 import tracefuse
-from tracefuse.config.configuration import Config, Machine
+from tracefuse.config.configuration import Config
 from tracefuse.demo import ROPE_LEAF
 from tracefuse.errors import SessionError
 from tracefuse.measure.profile import KernelTime, Profile
 from tracefuse.optimizers.cat.packed_attention import Packing
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.lowering.layouts import Tuning
-from tracefuse.optimizers.pad import Pad
 from tracefuse.profiling.lanes import run_lanes
 from tracefuse.session.files import MOST_EXPANSION
 from tracefuse.timeline.measurements import Build
@@ -213,11 +212,13 @@ def test_a_session_of_a_gpu_opens_on_a_laptop(tmp_path: Path) -> None:
     x = torch.randn(64, 64, requires_grad=True)
     capture = tracefuse.capture(lambda: torch.native_dropout(x.sin(), 0.3, True)[0].sin().sum().backward())
     elsewhere = tracefuse.load(capture.save(tmp_path / "cpu.tfz"))
-    elsewhere._built = elsewhere._built._replace(trace=on_cuda(capture.trace))
-    elsewhere._machine = Machine(
-        replace(elsewhere.machine.cat, packing=Packing((), "an old GPU")), Fuse(132 * 2048), Pad()
+    elsewhere._trace, captured = on_cuda(capture.trace), elsewhere._captured
+    elsewhere._captured = replace(
+        captured,
+        cat=replace(captured.cat, packing=Packing((), "an old GPU")),
+        fuse=Fuse(132 * 2048),
+        environment={**captured.environment, "device": "NVIDIA H200"},
     )
-    elsewhere.environment["device"] = "NVIDIA H200"
     variant = elsewhere.optimize()
     first, second = variant.kernels
     built = Build({first.name: Tuning(1, 0, "tuned there")}, {second.name: "too much shared memory"})
@@ -235,8 +236,8 @@ def test_a_session_of_a_gpu_opens_on_a_laptop(tmp_path: Path) -> None:
     with pytest.raises(SessionError, match="saved without its input tensors"):
         mine.measure()
     with_inputs = tracefuse.load(capture.save(tmp_path / "b.tfz", inputs=True))
-    with_inputs._built = loaded._built
-    with_inputs.environment = loaded.environment
+    with_inputs._trace = loaded.trace
+    with_inputs._captured = replace(loaded._captured, data=with_inputs._captured.data)
     with pytest.raises(SessionError, match="captured on NVIDIA H200, and torch sees no CUDA GPU here: open it where"):
         with_inputs.optimize().measure()
 

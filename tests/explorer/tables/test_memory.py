@@ -161,7 +161,7 @@ def test_a_step_that_accumulates_gradients_says_whose_order_its_peaks_are() -> N
     capture = accumulate(3)
     found = capture.optimize().memory()
     (note,) = found.notes
-    assert note == capture.order
+    assert note == capture.program.order
     assert "model(part)" in note
     assert "runs all forwards first" in note
     assert "one micro-batch" in note
@@ -174,13 +174,13 @@ def test_a_step_that_accumulates_gradients_says_whose_order_its_peaks_are() -> N
 def test_its_session_file_says_so_too(tmp_path: Path) -> None:
     capture = accumulate(2)
     loaded = tracefuse.load(capture.save(tmp_path / "c.tfz"))
-    assert loaded.optimize().memory().notes == (capture.order,)
+    assert loaded.optimize().memory().notes == (capture.program.order,)
 
 
 def test_one_micro_batch_is_in_the_order_of_the_program() -> None:
     capture = accumulate(1)
     found = capture.optimize().memory()
-    assert (capture.backwards, capture.order, found.notes) == (1, "", ())
+    assert (capture.program.backwards, capture.program.order, found.notes) == (1, "", ())
     assert found.eager_peak is not None
 
 
@@ -193,7 +193,7 @@ def test_an_optimizer_that_decays_weights_is_no_second_forward() -> None:
         optimizer.step()
 
     capture = tracefuse.capture(step)
-    assert (capture.backwards, capture.order) == (1, "")
+    assert (capture.program.backwards, capture.program.order) == (1, "")
 
 
 def test_backwards_of_one_forward_are_in_order_but_free_otherwise() -> None:
@@ -208,4 +208,4 @@ def test_backwards_of_one_forward_are_in_order_but_free_otherwise() -> None:
 
     capture = tracefuse.capture(step)
     found = capture.optimize().memory()
-    assert (capture.backwards, capture.order, found.notes, found.eager_peak) == (2, "", (), None)
+    assert (capture.program.backwards, capture.program.order, found.notes, found.eager_peak) == (2, "", (), None)

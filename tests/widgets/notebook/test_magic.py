@@ -18,7 +18,7 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from tracefuse.cli.flags import Config
+from tracefuse.config.configuration import Config
 from tracefuse.widgets.notebook.magic import parse, split_expression
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -303,7 +303,7 @@ def test_a_bad_glob_is_said_in_the_view_and_nothing_is_measured(kernel: Kernel) 
 
 
 def test_the_budget_is_that_of_the_first_line(kernel: Kernel) -> None:
-    reply = kernel.run("%%tracefuse -o timed --budget 0.01\nx.sin().sum().backward()")
+    reply = kernel.run("%%tracefuse -o timed --budget-s 0.01\nx.sin().sum().backward()")
     assert reply.status == "ok", reply.error
     rounds = "[v.timing.stopped for v in timed._variants.values() if v.timing]"
     assert kernel.value(rounds) == "['budget of 0.01 s']"
@@ -395,7 +395,7 @@ def test_a_cuda_graph_without_a_gpu_is_refused_before_the_cell_runs() -> None:
 
 
 def test_in_a_terminal_the_text_has_what_was_measured(tmp_path: Path) -> None:
-    cell = f"{SETUP}\nget_ipython().run_cell('%%tracefuse --budget 0.05\\nx.sin().sum().backward()')"
+    cell = f"{SETUP}\nget_ipython().run_cell('%%tracefuse --budget-s 0.05\\nx.sin().sum().backward()')"
     (tmp_path / "session.ipy").write_text(cell)
     command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

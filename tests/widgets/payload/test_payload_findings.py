@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from functools import cache
@@ -15,7 +16,7 @@ from cuda_traces import with_leaf_on_the_cpu
 
 import tracefuse
 from tracefuse.config.configuration import Config
-from tracefuse.diagnose.fixes import NO_GPU, FixedCapture
+from tracefuse.diagnose.fixes import NO_GPU
 from tracefuse.errors import FixError
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.payload.measured import Measured
@@ -39,7 +40,7 @@ def cpu_leaf() -> tracefuse.Capture:
     with tracefuse.capture() as c:
         out = programs.apply_rope(input_ts.double(), freqs).sum()
         out.backward()
-    return FixedCapture(c, with_leaf_on_the_cpu(c.trace, "input_ts"), c.example_inputs, c.live_inputs)
+    return tracefuse.Capture(functools.partial(replace, c.program, trace=with_leaf_on_the_cpu(c.trace, "input_ts")))
 
 
 def record(shown: dict[str, Any], name: str) -> dict[str, Any]:

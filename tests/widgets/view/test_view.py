@@ -16,7 +16,7 @@ import torch
 import traitlets
 
 import tracefuse
-from tracefuse.cli.flags import Config
+from tracefuse.config.configuration import Config
 from tracefuse.errors import OptionError
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
