@@ -69,6 +69,7 @@ BENCHES = {
     "train": Bench("train.py", check=True),
     "toggle": Bench("overhead/toggle.py", check=True),
     "view": Bench("overhead/view.py"),
+    "page": Bench("overhead/page.py", check=True),
 }
 """By the name of their results."""
 
@@ -77,6 +78,7 @@ ELSEWHERE = {
     "readme.py": "writes README from the results",
     "cases/compile_once.py": "a process of depth.py",
     "cases/step_once.py": "a process of steps.py",
+    "overhead/front_door.py": "times imports and the command, without a program",
     "trust/op_db.py": "takes hours: by hand, in shards",
     "pages/op_db_table.py": "the table of its results",
     "pages/models_table.py": "the table of the results of models.py",
