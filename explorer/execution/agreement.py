@@ -20,7 +20,7 @@ from tracefuse.execution.difference import max_abs_difference
 from tracefuse.execution.replay import replayed
 from tracefuse.execution.undefined import undefined_outputs
 from tracefuse.optimizers.trace import Output
-from tracefuse.recording.left import Left, Read
+from tracefuse.recording.left import Left
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Agreement:
         )
 
 
-def agreement(program: CapturedProgram, left: Sequence[Left | None], read: Read) -> Agreement:
+def agreement(program: CapturedProgram, left: Sequence[Left | None], read: Sequence[Left]) -> Agreement:
     """Replay the captured trace and compare; `left` is what the program left for each of the trace's outputs, `read` what
     it read. Nothing is compared where that was written to since."""
-    if not read.is_unchanged():
+    if any(one.tensor() is None for one in read):
         return Agreement(len(left), 0)
     outputs, replayed = program.trace.outputs, _replay(program)
     found: dict[Output, tuple[float, float]] = {}
