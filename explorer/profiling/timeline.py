@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tracefuse.errors import TraceFileError
 from tracefuse.profiling.kineto import recorded_in
 from tracefuse.profiling.run import Run, Wait
-from tracefuse.text import aligned, duration_text, share
+from tracefuse.text import aligned, share, time_text
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import CAUSES, Idle
 from tracefuse.timeline.host_calls import Interval
@@ -49,7 +49,7 @@ class RunTimeline(Run):
         return self.explore().save_html(path)
 
     def __str__(self) -> str:
-        head = f"{self.provenance}\nwindow {duration_text(self.window_us)}"
+        head = f"{self.provenance}\nwindow {time_text(self.window_us)}"
         parts = [head, *map(idle_text, self.idle), _clock_text(self.clocks), _waits_text(self.waits)]
         if not self.idle:
             parts.insert(1, _host_text(self))
@@ -93,9 +93,7 @@ def window_of(events: Iterable[Event], name: str | None, path: str) -> Interval:
 
 def _clock_text(clocks: Iterable[tuple[str, float, float]]) -> str:
     rows = [
-        (name, duration_text(us), duration_text(said), f"{abs(said - us) / us:.2%} apart")
-        for name, us, said in clocks
-        if us
+        (name, time_text(us), time_text(said), f"{abs(said - us) / us:.2%} apart") for name, us, said in clocks if us
     ]
     return aligned([("other clocks of the same run", "measured", "the timeline says", ""), *rows]) if rows else ""
 
@@ -109,8 +107,8 @@ def _waits_text(waits: Iterable[Wait]) -> str:
             name,
             operator or "-",
             str(len(found)),
-            duration_text(sum(w.call.duration_ns for w in found) / 1e3),
-            duration_text(sum(w.idle_ns for w in found) / 1e3),
+            time_text(sum(w.call.duration_ns for w in found) / 1e3),
+            time_text(sum(w.idle_ns for w in found) / 1e3),
             line,
         )
         for (name, operator, line), found in groups.items()
@@ -142,7 +140,5 @@ def idle_text(one: Idle) -> str:
     rows = []
     for cause, total_ns in one.by_cause.items():
         gaps = [gap.duration_ns for gap in one.gaps if gap.cause == cause]
-        rows.append(
-            (cause, share(total_ns, one.window_ns), str(len(gaps)), duration_text(max(gaps) / 1e3), CAUSES[cause])
-        )
+        rows.append((cause, share(total_ns, one.window_ns), str(len(gaps)), time_text(max(gaps) / 1e3), CAUSES[cause]))
     return f"{head}\n\n{aligned([('idle by cause', 'time', 'gaps', 'longest', ''), *rows])}"
