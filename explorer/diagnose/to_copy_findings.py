@@ -8,7 +8,7 @@ from torch import fx
 
 from tracefuse.diagnose.finding import Case, Finding, line, names
 from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text
 
 _NODE = "ToCopyBackward0"
