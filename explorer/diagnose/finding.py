@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2s
 from typing import Any, Literal
 
@@ -14,8 +15,9 @@ from torch import fx
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.measure.op_times import OpTimes
-from tracefuse.optimizers.trace import Source, Trace, origin, val
+from tracefuse.optimizers.trace import Phase, Source, Trace, origin, val
 from tracefuse.recording.host_reads import Stop
+from tracefuse.tables.halves import halves
 from tracefuse.text import share_text, time_text
 
 Severity = Literal["high", "medium", "low"]
@@ -115,6 +117,11 @@ class Case:
             dropped=program.dropped,
             optimizers=program.optimizers,
         )
+
+    @cached_property
+    def half(self) -> Mapping[fx.Node, Phase]:
+        """The half of its step that each op belongs to."""
+        return halves(self.trace)
 
     @property
     def step_us(self) -> float:

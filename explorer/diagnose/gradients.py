@@ -12,7 +12,7 @@ from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
 from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outputs, unread_outputs
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, val
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, val
 from tracefuse.text import counted, share_text, time_text
 
 
@@ -117,7 +117,7 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
 
 def unread_gradients(case: Case) -> Iterator[Finding]:
     """Multi-output ops of the backward, of which some outputs are computed and not read: most often a frozen parameter's."""
-    backward = [n for n in case.trace.ops if phase(n) == "backward"]
+    backward = [n for n in case.trace.ops if case.half[n] == "backward"]
     wasteful = {n: unread for n in backward if (unread := unread_outputs(n) & switchable_outputs(n))}
     if not wasteful:
         return

@@ -14,7 +14,7 @@ from tracefuse.diagnose.moves import is_on_gpu
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work, producer
-from tracefuse.optimizers.trace import human_bytes, origin, phase
+from tracefuse.optimizers.trace import human_bytes, origin
 from tracefuse.tables.work import work
 from tracefuse.text import share_text, time_text
 
@@ -41,14 +41,16 @@ def loops_of_small_kernels(case: Case) -> Iterator[Finding]:
     own = grouped([n for n in case.trace.ops if does_work(n) and not origin(n).autograd and line(n)], line)
     if is_on_gpu(case.trace):  # on a CPU torch's optimizers loop by themselves
         yield from _after_the_backward(case, own)
-    yield from _in_the_forward(case, [n for ops in own.values() if {phase(n) for n in ops} == {"forward"} for n in ops])
+    yield from _in_the_forward(
+        case, [n for ops in own.values() if {case.half[n] for n in ops} == {"forward"} for n in ops]
+    )
 
 
 def _after_the_backward(case: Case, own: dict[str, list[fx.Node]]) -> Iterator[Finding]:
     for at, ops in own.items():
         small = [n for n in ops if op_class(n) == "pointwise" or work(n) == "fused"]
         # What a line computes of no gradient, such as a decay, ranks as forward.
-        if any(phase(n) == "backward" for n in small):
+        if any(case.half[n] == "backward" for n in small):
             fix = _OPTIMIZER if "step(" in at else _LISTS
             yield from _finding(case, small, at, f"one line launches {len(small)} kernels", fix)
 
@@ -62,7 +64,7 @@ def _in_the_forward(case: Case, own: Sequence[fx.Node]) -> Iterator[Finding]:
         return
     # What it would be on a GPU: on a CPU there is nothing to launch.
     there = case if is_on_gpu(case.trace) else replace(case, times=modelled(case.trace))
-    forward = [n for n in loops if phase(n) == "forward"]
+    forward = [n for n in loops if case.half[n] == "forward"]
     most, *others = Counter(map(line, forward)).most_common()
     fix = _SEQUENCE if _longest_chain(case, set(forward)) >= FEWEST else _INDEPENDENT
     title = f"a loop launches {len(forward)} kernels in the forward and {len(loops) - len(forward)} in the backward"

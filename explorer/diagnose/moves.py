@@ -11,7 +11,7 @@ from torch import fx
 from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped, line, names
 from tracefuse.diagnose.retype import behind_views
 from tracefuse.measure.op_times import Transfer
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, tensors, val
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensors, val
 from tracefuse.tables.work import work
 from tracefuse.text import time_text
 
@@ -23,7 +23,7 @@ PAGEABLE = f"modelled: pageable host memory at {PAGEABLE_BYTES_PER_S / 1e9:.1f} 
 def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
     """A leaf on the CPU that the forward moves to the GPU: autograd moves its gradient back, each backward, and waits."""
     for node in case.trace.ops:
-        if phase(node) != "backward" or work(node) != "device copy" or val(node).device.type != "cpu":
+        if case.half[node] != "backward" or work(node) != "device copy" or val(node).device.type != "cpu":
             continue
         leaf, gpu = _gradient_of(case.trace, node), device(node.args[0])
         name = f"`{leaf}`" if leaf else "a value"
@@ -35,7 +35,7 @@ def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
             f"every backward copies the gradient of {name} from {gpu} to the CPU",
             _facts(case, node, leaf, copy),
             (node.name,),
-            line(_forward_twin(case.trace, node) or node),
+            line(case.trace.twins.get(node, node)),
             f"create {name} on the GPU: pass device=, or make the leaf after moving it; else let the moved tensor be the leaf "
             "and copy its .grad into pinned memory",
             worth,
@@ -105,7 +105,7 @@ def _moves_from(case: Case, inputs: Sequence[str]) -> list[tuple[str, str]]:
 
 def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
     """Device moves of the forward: data that could have been on the device."""
-    moves = [n for n in case.trace.ops if phase(n) == "forward" and work(n) == "device copy"]
+    moves = [n for n in case.trace.ops if case.half[n] == "forward" and work(n) == "device copy"]
     for at, nodes in grouped(moves, line).items():
         moved = sum(map(nbytes, nodes))
         us, worth = _cost(case, nodes)
@@ -148,11 +148,6 @@ def _inputs_behind(moves: Sequence[fx.Node]) -> tuple[str, ...]:
 def is_on_gpu(trace: Trace) -> bool:
     """Whether the program computes anything on a GPU."""
     return any(isinstance(v := val(node), torch.Tensor) and v.device.type == "cuda" for node in trace.ops)
-
-
-def _forward_twin(trace: Trace, node: fx.Node) -> fx.Node | None:
-    seq = origin(node).seq
-    return next((n for n in trace.ops if phase(n) == "forward" and seq is not None and origin(n).seq == seq), None)
 
 
 def _gradient_of(trace: Trace, node: fx.Node) -> str:

@@ -12,7 +12,7 @@ from tracefuse.diagnose.retype import behind_views, only_dtype
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
+from tracefuse.optimizers.trace import human_bytes, nbytes, val
 from tracefuse.tables.folding import folded_paths, name_of
 from tracefuse.tables.work import work
 
@@ -29,7 +29,7 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
         node for node, out in zip(case.trace.returned, case.trace.outputs, strict=True) if out.kind == "gradient"
     }
     backward = (
-        [n for n in case.trace.ops if phase(n) == "backward" and work(n) == "cast" and n in gradients]
+        [n for n in case.trace.ops if case.half[n] == "backward" and work(n) == "cast" and n in gradients]
         if forward
         else []
     )
@@ -75,7 +75,7 @@ def concatenations(case: Case) -> Iterator[Finding]:
             {"cat": True},
         )
     for half in ("backward", "forward"):
-        nodes = [n for n in cats if phase(n) == half and n not in empty]
+        nodes = [n for n in cats if case.half[n] == half and n not in empty]
         us = case.us(nodes)
         severity = case.severity(us)
         if severity is not None:
@@ -121,7 +121,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
             f"{len(nodes)} pointwise ops and reductions run as kernels of their own",
             (
                 ("moved", human_bytes(sum(map(bytes_moved, nodes)))),
-                ("in the backward", str(sum(phase(n) == "backward" for n in nodes))),
+                ("in the backward", str(sum(case.half[n] == "backward" for n in nodes))),
                 ("most of it in", f"{module} ({share:.0%})".replace("%", " %")),
             ),
             names(sorted(nodes, key=lambda n: -case.us([n]))),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from tracefuse.diagnose.finding import Case, Finding, line, names
-from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase
+from tracefuse.optimizers.trace import human_bytes, nbytes, origin
 from tracefuse.tables.work import work
 from tracefuse.text import counted, time_text
 
@@ -16,7 +16,7 @@ _NODE = "ToCopyBackward0"
 
 def casts_beside_moves(case: Case) -> Iterator[Finding]:
     """A backward that has both: a profile shows one name for them."""
-    copies = [n for n in case.trace.ops if phase(n) == "backward" and origin(n).autograd == _NODE]
+    copies = [n for n in case.trace.ops if case.half[n] == "backward" and origin(n).autograd == _NODE]
     casts, moves = ([n for n in copies if work(n) == kind] for kind in ("cast", "device copy"))
     if not casts or not moves:
         return
