@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from tracefuse.captures import Capture
-from tracefuse.cli.flags import Config
+from tracefuse.config.configuration import Config
 from tracefuse.errors import CaptureError
 from tracefuse.recording.namespace import name_of
 from tracefuse.variant import Variant

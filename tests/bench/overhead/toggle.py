@@ -22,7 +22,7 @@ import torch
 import tracefuse
 from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.fuse.obstacles import forget_obstacles
+from tracefuse.optimizers.fuse.carving import forget_obstacles
 from tracefuse.widgets.payload.program import payload
 
 sys.path.append(str(Path(__file__).parents[1]))
