@@ -32,10 +32,9 @@ from tracefuse.optimizers.freeze.costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.trace import Trace
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
-from tracefuse.recording.left import Left
 from tracefuse.recording.namespace import name_of, namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.run import Run
+from tracefuse.recording.run import Left, Run
 from tracefuse.recording.shield import Shield
 from tracefuse.variant import Variant, Variants
 
@@ -241,8 +240,8 @@ class RecordedCapture(Capture):
     def _assembled(self) -> CapturedProgram:
         if self._shield.failure:
             raise CaptureError(
-                "taking notes failed inside tracefuse, and your program went on without it. Report this with the traceback, or "
-                f"capture a smaller piece.\n\n{self._shield.failure}"
+                "taking notes failed inside tracefuse, and your program went on without it. Report this with the traceback, "
+                f"or capture a smaller piece.\n\n{self._shield.failure}"
             )
         if self.run.ended is None:
             raise CaptureError(
