@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, Fix, dtype, grouped, line, names
+from tracefuse.diagnose.finding import Case, Finding, Fix, dtype, grouped, names
 from tracefuse.diagnose.retype import behind_views, only_dtype
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import human_bytes, nbytes, val
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
 from tracefuse.tables.folding import folded_paths, name_of
 from tracefuse.tables.work import work
 
@@ -47,7 +47,7 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
                 ("casts", f"{len(forward)} in the forward, {len(backward)} of gradients"),
             ),
             names([*forward, *backward]),
-            line(forward[0]),
+            line_of(forward[0]),
             f"keep the model in {dtype(forward[0])} with a master copy in the optimizer, or cast once for several forwards",
             case.worth(us),
             fixes=(Fix("as cast", f"{_parameters(len(held))} held as {dtype(forward[0])}", held),) if held else (),
@@ -69,7 +69,7 @@ def concatenations(case: Case) -> Iterator[Finding]:
             f"{_count(empty)} {human_bytes(sum(map(nbytes, empty)))} to append an empty tensor",
             (("bytes", human_bytes(sum(map(nbytes, empty)))),),
             names(empty),
-            line(empty[0]),
+            line_of(empty[0]),
             "leave the empty part out; `cat` does",
             case.worth(case.us(empty)),
             {"cat": True},
@@ -86,7 +86,7 @@ def concatenations(case: Case) -> Iterator[Finding]:
                 f"{_count(nodes)} {copied} in the {half}",
                 (("moved", human_bytes(sum(map(bytes_moved, nodes)))), ("the largest", max(nodes, key=nbytes).name)),
                 names(nodes),
-                line(nodes[0]),
+                line_of(nodes[0]),
                 "let the producers write into one buffer: `cat` with `fuse` does",
                 case.worth(us),
                 {"cat": True, "fuse": True},
@@ -114,7 +114,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
     if severity is not None and len(nodes) > 1:
         folds = folded_paths(case.trace)
         module, share = _largest_part(case, nodes, lambda n: name_of(n, folds))
-        at, _ = _largest_part(case, nodes, line)
+        at, _ = _largest_part(case, nodes, line_of)
         yield Finding(
             "unfused pointwise work",
             severity,
@@ -147,7 +147,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
                 f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {multiple}",
                 (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
                 names(group),
-                line(group[0]),
+                line_of(group[0]),
                 f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model (a vocabulary: "
                 f"set vocab_size={wide}; the added classes are never targets)",
                 f"part of {case.worth(us)}",
