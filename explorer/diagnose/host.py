@@ -16,7 +16,7 @@ from tracefuse.optimizers.costs.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work, producer
 from tracefuse.optimizers.trace import human_bytes, line_of, origin
 from tracefuse.recording.host_reads import COPY, Kind, Stop
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import share_text, time_text
 
 _FIX: dict[Kind, str] = {

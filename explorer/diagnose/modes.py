@@ -14,7 +14,7 @@ from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import line_of, val
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, share_text, time_text
 
 _FLAGS = {

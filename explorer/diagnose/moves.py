@@ -12,7 +12,7 @@ from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped,
 from tracefuse.diagnose.retype import behind_views
 from tracefuse.measure.op_times import Transfer
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, tensors, val
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.

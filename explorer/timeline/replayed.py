@@ -33,7 +33,7 @@ from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.render import INDENT, last_uses, render_op
 from tracefuse.optimizers.trace import Trace, tensors
-from tracefuse.text import duration_text, share
+from tracefuse.text import share, time_text
 from tracefuse.timeline.events import LAUNCHES, NOT_KERNELS, Event, recorded
 from tracefuse.timeline.gaps import idle_of_devices
 from tracefuse.timeline.lanes import ProgramTimeline, idle_us, lane_of, with_idle_lanes
@@ -71,7 +71,7 @@ def _idle_line(program: ProgramTimeline) -> str:
     causes = ", ".join(
         f"{cause} {share(round(1e3 * us), round(1e3 * program.span_us))}" for cause, us in idle_us(program).items()
     )
-    return f"{program.label}: {duration_text(program.span_us)}{f'; GPU idle by: {causes}' if causes else ''}"
+    return f"{program.label}: {time_text(program.span_us)}{f'; GPU idle by: {causes}' if causes else ''}"
 
 
 def _missing(program: ProgramTimeline) -> str:
