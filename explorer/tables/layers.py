@@ -30,8 +30,9 @@ from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.optimizers.costs.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
+from tracefuse.optimizers.trace import Trace, human_bytes, origin
 from tracefuse.tables.folding import OUTSIDE, folded_paths, kind, work
+from tracefuse.tables.halves import halves
 from tracefuse.text import aligned, figure
 
 Pair = tuple[float, float]
@@ -200,8 +201,9 @@ def _place(node: fx.Node) -> _Place:
 
 def _parts(trace: Trace, times: OpTimes) -> dict[_Place, _Part]:
     parts: dict[_Place, _Part] = defaultdict(_Part)
+    half_of = halves(trace)
     for node in filter(does_work, trace.ops):
-        half = phase(node)
+        half = half_of[node]
         part = parts[_place(node)]
         part.module_type = part.module_type or origin(node).module_type
         part.ops[half] += 1

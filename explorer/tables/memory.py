@@ -27,9 +27,9 @@ from tracefuse.optimizers.facts import devices, storages
 from tracefuse.optimizers.liveness import Kind, Lifetime, lifetimes, live_by_kind, live_bytes, peak_bytes
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.remat.saved import REASONS
-from tracefuse.optimizers.trace import Trace, human_bytes, origin, tensor_type, val
+from tracefuse.optimizers.trace import Trace, human_bytes, line_of, origin, tensor_type, val
 from tracefuse.tables.allocator import added_peak, workspaces
-from tracefuse.tables.saved_rows import Group, Pair, SavedRow, by_module, by_reason, line_of, saved_rows
+from tracefuse.tables.saved_rows import Group, Pair, SavedRow, by_module, by_reason, saved_rows
 from tracefuse.tables.summary import unmet
 from tracefuse.text import aligned
 from tracefuse.timeline.replayed import stepwise_replay
