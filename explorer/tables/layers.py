@@ -9,9 +9,9 @@
     h.*.mlp ×2 takes most of the backward, 52 %: …
 
 A row counts the ops that ran while the module was the innermost one, and those of the backward that autograd ran for them;
-children have rows of their own. Numbered modules that are alike (`tracefuse.tables.folding`) are one line of the table,
-with what they take together. Times are those of `OpTimes`, which says whether they are measured or modelled. Ratios are
-backward over forward: of the times, and of the FLOPs, which is what to expect where matmuls take the time (2 where both operands have a
+children have rows of their own. Numbered modules that are alike (`tracefuse.tables.folding`) are one line of the table, with
+what they take together. Times are those of `OpTimes`, which says whether they are measured or modelled. Ratios are backward
+over forward: of the times, and of the FLOPs, which is what to expect where matmuls take the time (2 where both operands have a
 gradient). Which module is out of line is told by the captured program: a fused kernel is booked on one module, whoever's work
 it does.
 """
