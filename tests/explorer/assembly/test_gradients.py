@@ -1,4 +1,4 @@
-"""Gradients of a program: what was there before, what `torch.autograd.grad` gives, what is returned, and what is read again."""
+"""Gradients: what was there before, what `torch.autograd.grad` gives, what is returned, and what is read again."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_two_ranks_train_as_without_a_capture(how: str, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), how]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-3000:]
     said = [line for line in ran.stdout.splitlines() if line[:1] in "01"]
     assert len(said) == 8
