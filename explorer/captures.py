@@ -241,7 +241,7 @@ class RecordedCapture(Capture):
     def _assembled(self) -> CapturedProgram:
         if self._shield.failure:
             raise CaptureError(
-                "taking notes failed inside tracefuse, and your program went on without it. Report it with the traceback, or "
+                "taking notes failed inside tracefuse, and your program went on without it. Report this traceback, or "
                 f"capture a smaller piece.\n\n{self._shield.failure}"
             )
         if self.run.ended is None:

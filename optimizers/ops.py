@@ -60,10 +60,15 @@ def producer(node: fx.Node) -> fx.Node:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the node's memory belongs to its first argument: it costs no kernel and no bytes."""
+    """Whether the node's memory belongs to its first argument: it costs no kernel and no bytes.
+
+    A view of a Python number, such as the `_conj(1j)` that autograd makes, is a value of its own.
+    """
     if is_getitem(node):
         return is_view(node.args[0])  # type: ignore[arg-type]
-    return isinstance(node.target, torch._ops.OpOverload) and _returns_view(node.target)
+    if not isinstance(node.target, torch._ops.OpOverload) or not _returns_view(node.target):
+        return False
+    return not (node.args and isinstance(node.args[0], (int, float, complex)))
 
 
 @functools.cache

@@ -20,6 +20,7 @@ REMEDIES = {
     "quantized": "Use `torch.fake_quantize_per_tensor_affine`, or integers and scales as tensors of their own",
     "batched": "Use `torch.func.vmap`, or a loop over the gradients (`is_grads_batched=False`, `vectorize=False`)",
     "uninitialised": "Call the model once before the capture",
+    "fake": "Leave `FakeTensorMode`; a program that is too large to run is shown with `device='meta'`",
     "storage-made": "Copy tensors (`tensor.clone()`) and not their storages",
     "opaque": "Switch that backend's layout off (`torch.backends.mkldnn.flags(enabled=False)`)",
 }

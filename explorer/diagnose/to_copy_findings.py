@@ -39,7 +39,5 @@ def casts_beside_moves(case: Case) -> Iterator[Finding]:
 
 def _amount(case: Case, nodes: Sequence[fx.Node]) -> str:
     us = case.us(nodes)
-    timed = (
-        f", {time_text(us)} ({case.times.provenance})" if case.times.provenance.startswith("measured") and us else ""
-    )
+    timed = f", {time_text(us)} ({case.times.provenance})" if case.times.is_measured and us else ""
     return f"{human_bytes(sum(map(nbytes, nodes)))}{timed}"

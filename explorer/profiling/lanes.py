@@ -1,4 +1,4 @@
-"""The timeline of a run as lanes and columns, in the form of a replay's: `tracefuse.timeline.replayed.ProgramTimeline`. Pure.
+"""The timeline of a run as lanes and columns, in the form of a replay's: `tracefuse.timeline.lanes.ProgramTimeline`. Pure.
 
 Streams, their copies, idle time, ranges that somebody named, then a lane for each thread of the host, where what runs inside
 an operator lies on it. The values are the calls of outermost operators, "linear #3": what the GPU did belongs to the one that
@@ -15,9 +15,7 @@ import numpy as np
 
 from tracefuse.profiling.timeline import RunTimeline
 from tracefuse.timeline.events import Event
-from tracefuse.timeline.idle_lanes import with_idle_lanes
-from tracefuse.timeline.lanes import Lane, LaneKey, lane_of
-from tracefuse.timeline.replayed import ProgramTimeline
+from tracefuse.timeline.lanes import Lane, LaneKey, ProgramTimeline, lane_of, with_idle_lanes
 
 _ENGINE = "autograd::engine::evaluate_function: "
 # In place of a thread's number: before them.

@@ -67,7 +67,7 @@ class Value:
 
     def __init__(self, index: int, tensor: torch.Tensor, memory: int | None) -> None:
         self.index = index
-        kind = kind_of(tensor)
+        kind = "fake" if type(tensor) is FakeTensor else kind_of(tensor)
         self.kind = kind = "batched" if kind is None and memory is None else kind
         self.memory = memory
         if kind is None:

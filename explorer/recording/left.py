@@ -79,7 +79,7 @@ def read_from_outside(recorder: Recorder) -> list[Left]:
 def _sample(tensor: torch.Tensor, memory_of: MemoryOf) -> torch.Tensor | None:
     """The bytes of the tensor's first numbers; None of one without memory, such as one of a vmap or a parameter that FSDP has
     sharded."""
-    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_quantized
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (tensor.is_quantized or tensor.is_meta)
     if not is_plain or memory_of(tensor) is None or not tensor.numel() or not is_there(tensor):
         return None
     row = tensor.detach().resolve_conj().resolve_neg()

@@ -35,12 +35,12 @@ class Cut:
 class Network:
     """A network whose edges stay while their capacities change: it is sorted once, and cut as often as wanted.
 
-    Edges lead `starts[i] -> ends[i]` among nodes `0 .. count-1`; parallel ones add up.
+    Edges are pairs `(from, to)` of nodes `0 .. count-1`; parallel ones add up. There may be none.
     """
 
-    def __init__(self, starts: Sequence[int], ends: Sequence[int], count: int, source: int, sink: int) -> None:
-        pairs = np.asarray(starts, dtype=np.int64) * count + np.asarray(ends, dtype=np.int64)
-        self._edges, self._edge_of = np.unique(pairs, return_inverse=True)
+    def __init__(self, edges: Sequence[tuple[int, int]], count: int, source: int, sink: int) -> None:
+        starts, ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+        self._edges, self._edge_of = np.unique(starts * count + ends, return_inverse=True)
         self._ends = (self._edges // count, self._edges % count)
         self.count, self.source, self.sink = count, source, sink
 
@@ -92,7 +92,7 @@ def min_cut(edges: Iterable[Edge], count: int, source: int, sink: int, *, bound:
     for start, end, capacity in edges:
         if not capacity >= 0:
             raise ValueError(f"capacity {capacity} of the edge {start} -> {end} is not a number from 0 up")
-    network = Network([e[0] for e in edges], [e[1] for e in edges], count, source, sink)
+    network = Network([(start, end) for start, end, _ in edges], count, source, sink)
     capacities = np.array([e[2] for e in edges], dtype=np.float64)
     side = network.cut(capacities, bound=bound)
     if side is None:

@@ -11,7 +11,7 @@ from typing import Literal
 from torch import fx
 
 from tracefuse.optimizers.errors import PinConflict, UnknownValue, did_you_mean
-from tracefuse.optimizers.ops import is_getitem
+from tracefuse.optimizers.ops import is_getitem, is_view
 from tracefuse.optimizers.remat.forward import Forward, impossible, is_several
 from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import origin
@@ -66,11 +66,7 @@ def _matches(forward: Forward, glob: str, action: Action) -> list[tuple[fx.Node,
         return [(v, names) for v in values if v.op != "placeholder"]
     possible = [v for v in values if impossible(forward, v) is None]
     if not possible or (names and len(possible) < len(values)):
-        refused = next(v for v in values if v not in possible)
-        raise PinConflict(
-            f'recompute="{glob}": {refused.name} {impossible(forward, refused)}. Drop the pin, or pin what is computed '
-            f"from it: {_readers(forward, refused)}."
-        )
+        raise PinConflict(_impossible(forward, glob, next(v for v in values if v not in possible)))
     return [(v, names) for v in possible]
 
 
@@ -83,9 +79,20 @@ def _savable(forward: Forward, node: fx.Node) -> Iterable[fx.Node]:
     return [u for u in forward.readers(node) if is_getitem(u)] if is_several(node) else [node]
 
 
-def _readers(forward: Forward, node: fx.Node) -> str:
-    readers = [u.name for u in forward.readers(node) if impossible(forward, u) is None]
-    return " or ".join(readers[:3]) or "another value"
+def _impossible(forward: Forward, glob: str, refused: fx.Node) -> str:
+    """That `refused` cannot be recomputed, and what a pin may name in its place."""
+    others = [n.name for n in _computed_from(forward, refused) if not fnmatchcase(n.name, glob)]
+    remedy = f", or pin what is computed from it: {' or '.join(others[:3])}" if others else ""
+    return f'recompute="{glob}": {refused.name} {impossible(forward, refused)}. Drop the pin{remedy}.'
+
+
+def _computed_from(forward: Forward, node: fx.Node) -> Iterable[fx.Node]:
+    """The nearest values behind `node`, seen through views and items, that the backward can compute again."""
+    for reader in forward.readers(node):
+        if is_view(reader) or is_getitem(reader):
+            yield from _computed_from(forward, reader)
+        elif impossible(forward, reader) is None:
+            yield reader
 
 
 def _unknown(forward: Forward, glob: str) -> str:
