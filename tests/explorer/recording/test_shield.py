@@ -26,6 +26,7 @@ from tracefuse.recording.recorder import Recorder
 SHIELD = {
     "Shield.note", "Shield.survive", "Shield.survive_all", "Shield._fail",
     "Recorder.__init__", "Recorder.__enter__", "Recorder.__exit__", "Recorder.__torch_dispatch__", "_run_conjugating",
+    "Run.__init__", "Run.start", "Run.stop",
     "Shield.__init__", "ModuleStack.__init__", "WeakMap.__init__", "Thaw.__init__", "Thaw.__enter__", "Thaw.__exit__",
     "BackwardHook._run", "LaunchHook._wrap.<locals>.tell_and_run", "Methods._wrapped.<locals>.read", "_collect_all",
     "_Thawed.take", "WeakMap.__del__", "shielded.<locals>.noted",
