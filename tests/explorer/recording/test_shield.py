@@ -31,7 +31,7 @@ SHIELD = {
     "BackwardHook._run", "LaunchHook._wrap.<locals>.tell_and_run", "Methods._wrapped.<locals>.read", "_collect_all",
     "_Thawed.take", "WeakMap.__del__", "shielded.<locals>.noted",
     "assert_no_sync", "_NoSync.__init__", "_NoSync.__torch_dispatch__", "_sentence", "_raised_at", "hide_frames", "without",
-    "_module", "is_recorder", "Run.__init__", "Run.start", "Run.stop",
+    "_module", "is_recorder",
 }  # fmt: skip
 
 
