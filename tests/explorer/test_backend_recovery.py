@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="tracefuse")` never raises where eager runs: whatever fails in us is done without, and said once."""
+"""`torch.compile(model, backend="tracefuse")` never raises where eager runs: what fails in us is done without, and said once."""
 
 from __future__ import annotations
 
