@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped, names
-from tracefuse.diagnose.retype import behind_views
 from tracefuse.measure.op_times import Transfer
+from tracefuse.optimizers.ops import behind_views
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, tensors, val
 from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text

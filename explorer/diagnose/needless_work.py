@@ -8,10 +8,10 @@ import torch
 from torch import fx
 
 from tracefuse.diagnose.finding import Case, Finding, Fix, dtype, grouped, names
-from tracefuse.diagnose.retype import behind_views, only_dtype
+from tracefuse.diagnose.retype import only_dtype
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
-from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.ops import behind_views, does_work
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
 from tracefuse.tables.folding import folded_paths, name_of, work
 

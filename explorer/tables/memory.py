@@ -7,10 +7,9 @@
     peak memory   the most bytes alive at once, inputs and parameters included: static, or measured
     added peak    the same without what lay there before the step: what a replay adds, by an allocator's count
 
-A table of times (`tracefuse.measure.timing`) has added peaks; all else has peak memory, which where it is measured is
-an added peak
-and the inputs on that device. "Before" is the program as captured, "after" the one with the variant's passes. Storages are
-counted once, however many views they have, and in bytes as asked for (see `tracefuse.optimizers.liveness`).
+A table of times (`tracefuse.measure.timing`) has added peaks; all else has peak memory, which where it is measured is an
+added peak and the inputs on that device. "Before" is the program as captured, "after" the one with the variant's passes.
+Storages are counted once, however many views they have, and in bytes as asked for (see `tracefuse.optimizers.liveness`).
 """
 
 from __future__ import annotations

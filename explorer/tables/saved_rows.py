@@ -58,7 +58,7 @@ def saved_rows(
 
 
 def _saved(trace: Trace, steps: Sequence[PassRecord], folds: Mapping[str, str]) -> Iterable[SavedRow]:
-    """Those of one trace, as what is there after."""
+    """The rows of one trace, with its bytes as those after the passes."""
     nodes = {node.name: node for node in trace.graph.nodes}
     for one in explain_saved(trace, steps):
         node, size = nodes[one.name], Pair(0, one.nbytes)

@@ -26,11 +26,12 @@ from tracefuse.recording.recorder import Recorder
 SHIELD = {
     "Shield.note", "Shield.survive", "Shield.survive_all", "Shield._fail",
     "Recorder.__init__", "Recorder.__enter__", "Recorder.__exit__", "Recorder.__torch_dispatch__", "_run_conjugating",
+    "Run.__init__", "Run.start", "Run.stop",
     "Shield.__init__", "ModuleStack.__init__", "WeakMap.__init__", "Thaw.__init__", "Thaw.__enter__", "Thaw.__exit__",
     "BackwardHook._run", "LaunchHook._wrap.<locals>.tell_and_run", "Methods._wrapped.<locals>.read", "_collect_all",
     "_Thawed.take", "WeakMap.__del__", "shielded.<locals>.noted",
     "assert_no_sync", "_NoSync.__init__", "_NoSync.__torch_dispatch__", "_sentence", "_raised_at", "hide_frames", "without",
-    "_module", "is_recorder", "Run.__init__", "Run.start", "Run.stop",
+    "_module", "is_recorder",
 }  # fmt: skip
 
 
