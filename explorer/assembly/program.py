@@ -20,10 +20,9 @@ from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
-from tracefuse.recording.left import Left
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.run import Ended
+from tracefuse.recording.run import Ended, Left
 
 
 class Inputs(NamedTuple):
@@ -162,7 +161,7 @@ def captured_program(
         thawed=tuple(
             entry.source
             for entry, tensor in zip(trace.inputs, live, strict=True)
-            if recorder.value_of(tensor) in ended.thawed
+            if recorder.values.value_of(tensor) in ended.thawed
         ),
         pinned=pinned_among(trace, examples),
         unrecorded=blind_spots(recorder),
