@@ -49,7 +49,7 @@ class Recorder(TorchDispatchMode, Listener):
     def begin(self) -> None:
         """Forget what was recorded so far: the program begins here."""
         self.recording = Recording()
-        self.has_backward_elsewhere = False
+        self.has_backward_elsewhere = self.has_forward_elsewhere = False
         self._origins = Origins(self.modules)
         self._thread = threading.get_ident()
         self.values = Identities(self.recording)
@@ -196,6 +196,8 @@ class Recorder(TorchDispatchMode, Listener):
             if root is not None:
                 given = None if gradient is None else self.values.read(gradient)
                 self.recording.roots.append((root, given, gradient))
+            elif isinstance(output, torch.Tensor) and node_of(output) is not None:
+                self.has_forward_elsewhere = True
         self.recording.backwards += len(self.recording.roots) > known
 
     @shielded
