@@ -1,6 +1,6 @@
-"""One run of a program under a recorder, and what is noted of it when it is over.
+"""One run of a program under a recorder, and what is noted of it when it is over: who is who, what it read and what it left.
 
-What it leaves behind and what it read is kept by weak reference, so that a replay can be held against it later.
+What it left is kept by weak reference, so that a replay can be held against it later.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ import torch
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Machine
 from tracefuse.errors import SessionError
+from tracefuse.optimizers.facts import span
 from tracefuse.optimizers.formats.plain_data import damaged, read, record, text, whole, written
 from tracefuse.optimizers.formats.serial import trace_from, trace_record
 from tracefuse.optimizers.trace import Trace, origin
@@ -125,7 +126,7 @@ def _captured(program: CapturedProgram, machine: Machine, inputs: bool) -> Captu
 
 
 def _inputs(program: CapturedProgram) -> SavedInputs:
-    needed = sum(_span(tensor) * tensor.element_size() for tensor in program.example_inputs)
+    needed = sum(span(tensor.shape, tensor.stride()) * tensor.element_size() for tensor in program.example_inputs)
     if needed > MOST_INPUTS:
         raise SessionError(
             f"the inputs take {needed / 2**30:.1f} GiB, and a session holds {MOST_INPUTS >> 30} GiB: save it without inputs"
@@ -134,19 +135,12 @@ def _inputs(program: CapturedProgram) -> SavedInputs:
     return SavedInputs(tuple(map(_memory, program.example_inputs)), states)
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """Elements of memory from the tensor's first to its last."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def _memory(tensor: torch.Tensor) -> np.ndarray:
     if tensor.is_conj() or tensor.is_neg():
         raise SessionError(
             "an input is the conjugate view of another tensor: call `.resolve_conj()` on it before the capture"
         )
-    flat = tensor.detach().as_strided((_span(tensor),), (1,), tensor.storage_offset())
+    flat = tensor.detach().as_strided((span(tensor.shape, tensor.stride()),), (1,), tensor.storage_offset())
     return flat.cpu().contiguous().view(torch.uint8).numpy()
 
 
@@ -280,7 +274,7 @@ def _head(data: Any) -> str:
 
 def _check_inputs(data: SavedInputs, trace: Trace) -> None:
     values = [node.meta["val"] for node in trace.placeholders]
-    wanted = [_span(value) * value.element_size() for value in values]
+    wanted = [span(value.shape, value.stride()) * value.element_size() for value in values]
     if [one.nbytes for one in data.inputs] != wanted or {one.dtype.str for one in data.inputs} - {"|u1"}:
         raise damaged("the inputs are not those of the trace")
     drawn = max((where.rng for node in trace.ops if (where := origin(node)).rng is not None), default=-1)

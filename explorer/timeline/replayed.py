@@ -33,7 +33,7 @@ from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.render import INDENT, last_uses, render_op
 from tracefuse.optimizers.trace import Trace, tensors
-from tracefuse.text import duration_text, share
+from tracefuse.text import share, time_text
 from tracefuse.timeline.events import LAUNCHES, NOT_KERNELS, Event, recorded
 from tracefuse.timeline.gaps import idle_of_devices
 from tracefuse.timeline.lanes import ProgramTimeline, idle_us, lane_of, with_idle_lanes
@@ -56,7 +56,7 @@ class Timeline:
         return f"{self.device}, op by op, the middle of {RUNS} profiled replays{''.join(map(_missing, self.programs))}"
 
     def op_times(self, program: int) -> OpTimes:
-        """Those of one program: "measured on X, op by op, the middle of 3 profiled replays"."""
+        """The times of one program's ops: "measured on X, op by op, the middle of 3 profiled replays"."""
         one = self.programs[program]
         waited = {name: found.own_us for name, found in one.transfers.items() if found.blocks}
         device = self.device.removeprefix("measured on ")
@@ -71,7 +71,7 @@ def _idle_line(program: ProgramTimeline) -> str:
     causes = ", ".join(
         f"{cause} {share(round(1e3 * us), round(1e3 * program.span_us))}" for cause, us in idle_us(program).items()
     )
-    return f"{program.label}: {duration_text(program.span_us)}{f'; GPU idle by: {causes}' if causes else ''}"
+    return f"{program.label}: {time_text(program.span_us)}{f'; GPU idle by: {causes}' if causes else ''}"
 
 
 def _missing(program: ProgramTimeline) -> str:
@@ -109,7 +109,7 @@ def profiled(label: str, variant: Switched) -> ProgramTimeline:
 
 
 def _middle_us(name: str, runs: Iterable[ProgramTimeline]) -> float:
-    """Of the runs that have it: the driver may drop a record."""
+    """The middle time of an op in the runs that have it: the driver may drop a record."""
     return median(one.op_us[name] for one in runs if name in one.op_us)
 
 
@@ -184,7 +184,7 @@ def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]
 
 
 class _Attribution:
-    """Whose work an event of the GPU is: the name of a value, or "" where nothing says it."""
+    """Tells whose work an event of the GPU is: the name of a value, or "" where nothing says it."""
 
     def __init__(self, ranges: Sequence[Event], events: Sequence[Event]) -> None:
         self.ranges = ranges

@@ -11,9 +11,8 @@ from typing import Literal
 from torch import fx
 
 from tracefuse.optimizers.errors import PinConflict, UnknownValue, did_you_mean
-from tracefuse.optimizers.ops import is_getitem, is_view
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_view
 from tracefuse.optimizers.remat.forward import Forward, impossible, is_several
-from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import origin
 
 Action = Literal["save", "recompute"]
@@ -59,9 +58,9 @@ def _pin(pins: dict[fx.Node, Pin], node: fx.Node, pin: Pin) -> None:
 def _matches(forward: Forward, glob: str, action: Action) -> list[tuple[fx.Node, bool]]:
     matched = [n for n in forward.nodes if fnmatchcase(n.name, glob) or _in_module(n, glob)]
     if not matched:
-        raise UnknownValue(_unknown(forward, glob))
+        raise UnknownValue(_unknown(forward, glob), glob)
     names = any(n.name == glob for n in matched)
-    values = dict.fromkeys(value for n in matched for value in _savable(forward, base(n)))
+    values = dict.fromkeys(value for n in matched for value in _savable(forward, behind_views(n)))
     if action == "save":
         return [(v, names) for v in values if v.op != "placeholder"]
     possible = [v for v in values if impossible(forward, v) is None]

@@ -35,7 +35,7 @@ from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS, PACKED_BACKWARD
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.rewrite import base
+from tracefuse.optimizers.ops import behind_views
 from tracefuse.timeline.events import recorded
 from tracefuse.variant import Variant
 
@@ -225,7 +225,9 @@ def musts(timing: Timing, ours: dict[str, Variant], calls: dict[str, Callable[[]
         f"packed costs at most {MUST} of alone": of_alone(timing)["packed"] <= MUST,
         "no cat is left, in kernels or outside": not kept,
         "the view and its transpose are aliases": flat.data_ptr() == turned.data_ptr(),
-        "and of attention's own result": all(base(n).target is PACKED_BACKWARD for n in ours["packed"].trace.returned),
+        "and of attention's own result": all(
+            behind_views(n).target is PACKED_BACKWARD for n in ours["packed"].trace.returned
+        ),
     }
 
 

@@ -71,8 +71,8 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         "",
         "Programs of `tests/bench/people_programs/` by `tests/bench/trust/people.py`, in float64; this page is written by",
         "`tests/bench/pages/people_table.py`. *Replay* is the captured program beside eager; *max |Δ| / max* the compiled one",
-        "with all passes; the exported file runs in a fresh process, on the captured inputs and on its own; *backend* is the same",
-        'program under `torch.compile(backend="tracefuse")`.',
+        "with all passes; the exported file runs in a fresh process, on the captured inputs and on its own; *backend* is the",
+        'same program under `torch.compile(backend="tracefuse")`.',
     ]
     for one in found:
         machine, rows = one["environment"], one["programs"]

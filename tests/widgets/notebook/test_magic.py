@@ -117,7 +117,9 @@ def test_nothing_is_left_in_the_namespace_but_the_output(kernel: Kernel) -> None
     kernel.run(f"{QUICK} -o captured\nx.sin().sum().backward()\nx.grad.shape")
     after = kernel.value("sorted(n for n in globals() if not n.startswith('_'))")
     assert eval(after) == sorted([*eval(before), "captured"])
-    assert kernel.value("[n for n in globals() if 'tracefuse' in n], type(captured).__name__") == "([], 'Capture')"
+    assert (
+        kernel.value("[n for n in globals() if 'tracefuse' in n], type(captured).__name__") == "([], 'RecordedCapture')"
+    )
 
 
 def test_an_interrupt_leaves_no_hook_behind(kernel: Kernel) -> None:
