@@ -1,11 +1,11 @@
-"""Damages session files in every way, loads each under an audit hook, optimises it: `python session_fuzz.py FOLDER COUNT SEED`.
+"""Damages session files in every way, loads and optimises each: `python session_fuzz.py FOLDER COUNT SEED`.
 
     bytes        of the file flipped, cut off, put in, spliced
     archive      members renamed, doubled, dropped, packed otherwise, blown up
     text         bytes of one JSON part, in a file that is otherwise whole
     structure    a part with something replaced, dropped, doubled, moved or taken from elsewhere
 
-Prints what came of it as JSON. Only `SessionError` may leave `tracefuse.load`, and nothing may be executed, compiled,
+Prints what came of it as JSON. Only `SessionError` may leave `tracefuse.load`, and, as an audit hook sees, nothing may be executed, compiled,
 imported, written or started on the way; a file that still loads must hold a program that is one function as text, and only
 `PassError` may leave its `optimize()`. Nothing may take long: what does is killed, and the traceback says where it was.
 """
