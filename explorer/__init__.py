@@ -1,19 +1,43 @@
-"""See the forward and backward traces a notebook cell really ran, toggle optimisation passes, measure, export."""
+"""See the forward and backward traces a notebook cell really ran, toggle optimisation passes, measure, export.
 
-from typing import Any
+A public name is imported when it is first asked for: `import tracefuse` alone imports neither torch nor a package of ours.
+"""
 
-from tracefuse.captures import Capture, capture
-from tracefuse.compiled_graphs import CompiledGraph, compiled, explore
-from tracefuse.config.configuration import Config
-from tracefuse.config.registry import register, unregister
-from tracefuse.device.environment import machine
-from tracefuse.errors import SyncError, TracefuseError
-from tracefuse.execution.replay import replay
-from tracefuse.loaded import load
-from tracefuse.profiling.recorder import profile_run
-from tracefuse.profiling.timeline import load_timeline
-from tracefuse.recording.no_sync import assert_no_sync
-from tracefuse.variant import Variant
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracefuse.captures import Capture, capture
+    from tracefuse.compiled_graphs import CompiledGraph, compiled, explore
+    from tracefuse.config.configuration import Config
+    from tracefuse.config.registry import register, unregister
+    from tracefuse.device.environment import machine
+    from tracefuse.errors import SyncError, TracefuseError
+    from tracefuse.execution.replay import replay
+    from tracefuse.loaded import load
+    from tracefuse.profiling.recorder import profile_run
+    from tracefuse.profiling.timeline import load_timeline
+    from tracefuse.recording.no_sync import assert_no_sync
+    from tracefuse.variant import Variant
+
+    __version__: str
+
+_HOMES = {
+    "captures": ("Capture", "capture"),
+    "compiled_graphs": ("CompiledGraph", "compiled", "explore"),
+    "config.configuration": ("Config",),
+    "config.registry": ("register", "unregister"),
+    "device.environment": ("machine",),
+    "errors": ("SyncError", "TracefuseError"),
+    "execution.replay": ("replay",),
+    "profiling.recorder": ("profile_run",),
+    "profiling.timeline": ("load_timeline",),
+    "recording.no_sync": ("assert_no_sync",),
+    "loaded": ("load",),
+    "variant": ("Variant",),
+}
+"""The module that each public name is imported from: what type checkers read above."""
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Capture",
@@ -34,6 +58,35 @@ __all__ = [
     "replay",
     "unregister",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The public name or the module called `name`, which stays an attribute from then on."""
+    if name == "__version__":
+        found: Any = importlib.import_module("importlib.metadata").version("tracefuse")
+    elif name in _HOME_OF:
+        found = getattr(importlib.import_module(f"tracefuse.{_HOME_OF[name]}"), name)
+    else:
+        found = _module(name)
+    globals()[name] = found
+    return found
+
+
+def _module(name: str) -> Any:
+    """The module `tracefuse.NAME`, such as `tracefuse.config`. Raises `AttributeError` where there is none."""
+    try:
+        if name.startswith("_"):
+            raise ModuleNotFoundError(name=f"tracefuse.{name}")
+        return importlib.import_module(f"tracefuse.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"tracefuse.{name}":  # a module of ours that lacks a library is there
+            raise
+        raise AttributeError(f"module 'tracefuse' has no attribute {name!r}", name=name) from None
+
+
+def __dir__() -> list[str]:
+    """What is public, and none of the modules, which completion would list beside it."""
+    return [*__all__, "__version__"]
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -13,7 +13,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,8 +24,11 @@ from tracefuse.config.configuration import Config
 from tracefuse.device.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Trace, val
+from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.namespace import name_of, visible_from
-from tracefuse.recording.weak_map import WeakMap
+
+if TYPE_CHECKING:
+    from tracefuse.widgets.view.explorer import Explorer
 
 _known: list[weakref.ref[CompiledGraph]] = []
 _refused: WeakMap[str] = WeakMap()
@@ -75,7 +78,7 @@ class CompiledGraph(Capture):
         wanted = {(entry.source, value.shape, value.dtype) for entry, value in given if entry.kind == "parameter"}
         return bool(wanted) and wanted <= own
 
-    def explore(self, **options: Any) -> Any:
+    def explore(self, **options: Any) -> Explorer:
         """The view, with the passes that the graph was compiled with, changed by `options`."""
         name = name_of(self, visible_from(sys._getframe(1)))
         return self.variant(self.config.changed(**options)).explore(name or "c")
@@ -124,7 +127,7 @@ def note_refused(inputs: Sequence[Any], reason: str) -> None:
             _refused[tensor] = reason
 
 
-def explore(model: nn.Module, **options: Any) -> Any:
+def explore(model: nn.Module, **options: Any) -> Explorer:
     """The view of the largest graph that was compiled of `model` with `backend="tracefuse"`; `options` change its passes.
 
     Raises `CaptureError` where there is none: a model is compiled when it first runs.

@@ -1,5 +1,8 @@
 """What a user can get wrong, one class each; every message ends with the remedy."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class TracefuseError(Exception):
     """Base of every error that tracefuse raises on purpose."""
@@ -27,3 +30,14 @@ class PassDefect(TracefuseError):
 
 class SessionError(TracefuseError):
     """A session file that cannot be written or read, or something that a loaded session does not hold."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that was probably meant by `word`."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean cat? ` for a word that is nearly one of `known`, else nothing: what a remedy begins with."""
+    near = nearest(word, known)
+    return f"did you mean {near}? " if near else ""

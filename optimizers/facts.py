@@ -15,7 +15,7 @@ holds no nodes, since those of a copy are others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -131,3 +131,19 @@ def storages(value: Any) -> Mapping[int, int]:
 def stored_bytes(value: Any) -> int:
     """Bytes of the storages that the node's values keep alive."""
     return sum({storage_id(t): t.untyped_storage().nbytes() for t in tensors_in(value)}.values())
+
+
+def span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of memory from a tensor's first to its last: fewer than it has itself if it is expanded."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+@functools.lru_cache(maxsize=4096)
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements fill one block of memory without gaps or overlaps, in any order of the dimensions."""
+    block = 1
+    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size != 1):
+        if step != block:
+            return False
+        block *= size
+    return block > 0

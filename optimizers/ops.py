@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,10 +61,28 @@ def producer(node: fx.Node) -> fx.Node:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the node's memory belongs to its first argument: it costs no kernel and no bytes."""
+    """Whether the node's memory belongs to its first argument: it costs no kernel and no bytes.
+
+    A view of a Python number, such as the `_conj(1j)` that autograd makes, is a value of its own.
+    """
     if is_getitem(node):
         return is_view(node.args[0])  # type: ignore[arg-type]
-    return isinstance(node.target, torch._ops.OpOverload) and _returns_view(node.target)
+    if not isinstance(node.target, torch._ops.OpOverload) or not _returns_view(node.target):
+        return False
+    return not (node.args and isinstance(node.args[0], (int, float, complex)))
+
+
+def behind_views(node: fx.Node) -> fx.Node:
+    """The value whose memory a view shows; any other value is its own."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def readers(node: fx.Node) -> Iterator[fx.Node]:
+    """The ops, and the output, that read a value, itself or through views."""
+    for user in node.users:
+        yield from readers(user) if is_view(user) else (user,)
 
 
 @functools.cache

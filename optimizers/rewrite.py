@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import storages, stored_bytes
-from tracefuse.optimizers.ops import is_getitem, is_named, is_random, is_view
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_named, is_random, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, phase, tensor_type, tensors, val
 
@@ -42,14 +42,7 @@ def layouts(value: Any) -> Any:
 
 def aliases(node: fx.Node) -> set[fx.Node]:
     """The values that lie in the node's memory, itself among them: what it is a view of, and the views of that."""
-    return views_of(base(node))
-
-
-def base(node: fx.Node) -> fx.Node:
-    """The value whose memory `node` is a view of; `node` itself if it is no view."""
-    while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+    return views_of(behind_views(node))
 
 
 def views_of(node: fx.Node) -> set[fx.Node]:
@@ -71,7 +64,7 @@ def is_newly_saved(value: fx.Node) -> bool:
     if phase(value) == "backward":
         return False
     lying_there = [n for n in aliases(value) if phase(n) == "forward"]
-    is_kept_input = base(value).op == "placeholder" and not is_overwritten(value)
+    is_kept_input = behind_views(value).op == "placeholder" and not is_overwritten(value)
     return not (is_kept_input or any(is_read_late(n) for n in lying_there))
 
 
@@ -95,7 +88,7 @@ def mark_overwritten(trace: Trace) -> None:
 
 def is_overwritten(node: fx.Node) -> bool:
     """Whether the value lies in the memory of an input that the forward overwrites, as `mark_overwritten` noted."""
-    return bool(base(node).meta.get("overwritten"))
+    return bool(behind_views(node).meta.get("overwritten"))
 
 
 def evaluate(graph: fx.Graph, target: Callable[..., Any], args: Any, kwargs: Any, known: dict[fx.Node, Any]) -> Any:
@@ -186,7 +179,7 @@ def _phase_conflict(old: fx.Node, new: fx.Node, may_keep: int) -> str | None:
 
 
 def _overwrite_conflict(old: fx.Node, new: fx.Node) -> str | None:
-    if not is_overwritten(new) or base(new) is base(old) or not any(map(is_read_late, views_of(old))):
+    if not is_overwritten(new) or behind_views(new) is behind_views(old) or not any(map(is_read_late, views_of(old))):
         return None
     return _overwritten(new)
 
@@ -196,14 +189,14 @@ def _late_reader(old: fx.Node, before: fx.Node) -> str | None:
     node = before.next
     while node is not old:
         for operand in node.all_input_nodes if phase(node) == "backward" else ():
-            if is_overwritten(operand) and base(operand) is not base(old):
+            if is_overwritten(operand) and behind_views(operand) is not behind_views(old):
                 return _overwritten(operand)
         node = node.next
     return None
 
 
 def _overwritten(value: fx.Node) -> str:
-    return f"the forward overwrites {base(value).name} before the backward would read it"
+    return f"the forward overwrites {behind_views(value).name} before the backward would read it"
 
 
 def _alias_conflict(old: fx.Node, new: fx.Node) -> str | None:

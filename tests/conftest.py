@@ -1,17 +1,72 @@
-"""What every test gets: few threads, fixed seeds, and a reason where a GPU or a browser is missing."""
+"""What every test gets: all cores, few threads, fixed seeds, and a reason where a GPU or a browser is missing.
+
+A run of more than one file is spread over all cores by pytest-xdist, where that is installed and `-n` says nothing else; the
+tests of a file stay together, since they share a notebook or a page. Tests marked `alone` wait until no other runs.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-# Several processes share the cores of a CI machine; set before torch is imported.
+# Several processes share the cores; set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
 from lab import chromium
+
+GPU_WORKERS = 8
+"""More processes on one GPU take its memory for their contexts and gain nothing."""
+
+
+# --- on all cores -----------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.pluginmanager.hasplugin("xdist") or config.option.numprocesses is not None:
+        return
+    paths = [Path(argument.partition("::")[0]) for argument in config.args]
+    if len(set(paths)) > 1 or any(path.is_dir() for path in paths):
+        config.option.numprocesses = "auto"
+        if config.option.dist == "no":
+            config.option.dist = "loadfile"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, GPU_WORKERS) if torch.cuda.is_available() else cores
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    is_alone = item.get_closest_marker("alone") is not None and item.get_closest_marker("skip") is None
+    with turn(is_alone):
+        return (yield)
+
+
+@contextmanager
+def turn(is_alone: bool) -> Iterator[None]:
+    """Beside the tests of all other processes that run in this checkout, or alone: then those that come later wait too."""
+    room = os.open(Path(__file__).parent, os.O_RDONLY)
+    gate = os.open(__file__, os.O_RDONLY)
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
+    finally:
+        os.close(room)  # which gives the locks back
+        os.close(gate)
+
+
+# --- what is missing --------------------------------------------------------------------------------------------------
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

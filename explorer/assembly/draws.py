@@ -16,8 +16,9 @@ from torch import fx
 
 from tracefuse.assembly.functional import Built
 from tracefuse.optimizers.ops import arguments, is_getitem, is_mutable, is_random
+from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import origin, tensors, val
-from tracefuse.recording.recorder import default_generator, device_of
+from tracefuse.recording.origins import default_generator, device_of
 
 aten = torch.ops.aten
 
@@ -60,10 +61,13 @@ def merge_repeated(built: Built, states: Sequence[torch.Tensor]) -> None:
     first: dict[Hashable, fx.Node] = {}
     same: dict[fx.Node, fx.Node] = {}
     for node in list(built.graph.nodes):
+        if node in same:
+            continue
         key = _computation(node, same, states)
         same[node] = node if key is None else first.setdefault(key, node)
         if same[node] is not node and draws(node) and not _is_late(same[node], node):
-            _replace(built, node, same[node])
+            same |= _replace(built, node, same[node])
+    refresh_views(built.graph)  # items and views of the later draw lie in the memory of the first one now
 
 
 @contextmanager
@@ -93,10 +97,30 @@ def _is_late(first: fx.Node, node: fx.Node) -> bool:
     return is_in_engine(first) and not is_in_engine(node)
 
 
-def _replace(built: Built, node: fx.Node, by: fx.Node) -> None:
+def _replace(built: Built, node: fx.Node, by: fx.Node) -> dict[fx.Node, fx.Node]:
+    """Let the readers of `node` read `by`. Returns the earlier value of each that is computed otherwise now."""
+    alike = _drop_by_mask(built, node, by) if node.target is aten.native_dropout.default else {}
     node.replace_all_uses_with(by)
     built.rename(node, by)
     built.graph.erase_node(node)
+    return alike
+
+
+def _drop_by_mask(built: Built, node: fx.Node, by: fx.Node) -> dict[fx.Node, fx.Node]:
+    """Let the results of a repeated `native_dropout` be products with the mask that the first one drew: a checkpoint computes
+    them again, and they need not be kept. Returns the first one's result for each."""
+    alike: dict[fx.Node, fx.Node] = {}
+    items = {item.args[1]: item for item in by.users if is_getitem(item)}
+    x, p = node.args[:2]
+    for item in list(node.users):
+        if item.args[1] == 1 and 1 in items:
+            item.replace_all_uses_with(items[1])
+            built.rename(item, items[1])
+        elif item.args[1] == 0 and 1 in items:
+            item.target = aten.native_dropout_backward.default
+            item.args = (x, items[1], 0.0 if p == 1 else 1 / (1 - p))  # type: ignore[operator]
+            alike[item] = items.get(0, item)
+    return alike
 
 
 def _computation(node: fx.Node, same: dict[fx.Node, fx.Node], states: Sequence[torch.Tensor]) -> Hashable | None:

@@ -28,6 +28,7 @@ from torch import fx
 from tracefuse.build.kernels import preload
 from tracefuse.build.modules import module_of, unload
 from tracefuse.device.clocks import Clock, CudaClock
+from tracefuse.optimizers.facts import span
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.gathers import index_bound
 from tracefuse.optimizers.lowering.layouts import Tuning
@@ -165,8 +166,7 @@ def random_inputs(kernel: Kernel, device: torch.device | str) -> list[torch.Tens
 
 def _random(placeholder: fx.Node, bound: int, device: torch.device | str, generator: torch.Generator) -> torch.Tensor:
     like = val(placeholder)
-    span = 1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
-    memory = torch.empty(span if like.numel() else 0, dtype=like.dtype, device=device)
+    memory = torch.empty(span(like.shape, like.stride()), dtype=like.dtype, device=device)
     if like.dtype.is_floating_point:
         memory.normal_(generator=generator)
     elif memory.numel():

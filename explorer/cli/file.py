@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracefuse.cli.flags import PASS_OPTIONS, SCRIPT_OPTIONS, Option, configuration, values
+from tracefuse.cli.choices import configuration
+from tracefuse.cli.flags import PASS_OPTIONS, SCRIPT_OPTIONS, SESSION, Option, values
 from tracefuse.cli.script import run_script
+from tracefuse.cli.steps import Steps
 from tracefuse.config.configuration import Config
 from tracefuse.errors import MeasureError, NotSupported, OptionError
 from tracefuse.loaded import load
@@ -21,31 +23,11 @@ from tracefuse.variant import Variant
 if TYPE_CHECKING:
     from tracefuse.widgets.view.explorer import Explorer
 
-SESSION = ".tfz"
-HELP = f"""\
-FILE.py is run as `python FILE.py ARGUMENTS` would run it. What it computes from the first module that it calls, or the first
-op that autograd records, to its last line is shown as one trace: its modules, what each pass does to it, and measured times. A
-script that loops over training steps marks the one that it wants to see:
-
-    with tracefuse.capture() as c:
-        loss = model(x); loss.backward()
-
-Then that is shown, the last one if there are several, and nothing else is recorded. FILE{SESSION} is a session, which
-`--session` and `c.save(path)` write: it is shown with the times that were measured where it was saved, and nothing runs.
-
-The exit status is that of the script where it fails, 1 for an error that tracefuse explains, 2 for bad usage.
-
-commands:
-  tracefuse demo    capture a GPT's training step, optimise, time and export it
-  tracefuse cache   show or clear the disk cache of generated kernels
-  tracefuse peaks   print the measured peaks of the GPU or CPU
-"""
-
-_RUNNING = ("measure", "train_all", "budget", "cuda_graph", "tune", "peer")
+_RUNNING = ("measure", "train_all", "budget_s", "cuda_graph", "tune", "peer")
 _WRITING = ("html", "json", "session")
 
 
-def show_file(arguments: argparse.Namespace, of_script: Sequence[str], next_step: Callable[[str], None]) -> None:
+def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> None:
     """Show the file that `arguments` name, whose own ones are `of_script`, and write what they ask for.
 
     Raises `OptionError` before anything runs for what cannot be done, and whatever running, measuring and writing raise;
@@ -54,13 +36,14 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str], next_step
     path, chosen = Path(arguments.file), values(arguments, SCRIPT_OPTIONS)
     is_session = path.suffix == SESSION
     _check(arguments, chosen, is_session, of_script)
-    remarks: list[str] = []
+    next_step = Steps(total=1 if arguments.no_measure or is_session else 2).next
     if is_session:
         next_step(f"reading {path}")
         capture = load(path)
     else:
         next_step(f"running {' '.join([str(path), *of_script])}")
         capture, remarks = run_script(path, of_script, chosen["train_all"])
+        _tell(remarks)
     config = configuration(arguments)
     if is_session and not _given(arguments, PASS_OPTIONS):
         config = _measured_last(capture.measurements.timings, config)
@@ -71,10 +54,13 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str], next_step
         _measure(explorer)
     print(explorer, flush=True)
     if blocked and not is_session:
-        remarks.append("nothing was measured: mark one training step by `with tracefuse.capture():` in the script")
-    for remark in remarks:
-        print(f"tracefuse: {remark}", file=sys.stderr)
+        _tell(["nothing was measured: mark one training step by `with tracefuse.capture():` in the script"])
     _write(explorer, chosen)
+
+
+def _tell(remarks: Iterable[str]) -> None:
+    for remark in remarks:
+        print(f"tracefuse: {remark}", file=sys.stderr, flush=True)
 
 
 def _check(arguments: argparse.Namespace, chosen: dict[str, Any], is_session: bool, of_script: Sequence[str]) -> None:
@@ -118,7 +104,7 @@ def open_view(variant: Variant, chosen: dict[str, Any]) -> Explorer:
     """The view of `variant`, which is also what measures, prints and is written. The room above is opened only here."""
     from tracefuse.widgets.view.explorer import Explorer
 
-    return Explorer(variant, "c", chosen["budget"], chosen["cuda_graph"], chosen["tune"], chosen["peer"])
+    return Explorer(variant, "c", chosen["budget_s"], chosen["cuda_graph"], chosen["tune"], chosen["peer"])
 
 
 def _measure(explorer: Explorer) -> None:

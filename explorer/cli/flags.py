@@ -1,26 +1,24 @@
-"""ONE option table, which the magic and the command line read; what it holds of passes is what `Config` takes in Python.
+"""The one table of options, which the magic and the command line read; of passes it holds what `Config` takes in Python.
 
     option = name + flags + parser + help
 
-`configuration(...)` reads the namespace that argparse or IPython's `magic_arguments` made from `OPTIONS`. It ends in the
-checks of `Config.changed`, so that a bad value has the same message everywhere.
+`tracefuse.cli.choices` reads the namespace that argparse or IPython's `magic_arguments` make of it. This module imports no
+torch: `tracefuse --help` is an answer at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from tracefuse.config.configuration import PASS_OF, PASSES, Config
-from tracefuse.config.pass_options import assignment, table
-from tracefuse.config.readers import DEFAULT_WEIGHT, OWN_FLAGS, weight_of_flag
-from tracefuse.errors import OptionError
-from tracefuse.measure.peers import PEERS
-from tracefuse.optimizers.remat import Remat
+from tracefuse.config.names import DEFAULT_WEIGHT, PASSES
+from tracefuse.measure.peer_names import PEERS
+from tracefuse.optimizers.errors import nearest
+
+SESSION = ".tfz"
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
@@ -101,9 +99,7 @@ OPTIONS: tuple[Option, ...] = (
         flags=("--remat-option",),
         kind="list",
         default=(),
-        help=f"another option of the pass `remat` (may be repeated): {table(Remat, without=OWN_FLAGS)}".replace(
-            "%", "%%"
-        ),
+        help="another option of the pass `remat` (may be repeated; `tracefuse passes` lists them)",
         metavar="NAME=VALUE",
     ),
     _pass("fuse"),
@@ -128,63 +124,6 @@ OWN_PASS_OPTIONS: tuple[Option, ...] = (
 PASS_OPTIONS: tuple[Option, ...] = (*OPTIONS, *OWN_PASS_OPTIONS)
 
 
-def configuration(arguments: argparse.Namespace) -> Config:
-    """What parsed flags of `PASS_OPTIONS` ask for; flags of other tables are left alone. Raises `OptionError`."""
-    given = {o.name: getattr(arguments, o.name) for o in OPTIONS if getattr(arguments, o.name, None) is not None}
-    off = {o.name: False for o in OPTIONS if getattr(arguments, f"no_{o.name}", False)}
-    without = getattr(arguments, "without_pass", None) or ()
-    own = _own_passes(getattr(arguments, "with_pass", None) or ())
-    _check_are_passes({"--no-pass": without, "--pass": own})
-    off |= dict.fromkeys(without, False)
-    if both := sorted((given.keys() | own.keys()) & off.keys()):
-        on_flag = f"--pass {both[0]}" if both[0] in own else _flag(both[0])
-        off_flag = f"--no-pass {both[0]}" if both[0] in without else f"--no-{both[0]}"
-        raise OptionError(f"{on_flag} and {off_flag} contradict each other: give one of them")
-    if "remat" in given:
-        given["remat"] = weight_of_flag(given["remat"])
-    if "remat_options" in given:
-        given["remat_options"] = dict(map(assignment, given["remat_options"]))
-    return Config.of(**{**own, **off, **given})
-
-
-def _own_passes(texts: Iterable[str]) -> dict[str, Any]:
-    """`["a", "b:level=3"]` as `{"a": True, "b": {"level": "3"}}`."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, _, option = text.partition(":")
-        if option and name in PASSES:
-            raise OptionError(f"--pass {text}: {_how_to_write(name, option)}")
-        before = found.get(name, {}) or {}
-        found[name] = {**before, **dict([assignment(option)])} if option else before
-    return {name: options or True for name, options in found.items()}
-
-
-def _how_to_write(name: str, option: str) -> str:
-    """The flag for `option`, NAME=VALUE, of the built-in pass `name`."""
-    field, _, value = option.partition("=")
-    if name == "freeze":
-        return f"what it freezes is written --freeze {value or 'GLOB'}"
-    if name != "remat":
-        return f"the pass {name} has no options, write --pass {name}"
-    if field not in OWN_FLAGS:
-        return f"options of remat are written --remat-option {option}"
-    flag = "remat" if field == "producer_input_weight" else field.replace("_", "-")
-    return f"that option of remat is written --{flag} {value or 'VALUE'}"
-
-
-def _check_are_passes(given: Mapping[str, Iterable[str]]) -> None:
-    """Raise `OptionError` for names that are options of a pass."""
-    for flag, names in given.items():
-        for name in names:
-            if name in PASS_OF:
-                text, own = f"{name} is an option of the pass {PASS_OF[name]}", _flag(name)
-                raise OptionError(f"{flag} {name}: {text}: write {own} to set it, and leave {own} out for none")
-
-
-def _flag(name: str) -> str:
-    return next(option.flags[0] for option in OPTIONS if option.name == name)
-
-
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -195,7 +134,9 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-_BUDGET = Option("budget", ("--budget",), "value", 5.0, "seconds of timed replays (default: 5)", _seconds, "SECONDS")
+_BUDGET = Option(
+    "budget_s", ("--budget-s", "--budget"), "value", 5.0, "seconds of timed replays (default: 5)", _seconds, "SECONDS"
+)
 _CUDA_GRAPH = Option(
     "cuda_graph", ("--cuda-graph",), "switch", False, "time replays of the program's CUDA graphs too; needs a CUDA GPU"
 )
@@ -303,7 +244,7 @@ def explain_errors(parser: argparse.ArgumentParser, options: Iterable[Option], s
 
     def explained(message: str) -> NoReturn:
         words = [w.partition("=")[0].lstrip("-") for w in message.partition("unrecognized arguments: ")[2].split()]
-        close = [flags[match] for word in words for match in difflib.get_close_matches(word, flags, n=1)]
+        close = [flags[near] for word in words if (near := nearest(word, flags))]
         error(f"{message}: {f'did you mean {close[0]}? ' if close else ''}see {see}")
 
     parser.error = explained

@@ -1,4 +1,4 @@
-"""A Python file run as `python FILE` would run it, and captured.
+"""A script is run as `python FILE` would run it, and captured.
 
 `__main__` is the file's module, `sys.argv` and `sys.path[0]` are what the file expects, and it ends as it would: an error is
 shown with the traceback that Python would show and ends the process with status 1, `sys.exit(3)` ends it with 3.
@@ -26,11 +26,8 @@ from torch.utils._pytree import tree_flatten
 
 from tracefuse.captures import RecordedCapture
 from tracefuse.errors import CaptureError
-from tracefuse.recording.frames_part import hide_frames
+from tracefuse.recording.frames import hide_frames
 from tracefuse.recording.recorder import Recorder
-
-LONG = 20_000
-"""Recorded ops from which a script is probably a loop over steps."""
 
 
 class _FromFirstUse(Recorder):
@@ -146,10 +143,10 @@ def _remarks(watch: _Watch, train_all: bool) -> list[str]:
         found.append(
             "--train-all is not for captures that the script makes: write tracefuse.capture(train_all=True) there"
         )
-    recorded = len(watch.whole.run.recorder.recording.calls)
-    if not watch.own and recorded > LONG:
+    backwards = watch.whole.run.recorder.recording.backwards
+    if not watch.own and backwards > 1:
         found.append(
-            f"the whole script is one trace, of {recorded} recorded ops: to see one step of a loop, put it into "
-            "`with tracefuse.capture():`"
+            f"the script runs {backwards} backwards, and all of it is one trace: where it loops over training steps, put one "
+            "of them into `with tracefuse.capture():` to see that step"
         )
     return found

@@ -1,19 +1,19 @@
-"""One choice of passes and their options; None or False switches a pass off.
+"""A configuration is one choice of passes and their options; None or False switches a pass off.
 
     Config.of(remat=0.5, memory_budget="2GiB", freeze=["h.*.mlp.*"])      what Python, the flags and the view all end in
 
-A pass instance may stand for its switch: `Config.of(remat=Remat(memory_budget=0.4, longest_chain=8))`.
+A pass instance, or some of its fields, may stand for its switch: `Config.of(remat=Remat(longest_chain=8))` and
+`Config.of(remat={"longest_chain": 8})`.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tracefuse.config.pass_options import PassOption
-from tracefuse.config.readers import DEFAULT_WEIGHT, READERS, REMAT_OPTIONS
+from tracefuse.config.names import DEFAULT_WEIGHT, OPTION_OF, PASS_OF, PASSES
+from tracefuse.config.pass_options import PassOption, Size, Weight, options_of, read, read_all
 from tracefuse.config.registry import Own, in_order, is_instance, registered, renewed
 from tracefuse.device.dropout import fuse_options
 from tracefuse.device.packed_attention import cat_options
@@ -21,27 +21,13 @@ from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.decompose import Decompose
+from tracefuse.optimizers.errors import did_you_mean
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.passes import Pass
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.simplify import Simplify
-
-PASSES = {
-    "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
-    "freeze": "drops gradients that are not wanted, and what only they need",
-    "cat": "replaces concatenations and slices of them by what they are made of",
-    "decompose": "takes cross-entropy, NLL and log-softmax apart into ops for the kernels of `fuse`, which it needs",
-    "pad": "pads matmuls whose rows are not aligned, such as a vocabulary of 50,257, to a width that tensor cores load fast",
-    "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
-    "fuse": "turns runs of pointwise ops, casts, views and reductions into Triton kernels; equal ones share one",
-}
-"""What each built-in pass does, in pipeline order."""
-
-PASS_OF = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"), "remat")
-"""Option -> the pass that it belongs to, where it is not called like that."""
-
 
 REMAT_ALONE = "without fuse, what it recomputes runs as ops of its own: it saves memory and costs time"
 
@@ -80,8 +66,8 @@ class Config:
     cat: bool = True
     decompose: bool = True
     pad: bool = True
-    remat: float | None = DEFAULT_WEIGHT
-    memory_budget: int | float | None = None
+    remat: float | None = field(default=DEFAULT_WEIGHT, metadata={"read_as": Weight | None})
+    memory_budget: int | float | None = field(default=None, metadata={"read_as": Size | None})
     save: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     remat_options: tuple[tuple[str, Any], ...] = ()
@@ -105,12 +91,12 @@ class Config:
         Passes that were registered since it was made are in the new one, off; those that were replaced are so there too.
         """
         own = renewed(self.own)
-        known = [*READERS, *(one.name for one in own)]
+        known = [*OPTIONS, *(one.name for one in own)]
         for name in options:
             if name not in known:
                 raise OptionError(unknown_option(name, known))
-        given = _without_instances(options)
-        built_in = {name: READERS[name](name, value) for name, value in given.items() if name in READERS}
+        given = _spread(options)
+        built_in = {name: read_option(name, value) for name, value in given.items() if name in OPTIONS}
         mine = tuple(one.changed(given[one.name]) if one.name in given else one for one in own)
         return replace(self, own=mine, **built_in)._checked()
 
@@ -209,40 +195,63 @@ class Config:
         return f"{of}.optimize({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
 
+OPTIONS = {name: option for name, option in options_of(Config).items() if name != "own"}
+"""What `Config.of` takes, besides the passes of the user's own."""
+REMAT_OPTIONS = {name: option for name, option in options_of(Remat).items() if name not in OPTION_OF["remat"]}
+"""The fields of `Remat` that have no option of their own."""
+
+
+def read_option(name: str, value: Any, said: str = "") -> Any:
+    """`value` of the option `name` as `Config` holds it: None and False switch it off, True takes a pass's default.
+
+    Raises `OptionError` for what it cannot be; `said` is how it was written, where that was not in Python.
+    """
+    option = OPTIONS[name]
+    if value is None or value is False:
+        return False if option.types == (bool,) else None if type(None) in option.types else ()
+    if value is True and name in PASSES:
+        return option.default
+    return read_all(value, REMAT_OPTIONS, name) if name == "remat_options" else read(option, value, said=said)
+
+
 def option_names() -> list[str]:
     """What `Config.of` takes."""
-    return [*READERS, *(one.name for one in registered())]
+    return [*OPTIONS, *(one.name for one in registered())]
 
 
 def unknown_option(name: str, known: list[str]) -> str:
     """That there is no option `name`, with the one of `known` that was probably meant."""
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"there is no option {name!r}: {hint}choose from {', '.join(known)}"
+    return f"there is no option {name!r}: {did_you_mean(name, known)}choose from {', '.join(known)}"
 
 
-# --- an instance in place of a switch ---------------------------------------------------------------------------------
+# --- options or an instance in place of a switch ----------------------------------------------------------------------
 
 
-def _without_instances(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` with built-in passes' instances as what they stand for; an option that is given too comes first."""
-    instances = {name: one for name, one in options.items() if name in PASSES and is_instance(one)}
+def _spread(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` with what stands for a built-in pass, an instance or a mapping of its fields, as the options that it sets; an
+    option that is given too comes first."""
+    standing = {n: one for n, one in options.items() if n in PASSES and (is_instance(one) or isinstance(one, Mapping))}
     spread: dict[str, Any] = {}
-    for name, one in instances.items():
-        spread |= _spread(name, one)
-    return spread | {name: value for name, value in options.items() if name not in instances}
+    for name, one in standing.items():
+        spread |= _by_field(name, one if isinstance(one, Mapping) else _fields(name, one))
+    return spread | {name: value for name, value in options.items() if name not in standing}
 
 
-def _spread(name: str, given: Any) -> dict[str, Any]:
+def _fields(name: str, given: Any) -> dict[str, Any]:
     if getattr(given, "name", None) != name:
         raise OptionError(f"{name}={given!r} is another pass: pass an instance of the one called {name}")
-    if isinstance(given, Remat):
-        rest = {option: getattr(given, option) for option in REMAT_OPTIONS}
-        budget = getattr(given, "memory_budget", None)
-        weight, save, recompute = given.producer_input_weight, given.save, given.recompute
-        return {"remat": weight, "memory_budget": budget, "save": save, "recompute": recompute, "remat_options": rest}
-    if isinstance(given, Freeze):
-        return {"freeze": given.patterns}
+    if name in OPTION_OF:
+        return {field.name: getattr(given, field.name) for field in fields(given)}
     if given != type(given)():
         raise OptionError(f"{name}={given!r} sets what tracefuse finds out about the GPU itself: pass {name}=True")
-    return {name: True}
+    return {}
+
+
+def _by_field(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The pass `name` on, with some of its fields given."""
+    named = OPTION_OF.get(name, {})
+    rest = dict(
+        read_all({k: v for k, v in given.items() if k not in named}, REMAT_OPTIONS if name == "remat" else {}, name)
+    )
+    spread = {name: True} | {named[field]: value for field, value in given.items() if field in named}
+    return spread | ({"remat_options": rest} if name == "remat" else {})

@@ -1,30 +1,38 @@
-"""The options of a pass, read off its dataclass: every field has a name, a type, a default and a sentence.
+"""The options of a pass and of a configuration, read off a dataclass: every field has a name, a type, a default, a sentence.
 
     @dataclass(frozen=True)
     class Remat:
         distance_base: float = field(default=1.1, metadata={"help": "how much more the farther value counts"})
 
 `options_of(Remat)` lists them, and `read` turns what somebody wrote, a Python value or the text of a flag or of a field in
-the view, into what the field's type wants. Booleans, numbers, texts, tuples of texts and their unions with None can be
-written as text; a value of any other type comes from Python, as it is.
+the view, into what the field's type wants: this is the one place where the value of any option is read. Booleans, numbers,
+texts, tuples of names, weights, sizes and their unions with None can be written as text; a value of any other type comes
+from Python, as it is. Where a number of bytes or a weight is wanted, `metadata={"read_as": Size | None}` says so.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NewType
 
+from tracefuse.config.names import DEFAULT_WEIGHT
 from tracefuse.errors import OptionError
+from tracefuse.optimizers.errors import did_you_mean
+from tracefuse.text import read_size
 
 NONE_WORDS = ("", "none", "off")
 SWITCH_WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+
+Weight = NewType("Weight", float)
+"""From 0 to 1."""
+Size = NewType("Size", float)
+"""A fraction up to 1 as a float, more than that as bytes; texts with a unit ("2GiB", "2 GB", "40 %") too."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class PassOption:
     @property
     def is_text(self) -> bool:
         """Whether it can be written as text, on a command line or in the view."""
-        return all(one in _READERS for one in self.types if one is not type(None))
+        return all(one in _READERS for one in self.types)
 
     @property
     def kind(self) -> str:
@@ -58,6 +66,7 @@ def options_of(pass_class: type) -> dict[str, PassOption]:
 
 
 def _option(field: dataclasses.Field[Any], hint: Any) -> PassOption:
+    hint = field.metadata.get("read_as", hint)
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if default is dataclasses.MISSING:
@@ -96,40 +105,45 @@ def read_all(given: Any, options: Mapping[str, PassOption], of: str) -> tuple[tu
 def _choices(name: str, options: Mapping[str, PassOption]) -> str:
     if not options:
         return "there is nothing to choose, leave it out"
-    close = difflib.get_close_matches(name, options, n=1)
-    return f"{f'did you mean {close[0]}? ' if close else ''}choose from {', '.join(options)}"
+    return f"{did_you_mean(name, options)}choose from {', '.join(options)}"
 
 
 def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def read(option: PassOption, value: Any, of: str) -> Any:
-    """`value` as the field wants it. Raises `OptionError` for what it cannot be."""
+def read(option: PassOption, value: Any, of: str = "", said: str = "") -> Any:
+    """`value` as the field wants it. Raises `OptionError` for what it cannot be, which `of` and `said` name in the message:
+    whose option it is, and how it was written (default: as in Python)."""
+    said = f"{of and f'{of}: '}{said or f'{option.name}={value!r}'}"
     if type(None) in option.types and (value is None or _word(value) in NONE_WORDS):
         return None
     for one in option.types:
-        found = _READERS[one](value) if one in _READERS else _instance(one, value)
+        try:
+            found = _READERS[one].read(value) if one in _READERS else _instance(one, value)
+        except ValueError as error:
+            raise OptionError(f"{said} {error}") from None
         if found is not None:
-            return _hashable(option.name, found, of)
-    raise OptionError(f"{of}: {option.name}={value!r} is no {_wanted(option)}: pass one, such as {option.default!r}")
+            return _hashable(found, said)
+    raise OptionError(f"{said} is no {_wanted(option)}: pass {_such_as(option)}")
 
 
 def _wanted(option: PassOption) -> str:
-    names = {bool: "switch", int: "whole number", float: "number", str: "text", tuple[str, ...]: "list of names"}
-    return " or ".join(
-        "None" if t is type(None) else names.get(t, getattr(t, "__name__", str(t))) for t in option.types
-    )
+    wanted = [one for one in option.types if one is not type(None)]
+    return " or ".join(_READERS[t].noun if t in _READERS else getattr(t, "__name__", str(t)) for t in wanted)
 
 
-def _hashable(name: str, value: Any, of: str) -> Any:
+def _such_as(option: PassOption) -> str:
+    told = [example for one in option.types if one in _READERS and (example := _READERS[one].example)]
+    found = " or ".join(told) or ("one" if option.default is None else f"one, such as {option.default!r}")
+    return f"{found}, or None" if type(None) in option.types else found
+
+
+def _hashable(value: Any, said: str) -> Any:
     try:
         hash(value)
     except TypeError:
-        kind = type(value).__name__
-        raise OptionError(
-            f"{of}: {name} is a {kind}, which cannot be hashed: pass a tuple, or another frozen value"
-        ) from None
+        raise OptionError(f"{said} cannot be hashed: pass a tuple, or another frozen value") from None
     return value
 
 
@@ -163,13 +177,38 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _texts(value: Any) -> tuple[str, ...] | None:
+def _names(value: Any) -> tuple[str, ...] | None:
     if isinstance(value, str):
         return tuple(filter(None, (part.strip() for part in value.split(","))))
     if not isinstance(value, Iterable):
         return None
     found = tuple(value)
-    return found if all(isinstance(part, str) for part in found) else None
+    return found if all(isinstance(part, str) and part.strip() for part in found) else None
+
+
+def _weight(value: Any) -> float | None:
+    found = DEFAULT_WEIGHT if _word(value) == "on" else _float(value)
+    return found if found is not None and 0 <= found <= 1 else None
+
+
+def _size(value: Any) -> int | float | None:
+    found = _in_bytes(value)
+    if found is None or not 0 <= found < math.inf:
+        return None
+    if 1 < found <= 100 and not str(value).strip().endswith(("b", "B")):
+        raise ValueError(f"would be {found:g} bytes: write '{found:g}%', a fraction up to 1, or bytes as '{found:g}B'")
+    return float(found) if found <= 1 else int(found)
+
+
+def _in_bytes(value: Any) -> float | None:
+    """One byte is no size that anybody means, so that `1` is all of it."""
+    if not isinstance(value, str):
+        return _float(value)
+    is_percent = value.strip().endswith("%")
+    number, unit = read_size(value.strip().removesuffix("%")) or (math.nan, 0)
+    if is_percent:
+        return number / 100 if number <= 100 and not unit else math.nan
+    return max(2, int(number * unit)) if unit else number
 
 
 def _instance(wanted: Any, value: Any) -> Any:
@@ -177,12 +216,25 @@ def _instance(wanted: Any, value: Any) -> Any:
     return value if not isinstance(kind, type) or isinstance(value, kind) else None
 
 
-_READERS: dict[Any, Callable[[Any], Any]] = {
-    bool: _switch,
-    int: _int,
-    float: _float,
-    str: _text,
-    tuple[str, ...]: _texts,
+@dataclass(frozen=True)
+class _Reader:
+    """How one type is read: the function, the word for it, and what to pass instead of a value that is none ("": such a
+    value as the default)."""
+
+    read: Callable[[Any], Any]
+    noun: str
+    example: str = ""
+
+
+_READERS: dict[Any, _Reader] = {
+    bool: _Reader(_switch, "switch", "True or False"),
+    int: _Reader(_int, "whole number"),
+    float: _Reader(_float, "number"),
+    str: _Reader(_text, "text"),
+    tuple[str, ...]: _Reader(_names, "list of names", "names or globs that are not empty, such as ['h.*.mlp.*']"),
+    Weight: _Reader(_weight, "weight", "a number from 0 to 1"),
+    Size: _Reader(_size, "budget", "a fraction such as 0.4, or bytes such as '2GiB'"),
+    type(None): _Reader(lambda value: None, "None"),
 }
 
 
@@ -204,12 +256,3 @@ def assignment(text: str) -> tuple[str, str]:
     if not sign or not name.strip():
         raise OptionError(f"{text!r} names no option and value: write NAME=VALUE, such as distance_base=1.0")
     return name.strip(), value.strip()
-
-
-def table(pass_class: type, without: Iterable[str] = ()) -> str:
-    """`name=default: what it is; ...` of the options that can be written as text, for a flag's help."""
-    shown = (o for o in options_of(pass_class).values() if o.is_text and o.name not in without)
-    return "; ".join(
-        f"{o.name}={'False' if o.default is False else written(o.default) or 'none'}{': ' if o.help else ''}{o.help}"
-        for o in shown
-    )

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from tracefuse.config.guarded import Guarded
+from tracefuse.config.names import PASS_OF, PASSES
 from tracefuse.config.pass_options import PassOption, options_of, read_all
 from tracefuse.errors import OptionError, RegistrationError
+from tracefuse.optimizers.errors import did_you_mean
 from tracefuse.optimizers.passes import Pass
 
-BUILT_IN = ("simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse")
-"""The toggles in pipeline order."""
-RESERVED = (*BUILT_IN, "memory_budget", "save", "recompute", "remat_options", "own")
+BUILT_IN = tuple(PASSES)
+RESERVED = (*PASSES, *PASS_OF, "own")
 DEFAULT_PLACE = "remat"
 
 PassClass = TypeVar("PassClass", bound=type)
@@ -185,8 +186,8 @@ def register_at(pass_class: PassClass, place: str) -> PassClass:
 def unregister(name: str) -> None:
     """Take the pass called `name` away again; what was computed with it stays. Raises `RegistrationError` if there is none."""
     if name not in _registered:
-        known = ", ".join(_registered) or "none is"
-        raise RegistrationError(f"no pass {name!r} is registered: choose from those that are ({known})")
+        remedy = f"{did_you_mean(name, _registered)}choose from those that are ({', '.join(_registered) or 'none is'})"
+        raise RegistrationError(f"no pass {name!r} is registered: {remedy}")
     del _registered[name]
 
 
@@ -195,7 +196,8 @@ def _place(before: str | None, after: str | None) -> str:
         raise RegistrationError("a pass has one place: give before or after, not both")
     anchor = before or after or DEFAULT_PLACE
     if anchor not in BUILT_IN:
-        raise RegistrationError(f"there is no built-in pass {anchor!r}: choose from {', '.join(BUILT_IN)}")
+        remedy = f"{did_you_mean(anchor, BUILT_IN)}choose from {', '.join(BUILT_IN)}"
+        raise RegistrationError(f"there is no built-in pass {anchor!r}: {remedy}")
     return anchor if after is None else (*BUILT_IN, "")[BUILT_IN.index(anchor) + 1]
 
 

@@ -17,9 +17,8 @@ from typing import Any
 
 from torch import fx
 
-from tracefuse.diagnose.retype import behind_views
 from tracefuse.optimizers.costs.cost import packet_name
-from tracefuse.optimizers.ops import arguments, is_getitem, is_named, is_view
+from tracefuse.optimizers.ops import arguments, behind_views, is_getitem, is_named, is_view
 from tracefuse.optimizers.trace import Trace, phase, val
 
 _CALL = "torch.nn.functional.scaled_dot_product_attention"

@@ -22,15 +22,14 @@ from tracefuse.diagnose.gradients import (
     dropped_gradients,
     gradients_no_optimizer_takes,
     gradients_of_data,
+    never_used,
     unread_gradients,
 )
-from tracefuse.diagnose.host import waits_for_the_gpu
+from tracefuse.diagnose.host import loops_of_small_kernels, waits_for_the_gpu
 from tracefuse.diagnose.kept import kept_for_nothing
-from tracefuse.diagnose.launch_findings import loops_of_small_kernels
 from tracefuse.diagnose.modes import matmuls_without_tf32, modes_that_slow
-from tracefuse.diagnose.moves import gradients_copied_to_the_host, inputs_moved_each_step
+from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
-from tracefuse.diagnose.to_copy_findings import casts_beside_moves
 from tracefuse.measure.op_times import how_to_measure
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.text import counted
@@ -93,6 +92,7 @@ DETECTORS: dict[str, Detector] = {
     "gradients that no optimizer takes": gradients_no_optimizer_takes,
     "gradients of data": gradients_of_data,
     "gradients computed and dropped": dropped_gradients,
+    "ops whose result nothing used": never_used,
     "gradients that one op computes beside those that are read, of frozen parameters too": unread_gradients,
     "saved tensors that cost more to keep than to recompute": kept_for_nothing,
     "lines that launch many small kernels": loops_of_small_kernels,

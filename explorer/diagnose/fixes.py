@@ -18,13 +18,14 @@ from torch import fx
 from tracefuse.assembly.draws import undisturbed
 from tracefuse.assembly.program import CapturedProgram, Inputs, pinned_among
 from tracefuse.diagnose.finding import Finding, Fix, FixKind
-from tracefuse.diagnose.retype import Place, conversions_back, is_conversion, only_dtype, readers, retyped
+from tracefuse.diagnose.retype import Place, conversions_back, is_conversion, only_dtype, retyped
 from tracefuse.errors import FixError
 from tracefuse.measure import rounds as measure
 from tracefuse.measure.side_by_side import replays, same_program
 from tracefuse.measure.switched import Switched
 from tracefuse.measure.timing import Difference, Estimate, Timing, verdict
 from tracefuse.optimizers.errors import NotSupported
+from tracefuse.optimizers.ops import readers
 from tracefuse.optimizers.trace import Trace, phase, val
 from tracefuse.text import figure
 

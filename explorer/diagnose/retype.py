@@ -10,14 +10,14 @@ copies where somebody can. What the program cannot do with such inputs is refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.ops import is_view, producer
+from tracefuse.optimizers.ops import readers
 from tracefuse.optimizers.rewrite import (
     evaluate,
     is_overwritten,
@@ -70,29 +70,8 @@ def is_conversion(node: fx.Node) -> bool:
     return node.target is aten._to_copy.default
 
 
-def behind_views(node: fx.Node) -> fx.Node:
-    """The value that `node` is a view of, `node` itself if it is none."""
-    while node.op == "call_function" and is_view(node):
-        node = producer(node).args[0]  # type: ignore[assignment]
-    return node
-
-
-def readers(node: fx.Node) -> Iterator[fx.Node]:
-    """The ops that read the value's numbers, through views; what returns it is none."""
-    for user in node.users:
-        if user.op == "call_function":
-            yield from readers(user) if is_view(user) else (user,)
-
-
-def _is_returned(node: fx.Node) -> bool:
-    """Whether the program returns the value, or a view of it."""
-    return any(user.op == "output" or (is_view(user) and _is_returned(user)) for user in node.users)
-
-
 def only_dtype(node: fx.Node) -> torch.dtype:
     """The dtype that every reader casts the value to; its own where they do not agree, read it as it is, or it is returned."""
-    if _is_returned(node):
-        return val(node).dtype
     own = _place_of(node)
     found = {_place_of(one) if is_conversion(one) else own for one in readers(node)}
     only = found.pop() if len(found) == 1 else own

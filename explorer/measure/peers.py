@@ -27,15 +27,13 @@ from torch import fx
 from tracefuse.assembly.draws import draws
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.execution.replays import Replays
+from tracefuse.measure.peer_names import COMPILE, peer_name
 from tracefuse.measure.rounds import Progress
 from tracefuse.measure.switched import Switched
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.trace import eliminate_dead_code
 from tracefuse.recording.calls import is_leaf
 
-COMPILE = "torch.compile"
-MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-PEERS = ("eager", COMPILE, *(f"{COMPILE} {mode}" for mode in MODES))
 OWN_COLUMNS = ("captured", "optimised", "pinned", "CUDA graph")
 WARM_UPS = 3  # CUDA graphs of torch.compile: one run to warm up, one to record, one that replays.
 
@@ -94,14 +92,6 @@ def check_names(asked: Asked) -> list[str]:
     if isinstance(asked, Mapping):
         return [_check_own(name, own) for name, own in asked.items()]
     return list(dict.fromkeys(map(peer_name, (asked,) if isinstance(asked, str) else asked)))
-
-
-def peer_name(text: str) -> str:
-    """The full name of a peer. Raises `OptionError` for what is none."""
-    name = f"{COMPILE} {text}" if text in MODES else text
-    if name not in PEERS:
-        raise OptionError(f"there is no peer {text!r}: choose from {', '.join(PEERS)}")
-    return name
 
 
 def _check_own(name: str, own: Own) -> str:

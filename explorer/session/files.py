@@ -6,7 +6,7 @@
     run.tfz = zip of  session.json   {format, version, tracefuse, torch}
                       trace.json     the captured trace           (tracefuse.optimizers.formats.serial)
                       capture.json   guards, environment, ...     (tracefuse.session.parts.Captured)
-                      measured.json  times, timelines, ...        (tracefuse.session.parts.Measured)
+                      measured.json  times, timelines, ...        (tracefuse.timeline.measurements.Measurements)
                       arrays/0 ...   numbers, little endian
 
 Traces after passes are not in the file: passes are pure, and make them again. A file is data: no pickle, nothing imported or
@@ -31,26 +31,21 @@ import torch
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Machine
 from tracefuse.errors import SessionError
+from tracefuse.optimizers.facts import span
 from tracefuse.optimizers.formats.plain_data import damaged, read, record, text, whole, written
 from tracefuse.optimizers.formats.serial import trace_from, trace_record
 from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.session.parts import (
     Captured,
-    Measured,
-    SavedAblation,
-    SavedBuild,
     SavedGuard,
     SavedInputs,
-    SavedProfile,
-    SavedTimeline,
-    SavedTiming,
-    SavedTrial,
     measured_from,
+    measured_record,
     special_types,
 )
-from tracefuse.timeline.measurements import Measurements, Said
+from tracefuse.timeline.measurements import Measurements
 
-FORMAT, VERSION = "tracefuse session", 1
+FORMAT, VERSION, READ = "tracefuse session", 2, (1, 2)
 HEAD, TRACE, CAPTURE, MEASURED = "session.json", "trace.json", "capture.json", "measured.json"
 ARRAYS = "arrays/"
 
@@ -104,7 +99,7 @@ def _parts(
         HEAD: head,
         TRACE: trace_record(program.trace),
         CAPTURE: written(_captured(program, machine, inputs), special),
-        MEASURED: written(_measured(measurements), special),
+        MEASURED: measured_record(measurements, special),
     }
     return {name: json.dumps(part, allow_nan=False) for name, part in found.items()}
 
@@ -131,7 +126,7 @@ def _captured(program: CapturedProgram, machine: Machine, inputs: bool) -> Captu
 
 
 def _inputs(program: CapturedProgram) -> SavedInputs:
-    needed = sum(_span(tensor) * tensor.element_size() for tensor in program.example_inputs)
+    needed = sum(span(tensor.shape, tensor.stride()) * tensor.element_size() for tensor in program.example_inputs)
     if needed > MOST_INPUTS:
         raise SessionError(
             f"the inputs take {needed / 2**30:.1f} GiB, and a session holds {MOST_INPUTS >> 30} GiB: save it without inputs"
@@ -140,32 +135,13 @@ def _inputs(program: CapturedProgram) -> SavedInputs:
     return SavedInputs(tuple(map(_memory, program.example_inputs)), states)
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """Elements of memory from the tensor's first to its last."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def _memory(tensor: torch.Tensor) -> np.ndarray:
     if tensor.is_conj() or tensor.is_neg():
         raise SessionError(
             "an input is the conjugate view of another tensor: call `.resolve_conj()` on it before the capture"
         )
-    flat = tensor.detach().as_strided((_span(tensor),), (1,), tensor.storage_offset())
+    flat = tensor.detach().as_strided((span(tensor.shape, tensor.stride()),), (1,), tensor.storage_offset())
     return flat.cpu().contiguous().view(torch.uint8).numpy()
-
-
-def _measured(found: Measurements) -> Measured:
-    return Measured(
-        timings=tuple(SavedTiming(*pair, timing) for pair, timing in found.timings.items()),
-        timelines=tuple(SavedTimeline(*pair, timeline) for pair, timeline in found.timelines.items()),
-        ablations=tuple(SavedAblation(config, one) for config, one in found.ablations.items()),
-        profiles=tuple(SavedProfile(config, one) for config, one in found.profiles.items()),
-        builds=tuple(SavedBuild(config, one) for config, one in found.builds.items()),
-        trials=tuple(SavedTrial(*key, Said(one.verdict, one.said)) for key, one in found.trials.items()),
-        peaks=found.peaks,
-    )
 
 
 def _check_size(parts: Mapping[str, str], arrays: list[bytes]) -> None:
@@ -189,7 +165,7 @@ class Session(NamedTuple):
 
     trace: Trace
     captured: Captured
-    measured: Measured
+    measured: Measurements
     left_out: Sequence[str]
 
 
@@ -286,7 +262,7 @@ def _head(data: Any) -> str:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise damaged("the file is no session")
     number = whole(data.get("version"), "session.version")
-    if number != VERSION:
+    if number not in READ:
         wrote = text(data.get("tracefuse"), "session.tracefuse")
         raise SessionError(
             f"the file was written by tracefuse {wrote} as version {number} of sessions, and this tracefuse reads version "
@@ -298,7 +274,7 @@ def _head(data: Any) -> str:
 
 def _check_inputs(data: SavedInputs, trace: Trace) -> None:
     values = [node.meta["val"] for node in trace.placeholders]
-    wanted = [_span(value) * value.element_size() for value in values]
+    wanted = [span(value.shape, value.stride()) * value.element_size() for value in values]
     if [one.nbytes for one in data.inputs] != wanted or {one.dtype.str for one in data.inputs} - {"|u1"}:
         raise damaged("the inputs are not those of the trace")
     drawn = max((where.rng for node in trace.ops if (where := origin(node)).rng is not None), default=-1)

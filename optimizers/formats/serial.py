@@ -28,7 +28,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tracefuse.optimizers.errors import SessionError
-from tracefuse.optimizers.facts import storage_id
+from tracefuse.optimizers.facts import span, storage_id
 from tracefuse.optimizers.formats.plain_data import (
     damaged,
     items,
@@ -220,7 +220,7 @@ def _end(kind: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset:
     """The byte after the last one that a tensor of that layout reaches."""
     if 0 in shape:
         return 0
-    return (offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))) * kind.itemsize
+    return (offset + span(shape, stride)) * kind.itemsize
 
 
 def _known(name: Any, nodes: dict[str, fx.Node], where: str) -> fx.Node:

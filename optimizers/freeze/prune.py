@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from tracefuse.optimizers.errors import UnknownValue
+from tracefuse.optimizers.errors import UnknownValue, did_you_mean
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.freeze.narrowing import narrow
 from tracefuse.optimizers.passes import Decide, Decision
@@ -71,11 +71,12 @@ def is_differentiable(node: fx.Node, entry: Input) -> bool:
 
 
 def _unknown(pattern: str, candidates: Sequence[Input]) -> str:
-    names = sorted(i.source or i.name for i in candidates)
-    close = difflib.get_close_matches(pattern.removeprefix(UNFREEZE), names, n=5, cutoff=0.4) or names[:5]
+    word, names = pattern.removeprefix(UNFREEZE), sorted(i.source or i.name for i in candidates)
+    close = difflib.get_close_matches(word, names, n=5, cutoff=0.4) or names[:5]
     if not close:
         return f"{pattern!r} matches no input: none of this trace can have a gradient. Freeze nothing: pass no pattern."
-    return f"{pattern!r} matches no input that can have a gradient. Freeze by a name or a glob, such as {', '.join(close)}."
+    remedy = f"{did_you_mean(word, names)}freeze by a name or a glob, such as {', '.join(close)}."
+    return f"{pattern!r} matches no input that can have a gradient: {remedy}"
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tracefuse.optimizers.fuse.fusible import is_constant, is_free
-from tracefuse.optimizers.fuse.pieces import Piece, inputs_of, memory, readers, traits_of, with_views
+from tracefuse.optimizers.fuse.pieces import Piece, inputs_of, traits_of, with_views
 from tracefuse.optimizers.lowering.expressions import POINTWISE, TRANSCENDENTAL
 from tracefuse.optimizers.lowering.lowering import COPIES
+from tracefuse.optimizers.ops import behind_views, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, val
 
@@ -65,14 +66,14 @@ class _Table:
         for node in piece.nodes:
             self.holding.setdefault(node, {})[piece] = None
         for value in inputs_of(piece):
-            self.reading.setdefault(memory(value), {})[piece] = None
+            self.reading.setdefault(behind_views(value), {})[piece] = None
 
     def remove(self, piece: Piece) -> None:
         del self.pieces[piece]
         for node in piece.nodes:
             del self.holding[node][piece]
         for value in inputs_of(piece):
-            self.reading[memory(value)].pop(piece, None)
+            self.reading[behind_views(value)].pop(piece, None)
 
     def replace(self, old: Piece, new: Piece | None) -> None:
         self.remove(old)
@@ -147,7 +148,7 @@ def _cheap_ops(value: fx.Node, home: Piece) -> list[fx.Node]:
             found[node] = None
             stack += () if is_constant(node) else node.all_input_nodes
         elif node not in inside:
-            read[memory(node)] = nbytes(memory(node))
+            read[behind_views(node)] = nbytes(behind_views(node))
     work = [node for node in found if not is_free(node)]
     is_cheap = all((n.target in POINTWISE or n.target in COPIES) and n.target not in TRANSCENDENTAL for n in work)
     return list(found) if is_cheap and len(work) <= MOST_OPS and sum(read.values()) <= nbytes(value) else []

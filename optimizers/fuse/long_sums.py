@@ -19,7 +19,6 @@ the adds that only it reads. What bounds a sum:
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,9 +27,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracefuse.optimizers.facts import is_dense
 from tracefuse.optimizers.fuse.fusible import is_free
 from tracefuse.optimizers.kernels.long_sum import POINTEE, LongSum, long_sum
-from tracefuse.optimizers.ops import is_view
+from tracefuse.optimizers.ops import readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
 
@@ -126,18 +126,7 @@ def _summed_type(node: fx.Node) -> tuple[Any, ...] | None:
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in POINTEE:
         return None
     shape, stride = tuple(tensor.shape), tensor.stride()
-    return (tensor.dtype, shape, stride, tensor.device) if _is_dense(shape, stride) else None
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill one block of memory, in whatever order."""
-    block = 1
-    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size != 1):
-        if step != block:
-            return False
-        block *= size
-    return block > 0
+    return (tensor.dtype, shape, stride, tensor.device) if is_dense(shape, stride) else None
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -147,14 +136,8 @@ def _extra_values(root: fx.Node, found: _Sum, fusible: set[fx.Node]) -> int:
     """How many values of the sum's size are written or read only because the ops beside it are other kernels."""
     adds = {root, *found.inner}
     inward = sum(o in fusible and not is_free(o) and adds.issuperset(o.users) for o, _ in found.terms)
-    readers = _readers(root)
-    outward = any(user in fusible for user in readers) + all(user in fusible for user in readers)
-    return 2 * inward + (outward if readers else 0)
-
-
-def _readers(node: fx.Node) -> list[fx.Node]:
-    """The ops that read a value, itself or through views."""
-    return [r for user in node.users for r in (_readers(user) if is_view(user) else [user])]
+    fused = [user in fusible for user in readers(root)]
+    return 2 * inward + (any(fused) + all(fused) if fused else 0)
 
 
 def _not_worth(operands: int, extra: int, root: fx.Node) -> str:

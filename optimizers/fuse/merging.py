@@ -27,18 +27,9 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tracefuse.optimizers.fuse.order import UnitOrder
-from tracefuse.optimizers.fuse.pieces import (
-    Piece,
-    Traits,
-    Unit,
-    inputs_of,
-    memory,
-    readers,
-    traits_of,
-    unit_order,
-    with_views,
-)
+from tracefuse.optimizers.fuse.pieces import Piece, Traits, Unit, inputs_of, traits_of, unit_order, with_views
 from tracefuse.optimizers.fuse.regions import agree
+from tracefuse.optimizers.ops import behind_views, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes
 
@@ -136,7 +127,7 @@ class _Merger:
             self._tell("apart", first, second, f"{moved}, apart they move {human_bytes(apart)}")
             return
         own = set(merged.nodes)
-        if (view := next((v for v in inputs_of(merged) if memory(v) in own), None)) is not None:
+        if (view := next((v for v in inputs_of(merged) if behind_views(v) in own), None)) is not None:
             self._tell(
                 "apart", first, second, f"{view.name} shows memory of the one, and no kernel can compute that view"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +20,7 @@ from tracefuse.optimizers.fuse.fusible import is_free, is_remade, slow_in_aten
 from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.regions import Sizes, loops_of
-from tracefuse.optimizers.ops import is_getitem, is_random, is_view
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_random, is_view
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, phase, tensors
 
@@ -83,22 +83,6 @@ class Piece:
 Unit = Piece | fx.Node
 
 
-def memory(value: fx.Node) -> fx.Node:
-    """The value whose memory a view shows; any other value is its own."""
-    while value.op == "call_function" and is_view(value):
-        value = value.all_input_nodes[0]
-    return value
-
-
-def readers(value: fx.Node) -> Iterator[fx.Node]:
-    """The ops, and the output, that read a value, itself or through views."""
-    for user in value.users:
-        if user.op == "call_function" and is_view(user):
-            yield from readers(user)
-        else:
-            yield user
-
-
 def with_views(nodes: Iterable[fx.Node], fusible: set[fx.Node]) -> set[fx.Node]:
     """`nodes` and the fusible views through which they read, so that what they read of one memory is one input."""
     found = set(nodes)
@@ -124,7 +108,7 @@ def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node,
     position = {node: at for at, node in enumerate(graph.nodes)}
 
     def operands(values: Iterable[fx.Node]) -> set[Unit]:
-        return {owner.get(m, m) for m in map(memory, values) if m.op == "call_function"}
+        return {owner.get(m, m) for m in map(behind_views, values) if m.op == "call_function"}
 
     needs: dict[Unit, set[Unit]] = {piece: operands(inputs_of(piece)) - {piece} for piece in pieces}
     for node in graph.nodes:
@@ -157,7 +141,7 @@ def traits_of(piece: Piece) -> Traits:
     reads: dict[fx.Node, int] = {}
     for value in inputs_of(piece):
         if not is_remade(value):
-            root = memory(value)
+            root = behind_views(value)
             reads[root] = min(nbytes(root), reads.get(root, 0) + nbytes(value))
     device = next((t.device for t in values), None)
     return Traits((phase(piece.work[0]), device), numel, rows, columns, reads)

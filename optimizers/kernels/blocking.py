@@ -18,6 +18,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from tracefuse.optimizers.facts import span
 from tracefuse.optimizers.kernels.reduction_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, columns, rows
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import TRANSCENDENTAL
@@ -289,6 +290,6 @@ def _memory_order(tensor: torch.Tensor) -> list[int]:
 def _needs_64_bits(body: Trace) -> bool:
     """Whether an offset or an element count reaches 2**31."""
     values = [val(n) for n in (*body.placeholders, *body.returned)]
-    spans = [1 + sum((s - 1) * t for s, t in zip(v.shape, v.stride(), strict=True)) for v in values]
+    spans = [span(v.shape, v.stride()) for v in values]
     counts = [t.numel() for n in body.ops for t in tensors(n)]
     return max([*spans, *counts]) >= 2**31 - 2**15

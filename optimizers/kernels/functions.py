@@ -92,15 +92,15 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Program:
+class LoweredKernel:
     """A lowered kernel: the functions that one call launches, in order, and the partial sums that they hand on."""
 
     functions: tuple[Function, ...]
     partials: tuple[Buffer, ...] = ()
 
 
-def lower(kernel: Kernel, tuning: Tuning = GUESS) -> Program:
-    """The program of a kernel. Raises `NotFusible` with the op that stands in the way."""
+def lower(kernel: Kernel, tuning: Tuning = GUESS) -> LoweredKernel:
+    """The functions of a kernel. Raises `NotFusible` with the op that stands in the way."""
     body = kernel.body
     layouts, below = choose_layouts(body, tuning), below_columns(body)
     _check_fit(body, layouts[0], below)
@@ -111,10 +111,10 @@ def lower(kernel: Kernel, tuning: Tuning = GUESS) -> Program:
         lowering, after = _lowerings(body, layout)
         stores = [s for n in body.returned for s in _stores(after if n in below else lowering, n, n in below)]
         bodies.append((layout, _lines(layout, (lowering, after), stores)))
-    return Program((_function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body)], bodies),))
+    return LoweredKernel((_function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body)], bodies),))
 
 
-def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]) -> Program:
+def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]) -> LoweredKernel:
     """A function that sums chunks of the columns, and one that sums those and does what follows."""
     body, columns = kernel.body, layouts[0].columns
     assert columns is not None
@@ -131,7 +131,7 @@ def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]
         lines = _lines(finish, (_partial_lowering(finish, partials), after), last)
     first = _function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body), *partials], bodies)
     second = _function(f"{kernel.name}_finish", [*partials, *_inputs(body), *_results(body)], [(finish, lines)])
-    return Program((first, second), partials)
+    return LoweredKernel((first, second), partials)
 
 
 def _lowerings(body: Trace, layout: Layout) -> tuple[Lowering, Lowering]:

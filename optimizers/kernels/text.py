@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import touched_bytes
-from tracefuse.optimizers.kernels.functions import Buffer, Function, Program, lower
+from tracefuse.optimizers.kernels.functions import Buffer, Function, LoweredKernel, lower
 from tracefuse.optimizers.kernels.kernel import Kernel, orders_read, read_bytes
 from tracefuse.optimizers.kernels.long_sum import BLOCK, NUM_WARPS, LongSum, sum_source
 from tracefuse.optimizers.lowering.indexing import row_major
@@ -185,7 +185,7 @@ def _argument(value: Any) -> str:
     return str(value) if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)) else repr(value)
 
 
-def _launcher(kernel: Kernel, program: Program) -> str:
+def _launcher(kernel: Kernel, program: LoweredKernel) -> str:
     body = kernel.body
     inputs = [p.name for p in body.placeholders]
     first = program.functions[0].name

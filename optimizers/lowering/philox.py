@@ -31,6 +31,8 @@ import struct
 
 import torch
 
+from tracefuse.optimizers.facts import is_dense
+
 BLOCK = 256
 """Threads per block of ATen's kernel."""
 
@@ -59,22 +61,12 @@ def vector_size(tensor: torch.Tensor) -> int:
 
     Looks at type, strides and offset only; a tensor's memory is taken to start as torch's allocator lays it, aligned.
     """
-    if not is_dense(tensor):
+    if not is_dense(tuple(tensor.shape), tensor.stride()):
         return 1
     size = WIDEST_LOAD // tensor.element_size()
     while size > 1 and (tensor.storage_offset() % size or tensor.numel() % size):
         size //= 2
     return size
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill a stretch of memory without gaps or overlaps, in any order of the dimensions."""
-    expected = 1
-    for stride, size in sorted((t, s) for s, t in zip(tensor.shape, tensor.stride(), strict=True) if s != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------

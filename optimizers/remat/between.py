@@ -46,8 +46,7 @@ from torch import fx
 
 from tracefuse.optimizers.costs.cost import touched_nbytes
 from tracefuse.optimizers.fuse.fusible import is_constant, is_free
-from tracefuse.optimizers.fuse.pieces import memory
-from tracefuse.optimizers.ops import is_view
+from tracefuse.optimizers.ops import behind_views, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.mincut import Edge, min_cut
@@ -90,7 +89,7 @@ def choose(borders: Borders, region: int, weight: float, longest: float) -> list
         return choose(borders, region, weight, longest)
     weights = {node: weigh(borders, node, region, weight) for node in behind}
     again, read = (_cut_of_tree if _is_tree(borders, wanted, behind) else _cut)(borders, wanted, weights)
-    for root in map(memory, read):
+    for root in map(behind_views, read):
         borders.stored.setdefault(root, _LEAST)
         borders.lives_to[root] = max(borders.lives_to[root], borders.runs_at[region])
     return _working(again, borders.position)
@@ -161,7 +160,7 @@ def _chain_ends(borders: Borders, wanted: list[fx.Node], behind: list[fx.Node], 
     for node in behind:
         above = max((depth[a] for a in _operands(borders, node)), default=0)
         depth[node] = above + (not is_free(node)) if _is_open(borders, node) else 0
-    return [memory(value) for value in wanted if depth[value] > longest]
+    return [behind_views(value) for value in wanted if depth[value] > longest]
 
 
 def _is_open(borders: Borders, node: fx.Node) -> bool:

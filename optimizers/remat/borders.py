@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from torch import fx
 
 from tracefuse.optimizers.fuse.fusible import is_constant, refusal
-from tracefuse.optimizers.fuse.pieces import readers
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.lowering.expressions import POINTWISE
 from tracefuse.optimizers.lowering.gathers import GATHERS
 from tracefuse.optimizers.lowering.lowering import COPIES
-from tracefuse.optimizers.ops import is_view
+from tracefuse.optimizers.ops import is_view, readers
 from tracefuse.optimizers.trace import phase
 
 _LOOPS = "its op is not pointwise, and would need loops of its own there"

@@ -34,7 +34,7 @@ from torch import fx
 from tracefuse.optimizers.costs.cost import Peaks, bytes_written, roofline_seconds, touched_nbytes
 from tracefuse.optimizers.facts import stored_bytes
 from tracefuse.optimizers.liveness import saved_bytes
-from tracefuse.optimizers.ops import is_getitem, is_view, producer
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_view, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.remat.choice import Choice, CutNetwork, bans, chain_ends, choose, weigh_bytes
 from tracefuse.optimizers.remat.filling import fill
@@ -42,7 +42,6 @@ from tracefuse.optimizers.remat.forecast import Forecast
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.pins import resolve_pins
-from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
 
 NAME = "memory_budget"
@@ -78,12 +77,12 @@ def fused_seconds(forward: Forward, node: fx.Node, peaks: Peaks) -> float:
 
 
 def _is_loaded(forward: Forward, operand: fx.Node) -> bool:
-    return base(operand) not in forward.fused
+    return behind_views(operand) not in forward.fused
 
 
 def _written_for(forward: Forward, node: fx.Node) -> int:
     """Bytes of the operands of a lone op that kernels compute, and would keep to themselves but for it."""
-    operands = {base(a) for a in node.all_input_nodes} & forward.fused
+    operands = {behind_views(a) for a in node.all_input_nodes} & forward.fused
     return sum(nbytes(a) for a in operands - forward.read_from_memory.keys())
 
 

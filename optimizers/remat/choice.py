@@ -140,8 +140,7 @@ class CutNetwork:
         late = [(2 * forward.index[n] + 1, sink) for n in forward.read]
         pairs = [(n, op) for n, ops in forward.tied.items() for op in ops]
         tied = [(2 * forward.index[n], 2 * forward.index[op]) for n, op in pairs]
-        starts, ends = zip(*inner, *priced, *reads, *late, *tied, strict=True)
-        self._network = Network(starts, ends, 2 * self._count + 2, source, sink)
+        self._network = Network([*inner, *priced, *reads, *late, *tied], 2 * self._count + 2, source, sink)
         self._infinite = np.full(len(reads) + len(late), math.inf)
         self._normalizers = np.array([forward.index[n] for n, _ in pairs], dtype=np.int64)
         self._inner = np.fromiter((weights[n] for n in forward.nodes), np.float64, self._count)

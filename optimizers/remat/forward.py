@@ -27,9 +27,18 @@ from torch import fx
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, touched_nbytes
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import agree, loops_of
-from tracefuse.optimizers.ops import does_work, draws_nothing, is_getitem, is_mutable, is_random, is_view, producer
+from tracefuse.optimizers.ops import (
+    behind_views,
+    does_work,
+    draws_nothing,
+    is_getitem,
+    is_mutable,
+    is_random,
+    is_view,
+    producer,
+)
 from tracefuse.optimizers.remat.options import RematOptions
-from tracefuse.optimizers.rewrite import base, views_of
+from tracefuse.optimizers.rewrite import views_of
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase
 
 
@@ -82,7 +91,7 @@ class Forward:
     def _stale(self, overwritten: set[str]) -> set[fx.Node]:
         stale = {n for n in self.inputs if n.name in overwritten}
         for node in self.nodes:
-            if is_view(node) and base(node) in stale:
+            if is_view(node) and behind_views(node) in stale:
                 stale.add(node)
         return stale
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+if TYPE_CHECKING:  # half a second of imports, spent where the first cut is made
+    from scipy.sparse import csr_matrix
 
 # A finite cut and an infinite edge together stay below 2**31, whatever is added or subtracted in scipy.
 _FINITE = 2**29
@@ -33,12 +35,12 @@ class Cut:
 class Network:
     """A network whose edges stay while their capacities change: it is sorted once, and cut as often as wanted.
 
-    Edges lead `starts[i] -> ends[i]` among nodes `0 .. count-1`; parallel ones add up.
+    Edges are pairs `(from, to)` of nodes `0 .. count-1`; parallel ones add up. There may be none.
     """
 
-    def __init__(self, starts: Sequence[int], ends: Sequence[int], count: int, source: int, sink: int) -> None:
-        pairs = np.asarray(starts, dtype=np.int64) * count + np.asarray(ends, dtype=np.int64)
-        self._edges, self._edge_of = np.unique(pairs, return_inverse=True)
+    def __init__(self, edges: Sequence[tuple[int, int]], count: int, source: int, sink: int) -> None:
+        starts, ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+        self._edges, self._edge_of = np.unique(starts * count + ends, return_inverse=True)
         self._ends = (self._edges // count, self._edges % count)
         self.count, self.source, self.sink = count, source, sink
 
@@ -49,6 +51,8 @@ class Network:
         the result is exact up to a relative rounding of `count / 2**29`. Of several minimum cuts it is the one nearest to
         the source: the smallest source side.
         """
+        from scipy.sparse.csgraph import maximum_flow
+
         merged = self._merged(capacities)
         limit = bound if bound is not None else float(merged[merged < math.inf].sum())
         integers = _integers(merged, limit)
@@ -67,10 +71,14 @@ class Network:
         return np.bincount(self._edge_of, weights=capacities, minlength=len(self._edges))
 
     def _matrix(self, capacities: np.ndarray) -> csr_matrix:
+        from scipy.sparse import csr_matrix
+
         return csr_matrix((capacities.astype(np.int32), self._ends), shape=(self.count, self.count))
 
     def _reachable(self, residual: csr_matrix) -> np.ndarray:
         """The nodes that the source reaches along edges of positive capacity."""
+        from scipy.sparse.csgraph import breadth_first_order
+
         residual.data[residual.data < 0] = 0
         residual.eliminate_zeros()
         found = np.zeros(self.count, dtype=bool)
@@ -84,7 +92,7 @@ def min_cut(edges: Iterable[Edge], count: int, source: int, sink: int, *, bound:
     for start, end, capacity in edges:
         if not capacity >= 0:
             raise ValueError(f"capacity {capacity} of the edge {start} -> {end} is not a number from 0 up")
-    network = Network([e[0] for e in edges], [e[1] for e in edges], count, source, sink)
+    network = Network([(start, end) for start, end, _ in edges], count, source, sink)
     capacities = np.array([e[2] for e in edges], dtype=np.float64)
     side = network.cut(capacities, bound=bound)
     if side is None:

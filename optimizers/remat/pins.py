@@ -10,10 +10,9 @@ from typing import Literal
 
 from torch import fx
 
-from tracefuse.optimizers.errors import PinConflict, UnknownValue
-from tracefuse.optimizers.ops import is_getitem
+from tracefuse.optimizers.errors import PinConflict, UnknownValue, did_you_mean
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_view
 from tracefuse.optimizers.remat.forward import Forward, impossible, is_several
-from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import origin
 
 Action = Literal["save", "recompute"]
@@ -61,16 +60,12 @@ def _matches(forward: Forward, glob: str, action: Action) -> list[tuple[fx.Node,
     if not matched:
         raise UnknownValue(_unknown(forward, glob), glob)
     names = any(n.name == glob for n in matched)
-    values = dict.fromkeys(value for n in matched for value in _savable(forward, base(n)))
+    values = dict.fromkeys(value for n in matched for value in _savable(forward, behind_views(n)))
     if action == "save":
         return [(v, names) for v in values if v.op != "placeholder"]
     possible = [v for v in values if impossible(forward, v) is None]
     if not possible or (names and len(possible) < len(values)):
-        refused = next(v for v in values if v not in possible)
-        raise PinConflict(
-            f'recompute="{glob}": {refused.name} {impossible(forward, refused)}. Drop the pin, or pin what is computed '
-            f"from it: {_readers(forward, refused)}."
-        )
+        raise PinConflict(_impossible(forward, glob, next(v for v in values if v not in possible)))
     return [(v, names) for v in possible]
 
 
@@ -83,15 +78,26 @@ def _savable(forward: Forward, node: fx.Node) -> Iterable[fx.Node]:
     return [u for u in forward.readers(node) if is_getitem(u)] if is_several(node) else [node]
 
 
-def _readers(forward: Forward, node: fx.Node) -> str:
-    readers = [u.name for u in forward.readers(node) if impossible(forward, u) is None]
-    return " or ".join(readers[:3]) or "another value"
+def _impossible(forward: Forward, glob: str, refused: fx.Node) -> str:
+    """That `refused` cannot be recomputed, and what a pin may name in its place."""
+    others = [n.name for n in _computed_from(forward, refused) if not fnmatchcase(n.name, glob)]
+    remedy = f", or pin what is computed from it: {' or '.join(others[:3])}" if others else ""
+    return f'recompute="{glob}": {refused.name} {impossible(forward, refused)}. Drop the pin{remedy}.'
+
+
+def _computed_from(forward: Forward, node: fx.Node) -> Iterable[fx.Node]:
+    """The nearest values behind `node`, seen through views and items, that the backward can compute again."""
+    for reader in forward.readers(node):
+        if is_view(reader) or is_getitem(reader):
+            yield from _computed_from(forward, reader)
+        elif impossible(forward, reader) is None:
+            yield reader
 
 
 def _unknown(forward: Forward, glob: str) -> str:
     names = [n.name for n in forward.nodes] + sorted({origin(n).module for n in forward.nodes} - {""})
     close = difflib.get_close_matches(glob, names, 3, 0.5) or names[-3:]
     return (
-        f'"{glob}" matches no forward value and no module of the trace. Backward values cannot be pinned; '
-        f"pin a forward one, for example {', '.join(close)}."
+        f'"{glob}" matches no forward value and no module of the trace: {did_you_mean(glob, names)}backward values cannot '
+        f"be pinned; pin a forward one, for example {', '.join(close)}."
     )

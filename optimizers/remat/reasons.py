@@ -8,10 +8,9 @@ from torch import fx
 
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, roofline_seconds
 from tracefuse.optimizers.facts import stored_bytes
-from tracefuse.optimizers.ops import does_work, op_name, producer
+from tracefuse.optimizers.ops import behind_views, does_work, op_name, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.remat.forward import Forward, is_several
-from tracefuse.optimizers.rewrite import base
 from tracefuse.optimizers.trace import human_bytes, origin
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _FROM = "less than what it could be recomputed from"
 
 def explain(forward: Forward, choice: Choice, peaks: Peaks) -> list[Decision]:
     """One decision for each value that is saved, and for each that the backward reads and recomputes."""
-    wanted = {base(n) for n in forward.read} | choice.kept
+    wanted = {behind_views(n) for n in forward.read} | choice.kept
     told: set[fx.Node] = set()
     decisions = []
     for node in forward.nodes:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
 from lab import RUN_ALL, SHUT_DOWN, Lab, browsing, serving
-from playwright.sync_api import Browser, Locator, Page, expect
 
-# Patience for a machine that also runs other tests; nothing here waits when the view is quick.
-PATIENCE_MS = 30_000
-expect.set_options(timeout=PATIENCE_MS)
+HAS_PLAYWRIGHT = find_spec("playwright") is not None
+if TYPE_CHECKING or HAS_PLAYWRIGHT:
+    from playwright.sync_api import Browser, Locator, Page, expect
+
+    # Patience for a machine that also runs other tests; nothing here waits when the view is quick.
+    expect.set_options(timeout=30_000)
 
 # The view of a saved page once more, with a model that keeps what is sent: `sent`, `set(trait, value)`, `show(number)`.
 LIVE = """async () => {
@@ -51,6 +56,17 @@ RUN_CELL = """async (source) => {
     await done.done;
     return text;
 }"""
+
+
+class WithoutPlaywright(pytest.Module):
+    """A file of browser tests on a machine that cannot drive one: skipped as a whole, before it is imported."""
+
+    def collect(self) -> list[pytest.Item]:
+        pytest.skip("needs playwright: install it (pip install playwright)", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return None if HAS_PLAYWRIGHT else WithoutPlaywright.from_parent(parent, path=module_path)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from programs import apply_rope
 from torch import Tensor, fx
 
 import tracefuse
-from tracefuse.cli.flags import Config
+from tracefuse.config.configuration import Config
 from tracefuse.optimizers.ops import op_name
 from tracefuse.variant import Variant
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.optimizers.ops import is_getitem
+from tracefuse.optimizers.ops import is_getitem, is_view
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Trace, call, val
 from tracefuse.optimizers.verify import VerifyError, verify
@@ -151,3 +151,22 @@ def test_values_without_elements_lie_nowhere() -> None:
     c = tracefuse.capture(lambda: torch.nn.functional.bilinear(a, b, w).sum().backward())
     verify(c.trace)
     assert len(c.trace.outputs) == 4
+
+
+def test_a_view_of_a_python_number_is_a_value_of_its_own() -> None:
+    """Autograd conjugates the factor of a product with a complex number."""
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+
+    def step() -> torch.Tensor:
+        loss = (torch.complex(x, x) * 1j).real.sum()
+        loss.backward()
+        return loss
+
+    capture = tracefuse.capture(step)
+    (conjugate,) = [n for n in capture.trace.ops if n.target is torch.ops.aten._conj.default and not n.all_input_nodes]
+    assert not is_view(conjugate)
+    capture.optimize().check()
+    compiled = torch.compile(lambda t: (torch.complex(t, t) * 1j).real.sum(), backend="tracefuse")
+    expected, x.grad = x.grad, None
+    compiled(x).backward()
+    torch.testing.assert_close(x.grad, expected)

@@ -74,10 +74,11 @@ NEVER = {
 
 LAZY = {
     ("explorer/__init__.py", "widgets/notebook"),
-    ("explorer/cli/command.py", "widgets"),
+    ("explorer/cli/demo.py", "widgets"),
     ("explorer/cli/file.py", "widgets/view"),
     ("explorer/variant.py", "widgets/view"),
     ("explorer/captures.py", "widgets/view"),
+    ("explorer/compiled_graphs.py", "widgets/view"),
     ("explorer/profiling/timeline.py", "widgets"),
 }
 """Front doors: they open the room above them when somebody knocks, and never when they are imported."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.optimizers.fuse import Fuse
@@ -39,6 +39,17 @@ def on_cuda(trace: Trace) -> Trace:
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": device}
     return moved
+
+
+class DropoutOfGpu(nn.Module):
+    """Dropout by the operator that a GPU records, which yields its mask too."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.native_dropout(x, self.p, self.training)[0]
 
 
 def with_leaf_on_the_cpu(trace: Trace, source: str) -> Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +20,18 @@ from tracefuse.build.modules import HOPPER, TRITON_TYPE, launcher
 from tracefuse.build.workers import Gpu
 from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel
 from tracefuse.optimizers.kernels.text import launches
+from tracefuse.optimizers.lowering.geometry import SUMS
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
+from tracefuse.optimizers.trace import val
 
 HOPPER_GPU = Gpu("cuda", HOPPER, 32, 232448)
 """What Triton knows of an H100."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+
+MOST_SPREAD = 2.0
+"""The standard deviation of what the tests' sums add up is at most that of `x * 2`, of normal numbers x."""
+DEVIATIONS = 6.0
 
 
 def kernel_of(fn: Callable[..., Any], *inputs: Tensor) -> tuple[Kernel, list[Tensor]]:
@@ -59,6 +66,24 @@ def run_poisoned(kernel: Kernel, inputs: list[Tensor], tuning: Tuning = GUESS) -
     return results if isinstance(results, tuple) else (results,)
 
 
+def summation_error(terms: int, dtype: torch.dtype) -> float:
+    """What two sums of the same normal terms, each added up in its own tree, may differ by where the terms cancel to about 0.
+
+    At each of the log2(n) levels of a tree the partial sums have together n * spread² as their squares, and each is rounded by
+    up to u = eps / 2 of itself, on average u² / 3 of its square. The errors of two trees are independent.
+    """
+    levels = 2 * math.log2(max(terms, 1))
+    return DEVIATIONS * torch.finfo(dtype).eps / 2 * MOST_SPREAD * math.sqrt(terms * levels / 3)
+
+
+def _absolute(kernel: Kernel, dtype: torch.dtype) -> float:
+    """The absolute tolerance of a kernel's results: that of their dtype, or of the longest sum in it if that is more."""
+    sums = [node for node in kernel.body.ops if node.target in SUMS]
+    terms = max((val(node.args[0]).numel() // max(1, val(node).numel()) for node in sums), default=1)
+    errors = [summation_error(terms, dtype)] if sums and dtype.is_floating_point else []
+    return max([TOLERANCE.get(dtype, 0.0), *errors])
+
+
 def check_kernel(kernel: Kernel, inputs: list[Tensor], absolute: float | None = None, tuning: Tuning = GUESS) -> None:
     """The launched kernel yields the numbers, strides and dtypes of its ATen ops; `absolute` is the absolute tolerance."""
     expected = kernel(*inputs)
@@ -67,7 +92,11 @@ def check_kernel(kernel: Kernel, inputs: list[Tensor], absolute: float | None = 
         assert (found.stride(), found.dtype) == (wanted.stride(), wanted.dtype)
         tolerance = TOLERANCE.get(wanted.dtype, 0.0)
         torch.testing.assert_close(
-            found, wanted, rtol=tolerance, atol=tolerance if absolute is None else absolute, equal_nan=True
+            found,
+            wanted,
+            rtol=tolerance,
+            atol=_absolute(kernel, wanted.dtype) if absolute is None else absolute,
+            equal_nan=True,
         )
 
 

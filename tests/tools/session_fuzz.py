@@ -5,9 +5,9 @@
     text         bytes of one JSON part, in a file that is otherwise whole
     structure    a part with something replaced, dropped, doubled, moved or taken from elsewhere
 
-Prints what came of it as JSON. Only `SessionError` may leave `tracefuse.load`, and, as an audit hook sees, nothing may be executed, compiled,
-imported, written or started on the way; a file that still loads must hold a program that is one function as text, and only
-`PassError` may leave its `optimize()`. Nothing may take long: what does is killed, and the traceback says where it was.
+Prints what came of it as JSON. Only `SessionError` may leave `tracefuse.load`, and nothing may be executed, compiled,
+imported, written or started on the way, as an audit hook sees; a file that still loads must hold a program that is one
+function as text, and only `PassError` may leave its `optimize()`. What takes too long ends the process, with the place where it was.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ import torch
 import tracefuse
 from tracefuse.errors import PassError, SessionError
 from tracefuse.profiling.lanes import run_lanes
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline
+from tracefuse.timeline.lanes import ProgramTimeline
+from tracefuse.timeline.replayed import Timeline
 
 FORBIDDEN = (
     "exec", "compile", "import", "code.__new__", "marshal.loads", "pickle.find_class", "ctypes.dlopen", "ctypes.call_function",

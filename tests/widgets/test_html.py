@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.config.configuration import PASSES, Config
+from tracefuse.config import PASSES, Config
 from tracefuse.widgets.html import configurations, page, to_html, write_html
 from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.payload.program import payload

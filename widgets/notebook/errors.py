@@ -1,4 +1,4 @@
-"""Tracebacks without our frames of what we raise when a user's line asks for too much."""
+"""Tracebacks of what we raise, when a user's line asks for too much, are shown without our frames."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.recording.frames_part import without
+from tracefuse.recording.frames import without
 
 
 def is_ours(module: str) -> bool:

@@ -1,9 +1,8 @@
-"""`%%tracefuse` on a cell, `%tracefuse` on an expression.
+"""`%%tracefuse` records a cell, and `%tracefuse` an expression.
 
 The cell runs once, as it would without the magic: an input transformer and an AST transformer
-(`tracefuse.widgets.notebook.cell`) turn
-it into `with Recording(ARGS): ...`, and keep no state between cells. Awaits stay at the top level, and the value of the last
-expression is handed to IPython after the block, which displays it.
+(`tracefuse.widgets.notebook.cell`) turn it into `with Recording(ARGS): ...`, and keep no state between cells. Awaits stay at
+the top level, and the value of the last expression is handed to IPython after the block, which displays it.
 
 If the cell raises, the error leaves as it is, no view is shown and nothing is assigned.
 """
@@ -25,10 +24,13 @@ from IPython.display import display
 from IPython.utils.process import arg_split
 
 from tracefuse.captures import RecordedCapture
-from tracefuse.cli.flags import MAGIC_OPTIONS, PASS_OPTIONS, Config, OptionError, configuration, magic_arguments, values
+from tracefuse.cli.choices import configuration
+from tracefuse.cli.flags import MAGIC_OPTIONS, PASS_OPTIONS, magic_arguments, values
+from tracefuse.config.configuration import Config
+from tracefuse.errors import OptionError
 from tracefuse.measure.peers import check_names
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.recording.frames_part import hide_frames
+from tracefuse.recording.frames import hide_frames
 from tracefuse.widgets.notebook import errors, rich
 from tracefuse.widgets.notebook.cell import MAGIC, NAME, WrapCell, mark_cell
 from tracefuse.widgets.view.explorer import Explorer
@@ -173,7 +175,7 @@ class Recording:
             self.shell.user_ns[name] = self._capture
         given = values(self.arguments, MAGIC_OPTIONS)
         variant = self._capture.variant(self.config)
-        explorer = Explorer(variant, name, given["budget"], given["cuda_graph"], given["tune"], given["peer"])
+        explorer = Explorer(variant, name, given["budget_s"], given["cuda_graph"], given["tune"], given["peer"])
         _replace_views(_cell(self.shell), explorer)
         is_seen_at_once = getattr(self.shell, "kernel", None) is not None  # in a terminal, text is printed once
         if is_seen_at_once:

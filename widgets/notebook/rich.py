@@ -1,4 +1,4 @@
-"""A variant or a capture as the value of a cell: shown as the view that explores it. Its plain form stays its `repr`."""
+"""A variant or a capture as the value of a cell is shown as the view that explores it; its plain form stays its `repr`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from tracefuse.captures import Capture
-from tracefuse.cli.flags import Config
+from tracefuse.config.configuration import Config
 from tracefuse.errors import CaptureError
 from tracefuse.recording.namespace import name_of
 from tracefuse.variant import Variant

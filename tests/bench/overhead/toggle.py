@@ -22,7 +22,7 @@ import torch
 import tracefuse
 from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.fuse.obstacles import forget_obstacles
+from tracefuse.optimizers.fuse.carving import forget_obstacles
 from tracefuse.widgets.payload.program import payload
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -34,7 +34,7 @@ LIMITS_S = {12: 0.5, 48: 3.0}
 
 def session_seconds(captured: Capture) -> dict[str, float]:
     """The first view of a capture that keeps nothing yet, then the toggles."""
-    captured.known_steps.clear()
+    captured.known_records.clear()
     captured._variants.clear()
     forget_obstacles()
     return {"first view": view_seconds(captured, {}), **toggle_seconds(captured)}

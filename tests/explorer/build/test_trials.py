@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from fake_clock import FakeClock
 from kernels import kernel_of
-from test_measure import FakeClock
-from test_triton import rand
+from shaped import rand
 from triton import OutOfResources
 
 from tracefuse.build import trials

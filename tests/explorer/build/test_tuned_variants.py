@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_bench import SLOW, FakeBench
 from kernels import HOPPER_GPU
-from test_triton import INTERPRETED, rand
-from test_tuning import SLOW, FakeBench
+from shaped import INTERPRETED, rand
 
 import tracefuse
 from tracefuse.build import tuning
 from tracefuse.build.trials import Bench
-from tracefuse.cli import command as cli
+from tracefuse.cli import demo
+from tracefuse.cli.command import main
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.program import payload
 
@@ -79,7 +80,7 @@ def test_on_a_cpu_tuning_says_that_there_is_nothing_to_tune() -> None:
 
 
 def test_the_demo_tunes_where_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "capture_step", lambda *_: captured())
-    monkeypatch.setattr(cli, "write_report", lambda *_: None)
+    monkeypatch.setattr(demo, "capture_step", lambda *_: captured())
+    monkeypatch.setattr(demo, "write_report", lambda *_: None)
     with pytest.warns(UserWarning, match="nothing is tuned"):
-        assert cli.main(["demo", "--tune", "--budget", "0.01", "--out", str(tmp_path)]) == 0
+        assert main(["demo", "--tune", "--budget-s", "0.01", "--out", str(tmp_path)]) == 0

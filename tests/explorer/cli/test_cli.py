@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tracefuse.cli.command import Steps, capture_step, main, make_directory
-from tracefuse.cli.flags import PASSES
+from tracefuse.cli.command import main
+from tracefuse.cli.demo import capture_step, make_directory
+from tracefuse.cli.steps import Steps
+from tracefuse.config.names import PASSES
 from tracefuse.errors import ExportError, MeasureError, OptionError
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.tables.summary import by_module, modules_table, steps_table, summarise
@@ -37,10 +39,11 @@ def test_no_command_prints_the_usage(capsys: pytest.CaptureFixture[str]) -> None
         (["--width", "30"], "take at least 1 and a multiple of 4"),
         (["--layers", "0"], "take at least 1 and a multiple of 4"),
         (["--remat", "1", "--no-remat"], "give one of them"),
+        (["--peer", "eagre"], "there is no peer 'eagre': did you mean eager? choose from eager, torch.compile"),
     ],
 )
 def test_errors_end_with_the_remedy(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", *flags]) == 1
+    assert main(["demo", *flags]) == 2
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1].startswith("tracefuse: ")
     assert message in captured.err
@@ -51,7 +54,7 @@ def test_errors_end_with_the_remedy(flags: list[str], message: str, capsys: pyte
     [
         (["--bogus"], "--bogus: see tracefuse demo --help"),
         (["--layer=2", "--widht", "8"], "did you mean --width? see tracefuse demo --help"),
-        (["--budget", "-1"], "pass seconds above 0, such as 5"),
+        (["--budget-s", "-1"], "pass seconds above 0, such as 5"),
     ],
 )
 def test_bad_usage_ends_with_what_was_meant(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +70,7 @@ def test_bad_usage_ends_with_what_was_meant(flags: list[str], message: str, caps
         (["cache", "--cler"], "--cler: did you mean --clear? see tracefuse cache --help"),
         (["demo", "--clear"], "--clear: see tracefuse demo --help"),
         (["bogus"], ": see tracefuse --help"),
+        (["dmeo"], "did you mean tracefuse demo?: see tracefuse --help"),
         (["--bogus"], "tracefuse: error: unrecognized arguments: --bogus: see tracefuse --help"),
     ],
 )
@@ -180,7 +184,7 @@ def test_the_demo_writes_a_report_and_a_program_that_runs(tmp_path: Path) -> Non
         "1",
         "--width",
         "16",
-        "--budget",
+        "--budget-s",
         "1",
         "--out",
         "o",

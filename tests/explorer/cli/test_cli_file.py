@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.captures import Capture
+from tracefuse.captures import RecordedCapture
 from tracefuse.cli import script
 from tracefuse.cli.command import main
 from tracefuse.cli.script import run_script
@@ -28,7 +28,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Li
 loss = model(torch.randn(5, 8)).square().mean()
 loss.backward()
 """
-QUICK = ("--budget", "0.05")
+QUICK = ("--budget-s", "0.05")
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,7 @@ class Leave:
     try:
         assert main([written(tmp_path, STEP + own), "--no-measure", "--pass", "leave_as_is:level=2"]) == 0
         assert "leave_as_is={'level': 2}" in capsys.readouterr().out
-        assert main([written(tmp_path, STEP), "--no-measure", "--pass", "leave_as_si"]) == 1
+        assert main([written(tmp_path, STEP), "--no-measure", "--pass", "leave_as_si"]) == 2
         assert "did you mean leave_as_is?" in capsys.readouterr().err
     finally:
         tracefuse.unregister("leave_as_is")
@@ -181,7 +181,7 @@ def test_the_last_step_that_the_script_marks_is_shown(block: str, tmp_path: Path
 
 
 def test_nothing_more_is_recorded_once_the_script_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Capture] = []
+    made: list[RecordedCapture] = []
     of_script = script._Watch
 
     def watched(*given: object) -> script._Watch:
@@ -197,7 +197,7 @@ def test_nothing_more_is_recorded_once_the_script_captures(tmp_path: Path, monke
         "aten.zeros.default",
         "aten.sin.default",
     ]
-    assert Capture.on_start is None
+    assert RecordedCapture.on_start is None
 
 
 def test_captures_that_fail_are_not_shown(tmp_path: Path) -> None:
@@ -210,12 +210,14 @@ def test_captures_that_fail_are_not_shown(tmp_path: Path) -> None:
     assert remarks == []
 
 
-def test_a_loop_that_marks_no_step_is_told_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(script, "LONG", 10)
+def test_a_loop_that_marks_no_step_is_told_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([written(tmp_path, LOOP.format(block="if True")), "--no-measure"]) == 0
-    assert "to see one step of a loop, put it into `with tracefuse.capture():`" in capsys.readouterr().err
+    banner, remark, *_ = capsys.readouterr().err.splitlines()
+    assert banner.startswith("[1/1] running ")
+    assert "the script runs 4 backwards, and all of it is one trace: where it loops over training steps" in remark
+    assert remark.endswith("put one of them into `with tracefuse.capture():` to see that step")
+    assert main([written(tmp_path, STEP), "--no-measure"]) == 0
+    assert "backwards" not in capsys.readouterr().err
 
 
 def test_a_script_of_several_steps_says_why_it_is_not_measured(
@@ -307,8 +309,28 @@ def test_a_bad_option_is_refused_before_the_script_runs(
             main([path, *flags])
         message = f"arguments of {path} itself go after --; unrecognized arguments: --cat-options"
     else:
-        assert main([path, *flags]) == 1
+        assert main([path, *flags]) == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("k.json", "a trace of torch.profiler is opened by tracefuse.load_timeline("),
+        ("k.json.gz", "tracefuse.load_timeline("),
+        ("train.ipynb", "`%load_ext tracefuse`"),
+        ("train.txt", "rename a script so that it ends in .py"),
+    ],
+)
+def test_what_is_no_script_is_refused_with_what_opens_it(
+    name: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([written(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')\n", name)])
+    said = capsys.readouterr().err
+    assert f"{name} is neither a Python script (.py) nor a session (.tfz): " in said
+    assert remedy in said
     assert not (tmp_path / "ran").exists()
 
 
@@ -325,7 +347,7 @@ def test_a_cuda_graph_without_a_gpu_is_refused_before_the_script_runs(
     ("flags", "message"),
     [
         (["--no-measure"], "--no-measure is for running a script"),
-        (["--budget", "3"], "--budget is for running a script"),
+        (["--budget-s", "3"], "--budget-s is for running a script"),
         (["--train-all"], "--train-all is for running a script"),
         (["--", "x"], "takes no arguments, since it is only shown: leave out x"),
     ],
@@ -333,7 +355,7 @@ def test_a_cuda_graph_without_a_gpu_is_refused_before_the_script_runs(
 def test_a_session_runs_nothing(
     flags: list[str], message: str, session: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(session), *flags]) == 1
+    assert main([str(session), *flags]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -366,11 +388,17 @@ def test_peers_are_timed_beside_a_script(tmp_path: Path) -> None:
     assert "eager" in {program["name"] for program in json.loads(out.read_text())["timing"]["programs"]}
 
 
-@pytest.mark.parametrize(("flags", "said"), [(["--peer", "jax"], "jax"), (["--freeze", "nope*"], "nope")])
+@pytest.mark.parametrize(
+    ("flags", "said", "status"),
+    [
+        (["--peer", "jax"], "there is no peer 'jax'", 2),
+        (["--peer", "max-autotun"], "did you mean max-autotune?", 2),
+        (["--freeze", "nope*"], "nope", 1),
+        (["--freeze", "0.wieght"], "did you mean 0.weight?", 1),
+    ],
+)
 def test_what_cannot_be_done_ends_with_a_status(
-    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], said: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        sys.exit(main([written(tmp_path, STEP), *QUICK, *flags]))
-    assert ended.value.code not in (0, None)
+    assert main([written(tmp_path, STEP), *QUICK, *flags]) == status
     assert said in capsys.readouterr().err

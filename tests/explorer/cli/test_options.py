@@ -11,17 +11,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import parse_argstring
 
 import tracefuse as tf
-from tracefuse.cli.flags import (
-    DEMO_OPTIONS,
-    MAGIC_OPTIONS,
-    OPTIONS,
-    PASSES,
-    Config,
-    add_arguments,
-    configuration,
-    magic_arguments,
-    values,
-)
+from tracefuse.cli.choices import configuration
+from tracefuse.cli.flags import DEMO_OPTIONS, MAGIC_OPTIONS, OPTIONS, add_arguments, magic_arguments, values
+from tracefuse.config import PASSES, Config
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.errors import TracefuseError
@@ -53,6 +45,8 @@ def test_the_table_covers_the_configuration() -> None:
         ({"remat": "off"}, "remat", None),
         ({"remat": "0.25"}, "remat", 0.25),
         ({"cat": None}, "cat", False),
+        ({"cat": "off"}, "cat", False),
+        ({"freeze": "h.*, head"}, "freeze", ("h.*", "head")),
         ({"freeze": True}, "freeze", ()),
         ({"freeze": False}, "freeze", None),
         ({"freeze": None}, "freeze", None),
@@ -76,11 +70,12 @@ def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, 
         ({"remat": -0.1}, "from 0 to 1"),
         ({"remat": float("nan")}, "from 0 to 1"),
         ({"remat": "much"}, "from 0 to 1"),
-        ({"cat": "yes"}, "pass cat=True or cat=False"),
-        ({"cat": 1}, "pass cat=True or cat=False"),
-        ({"freeze": 3}, "pass names or globs"),
-        ({"freeze": ["h", ""]}, "pass non-empty names"),
-        ({"freeze": ["h", 1]}, "pass non-empty names"),
+        ({"cat": "maybe"}, "cat='maybe' is no switch: pass True or False"),
+        ({"cat": 1}, "cat=1 is no switch: pass True or False"),
+        ({"save": 3}, "save=3 is no list of names: pass names or globs that are not empty, such as"),
+        ({"freeze": 3}, "pass names or globs that are not empty, such as .* or None"),
+        ({"freeze": ["h", ""]}, "that are not empty"),
+        ({"freeze": ["h", 1]}, "pass names or globs"),
         ({"remta": 0}, "did you mean remat"),
         (
             {"whatever": 0},
@@ -121,10 +116,12 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
 
 def test_a_bad_flag_names_the_remedy_in_flags() -> None:
     for text in ("7", "much"):
-        with pytest.raises(OptionError, match=rf"--remat {text} is no weight: .* or --no-remat to switch it off"):
+        with pytest.raises(OptionError, match=rf"^--remat {text} is no weight: pass a number from 0 to 1, or None"):
             of_flags("--remat", text)
-    with pytest.raises(OptionError, match=r"remat=7 is no weight: .* or remat=False"):
+    with pytest.raises(OptionError, match=r"^remat=7 is no weight: pass a number from 0 to 1, or None"):
         Config.of(remat=7)
+    with pytest.raises(OptionError, match=r"^--memory-budget much is no budget: pass a fraction such as 0.4, or bytes"):
+        of_flags("--memory-budget", "much")
 
 
 @pytest.mark.parametrize(
@@ -133,8 +130,8 @@ def test_a_bad_flag_names_the_remedy_in_flags() -> None:
         ("--bogus", r"--bogus: see %%tracefuse\?$"),
         ("--outptu=c", r"--outptu=c: did you mean --output\? see %%tracefuse\?$"),
         ("--no-fuze", r"--no-fuze: did you mean --no-fuse\? see %%tracefuse\?$"),
-        ("--budget 0", r"0 is no time: pass seconds above 0, such as 5: see %%tracefuse\?$"),
-        ("--budget soon", r"soon is no time: pass seconds above 0"),
+        ("--budget-s 0", r"0 is no time: pass seconds above 0, such as 5: see %%tracefuse\?$"),
+        ("--budget-s soon", r"soon is no time: pass seconds above 0"),
     ],
 )
 def test_the_magic_says_what_was_meant_and_where_to_look(line: str, message: str) -> None:
@@ -143,18 +140,19 @@ def test_the_magic_says_what_was_meant_and_where_to_look(line: str, message: str
 
 
 def test_the_magic_and_the_demo_measure_equally_long() -> None:
-    (magic,) = [o for o in MAGIC_OPTIONS if o.name == "budget"]
+    (magic,) = [o for o in MAGIC_OPTIONS if o.name == "budget_s"]
     assert magic in DEMO_OPTIONS
 
 
 def test_the_magic_has_options_of_its_own() -> None:
-    default = {"output": None, "measure": True, "html": None, "train_all": False, "budget": 5.0, "cuda_graph": False}
+    default = {"output": None, "measure": True, "html": None, "train_all": False, "budget_s": 5.0, "cuda_graph": False}
     default |= {"tune": False, "peer": ()}
     assert values(tracefuse(""), MAGIC_OPTIONS) == default
     assert values(tracefuse("-o run --no-measure"), MAGIC_OPTIONS) == {**default, "output": "run", "measure": False}
     assert values(tracefuse("--html page.html"), MAGIC_OPTIONS) == {**default, "html": "page.html"}
     assert values(tracefuse("--train-all"), MAGIC_OPTIONS) == {**default, "train_all": True}
-    assert values(tracefuse("--budget 0.5"), MAGIC_OPTIONS) == {**default, "budget": 0.5}
+    for spelling in ("--budget-s", "--budget"):
+        assert values(tracefuse(f"{spelling} 0.5"), MAGIC_OPTIONS) == {**default, "budget_s": 0.5}
     assert values(tracefuse("--cuda-graph"), MAGIC_OPTIONS) == {**default, "cuda_graph": True}
     assert values(tracefuse("--tune"), MAGIC_OPTIONS) == {**default, "tune": True}
     assert "--remat WEIGHT" in (tracefuse.__doc__ or "")

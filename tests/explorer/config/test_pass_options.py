@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from tracefuse.cli.flags import PASS_OPTIONS, add_arguments, configuration
-from tracefuse.config.configuration import PASS_OF, Config
-from tracefuse.config.pass_options import PassOption, options_of, read, read_all, table, written
-from tracefuse.config.readers import OWN_FLAGS, REMAT_OPTIONS
+from tracefuse.cli.choices import configuration
+from tracefuse.cli.command import main
+from tracefuse.cli.flags import PASS_OPTIONS, add_arguments
+from tracefuse.config.configuration import REMAT_OPTIONS, Config
+from tracefuse.config.names import OPTION_OF, PASS_OF, PASSES
+from tracefuse.config.pass_options import PassOption, options_of, read, read_all, written
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.costs.cost import Peaks
@@ -57,7 +59,7 @@ def test_a_budget_is_a_fraction_or_bytes(given: Any, budget: float | None) -> No
 
 
 @pytest.mark.parametrize(
-    "given", ["3e9", "much", -1, "-1", math.nan, math.inf, True, "140 %", "2 furlongs", "2 GB %", [1], ""]
+    "given", ["3e9", "much", -1, "-1", math.nan, math.inf, True, "140 %", "2 furlongs", "2 GB %", [1]]
 )
 def test_what_is_no_budget_names_the_remedy(given: Any) -> None:
     with pytest.raises(OptionError, match=r"is no budget: pass a fraction such as 0.4, or bytes such as '2GiB'"):
@@ -76,14 +78,8 @@ def test_a_number_that_lost_its_unit_is_not_taken_for_bytes(given: Any, named: s
 
 
 def test_every_field_of_remat_is_an_option_with_a_sentence() -> None:
-    named = {
-        "producer_input_weight": "remat",
-        "memory_budget": "memory_budget",
-        "save": "save",
-        "recompute": "recompute",
-    }
-    assert set(named) == set(OWN_FLAGS)
-    assert {f.name for f in dataclasses.fields(Remat)} == {*OWN_FLAGS, *REMAT_OPTIONS}
+    assert set(OPTION_OF["remat"].values()) <= {option.name for option in PASS_OPTIONS}
+    assert {f.name for f in dataclasses.fields(Remat)} == {*OPTION_OF["remat"], *REMAT_OPTIONS}
     for option in options_of(Remat).values():
         assert option.help, f"{option.name} needs metadata={{'help': ...}}"
         assert option.default == getattr(Remat(), option.name)
@@ -120,8 +116,8 @@ def test_options_are_read_by_their_types(given: Any, held: Any) -> None:
         ({"distance_bas": 1}, "remat_options has no 'distance_bas': did you mean distance_base"),
         ({"producer_input_weight": 1}, "remat_options has no 'producer_input_weight'.*choose from distance_base"),
         ({"distance_base": "far"}, "distance_base='far' is no number: pass one, such as 1.1"),
-        ({"longest_chain": 1.5}, "longest_chain=1.5 is no whole number or None: pass one"),
-        ({"recompute_materialized": 3}, "is no switch: pass one, such as False"),
+        ({"longest_chain": 1.5}, "longest_chain=1.5 is no whole number: pass one, or None"),
+        ({"recompute_materialized": 3}, "is no switch: pass True or False"),
         ({"peaks": "an A100"}, "is no Peaks: pass one"),
         ({"distance_base": -1}, "remat: distance_base=-1.0 is no base; pass a number like 1.1"),
         ({"longest_chain": 0}, "forbids every recompute; pass 1 or more, or None"),
@@ -145,6 +141,10 @@ def test_bad_options_name_the_remedy(given: Any, message: str) -> None:
         (["--remat-option", "distance_base=1.0", "--remat-option", "longest_chain=8"],
          {"remat_options": {"distance_base": 1.0, "longest_chain": 8}}),
         (["--no-pass", "cat", "--pass", "remat"], {"cat": False}),
+        (["--pass", "remat:longest_chain=8", "--remat", "0"], {"remat": 0, "remat_options": {"longest_chain": 8}}),
+        (["--pass", "remat:memory_budget=0.4"], {"memory_budget": 0.4}),
+        (["--pass", "remat:producer_input_weight=0"], {"remat": 0}),
+        (["--pass", "freeze:patterns=h.*"], {"freeze": "h.*"}),
     ],
 )  # fmt: skip
 def test_flags_and_the_magic_say_the_same_as_python(flags: list[str], options: dict[str, Any]) -> None:
@@ -164,14 +164,8 @@ def test_flags_and_the_magic_say_the_same_as_python(flags: list[str], options: d
             "--no-pass memory_budget: .* of the pass remat: write --memory-budget to set it",
         ),
         (["--pass", "remat_options"], "is an option of the pass remat: write --remat-option to set it, and leave"),
-        (
-            ["--pass", "remat:longest_chain=8"],
-            "--pass remat:longest_chain=8: .* written --remat-option longest_chain=8$",
-        ),
-        (["--pass", "remat:memory_budget=0.4"], "that option of remat is written --memory-budget 0.4$"),
-        (["--pass", "remat:producer_input_weight=0"], "that option of remat is written --remat 0$"),
-        (["--pass", "freeze:patterns=h.*"], r"what it freezes is written --freeze h\.\*$"),
-        (["--pass", "cat:packing=x"], "the pass cat has no options, write --pass cat$"),
+        (["--pass", "remat:longest_chian=8"], "remat has no 'longest_chian': did you mean longest_chain"),
+        (["--pass", "cat:packing=x"], "cat has no 'packing': there is nothing to choose, leave it out"),
         (["--pass", "cat", "--no-pass", "cat"], "--pass cat and --no-pass cat contradict each other"),
         (["--pass", "cat", "--no-cat"], "--pass cat and --no-cat contradict each other"),
         (["--remat", "0", "--no-pass", "remat"], "--remat and --no-pass remat contradict each other"),
@@ -182,19 +176,26 @@ def test_bad_flags_name_the_remedy(flags: list[str], message: str) -> None:
         of_flags(*flags)
 
 
-def test_the_help_lists_every_option_with_its_default_and_sentence() -> None:
+def test_the_help_says_where_the_options_are_listed_each_with_its_default_and_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser, PASS_OPTIONS)
     magic = parse.__globals__["_magic"].__doc__
     for shown in (parser.format_help(), magic):
         text = "".join(shown.split())
         assert "--memory-budgetSIZE" in text
-        for name, option in REMAT_OPTIONS.items():
-            if option.is_text:
-                default = "False" if option.default is False else written(option.default) or "none"
-                assert "".join(f"{name}={default}: {option.help}".split()) in text
-                assert read(option, default, "remat") == option.default
-    assert "peaks=" not in table(Remat)
+        assert "`tracefusepasses`liststhem" in text
+    assert main(["passes"]) == 0
+    text = "".join(capsys.readouterr().out.split())
+    for name, does in PASSES.items():
+        assert "".join(f"{name}{does}".split()) in text
+    for name, option in REMAT_OPTIONS.items():
+        if option.is_text:
+            default = "False" if option.default is False else written(option.default) or "none"
+            assert "".join(f"{name}={default}: {option.help}".split()) in text
+            assert read(option, default, "remat") == option.default
+    assert "peaks=" not in text
 
 
 CHOICES = [
@@ -232,6 +233,15 @@ def test_a_remat_stands_for_its_options(given: Remat) -> None:
     )
 
 
+def test_options_of_a_built_in_pass_are_given_like_those_of_ones_own() -> None:
+    given = {"longest_chain": "8", "producer_input_weight": 0, "memory_budget": "2GiB", "save": "h.0"}
+    assert Config.of(remat=given) == Config.of(
+        remat=0, memory_budget="2GiB", save="h.0", remat_options={"longest_chain": 8}
+    )
+    assert Config.of(freeze={"patterns": "h.*"}) == Config.of(freeze="h.*")
+    assert Config.off().changed(remat={}) == Config.off().changed(remat=True)
+
+
 def test_other_instances_stand_for_their_switches() -> None:
     assert Config.of(freeze=Freeze(("h.*",)), cat=Cat(), fuse=Fuse()) == Config.of(freeze="h.*")
     assert Config.off().changed(cat=Cat()).cat
@@ -247,7 +257,8 @@ def test_other_instances_stand_for_their_switches() -> None:
         ({"remat": Freeze()}, "is another pass"),
         ({"fuse": Fuse(dropout_threads=7)}, "finds out about the GPU itself: pass fuse=True"),
         ({"remat": Remat}, "is no weight"),
-        ({"remat": {"longest_chain": 8}}, r"is no weight: .*its other options go into remat_options=\{"),
+        ({"remat": {"longest_chian": 8}}, "remat has no 'longest_chian': did you mean longest_chain"),
+        ({"cat": {"packing": 1}}, "cat has no 'packing': there is nothing to choose, leave it out"),
     ],
 )
 def test_an_instance_of_another_pass_is_refused(given: dict[str, Any], message: str) -> None:
@@ -278,7 +289,7 @@ def test_an_option_knows_its_pass() -> None:
 def test_values_are_read_as_their_types(types: tuple[Any, ...], value: Any, found: Any) -> None:
     option = PassOption("one", types, None, "")
     if found is OptionError:
-        with pytest.raises(OptionError, match=r"pass (one|a tuple), "):
+        with pytest.raises(OptionError, match=r"pass (one|a tuple|True|names|None)"):
             read(option, value, "my_pass")
         return
     assert read(option, value, "my_pass") == found

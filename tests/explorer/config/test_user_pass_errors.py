@@ -13,8 +13,7 @@ from own_passes import aten, capture, made, nothing
 
 import tracefuse
 from tracefuse.config import registry
-from tracefuse.config.configuration import Config
-from tracefuse.config.readers import READERS
+from tracefuse.config.configuration import OPTIONS, Config
 from tracefuse.errors import PassError, RegistrationError
 from tracefuse.optimizers.errors import PassDefect, UnknownValue
 from tracefuse.optimizers.passes import Decision
@@ -90,7 +89,10 @@ def test_what_can_be_no_pass_is_refused_with_the_remedy(wrong: Any, message: str
 
 @pytest.mark.parametrize(
     ("place", "message"),
-    [({"before": "cat", "after": "cat"}, "not both"), ({"before": "fuze"}, "choose from simplify, freeze, cat")],
+    [
+        ({"before": "cat", "after": "cat"}, "not both"),
+        ({"before": "fuze"}, "did you mean fuse. choose from simplify, freeze"),
+    ],
 )
 def test_a_place_that_is_none_is_refused(place: dict[str, str], message: str) -> None:
     with pytest.raises(RegistrationError, match=message):
@@ -98,7 +100,7 @@ def test_a_place_that_is_none_is_refused(place: dict[str, str], message: str) ->
 
 
 def test_no_name_is_free_that_an_option_has() -> None:
-    assert set(READERS) | {"own"} == set(registry.RESERVED)
+    assert set(OPTIONS) | {"own"} == set(registry.RESERVED)
     assert list(registry.BUILT_IN) == list(Config().names)
 
 

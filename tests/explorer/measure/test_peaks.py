@@ -136,7 +136,7 @@ def test_the_command_prints_them(small: list[str], capsys: pytest.CaptureFixture
     assert small == ["cpu", "cpu"]
     out = capsys.readouterr().out
     assert out.count("copy, read and written") == 3
-    assert cli.main(["peaks", "--device", "tpu"]) == 1
+    assert cli.main(["peaks", "--device", "tpu"]) == 2
     with pytest.raises(SystemExit):
         cli.main(["peaks", "--agian"])
     assert "did you mean --again? see tracefuse peaks --help" in capsys.readouterr().err

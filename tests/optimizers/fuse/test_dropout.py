@@ -6,6 +6,7 @@ import operator
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -249,10 +250,8 @@ def test_an_exported_file_runs_with_what_it_brings() -> None:
     capture = tracefuse.capture(*training(layers=2))
     options = {"dropout_threads": H100_THREADS}
     moved = on_cuda(capture.trace)
-    with (
-        mock.patch.object(tracefuse.Capture, "trace", moved),
-        mock.patch("tracefuse.config.configuration.fuse_options", return_value=options),
-    ):
+    capture.program = replace(capture.program, trace=moved)
+    with mock.patch("tracefuse.config.configuration.fuse_options", return_value=options):
         source = capture.optimize().source
     assert [source.count(f"\ndef {name}(") for name in SUPPORT] == [1] * len(SUPPORT)
     module, states = load(source), [(17, 4), (17, 8)]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from kernels import kernel_of, kernel_of_types
+from kernels import kernel_of, kernel_of_types, summation_error
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tracefuse
@@ -122,3 +122,15 @@ def test_variables_that_differ_in_case_alone_are_two() -> None:
     (kernel,) = step.kernels
     assert {"X_ptr", "x_ptr", "y_ptr"} <= set(re.findall(r"\w+_ptr", kernel.source))
     torch.testing.assert_close(step.compile()(), (x, y))
+
+
+@pytest.mark.parametrize("terms", [300, 9001])
+def test_the_tolerance_of_a_sum_holds_for_any_order_and_for_no_lost_term(terms: int) -> None:
+    """Kernels are compared with ATen, whose sums are rounded too: the exact sum is as far from the one as from the other."""
+    x = torch.randn(terms, 2000) * 2
+    bound, exact = summation_error(terms, f32), x.double().sum(0)
+    chunks = torch.stack([chunk.sum(0) for chunk in x.split(64)]).sum(0)
+    assert (x.sum(0) - exact).abs().max() < bound
+    assert (chunks - x.sum(0)).abs().max() < bound
+    assert (x[1:].sum(0) - exact).abs().median() > 100 * bound
+    assert (x.bfloat16().double().sum(0) - exact).abs().median() > 100 * bound

@@ -8,12 +8,12 @@ import torch
 from cuda_traces import drawn_by_aten, mask_by_aten, philox
 from torch import Tensor
 
+from tracefuse.optimizers.facts import is_dense
 from tracefuse.optimizers.lowering.indexing import variable
 from tracefuse.optimizers.lowering.philox import (
     BLOCK,
     dropout_mask,
     increment,
-    is_dense,
     keep_below,
     launched_threads,
     philox4x32,
@@ -126,7 +126,7 @@ def test_dense_is_what_keeps_its_strides_in_empty_like() -> None:
     shapes = [torch.empty(3, 4), torch.empty(3, 4).t(), torch.empty(2, 3, 4).permute(1, 2, 0), torch.empty(6, 4)[::2]]
     shapes += [torch.empty(1, 5), torch.empty(3).expand(2, 3), torch.empty(()), torch.empty(4, 4)[1:3]]
     for tensor in shapes:
-        assert is_dense(tensor) == (torch.empty_like(tensor).stride() == tensor.stride())
+        assert is_dense(tuple(tensor.shape), tensor.stride()) == (torch.empty_like(tensor).stride() == tensor.stride())
 
 
 @pytest.mark.parametrize("dtype", [f64, f32, bf16])

@@ -7,12 +7,14 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from cuda_traces import H100_THREADS, DropoutOfGpu, on_cuda
 from rematerialised import remat
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from traces import captured, ops, tried
 
 import tracefuse
+from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.passes import run_pipeline
@@ -20,6 +22,7 @@ from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.forward import doubles
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import phase
+from tracefuse.optimizers.verify import verify
 
 OPTIONS = {
     **{f"weight {weight}": Remat(weight) for weight in (1.0, 0.5, 0.0)},
@@ -110,3 +113,33 @@ def test_a_checkpoint_whose_input_is_overwritten_later_can_be_pinned() -> None:
     found = tracefuse.capture(step)
     for options in ({"recompute": ["*"]}, {"recompute": ["*"], "memory_budget": 0.0}):
         found.optimize(fuse=False, **options).check()
+
+
+BLOCK = nn.Sequential(nn.Linear(5, 9), DropoutOfGpu(0.4), nn.GELU(), nn.Linear(9, 5)).double()
+LAYERS = nn.Sequential(*[nn.Sequential(nn.Linear(5, 5), DropoutOfGpu(0.1), nn.Tanh()) for _ in range(4)]).double()
+CHECKPOINTS = {
+    "reentrant": lambda x: checkpoint(BLOCK, x, use_reentrant=True),
+    "sequential": lambda x: checkpoint_sequential(LAYERS, 2, x, use_reentrant=False),
+    "nested": lambda x: checkpoint(lambda t: checkpoint(BLOCK, t, use_reentrant=False) * 2, x, use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_a_gpu_s_dropout_in_a_checkpoint_is_drawn_once_and_its_result_not_kept(kind: str) -> None:
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+
+    def step() -> Tensor:
+        loss = CHECKPOINTS[kind](x).square().sum()
+        loss.backward()
+        return loss
+
+    capture = captured(step)
+    drawn = ops(capture.trace).count("native_dropout")
+    assert drawn == (len(LAYERS) if kind == "sequential" else 1)
+    for weight in (1.0, 0.5, 0.0):
+        capture.optimize(remat=weight).check()
+    after = run_pipeline(on_cuda(capture.trace), [Simplify(), Remat()])[-1].after
+    checkpointed = {first.name for first in doubles(capture.trace).values() if not is_view(first)}
+    assert checkpointed
+    assert {s.name for s in saved_values(after)}.isdisjoint(checkpointed)
+    verify(Fuse(H100_THREADS).run(after, lambda _: None))

@@ -68,3 +68,10 @@ def test_two_infinite_paths_do_not_overflow() -> None:
 def test_refuses_what_is_no_capacity(capacity: float) -> None:
     with pytest.raises(ValueError, match="0 -> 1"):
         min_cut([(0, 1, capacity)], 2, 0, 1)
+
+
+def test_a_network_without_edges_is_cut_where_it_is() -> None:
+    """As of a graph that holds no op, which Dynamo gives a backend after a graph break."""
+    cut = min_cut([], 2, 0, 1)
+    assert cut is not None
+    assert (cut.source_side, cut.weight) == (frozenset({0}), 0.0)

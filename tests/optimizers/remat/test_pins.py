@@ -54,7 +54,7 @@ def test_unknown_and_impossible_pins_say_what_to_do() -> None:
     backward = next(n.name for n in trace.ops if phase(n) == "backward")
     with pytest.raises(UnknownValue, match=r"matches no forward value.*for example"):
         remat(trace, save=("no_such_value",))
-    with pytest.raises(UnknownValue, match="Backward values cannot be pinned"):
+    with pytest.raises(UnknownValue, match="backward values cannot be pinned"):
         remat(trace, save=(backward,))
     with pytest.raises(PinConflict, match=r"draws from a random generator.*Drop the pin"):
         remat(trace, recompute=(draws,))
@@ -62,6 +62,23 @@ def test_unknown_and_impossible_pins_say_what_to_do() -> None:
         remat(trace, recompute=(trace.placeholders[0].name,))
     with pytest.raises(PinConflict, match="pinned twice"):
         remat(trace, save=("gelu*",), recompute=("gelu*",))
+
+
+def test_the_remedy_of_a_refused_pin_names_another_value_and_works_when_followed() -> None:
+    x, w = leaf(3, 4), leaf(6, 4)
+    trace = simple(lambda: torch.tanh(x @ w.t()))
+    for refused in ("t", trace.placeholders[0].name):
+        with pytest.raises(PinConflict, match=r"is an input.*pin what is computed from it: mm\."):
+            remat(trace, recompute=(refused,))
+    assert "mm" not in saved(remat(trace, recompute=("mm", "tanh"))[0])
+
+
+def test_a_refused_pin_of_which_nothing_can_be_computed_is_to_be_dropped() -> None:
+    x, chance = leaf(3, 4), torch.rand(3, 4)
+    trace = simple(lambda: torch.bernoulli(chance) * x)
+    (drawn,) = [n for n in trace.ops if is_random(n)]
+    with pytest.raises(PinConflict, match=r"there anyway\. Drop the pin\.$"):
+        remat(trace, recompute=(drawn.all_input_nodes[0].name,))
 
 
 @pytest.mark.parametrize(

@@ -258,3 +258,12 @@ def test_the_work_of_a_gpt_follows_its_layers() -> None:
 
     few, more, most = map(work, (2, 4, 8))
     assert most - more < 2.5 * (more - few)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 0.5}, {"producer_input_weight": 0.0}])
+def test_a_graph_without_ops_or_inputs_stays_as_it_is(options: dict[str, float]) -> None:
+    graph = fx.Graph()
+    graph.output(())
+    after, decisions = remat(Trace(graph, (), ()), **options)
+    assert after.op_count == 0
+    assert [d.action for d in decisions] in ([], ["meet"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.config.configuration import PASSES, Config
+from tracefuse.config import PASSES, Config
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.optimizers.liveness import KINDS, saved_bytes
 from tracefuse.optimizers.passes import Decision

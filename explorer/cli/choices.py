@@ -1,0 +1,57 @@
+"""Parsed flags become the configuration that they ask for, by the checks of `Config.changed`: a bad value has the same message
+everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tracefuse.cli.flags import OPTIONS
+from tracefuse.config.configuration import Config, read_option
+from tracefuse.config.names import PASS_OF
+from tracefuse.config.pass_options import assignment
+from tracefuse.errors import OptionError
+
+
+def configuration(arguments: argparse.Namespace) -> Config:
+    """What parsed flags of `PASS_OPTIONS` ask for; flags of other tables are left alone. Raises `OptionError`."""
+    given = {o.name: getattr(arguments, o.name) for o in OPTIONS if getattr(arguments, o.name, None) is not None}
+    off = {o.name: False for o in OPTIONS if getattr(arguments, f"no_{o.name}", False)}
+    without = getattr(arguments, "without_pass", None) or ()
+    on = _by_name(getattr(arguments, "with_pass", None) or ())
+    _check_are_passes({"--no-pass": without, "--pass": on})
+    off |= dict.fromkeys(without, False)
+    if both := sorted((given.keys() | on.keys()) & off.keys()):
+        on_flag = f"--pass {both[0]}" if both[0] in on else _flag(both[0])
+        off_flag = f"--no-pass {both[0]}" if both[0] in without else f"--no-{both[0]}"
+        raise OptionError(f"{on_flag} and {off_flag} contradict each other: give one of them")
+    if "remat_options" in given:
+        given["remat_options"] = dict(map(assignment, given["remat_options"]))
+    for name in {"remat", "memory_budget"} & given.keys():
+        given[name] = read_option(name, given[name], said=f"{_flag(name)} {given[name]}")
+    return Config.of(**on).changed(**off, **given)
+
+
+def _by_name(texts: Iterable[str]) -> dict[str, Any]:
+    """`["a", "b:level=3"]` as `{"a": True, "b": {"level": "3"}}`."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, option = text.partition(":")
+        before = found.get(name, {}) or {}
+        found[name] = {**before, **dict([assignment(option)])} if option else before
+    return {name: options or True for name, options in found.items()}
+
+
+def _check_are_passes(given: Mapping[str, Iterable[str]]) -> None:
+    """Raise `OptionError` for names that are options of a pass."""
+    for flag, names in given.items():
+        for name in names:
+            if name in PASS_OF:
+                text, own = f"{name} is an option of the pass {PASS_OF[name]}", _flag(name)
+                raise OptionError(f"{flag} {name}: {text}: write {own} to set it, and leave {own} out for none")
+
+
+def _flag(name: str) -> str:
+    return next(option.flags[0] for option in OPTIONS if option.name == name)

@@ -1,0 +1,23 @@
+"""Passes and their options by name, for what names them before any pass is imported: the command line and its help."""
+
+PASSES = {
+    "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
+    "freeze": "drops gradients that are not wanted, and what only they need",
+    "cat": "replaces concatenations and slices of them by what they are made of",
+    "decompose": "takes cross-entropy, NLL and log-softmax apart into ops for the kernels of `fuse`, which it needs",
+    "pad": "pads matmuls whose rows are not aligned, such as a vocabulary of 50,257, to a width that tensor cores load fast",
+    "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
+    "fuse": "turns runs of pointwise ops, casts, views and reductions into Triton kernels; equal ones share one",
+}
+"""What each built-in pass does, in pipeline order."""
+
+PASS_OF = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"), "remat")
+"""Option -> the pass that it belongs to, where it is not called like that."""
+
+OPTION_OF = {
+    "freeze": {"patterns": "freeze"},
+    "remat": {"producer_input_weight": "remat"} | {name: name for name in ("memory_budget", "save", "recompute")},
+}
+"""The option of each field of a pass that has one of its own; the other fields of `Remat` are `remat_options`."""
+
+DEFAULT_WEIGHT = 0.5

@@ -1,0 +1,172 @@
+"""What a recording does not show is said in the notes; of a program that it shows whole, nothing is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tracefuse
+from tracefuse.errors import CaptureError
+from tracefuse.widgets.payload.program import notes
+
+
+def on_a_thread(run: Callable[[], object]) -> None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def said(run: Callable[[], object]) -> list[str]:
+    """The notes of a capture of `run`."""
+    return [note["text"] for note in notes(tracefuse.capture(run).optimize(fuse=False))]
+
+
+def numbers() -> Tensor:
+    return torch.randn(2, 4)
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["model.compile()", "torch.compile(model)"])
+def test_compiled_code_that_did_not_run(in_place: bool) -> None:
+    torch._dynamo.reset()
+    model = run = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    if in_place:
+        model.compile(backend="aot_eager")
+    else:
+        run = torch.compile(model, backend="aot_eager")
+    run(numbers()).sum().backward()
+    (text,) = said(lambda: run(numbers()).sum().backward())
+    assert text.startswith("Sequential: torch.compile's code did not run here")
+    assert 'peers=["torch.compile"]' in text
+    torch._dynamo.reset()
+
+
+def test_a_compiled_function() -> None:
+    torch._dynamo.reset()
+    model = nn.Linear(4, 4)
+
+    @torch.compile(backend="aot_eager")
+    def loss_of(x: Tensor) -> Tensor:
+        return model(x).sum()
+
+    (text,) = said(lambda: loss_of(numbers()).backward())
+    assert text.startswith("loss_of: torch.compile's code did not run here")
+
+
+def test_a_compiled_module_inside_another() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.GELU(), backend="aot_eager"))
+    (text,) = said(lambda: model(numbers()).sum().backward())
+    assert text.startswith("GELU: ")
+
+
+def test_a_forward_on_another_thread() -> None:
+    model, made = nn.Linear(4, 4), []
+
+    def step() -> None:
+        x = numbers()
+        on_a_thread(lambda: made.append(model(x)))
+        made[0].sum().backward()
+
+    (text,) = said(step)
+    assert "(test_unshown.py:" in text
+    assert "made[0].sum().backward()" in text
+    assert "on another thread, and gradients behind it are no part of the trace" in text
+
+
+def test_a_forward_before_the_capture() -> None:
+    made = nn.Linear(4, 4)(numbers())
+    (text,) = said(lambda: made.sum().backward())
+    assert "computed before the capture" in text
+
+
+def test_a_backward_on_another_thread() -> None:
+    model = nn.Linear(4, 4)
+
+    def step() -> Tensor:
+        loss = model(numbers()).sum()
+        on_a_thread(loss.backward)
+        return loss
+
+    (text,) = said(step)
+    assert "A backward of this program ran on another thread" in text
+    assert model.weight.grad is not None
+
+
+def test_other_threads_have_backwards_of_their_own() -> None:
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def step() -> None:
+        on_a_thread(lambda: other(numbers()).sum().backward())
+        model(numbers()).sum().backward()
+
+    assert not said(step)
+    assert other.weight.grad is not None
+
+
+def test_a_result_of_before_that_no_backward_goes_through() -> None:
+    made = nn.Linear(4, 4)(numbers())
+    assert not said(lambda: made.detach().sum() * 2)
+    assert not said(lambda: made.sum() * 2)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_is_shown_whole(use_reentrant: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x = numbers().requires_grad_()
+    assert not said(lambda: checkpoint(model, x, use_reentrant=use_reentrant).sum().backward())
+
+
+def test_a_program_that_writes_to_what_it_reads_is_shown_whole() -> None:
+    model, state = nn.Linear(4, 4), torch.zeros(2, 4)
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.GELU()))
+
+    def step() -> None:
+        state.copy_(scripted(model(numbers())))
+        state.square().sum().backward()
+
+    assert not said(step)
+
+
+def test_ops_whose_result_nobody_reads_are_told() -> None:
+    net, aux, x = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 512), nn.GELU(), nn.Linear(512, 8)), torch.randn(256, 8)
+    with tracefuse.capture() as c:
+        aux(net(x))
+        held = x * 2
+        loss = net(x).square().mean()
+        loss.backward()
+    assert [(one.op, one.origin.module) for one in c.dropped] == [
+        ("aten.addmm.default", ""), ("aten.addmm.default", "0"), ("aten.gelu.default", "1"), ("aten.addmm.default", "2"),
+    ]  # fmt: skip
+    assert all(one.modelled_us > 0 and one.nbytes > 0 for one in c.dropped)
+    assert held.numel()
+    (finding,) = [f for f in c.findings() if f.name == "computed and never used"]
+    assert "4 ops computed what nothing used" in finding.title
+    assert "aux(net(x))" in str(finding)
+
+
+def test_a_range_of_a_profiler_is_no_number_that_python_read() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with tracefuse.capture() as c, torch.profiler.record_function("mine"):
+        x.sin().sum().backward()
+    assert c.guards == ()
+
+
+def test_a_forward_on_another_thread_is_refused_by_name() -> None:
+    net, found = nn.Linear(3, 2), []
+
+    def run() -> None:
+        thread = threading.Thread(target=lambda: found.append(net(torch.ones(1, 3)).sum()))
+        thread.start()
+        thread.join()
+        found[0].backward()
+
+    for _ in range(50):  # autograd numbers the ops of each thread
+        net(torch.ones(1, 3))
+    c = tracefuse.capture(run)
+    with pytest.raises(CaptureError, match="another thread"):
+        c.optimize()
