@@ -22,9 +22,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tracefuse.dynamo.halves import Halves, shown
 from tracefuse.dynamo.joint import Joint
 from tracefuse.errors import NotSupported
+from tracefuse.execution.graphed_program import check_replayable
 from tracefuse.execution.graphs import Graphs, Recordable
 from tracefuse.execution.optimised import Optimised
-from tracefuse.execution.replayable import check_replayable
 from tracefuse.optimizers.trace import fake_mode, val
 from tracefuse.recording.frames import warn_user
 
