@@ -11,6 +11,7 @@ can be tried.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from tracefuse.recording.left import Left
 from tracefuse.recording.namespace import name_of, namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.run import Run
+from tracefuse.recording.shield import Shield
 from tracefuse.variant import Variant, Variants
 
 if TYPE_CHECKING:
@@ -188,11 +190,11 @@ class RecordedCapture(Capture):
         self.run = Run(recorder or Recorder(), train_all)
         self.returned: Any = None
         self._namespace = namespace
-        self._environment = environment()
+        self._environment = self._shield.note(environment) or {}
         self._left: tuple[Left | None, ...] = ()
 
     def __repr__(self) -> str:
-        if not self.has_run:
+        if not self.has_run and not self._shield.failure:
             return "<tracefuse.Capture: nothing yet>"
         try:
             forward, backward = self.trace.split()
@@ -203,11 +205,11 @@ class RecordedCapture(Capture):
 
     def __enter__(self) -> RecordedCapture:
         # Looking at a frame's variables keeps them alive: not without need.
-        self._start(self._seen_from(sys._getframe(1)) if self.run.train_all else {})
+        self._start(self._shield.note(self._seen_from, sys._getframe(1)) if self.run.train_all else {})
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self._stop(self._seen_from(sys._getframe(1)), self.returned, kind is None)
+        self._stop(self._shield.note(self._seen_from, sys._getframe(1)), self.returned, kind is None)
 
     def _seen_from(self, frame: FrameType) -> Mapping[str, Any]:
         return visible_from(frame) if self._namespace is None else self._namespace
@@ -217,22 +219,31 @@ class RecordedCapture(Capture):
         """Whether its block or call has ended, and without an error."""
         return self.run.ended is not None
 
-    def _start(self, namespace: Mapping[str, Any]) -> None:
+    @property
+    def _shield(self) -> Shield:
+        return self.run.recorder.shield
+
+    def _start(self, namespace: Mapping[str, Any] | None) -> None:
         if self.has_run:
             raise CaptureError("this capture has already run. Make a new one with `tracefuse.capture()`.")
         if RecordedCapture.on_start is not None:
-            RecordedCapture.on_start(self)
-        self.run.start(namespace)
+            self._shield.note(RecordedCapture.on_start, self)
+        self.run.start(namespace or {})
 
-    def _stop(self, namespace: Mapping[str, Any], returned: Any, completed: bool) -> None:
+    def _stop(self, namespace: Mapping[str, Any] | None, returned: Any, completed: bool) -> None:
         try:
-            self.run.stop(namespace, returned, completed)
+            self.run.stop(namespace or {}, returned, completed)
             if not completed and (error := sys.exception()) is not None:
-                note_unrecordable(error, self.run.recorder.recording)
+                self._shield.note(note_unrecordable, error, self.run.recorder.recording)
         finally:
             self._namespace = self.returned = None
 
     def _assembled(self) -> CapturedProgram:
+        if self._shield.failure:
+            raise CaptureError(
+                "taking notes failed inside tracefuse, and your program went on without it. Report this traceback, or "
+                f"capture a smaller piece.\n\n{self._shield.failure}"
+            )
         if self.run.ended is None:
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
@@ -268,11 +279,12 @@ def capture(
         if args or kwargs:
             raise TypeError(f"arguments, but no function to call with them: {[*args, *kwargs]}; give it first")
         return made
-    made._start(namespace_of(fn, args, kwargs) if train_all else {})
+    names = functools.partial(made._shield.note, namespace_of, fn, args, kwargs)
+    made._start(names() if train_all else {})
     returned, completed = None, False
     try:
         returned = fn(*args, **kwargs)
         completed = True
     finally:
-        made._stop(namespace_of(fn, args, kwargs), returned, completed)
+        made._stop(names(), returned, completed)
     return made

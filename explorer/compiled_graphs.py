@@ -24,8 +24,8 @@ from tracefuse.config.configuration import Config
 from tracefuse.device.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Trace, val
+from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.namespace import name_of, visible_from
-from tracefuse.recording.weak_map import WeakMap
 
 if TYPE_CHECKING:
     from tracefuse.widgets.view.explorer import Explorer

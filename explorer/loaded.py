@@ -21,8 +21,6 @@ from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.trace import val
 from tracefuse.recording.calls import Guard
 from tracefuse.session.files import Session, opened
-from tracefuse.session.parts import Measured
-from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ class LoadedCapture(Capture):
         self.path, self.left_out = path, tuple(session.left_out)
         self._trace, self._captured = session.trace, session.captured
         super().__init__(self._read)
-        self.measurements, self.restored = _measurements(session.measured), _measurements(session.measured)
+        self.measurements, self.restored = session.measured, session.measured.copied()
 
     def _read(self) -> CapturedProgram:
         captured = self._captured
@@ -133,18 +131,6 @@ def load(path: str | Path) -> LoadedCapture:
     for sentence in session.left_out:
         warnings.warn(f"{path.name}: {sentence}", stacklevel=2)
     return LoadedCapture(path, session)
-
-
-def _measurements(saved: Measured) -> Measurements:
-    return Measurements(
-        timings={(one.config, one.against): one.timing for one in saved.timings},
-        timelines={(one.config, one.against): one.timeline for one in saved.timelines},
-        ablations={one.config: one.ablation for one in saved.ablations},
-        profiles={one.config: one.profile for one in saved.profiles},
-        builds={one.config: one.build for one in saved.builds},
-        trials={(one.config, one.finding, one.choice): one.said for one in saved.trials},
-        peaks=saved.peaks,
-    )
 
 
 def _tensor(like: torch.Tensor, data: np.ndarray) -> torch.Tensor:

@@ -13,7 +13,9 @@ def figure(number: float, digits: int = 3) -> str:
 
 
 def time_text(us: float) -> str:
-    return f"{figure(us / 1000)} ms" if us >= 1000 else f"{figure(us)} µs"
+    """Three digits in the unit that fits: "317 µs", "8.23 ms", "2.72 s"."""
+    unit, size = ("s", 1e6) if us >= 1e6 else ("ms", 1e3) if us >= 1e3 else ("µs", 1.0)
+    return f"{figure(us / size)} {unit}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -26,13 +28,7 @@ def share_text(us: float, whole: float) -> str:
 
 def share(ns: int, window_ns: int) -> str:
     """A time with its share of the window: "317 µs (3.85 %)"."""
-    return f"{duration_text(ns / 1e3)} ({100 * ns / window_ns:.3g} %)" if window_ns else duration_text(ns / 1e3)
-
-
-def duration_text(us: float) -> str:
-    """Three digits in the unit that fits: "317 µs", "8.23 ms", "2.72 s"."""
-    unit, size = ("s", 1e6) if us >= 1e6 else ("ms", 1e3) if us >= 1e3 else ("µs", 1.0)
-    return f"{us / size:.3g} {unit}"
+    return f"{time_text(ns / 1e3)} ({100 * ns / window_ns:.3g} %)" if window_ns else time_text(ns / 1e3)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -372,7 +372,8 @@ class Variant:
         is_cancelled: Callable[[], bool] | None = None,
         peers: Asked = (),
     ) -> Timing:
-        """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds.
+        """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds. On top of
+        them come compiling, the first run of each program, which is told apart, and a second one where that takes longer.
 
         Inputs and generator states are those captured; results and gradients are compared with the captured program's. Ratios
         are optimised over captured: below 1 is faster. The result is kept as `timing`. The first measurement of a capture
@@ -411,7 +412,10 @@ class Variant:
         """
         from tracefuse.measure.side_by_side import ablate
 
-        found = ablate(self, progress, budget_s, is_cancelled)
+        found, timing = ablate(self, progress, budget_s, is_cancelled)
+        if self.timing is None:
+            self.timing = timing
+            self.capture.measurements.note_timing((self.config, None), timing)
         self.capture.measurements.note_ablation(self.config, found)
         return found
 

@@ -25,7 +25,7 @@ from tracefuse.optimizers.liveness import live_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.remat.tradeoffs import Point
 from tracefuse.optimizers.trace import Trace, phase, tensors
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import time_text
 from tracefuse.variant import Variant
 

@@ -7,10 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tracefuse.profiling.findings import RunFindings
+from tracefuse.profiling.findings import RunFindings, diagnose_run
 from tracefuse.profiling.lanes import RunLanes, run_lanes
-from tracefuse.profiling.stacks import lines_of
-from tracefuse.profiling.timeline import RunTimeline
+from tracefuse.profiling.run import Run, lines_of
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import CAUSES
 from tracefuse.widgets.html import page_of
@@ -22,7 +21,7 @@ _HEIGHT_PX = 640
 class TimelinePage:
     """What `RunTimeline.explore()` gives: a notebook shows it below the cell; `save_html` writes it."""
 
-    def __init__(self, run: RunTimeline) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
 
     def to_html(self) -> str:
@@ -50,17 +49,17 @@ class TimelinePage:
     __repr__ = __str__
 
 
-def run_record(run: RunTimeline, lanes: RunLanes) -> dict[str, Any]:
+def run_record(run: Run, lanes: RunLanes) -> dict[str, Any]:
     """What the page shows beside the timeline: `values` by name, findings, the text. See js/shell/run.js."""
     lines = lines_of(run.recording.frames, set(lanes.operators.values()))
     values = {
         name: _value(event, lanes.twins.get(name, ()), lines[event], run) for name, event in lanes.operators.items()
     }
-    findings = [asdict(one) | {"id": one.id, "fixed": False, "trials": []} for one in run.findings()]
+    findings = [asdict(one) | {"id": one.id, "fixed": False, "trials": []} for one in diagnose_run(run)]
     return {"values": values, "findings": findings, "looked_for": RunFindings.looked_for(), "text": str(run)}
 
 
-def _value(event: Event, twins: tuple[str, ...], line: str, run: RunTimeline) -> dict[str, Any]:
+def _value(event: Event, twins: tuple[str, ...], line: str, run: Run) -> dict[str, Any]:
     is_backward = (
         bool(event.forward_thread) or event in run.recording.backward or event.name.startswith("autograd::engine")
     )

@@ -14,6 +14,7 @@ from tracefuse.assembly.functional import Built
 from tracefuse.assembly.names import Names
 from tracefuse.optimizers.costs.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, op_name, producer
+from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Input, Output, Trace, eliminate_dead_code
 from tracefuse.recording.calls import Recording, Value
 from tracefuse.recording.roles import Roles
@@ -51,15 +52,20 @@ def _cut_cotangents(built: Built, recording: Recording, roles: Roles) -> Cotange
 
     All of them or none: a program that computes one of its own cotangents is no function of the others alone.
     """
-    given = [(root, built.nodes[g], tensor) for root, g, tensor in recording.roots if g is not None]
-    starts = [node for _, node, _ in given]
+    given = {(root, built.nodes[g]): tensor for root, g, tensor in recording.roots if g is not None}
+    starts = [node for _, node in given]
     if len(set(starts)) < len(starts) or not all(_is_callers_choice(node, built, roles) for node in starts):
         return {}
     cotangents: Cotangents = {}
-    for root, node, tensor in given:
+    for (root, node), tensor in given.items():
         assert tensor is not None
         result = roles.results[root]
-        cotangents[_cut(built, node, f"grad_{result}")] = (result, tensor)
+        again = (at for at, (name, seed) in cotangents.items() if name == result and torch.equal(seed, tensor))
+        if (known := next(again, None)) is not None:  # a second backward from there, `retain_graph=True`
+            node.replace_all_uses_with(known)
+            refresh_views(built.graph)
+        else:
+            cotangents[_cut(built, node, f"grad_{result}")] = (result, tensor)
     return cotangents
 
 
@@ -90,20 +96,49 @@ def _is_callers_choice(node: fx.Node, built: Built, roles: Roles) -> bool:
 
 
 def _drop_accumulation(built: Built, roles: Roles) -> None:
-    """Where a leaf had a `.grad` before, its gradient is what this program added to that, not the sum."""
+    """Where a leaf had a `.grad` before, its gradient is what this program added to that, not the sum, unless something else
+    reads the sum, as an optimizer does. What was added to zeros is the sum."""
     for gradient in roles.gradients.values():
         before = built.placeholders.get(gradient)
-        if before is None or len(before.users) != 1:
+        zeros = before and _zeroed(before)
+        total = before and _only_sum(zeros or before)
+        if total is None:
             continue
-        (total,) = before.users
-        if total.target is not aten.add.Tensor or total.args[0] is not before or total.kwargs:
+        after = built.mutated.pop(gradient, built.nodes[gradient])
+        if zeros is None and not _is_sum_of_gradients(total, after):
+            built.nodes[gradient] = after
             continue
         added = total.args[1]
         assert isinstance(added, fx.Node)
         total.replace_all_uses_with(added)
-        after = built.mutated.pop(gradient, built.nodes[gradient])
         built.nodes[gradient] = added if after is total else after
         built.graph.erase_node(total)
+
+
+def _zeroed(before: fx.Node) -> fx.Node | None:
+    """The zeros that `zero_grad(set_to_none=False)` made of the `.grad` from before, if that is all that became of it."""
+    if len(before.users) != 1:
+        return None
+    (user,) = before.users
+    if user.target is not aten._foreach_zero.default:
+        return user if user.target is aten.zero.default else None
+    return next((item for item in user.users if user.args[0][item.args[1]] is before), None)  # type: ignore[index]
+
+
+def _only_sum(before: fx.Node) -> fx.Node | None:
+    """The sum of `before` and a gradient, if nothing else reads `before`."""
+    sums = [n for n in before.users if n.target is aten.add.Tensor and n.args[0] is before and not n.kwargs]
+    return sums[0] if len(before.users) == len(sums) == 1 else None
+
+
+def _is_sum_of_gradients(total: fx.Node, after: fx.Node) -> bool:
+    """Whether all that becomes of `total` is that further gradients are added, up to `after`."""
+    while total is not after:
+        following = _only_sum(total)
+        if following is None:
+            return False
+        total = following
+    return not after.users
 
 
 def _mark_phases(graph: fx.Graph, cotangents: set[fx.Node]) -> None:

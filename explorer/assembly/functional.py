@@ -22,8 +22,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_any, tree_map
 
 from tracefuse.assembly.default_dtype import implied_dtype, state_dtype
-from tracefuse.assembly.in_place import arguments_of, functional_twin
-from tracefuse.assembly.lifetimes import Lifetimes
+from tracefuse.assembly.in_place import Lifetimes, arguments_of, functional_twin
 from tracefuse.assembly.refusals import where
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
@@ -140,8 +139,8 @@ def _add_in_place(
             )
         if twin is None and call.func.namespace not in ("aten", "prims"):
             raise CaptureError(
-                f"{call.func}{where(call.origin.source)} overwrites its arguments, and has no functional form. Register an "
-                "operator that returns the new values instead."
+                f"{call.func}{where(call.origin.source)} overwrites its arguments, and no functional form can be made of it. "
+                "Register an operator that returns the new values instead."
             )
         built.needs_functionalize = True
         _bind(built, call.outs, _emit(built, call, call.func, hint))

@@ -1,13 +1,18 @@
-"""Functional twins: for an in-place op, the op that computes what it writes."""
+"""In-place ops: the functional twin that computes what each writes, and who else reads the memory that it writes to."""
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from tracefuse.recording.calls import Call, bound
+from tracefuse.optimizers.trace import Source
+from tracefuse.recording.calls import Call, Recording, Value, bound, is_written
 
 aten = torch.ops.aten
 
@@ -40,7 +45,41 @@ def functional_twin(func: OpOverload) -> OpOverload | None:
             twin = getattr(packet, overload)
             if not twin._schema.is_mutable and _parameters(twin) == _parameters(func):
                 return twin
-    return None
+    return _made_twin(func) if namespace not in ("aten", "prims") else None
+
+
+_MADE = torch.library.Library("tracefuse_functional", "DEF")
+"""Twins of users' operators, which `torch.library` leaves without one."""
+
+
+@functools.cache
+def _made_twin(func: OpOverload) -> OpOverload | None:
+    """An operator that copies what `func` overwrites, runs `func` on the copies and returns them too."""
+    head, _, returned = str(func._schema).rpartition(" -> ")
+    written = [str(a.type) for a in func._schema.arguments if is_written(a)]
+    if "(" in returned.strip("()") or not {"Tensor", "List[Tensor]"}.issuperset(
+        written
+    ):  # results that are views, options
+        return None
+    name = f"{head[: head.index('(')].replace('::', '__').replace('.', '__')}"
+    results = [*filter(None, returned.strip("()").split(", ")), *("Tensor[]" if "List" in t else t for t in written)]
+    _MADE.define(f"{name}{re.sub(r'[(][a-z0-9]+!([)])', '', head[head.index('(') :])} -> ({', '.join(results)})")
+    run = functools.partial(_on_copies, func)
+    _MADE.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tracefuse_functional::{name}", run, lib=_MADE)
+    return getattr(torch.ops.tracefuse_functional, name).default
+
+
+def _on_copies(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    own = {a.name: value for a, value in bound(func, args, kwargs)}
+    copies = {a.name: _copied(own[a.name]) for a in func._schema.arguments if is_written(a)}
+    found = func(**own | copies)
+    results = (*(found if isinstance(found, tuple) else () if found is None else (found,)), *copies.values())
+    return results if len(results) > 1 else results[0]
+
+
+def _copied(given: Any) -> Any:
+    return given.clone() if isinstance(given, torch.Tensor) else [tensor.clone() for tensor in given]
 
 
 def _parameters(func: OpOverload) -> list[tuple[str, str]]:
@@ -68,3 +107,82 @@ def arguments_of(call: Call, func: OpOverload) -> tuple[tuple[Any, ...], dict[st
         else:
             by_name[name] = given.get(name, defaults.get(name))
     return tuple(positional), by_name
+
+
+# --- lifetimes -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Lifetimes:
+    """Of each value the first and the last position of a call that reads it, outputs being read when all calls are over;
+    `families` are all values of one memory by their base, `sources` the input or the made value that each is a view of."""
+
+    recording: Recording
+    names: Mapping[Value, str]
+    first_read: dict[Value, int] = field(default_factory=dict)
+    last_read: dict[Value, int] = field(default_factory=dict)
+    families: dict[Value, list[Value]] = field(default_factory=dict)
+    sources: dict[Value, Value] = field(default_factory=dict)
+    _inputs: dict[int | None, list[Value]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, recording: Recording, kept: Sequence[Value], names: Mapping[Value, str]) -> Lifetimes:
+        found = cls(recording, names)
+        for value in recording.externals:
+            found.sources[value] = value
+            found._inputs.setdefault(value.memory, []).append(value)
+        for position, call in enumerate(recording.calls):
+            reads = call.reads()
+            for value in reads:
+                found.first_read.setdefault(value, position)
+                found.last_read[value] = position
+            for out in call.out_values():
+                if out not in found.sources:
+                    viewed = (found.sources[v] for v in reads if v.base is out.base)
+                    found.sources[out] = next(viewed, out)
+        found.last_read |= dict.fromkeys(kept, len(recording.calls))
+        for value in found.sources:
+            found.families.setdefault(value.base, []).append(value)
+        return found
+
+    def is_read_after(self, position: int, value: Value) -> bool:
+        return self.last_read.get(value, -1) > position
+
+    def read_last_by(self, value: Value) -> Source | None:
+        """The line that reads it last."""
+        last = self.last_read[value]
+        return self.recording.calls[last].origin.source if last < len(self.recording.calls) else None
+
+    def name_of(self, value: Value) -> str:
+        """That of the input that it is a view of, or what it is."""
+        source = self.sources[value]
+        return self.names.get(source) or f"a tensor of shape {list(source.shape)}"
+
+    def shown_elsewhere(self, written: Value, position: int) -> Value | None:
+        """What shows a write to `written` at `position` to a later reader although it is, or is a view of, another input: such
+        a value, or None."""
+        for other in self._inputs.get(written.memory, ()):
+            is_own = other is self.sources[written]
+            # A leaf made and initialised by the program is an input as it is when autograd starts at it.
+            is_later = other.base is not written.base and self.first_read.get(other, position) >= position
+            if is_own or is_later or not _have_bytes_in_common(other, written):
+                continue
+            views = (v for v in self.families[other.base] if self.sources[v] is other)
+            readers = [v for v in views if self.is_read_after(position, v)]
+            found = next((v for v in readers if _have_bytes_in_common(v, written)), None)
+            if found is not None:
+                return found
+        return None
+
+
+def _have_bytes_in_common(one: Value, other: Value) -> bool:
+    """Of two values of one memory; columns of a matrix, say, lie between each other and have none."""
+    (start, end), (other_start, other_end) = one.extent, other.extent
+    if start >= other_end or other_start >= end:
+        return False
+    if one.dtype.itemsize != other.dtype.itemsize:
+        return True
+    first = min(one.offset, other.offset)
+    marks = torch.zeros(max(end, other_end) // one.dtype.itemsize - first, dtype=torch.bool, device="cpu")
+    marks.as_strided(one.shape, one.stride, one.offset - first).fill_(True)
+    return bool(marks.as_strided(other.shape, other.stride, other.offset - first).any())

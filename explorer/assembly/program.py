@@ -10,18 +10,18 @@ from typing import NamedTuple
 import torch
 
 from tracefuse.assembly.assemble import assemble, mark_held
-from tracefuse.assembly.blind_spots import blind_spots, forwards_first
 from tracefuse.assembly.fake_values import propagate
 from tracefuse.assembly.functional import build_graph
 from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
-from tracefuse.assembly.unshown import Dropped, dropped
+from tracefuse.assembly.unshown import Dropped, blind_spots, dropped, forwards_first
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.left import Left
+from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.run import Ended
 
@@ -42,7 +42,7 @@ class CapturedProgram:
 
     `read_inputs` gives the inputs, which may raise where they are gone; it is asked once. `environment` has the versions, the
     device and the flags. `guards` are the Python values that the program took from tensors, `stops` where the host reads what
-    a GPU computes. `dropped` is what autograd computed and nothing got, `optimizers` the inputs that each optimizer holds,
+    a GPU computes. `dropped` is what was computed and never used, `optimizers` the inputs that each optimizer holds,
     `thawed` the parameters that count as trainable only in the trace, `pinned` the inputs in pinned memory, all by name.
     `unrecorded` says what the trace does not show, `order` for what memory is not the program's. `backwards` are its calls of
     autograd.
@@ -67,7 +67,14 @@ class CapturedProgram:
 
     @property
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        return self.inputs.examples
+        """What replays run on. Raises `CaptureError` where an input's memory was given back since, as sharding does."""
+        examples = self.inputs.examples
+        if not all(map(is_there, examples)):
+            raise CaptureError(
+                "the memory of an input was given back after the capture (`untyped_storage().resize_(0)`, as sharding and "
+                "offloading do), and nothing can run on it. Capture the module before it is wrapped."
+            )
+        return examples
 
     @property
     def live_inputs(self) -> tuple[torch.Tensor, ...]:

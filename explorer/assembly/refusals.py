@@ -20,6 +20,8 @@ REMEDIES = {
     "quantized": "Use `torch.fake_quantize_per_tensor_affine`, or integers and scales as tensors of their own",
     "batched": "Use `torch.func.vmap`, or a loop over the gradients (`is_grads_batched=False`, `vectorize=False`)",
     "uninitialised": "Call the model once before the capture",
+    "fake": "Leave `FakeTensorMode`; a program that is too large to run is shown with `device='meta'`",
+    "storage-made": "Copy tensors (`tensor.clone()`) and not their storages",
     "opaque": "Switch that backend's layout off (`torch.backends.mkldnn.flags(enabled=False)`)",
 }
 """For each kind of tensor that is not plain and dense."""
@@ -39,11 +41,6 @@ def check_supported(recording: Recording) -> None:
         raise CaptureError(
             f"the program launches the kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
             "Wrap the launch in `torch.library.triton_op` or `custom_op`, or capture a smaller piece."
-        )
-    for node in recording.unseen:
-        raise CaptureError(
-            f"the forward of {node} makes its result by no operator, and no trace can have it: NumPy or a library does. "
-            "Register it with `torch.library.custom_op`, or capture a smaller piece."
         )
     for call in recording.calls:
         if isinstance(call.func, HigherOrderOperator):
@@ -65,6 +62,12 @@ def check_supported(recording: Recording) -> None:
             )
         _check_dense([*call.reads(), *call.out_values()], f"{call.func}{where(call.origin.source)} computes with")
     _check_dense([given for _, given, _ in recording.roots if given is not None], "a backward starts from")
+    for node in recording.unseen:  # not of classes that run operators of their own, which are refused above
+        raise CaptureError(
+            f"the forward of {node} makes its result by no operator of this thread, and no trace can have it: another thread, "
+            "NumPy or a library does. Run it on the thread that captures, register it with `torch.library.custom_op`, or "
+            "capture a smaller piece."
+        )
 
 
 def note_unrecordable(error: BaseException, recording: Recording) -> None:
@@ -94,13 +97,20 @@ def _check_dense(values: list[Value], what: str) -> None:
 
 
 def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
-    """Raises `CaptureError` where one of the trace's inputs was given other memory (`w.data = …`): what it held is gone."""
+    """Raises `CaptureError` where one of the trace's inputs was given other memory (`w.data = …`) or had its own taken: what
+    it held is gone."""
     for value in inputs:
         if value in recording.replaced:
             raise CaptureError(
                 "the program gives one of its inputs new data, which no operator tells of and which loses what the input held"
                 f"{where(recording.replaced[value])}. Write `with torch.no_grad(): tensor.copy_(...)` instead of "
                 "`tensor.data = ...`, and move modules (`.to()`, `.double()`) before the capture."
+            )
+        if value in recording.freed:
+            raise CaptureError(
+                "the program gives the memory of one of its inputs back (`untyped_storage().resize_(0)`, as sharding and "
+                f"offloading do){where(recording.freed[value])}, and what the input held is gone. Capture the module before "
+                "it is wrapped, or a piece that leaves the memory of its inputs alone."
             )
 
 

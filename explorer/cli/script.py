@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten
 
 from tracefuse.captures import RecordedCapture
 from tracefuse.errors import CaptureError
-from tracefuse.recording.frames_part import hide_frames
+from tracefuse.recording.frames import hide_frames
 from tracefuse.recording.recorder import Recorder
 
 

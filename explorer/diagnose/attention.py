@@ -18,7 +18,7 @@ from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work, is_getitem, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, val
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted
 
 _FUSED_OFF = "fused attention"

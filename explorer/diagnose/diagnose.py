@@ -22,6 +22,7 @@ from tracefuse.diagnose.gradients import (
     dropped_gradients,
     gradients_no_optimizer_takes,
     gradients_of_data,
+    never_used,
     unread_gradients,
 )
 from tracefuse.diagnose.host import waits_for_the_gpu
@@ -93,6 +94,7 @@ DETECTORS: dict[str, Detector] = {
     "gradients that no optimizer takes": gradients_no_optimizer_takes,
     "gradients of data": gradients_of_data,
     "gradients computed and dropped": dropped_gradients,
+    "ops whose result nothing used": never_used,
     "gradients that one op computes beside those that are read, of frozen parameters too": unread_gradients,
     "saved tensors that cost more to keep than to recompute": kept_for_nothing,
     "lines that launch many small kernels": loops_of_small_kernels,

@@ -1,12 +1,13 @@
-"""Findings about gradients that nobody needs: of what no optimizer takes, of data, dropped, of frozen parameters."""
+"""Findings about what nobody needs: gradients that no optimizer takes, of data or of frozen parameters, and unused results."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import fx
 
+from tracefuse.assembly.unshown import Dropped
 from tracefuse.diagnose.finding import Case, Finding, line, names, place
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
@@ -90,26 +91,48 @@ def _undemanded(
 
 def dropped_gradients(case: Case) -> Iterator[Finding]:
     """Ops of the backward that reached nothing."""
-    us = sum(one.modelled_us for one in case.dropped)
+    yield from _never_used(
+        case,
+        [one for one in case.dropped if one.origin.autograd],
+        "gradient computed and dropped",
+        "of the backward computed what nothing used",
+        "compute only what is used: `ctx.needs_input_grad` in a backward of your own, fewer `inputs` of autograd.grad, "
+        "requires_grad_(False)",
+    )
+
+
+def never_used(case: Case) -> Iterator[Finding]:
+    """Ops that Python ran and whose results reached nothing."""
+    yield from _never_used(
+        case,
+        [one for one in case.dropped if not one.origin.autograd],
+        "computed and never used",
+        "computed what nothing used",
+        "do not call what computes it, or use its result",
+    )
+
+
+def _never_used(case: Case, dropped: Sequence[Dropped], name: str, what: str, fix: str) -> Iterator[Finding]:
+    us = sum(one.modelled_us for one in dropped)
     whole = us + case.step_us
-    if case.severity(us, whole) is None:
+    severity = case.severity(us, whole)
+    if severity is None:
         return
     us_of: dict[str, float] = defaultdict(float)
-    for one in case.dropped:
-        us_of[one.origin.autograd] += one.modelled_us
-    largest = max(case.dropped, key=lambda one: one.modelled_us)
+    for one in dropped:
+        us_of[one.origin.autograd or one.origin.module or one.op] += one.modelled_us
+    largest = max(dropped, key=lambda one: one.modelled_us)
     yield Finding(
-        "gradient computed and dropped",
-        case.severity(us, whole) or "low",
-        f"{counted(len(case.dropped), 'op')} of the backward computed what nothing used",
+        name,
+        severity,
+        f"{counted(len(dropped), 'op')} {what}",
         (
-            ("written", human_bytes(sum(one.nbytes for one in case.dropped))),
-            ("by", ", ".join(name or "the engine" for name in sorted(us_of, key=lambda n: -us_of[n])[:3])),
+            ("written", human_bytes(sum(one.nbytes for one in dropped))),
+            ("by", ", ".join(sorted(us_of, key=lambda n: -us_of[n])[:3])),
         ),
         (),
         place(largest.origin.source),
-        "compute only what is used: `ctx.needs_input_grad` in a backward of your own, fewer `inputs` of autograd.grad, "
-        "requires_grad_(False)",
+        fix,
         f"{time_text(us)} beside the {time_text(case.step_us)} of what is used, {share_text(us, whole)} of both "
         f"(modelled: roofline of the {H100_SXM_DATASHEET.source})",
     )

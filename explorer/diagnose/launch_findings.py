@@ -15,7 +15,7 @@ from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class
 from tracefuse.optimizers.ops import does_work, producer
 from tracefuse.optimizers.trace import human_bytes, origin, phase
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import share_text, time_text
 
 # What the host pays for one eager op: `x * 2 + y` takes 14.3 µs (tests/bench/results/launch_h100.json).

@@ -14,7 +14,7 @@ from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import val
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, share_text, time_text
 
 _FLAGS = {
@@ -75,7 +75,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     as_fp32, as_tf32 = (1e6 * sum(roofline_seconds(n, one) for n in ops) for one in peaks)
     if not ops or as_fp32 == as_tf32:
         return
-    is_measured = case.times.provenance.startswith("measured")
+    is_measured = case.times.is_measured
     # The step may be modelled with one rate for matmuls of every dtype.
     whole = case.step_us if is_measured else case.step_us - case.us(ops) + as_fp32
     spared = (case.us(ops) if is_measured else as_fp32) * (1 - as_tf32 / as_fp32)

@@ -12,7 +12,7 @@ from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped,
 from tracefuse.measure.op_times import Transfer
 from tracefuse.optimizers.ops import behind_views
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, tensors, val
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import time_text
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
@@ -71,7 +71,7 @@ def _leaf_fixes(leaf: str, gpu: str) -> tuple[Fix, ...]:
 def _cost(case: Case, nodes: Sequence[fx.Node]) -> tuple[float, str]:
     """Microseconds of copies, and what they are worth in words: measured if they were timed, else modelled."""
     us = case.us(nodes)
-    if case.times.provenance.startswith("measured") and us > 0:
+    if case.times.is_measured and us > 0:
         return us, case.worth(us)
     us = 1e6 * sum(map(nbytes, nodes)) / PAGEABLE_BYTES_PER_S
     return us, f"about {time_text(us)} a step ({PAGEABLE})"
@@ -83,7 +83,7 @@ def _bars(case: Case, node: fx.Node, found: Transfer | None) -> tuple[Bar, ...]:
         rate = f"copy @ {nbytes(node) / found.copy_us / 1e3:.3g} GB/s"
         parts = ("wait", found.wait_us), (rate, found.copy_us), ("host", found.host_us), ("other", found.other_us)
         return tuple(Bar(label, us, case.times.provenance) for label, us in parts if us > 0)
-    if case.times.provenance.startswith("measured"):
+    if case.times.is_measured:
         return ()
     earlier = itertools.takewhile(lambda one: one is not node, case.trace.ops)
     queued = case.us([one for one in earlier if _computes_on(one, val(node.args[0]).device)])  # type: ignore[arg-type]

@@ -13,8 +13,7 @@ from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unalign
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
 from tracefuse.optimizers.ops import behind_views, does_work
 from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
-from tracefuse.tables.folding import folded_paths, name_of
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import folded_paths, name_of, work
 
 
 def casts_of_weights(case: Case) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from torch import fx
 
 from tracefuse.diagnose.finding import Case, Finding, line, names
 from tracefuse.optimizers.trace import human_bytes, nbytes, origin, phase
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text
 
 _NODE = "ToCopyBackward0"
@@ -39,7 +39,5 @@ def casts_beside_moves(case: Case) -> Iterator[Finding]:
 
 def _amount(case: Case, nodes: Sequence[fx.Node]) -> str:
     us = case.us(nodes)
-    timed = (
-        f", {time_text(us)} ({case.times.provenance})" if case.times.provenance.startswith("measured") and us else ""
-    )
+    timed = f", {time_text(us)} ({case.times.provenance})" if case.times.is_measured and us else ""
     return f"{human_bytes(sum(map(nbytes, nodes)))}{timed}"

@@ -9,14 +9,19 @@ from torch import fx
 from tracefuse.assembly.draws import repeated
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.optimizers.trace import Output, Trace, origin
+from tracefuse.optimizers.trace import Output, Trace, origin, tensors
 
 _Late = Sequence[tuple[Output, fx.Node]]
 NAMED = 5  # of the values that go beyond one step
 
 
 def check_one_step(variant: Optimised) -> None:
-    """Raises `ExportError` with the reason and the remedy where `variant` is not one forward and one backward."""
+    """Raises `ExportError` with the reason and the remedy where `variant` is not one forward and one backward that can run."""
+    if any(t.device.type == "meta" for node in variant.trace.graph.nodes for t in tensors(node)):
+        raise ExportError(
+            "the program computes with meta tensors, which hold no numbers: it is shown, and neither compiled, measured nor "
+            "exported. For that, capture it with its model and inputs on the CPU or a GPU."
+        )
     backward = variant.backward
     late = [out.of for out, _ in computed_from_gradients(backward)]
     if is_second_order(backward):

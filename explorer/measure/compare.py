@@ -1,53 +1,96 @@
-"""The numbers of timed programs beside each other: largest absolute differences in float64, none of which can hide."""
+"""The second run of programs that are timed: how their numbers differ, what memory they need, and how long they took."""
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from tracefuse.device.clocks import Clock
 from tracefuse.errors import MeasureError
 from tracefuse.execution.difference import max_abs_difference
 from tracefuse.execution.replays import Replays
 from tracefuse.measure.timing import Difference
 
-if TYPE_CHECKING:
-    pass
-
-
-def compare(programs: Mapping[str, Replays], reference: Replays | None) -> dict[str, Difference | None]:
-    """The difference of each program from `reference` (default: the first); None for what is not compared.
-
-    Raises `MeasureError` for outputs that do not match in number or shape.
-    """
-    baseline = next(iter(programs))
-    expected = _outputs(reference or programs[baseline])
-    is_reference = {name: not p.compared or (reference is None and name == baseline) for name, p in programs.items()}
-    return {name: None if is_reference[name] else _difference(name, p, expected) for name, p in programs.items()}
-
 
 @dataclass(frozen=True)
-class _Outputs:
-    results: dict[str, Any]
-    gradients: dict[str, Any]
+class Outputs:
+    """What one replay gave, by name."""
+
+    results: Mapping[str, Any]
+    gradients: Mapping[str, Any]
 
 
-def _outputs(program: Replays) -> _Outputs:
-    state = program.forward()
-    # Before the backward runs: it may take the state apart.
-    results = {f"result {i}": r.detach() if isinstance(r, torch.Tensor) else r for i, r in enumerate(state[0])}
-    gradients = [] if program.backward is None else list(program.backward(state))
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # a copy into pinned memory may be under way
-    names = program.gradients or tuple(f"gradient {i}" for i in range(len(gradients)))
-    return _Outputs(results, dict(zip(names, gradients, strict=True)))
+Run = Callable[[str, Replays], Outputs]
+"""Runs the program of that name once; a reference that is none of the programs is called ""."""
 
 
-def _difference(name: str, program: Replays, expected: _Outputs) -> Difference:
-    mine = _outputs(program)
+class SecondRun:
+    """The run of each program that follows its first: what it gives, the time that it takes by phase, and the memory that a
+    replay needs, which is what it adds at its peak and what it holds anyway (None where torch keeps no count).
+
+    `check` is called before each.
+    """
+
+    def __init__(self, clock: Clock, device: str | torch.device, check: Callable[[], None]) -> None:
+        self.clock, self.check = clock, check
+        self.counts_memory = torch.device(device).type == "cuda"
+        self.samples: dict[str, dict[str, list[float]]] = {}
+        self.peaks: dict[str, int | None] = {}
+
+    def __call__(self, name: str, program: Replays) -> Outputs:
+        self.check()
+        before = self._allocated()
+        self.clock.wait()
+        start = self.clock.mark()
+        state = program.forward()
+        # Before the backward runs: it may take the state apart.
+        results = {f"result {i}": r.detach() if isinstance(r, torch.Tensor) else r for i, r in enumerate(state[0])}
+        middle = self.clock.mark()
+        gradients = [] if program.backward is None else list(program.backward(state))
+        end = self.clock.mark()
+        self.clock.wait()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # a copy into pinned memory may be under way
+        between = self.clock.between_ms
+        backward = {} if program.backward is None else {"backward": [between(middle, end)]}
+        if name:
+            self.samples[name] = {"forward": [between(start, middle)], **backward, "step": [between(start, end)]}
+            peak = torch.cuda.max_memory_allocated() - before + program.held_nbytes if self.counts_memory else None
+            self.peaks[name] = peak
+        names = program.gradients or tuple(f"gradient {i}" for i in range(len(gradients)))
+        return Outputs(results, dict(zip(names, gradients, strict=True)))
+
+    def _allocated(self) -> int:
+        if not self.counts_memory:
+            return 0
+        torch.cuda.synchronize()
+        gc.collect()  # what is dropped in between would count as memory that the replay gives back
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+
+def compare(programs: Mapping[str, Replays], reference: Replays | None, run: Run) -> dict[str, Difference | None]:
+    """The difference of each program from `reference` (default: the first); None for the reference and what is not compared.
+
+    Each is run once, the reference first. Raises `MeasureError` for outputs that do not match in number or shape.
+    """
+    chosen = reference or next(iter(programs.values()))
+    first = next((name for name, program in programs.items() if program is chosen), "")
+    expected = run(first, chosen)
+    return {name: None if name == first else _judged(name, one, run, expected) for name, one in programs.items()}
+
+
+def _judged(name: str, program: Replays, run: Run, expected: Outputs) -> Difference | None:
+    mine = run(name, program)
+    return _difference(name, program, mine, expected) if program.compared else None
+
+
+def _difference(name: str, program: Replays, mine: Outputs, expected: Outputs) -> Difference:
     if program.gradients is None and len(mine.gradients) != len(expected.gradients):
         raise MeasureError(
             f"{name} returns {len(mine.gradients)} gradients where the reference returns {len(expected.gradients)}: name "

@@ -46,12 +46,18 @@ class OpTimes:
     """`us` are microseconds by the name of the value that an op computes; ops without work (views) are absent.
 
     `provenance` begins with "measured on" or "modelled". `transfers` are those copies between host and GPU that were measured;
-    the time of one to the host is what the host spends on it, without the work that it waits for.
+    the time of one to the host is what the host spends on it, without the work that it waits for. `device` is the name of the
+    device that was measured, "" of what is modelled.
     """
 
     us: Mapping[str, float]
     provenance: str
     transfers: Mapping[str, Transfer] = field(default_factory=dict)
+    device: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        return self.provenance.startswith("measured")
 
 
 def how_to_measure(provenance: str) -> str:

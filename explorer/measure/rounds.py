@@ -19,6 +19,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ import torch
 from tracefuse.device.clocks import Clock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.execution.replays import Replays
-from tracefuse.measure.compare import compare
+from tracefuse.measure.compare import SecondRun, compare
 from tracefuse.measure.timing import MIN_ROUNDS, Estimate, ProgramTiming, Timing, estimate, paired_ratio
 from tracefuse.optimizers.gc_pause import uncollected
 
@@ -65,9 +66,10 @@ def measure(
 ) -> Timing:
     """Time `programs` by interleaved replays; the first is the baseline.
 
-    Each runs once cold, once for its results and gradients, which are compared in float64 with those of `reference`
-    (default: the baseline), and once to see how long it takes. Then rounds follow until every step's interval is within
-    0.5 % of its median, or the next round would pass `budget_s` seconds (at least one round runs), or `max_rounds`.
+    Each runs once cold, and once more for its results and gradients, which are compared in float64 with those of `reference`
+    (default: the baseline), its memory and its time. Then rounds follow until every step's interval is within 0.5 % of its
+    median, or the next round would pass `budget_s` seconds since the cold runs, or `max_rounds`. Where not one round fits, the
+    second runs are one.
 
     Where `is_cancelled()` becomes true, the rounds so far are the result if they are enough for an interval, and `Cancelled`
     is raised if not. Raises `MeasureError` for no programs, for a budget that is no time, for a `progress` that cannot be
@@ -84,14 +86,25 @@ def measure(
         cold[name] = _sample(program, clock, 1)["step"]
     check_not(is_cancelled)
     report(0.0, "comparing results")
-    differences = compare(programs, reference)
-    peaks = {name: _peak_nbytes(program, device) for name, program in programs.items()}
-    inner = _inner(_sample(p, clock, 1)["step"] for p in programs.values())
-    samples, stopped = _rounds(programs, clock, inner, budget_s, max_rounds, report, is_cancelled)
+    start_s, second = clock.now_s(), SecondRun(clock, device, lambda: check_not(is_cancelled))
+    differences = compare(programs, reference, second)
+    inner = _inner(one["step"][0] for one in second.samples.values())
+    round_s = inner * sum(one["step"][0] for one in second.samples.values()) / 1e3
+    if clock.now_s() - start_s + round_s > budget_s:
+        samples, stopped, inner = {name: second.samples[name] for name in programs}, f"budget of {budget_s:g} s", 1
+    else:
+        budget = _Budget(budget_s, max_rounds, start_s)
+        samples, stopped = _rounds(programs, clock, inner, budget, report, is_cancelled)
     report(1.0, "measured")
     timings = (
         ProgramTiming(
-            name, _estimates(samples[name]), ratios, cold[name], peaks[name], differences[name], _excess(samples, name)
+            name,
+            _estimates(samples[name]),
+            ratios,
+            cold[name],
+            second.peaks[name],
+            differences[name],
+            _excess(samples, name),
         )
         for name, ratios in _ratios(samples).items()
     )
@@ -139,28 +152,37 @@ def _inner(steps_ms: Iterator[float]) -> int:
     return math.ceil(SAMPLE_MS / shortest_ms)
 
 
+@dataclass(frozen=True)
+class _Budget:
+    """How long the rounds may go on from `start_s`, and how many there may be."""
+
+    seconds: float
+    rounds: int
+    start_s: float
+
+
 def _rounds(
     programs: Mapping[str, Replays],
     clock: Clock,
     inner: int,
-    budget_s: float,
-    max_rounds: int,
+    budget: _Budget,
     report: Progress,
     is_cancelled: IsCancelled,
 ) -> tuple[Samples, str]:
     samples: Samples = {name: {} for name in programs}
-    start_s = reported_s = clock.now_s()
+    reported_s = clock.now_s()
     longest_s = 0.0
     with _no_garbage_collection():
-        for count in range(1, max_rounds + 1):
+        for count in range(1, budget.rounds + 1):
             if is_cancelled():
                 if count > MIN_ROUNDS:
                     return samples, "cancelled"
                 raise Cancelled(_TOO_EARLY)
             before_s = clock.now_s()
             order = _order(list(programs), count - 1)
-            if before_s - reported_s >= max(REPORT_S, REPORT_ROUNDS * longest_s):
-                report(min((before_s - start_s) / budget_s, 1.0), f"round {count}")
+            has_room = before_s - budget.start_s + 2 * longest_s <= budget.seconds
+            if has_room and before_s - reported_s >= max(REPORT_S, REPORT_ROUNDS * longest_s):
+                report(min((before_s - budget.start_s) / budget.seconds, 1.0), f"round {count}")
                 reported_s = clock.now_s()
                 _settle(programs[order[0]], clock)
                 before_s = clock.now_s()
@@ -168,9 +190,9 @@ def _rounds(
             longest_s = max(longest_s, clock.now_s() - before_s)
             if count >= MIN_ROUNDS and _is_tight(samples):
                 return samples, "intervals are tight"
-            if clock.now_s() - start_s + longest_s > budget_s:
-                return samples, f"budget of {budget_s:g} s"
-    return samples, f"{max_rounds} rounds"
+            if clock.now_s() - budget.start_s + longest_s > budget.seconds:
+                return samples, f"budget of {budget.seconds:g} s"
+    return samples, f"{budget.rounds} rounds"
 
 
 def _order(names: Sequence[str], turn: int) -> list[str]:
@@ -257,18 +279,3 @@ def _no_garbage_collection() -> Iterator[None]:
     gc.collect()
     with uncollected():
         yield
-
-
-def _peak_nbytes(program: Replays, device: str | torch.device) -> int | None:
-    """What a replay needs: bytes that it adds at its peak and bytes that it holds anyway; None where torch keeps no count."""
-    if torch.device(device).type != "cuda":
-        return None
-    torch.cuda.synchronize()
-    gc.collect()  # what is dropped in between would count as memory that the replay gives back
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    state = program.forward()
-    gradients = program.backward(state) if program.backward else None
-    torch.cuda.synchronize()
-    del state, gradients
-    return torch.cuda.max_memory_allocated() - before + program.held_nbytes

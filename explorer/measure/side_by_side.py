@@ -16,9 +16,8 @@ from tracefuse.assembly.draws import undisturbed
 from tracefuse.execution.replays import Replays
 from tracefuse.measure import rounds as measure
 from tracefuse.measure.peers import Asked, check_names, peers
-from tracefuse.measure.profile import profile_step, step_work
 from tracefuse.measure.switched import Switched
-from tracefuse.measure.timing import Estimate, Timing
+from tracefuse.measure.timing import Estimate, Timing, inverse
 
 if TYPE_CHECKING:
     from tracefuse.execution.graphed_program import GraphedProgram
@@ -65,12 +64,7 @@ def time_variant(
     with undisturbed(variant.program.example_inputs):
         others = peers(variant, asked, report)
     timing = _timed(variant, replayed | others.programs, reference, progress, budget_s, is_cancelled)
-    timing = others.told(timing)
-    if not variant.runs_triton or (is_cancelled is not None and is_cancelled()):
-        return timing
-    with undisturbed(variant.program.example_inputs):
-        found = profile_step(replayed["optimised"])
-    return replace(timing, work=step_work(found, [kernel.name for kernel in variant.kernels]))
+    return others.told(timing)
 
 
 def ablate(
@@ -78,8 +72,10 @@ def ablate(
     progress: measure.Progress | None = None,
     budget_s: float = 20.0,
     is_cancelled: measure.IsCancelled | None = None,
-) -> Ablation:
+) -> tuple[Ablation, Timing]:
     """Time `variant` and, for each pass that is on, the variant without it, interleaved, within `budget_s` seconds in all.
+
+    The captured program is timed beside them: its times and those of `variant` are the second that is returned.
 
     Without `fuse` there is no `decompose` either. A delta is the median over rounds of the difference in a round, with its
     95 % interval. Raises what `Variant.measure` raises, and `PassError` where a pass cannot do without another one.
@@ -89,11 +85,19 @@ def ablate(
     _build([variant, *without.values()], progress, is_cancelled)
     same = frozenset(name for name, other in without.items() if same_program(other, variant))
     asked = {FULL: variant} | {name: other for name, other in without.items() if name not in same}
-    programs = {name: replays(one.compile(), one) for name, one in asked.items()}
-    reference = replays(variant.baseline.compile(), variant)
-    timing = _timed(variant, programs, reference, progress, budget_s, is_cancelled)
+    programs = {name: replays(one.compile(), one) for name, one in (asked | {"captured": variant.baseline}).items()}
+    timing = _timed(variant, programs, programs["captured"], progress, budget_s, is_cancelled)
     delta_ms = {name: SAME if name in same else _negated(timing.program(name).excess_ms["step"]) for name in without}
-    return Ablation(timing.device, delta_ms, same, timing.rounds, timing.stopped)
+    return Ablation(timing.device, delta_ms, same, timing.rounds, timing.stopped), _beside_the_captured(timing)
+
+
+def _beside_the_captured(timing: Timing) -> Timing:
+    """Of the rounds of an ablation, what `time_variant` would say."""
+    captured, mine = timing.program("captured"), timing.program(FULL)
+    ratios = {phase: inverse(ratio) for phase, ratio in captured.ratios.items()}
+    excess_ms = {phase: _negated(excess) for phase, excess in captured.excess_ms.items()}
+    shown = replace(mine, name="optimised", ratios=ratios, excess_ms=excess_ms)
+    return replace(timing, programs=(replace(captured, ratios=mine.ratios, excess_ms=mine.excess_ms), shown))
 
 
 def replays(program: Program | GraphedProgram, variant: Switched) -> Replays:

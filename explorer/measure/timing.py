@@ -14,11 +14,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tracefuse.measure.step_work import Row as WorkRow
-from tracefuse.measure.step_work import StepWork
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.text import aligned, figure
 
@@ -82,6 +80,17 @@ def estimate(samples: Sequence[float], confidence: float = CONFIDENCE) -> Estima
 def paired_ratio(mine: Sequence[float], baseline: Sequence[float]) -> Estimate:
     """The median over rounds of `mine / baseline`, with a 99 % interval. Raises `ValueError` for no rounds."""
     return estimate([time / base for time, base in zip(mine, baseline, strict=True)], RATIO_CONFIDENCE)
+
+
+def inverse(ratio: Estimate) -> Estimate:
+    """Of a ratio, that of the two the other way round."""
+    return replace(ratio, median=1 / ratio.median, low=1 / ratio.high, high=1 / ratio.low)
+
+
+def over(ratio: Estimate, other: Estimate) -> Estimate:
+    """One ratio over another of the same baseline, in rounds of its own: as far apart as both intervals allow."""
+    samples, coverage = min(ratio.samples, other.samples), ratio.coverage * other.coverage
+    return Estimate(ratio.median / other.median, ratio.low / other.high, ratio.high / other.low, coverage, samples)
 
 
 def verdict(ratio: Estimate) -> str:
@@ -155,8 +164,7 @@ class Timing:
     """What one call of `measure` found. `programs[0]` is the baseline; `device` begins with "measured on".
 
     A sample is the mean of `inner` replays back to back; `stopped` says why the rounds ended. `failed` are programs that were
-    asked for and could not run, with the reason; `notes` say what to know of those that did. `work` is what one profiled step
-    of the program called "optimised" is made of, where that ran on a GPU.
+    asked for and could not run, with the reason; `notes` say what to know of those that did.
     """
 
     device: str
@@ -166,7 +174,6 @@ class Timing:
     stopped: str
     failed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    work: StepWork | None = None
 
     @property
     def baseline(self) -> ProgramTiming:
@@ -210,23 +217,9 @@ class Timing:
             aligned([("program", "phase", "median ms [95 % interval]", RATIO_TITLE, ""), *by_phase]),
             "",
             aligned([("program", "first run ms", "added peak (without inputs)", "max |Δ| results", "gradients"), *rest]),
-            *self._work_lines(),
             *(f"{name} did not run: {reason}" for name, reason in self.failed.items()),
             *self.notes,
         ])  # fmt: skip
-
-    @property
-    def work_rows(self) -> list[WorkRow]:
-        """Kernels, regions and the whole step of the optimised program: (part, calls, µs, remark); none without `work`."""
-        if self.work is None:
-            return []
-        return self.work.rows(self.program("optimised").times_ms["step"].median, self.rounds)
-
-    def _work_lines(self) -> list[str]:
-        if self.work is None:
-            return []
-        rows = [(part, str(calls or ""), figure(us, 4), remark) for part, calls, us, remark in self.work_rows]
-        return ["", aligned([("part of the optimised step", "calls", "µs", ""), *rows]), self.work.note, ""]
 
 
 def _ratio(ratio: Estimate | None, is_baseline: bool) -> tuple[str, str]:

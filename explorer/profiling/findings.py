@@ -14,8 +14,7 @@ from typing import NamedTuple
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.diagnose.finding import HIGH, LOW, MEDIUM, SEVERITIES, Finding, Severity
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.profiling.stacks import lines_of
-from tracefuse.profiling.timeline import RunTimeline
+from tracefuse.profiling.run import Run, lines_of
 from tracefuse.text import time_text
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import HOST, IDLE, LONG_NS, Gap, Idle
@@ -81,13 +80,13 @@ class RunFindings(Findings):
         return super().__repr__() if self else f"nothing found; looked for: {'; '.join(self.looked_for())}"
 
 
-def diagnose_run(run: RunTimeline) -> RunFindings:
+def diagnose_run(run: Run) -> RunFindings:
     """The findings about each GPU of a run, the gravest first; without a GPU, about the host."""
     found = [finding for one in run.idle for finding in _of_device(run, one)] if run.idle else list(_of_host(run))
     return RunFindings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
 
 
-def _of_host(run: RunTimeline) -> Iterator[Finding]:
+def _of_host(run: Run) -> Iterator[Finding]:
     """On a CPU operators are the work: what is long enough to be seen between them is Python's."""
     stretches = [end - start for start, end in run.without_operator if end - start >= LONG_NS]
     window_ns = run.window[1] - run.window[0]
@@ -107,7 +106,7 @@ def _of_host(run: RunTimeline) -> Iterator[Finding]:
     )
 
 
-def _of_device(run: RunTimeline, idle: Idle) -> Iterator[Finding]:
+def _of_device(run: Run, idle: Idle) -> Iterator[Finding]:
     for cause, words in WORDS.items():
         gaps = [gap for gap in idle.gaps if gap.cause == cause]
         groups = _by_operator(gaps) if cause == SYNCHRONIZATION else {"": gaps}
@@ -116,7 +115,7 @@ def _of_device(run: RunTimeline, idle: Idle) -> Iterator[Finding]:
     yield from _pageable(run, idle)
 
 
-def _idle_by(run: RunTimeline, idle: Idle, words: Words, gaps: Sequence[Gap], operator: str) -> Iterator[Finding]:
+def _idle_by(run: Run, idle: Idle, words: Words, gaps: Sequence[Gap], operator: str) -> Iterator[Finding]:
     total_ns = sum(gap.duration_ns for gap in gaps)
     severity = severity_of(total_ns, idle.window_ns)
     if severity is None:
@@ -140,7 +139,7 @@ def _idle_by(run: RunTimeline, idle: Idle, words: Words, gaps: Sequence[Gap], op
     )
 
 
-def _pageable(run: RunTimeline, idle: Idle) -> Iterator[Finding]:
+def _pageable(run: Run, idle: Idle) -> Iterator[Finding]:
     """The copies themselves count too: what they move could have been where it is needed, or come beside other work."""
     copies = [e for e in run.events if e.device == idle.device and is_pageable(e)]
     behind_ns = sum(gap.duration_ns for gap in idle.gaps if gap.cause == PAGEABLE)
@@ -196,12 +195,12 @@ def _operators(gaps: Iterable[Gap], said: str) -> list[tuple[str, str]]:
     return [("operators", ", ".join(f"{name} {time_text(ns / 1e3)}" for ns, name in longest))] if longest else []
 
 
-def _operators_of(run: RunTimeline, calls: Iterable[Event]) -> list[tuple[str, str]]:
+def _operators_of(run: Run, calls: Iterable[Event]) -> list[tuple[str, str]]:
     names = _counted(filter(None, (run.host.operator(call) for call in calls)))
     return [("operators", ", ".join(f"{name} ×{count}" for name, count in names))] if names else []
 
 
-def _kernels(run: RunTimeline, idle: Idle) -> str:
+def _kernels(run: Run, idle: Idle) -> str:
     works = [e for e in run.events if e.on_gpu and e.device == idle.device]
     return f"{len(works)} GPU records of {time_text(sum(e.duration_ns for e in works) / len(works) / 1e3)} on average"
 
@@ -213,7 +212,7 @@ def _counted(names: Iterable[str]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: -item[1])
 
 
-def _source(run: RunTimeline, calls: Iterable[Event]) -> str:
+def _source(run: Run, calls: Iterable[Event]) -> str:
     """The functions of the user's that made the calls, where stacks were recorded."""
     lines = lines_of(run.recording.frames, set(calls))
     return "; ".join(name for name, _ in _counted(filter(None, lines.values()))[:3])

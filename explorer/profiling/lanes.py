@@ -1,4 +1,4 @@
-"""The timeline of a run as lanes and columns, in the form of a replay's: `tracefuse.timeline.replayed.ProgramTimeline`. Pure.
+"""The timeline of a run as lanes and columns, in the form of a replay's: `tracefuse.timeline.lanes.ProgramTimeline`. Pure.
 
 Streams, their copies, idle time, ranges that somebody named, then a lane for each thread of the host, where what runs inside
 an operator lies on it. The values are the calls of outermost operators, "linear #3": what the GPU did belongs to the one that
@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracefuse.profiling.timeline import RunTimeline
+from tracefuse.profiling.run import Run
 from tracefuse.timeline.events import Event
-from tracefuse.timeline.idle_lanes import with_idle_lanes
-from tracefuse.timeline.lanes import Lane, LaneKey, lane_of
-from tracefuse.timeline.replayed import ProgramTimeline
+from tracefuse.timeline.lanes import Lane, LaneKey, ProgramTimeline, lane_of, with_idle_lanes
 
 _ENGINE = "autograd::engine::evaluate_function: "
 # In place of a thread's number: before them.
@@ -34,7 +32,7 @@ class RunLanes:
     twins: Mapping[str, tuple[str, ...]]
 
 
-def run_lanes(run: RunTimeline) -> RunLanes:
+def run_lanes(run: Run) -> RunLanes:
     """What of `run` is in its window, as lanes."""
     shown = sorted(
         (event for event in run.events if not event.mark), key=lambda event: (event.start_ns, -event.duration_ns)
@@ -45,7 +43,7 @@ def run_lanes(run: RunTimeline) -> RunLanes:
     return RunLanes(_program(run, shown, owners, tuple(operators)), operators, _twins(run, names))
 
 
-def _operators(run: RunTimeline) -> dict[str, Event]:
+def _operators(run: Run) -> dict[str, Event]:
     """Outermost operators by what they are called, in order."""
     counts: Counter[str] = Counter()
     found: dict[str, Event] = {}
@@ -61,19 +59,19 @@ def _overlaps(event: Event, window: tuple[int, int]) -> bool:
     return event.end_ns >= window[0] and event.start_ns <= window[1]
 
 
-def _owner(run: RunTimeline, event: Event, names: Mapping[Event, str]) -> str:
+def _owner(run: Run, event: Event, names: Mapping[Event, str]) -> str:
     """The outermost operator that asked for what the GPU did; "" of all else: what is inside an operator has its own name."""
     call = run.host.calls.get(event.correlation) if event.on_gpu else None
     return names.get(around, "") if call and (around := outermost(run, call)) else ""
 
 
-def outermost(run: RunTimeline, event: Event) -> Event | None:
+def outermost(run: Run, event: Event) -> Event | None:
     """The outermost operator of the host that `event`, of the host too, runs in."""
     thread = run.host.threads.get(event.resource)
     return thread.operators.at(event.start_ns) if thread else None
 
 
-def _twins(run: RunTimeline, names: Mapping[Event, str]) -> dict[str, tuple[str, ...]]:
+def _twins(run: Run, names: Mapping[Event, str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
     for backward, forward in run.recording.backward.items():
         ends = [names.get(around, "") if (around := outermost(run, end)) else "" for end in (backward, forward)]
@@ -83,9 +81,7 @@ def _twins(run: RunTimeline, names: Mapping[Event, str]) -> dict[str, tuple[str,
     return {name: tuple(others) for name, others in found.items()}
 
 
-def _program(
-    run: RunTimeline, shown: Sequence[Event], owners: Sequence[str], values: tuple[str, ...]
-) -> ProgramTimeline:
+def _program(run: Run, shown: Sequence[Event], owners: Sequence[str], values: tuple[str, ...]) -> ProgramTimeline:
     keys = sorted({_lane(event) for event in shown})
     lanes, gpus = {key: at for at, key in enumerate(keys)}, len({key.device for key in keys if not key.is_host})
     names = {name: at for at, name in enumerate(dict.fromkeys(event.name for event in shown))}

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import tempfile
 import time
+import traceback
+import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -32,30 +35,44 @@ _WINDOW = "run"
 
 
 class ProfiledRun:
-    """The `with` block: `timeline` is there when it has ended. Raises `MeasureError` where a profiler is at work already."""
+    """The `with` block: `timeline` is there when it has ended. Raises `MeasureError` where a profiler is at work already.
+
+    Where profiling itself fails, the block goes on as without it, a warning says so, and `timeline` raises what failed.
+    """
 
     def __init__(self, with_stack: bool = False) -> None:
         self._with_stack = with_stack
         self._timeline: RunTimeline | None = None
+        self._undo = ExitStack()
+        self._failure = ""
 
     def __enter__(self) -> ProfiledRun:
         if torch.autograd._profiler_enabled():
             raise MeasureError("a profiler is at work already, and there can be but one: end that first")
-        self._profiler = _profiler(self._with_stack)
-        self._profiler.__enter__()
-        self._begin()
+        self._survive(self._open)
+        try:
+            self._warm_up()
+        except BaseException:
+            self._undo.close()
+            raise
+        self._survive(self._begin)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        clocks = self._end()
-        self._profiler.__exit__(kind, error, tb)
-        if error is None:
-            self._timeline = _timeline(self._profiler, clocks, "one run")
+        clocks = None if self._failure else self._survive(self._end)
+        self._survive(self._undo.__exit__, kind, error, tb)
+        if error is None and not self._failure:
+            self._timeline = self._survive(_timeline, self._profiler, clocks, "one run")
+
+    def _warm_up(self) -> None:
+        """What runs under the profiler before the window; nothing of a block."""
+
+    def _open(self) -> None:
+        self._profiler = self._undo.enter_context(_profiler(self._with_stack))
 
     def _begin(self) -> None:
         _wait()
-        self._range = marked(_WINDOW)
-        self._range.__enter__()
+        self._range = self._undo.enter_context(marked(_WINDOW))
         self._start_s, self._start = time.perf_counter(), _stamp()
 
     def _end(self) -> tuple[float, float | None]:
@@ -63,11 +80,26 @@ class ProfiledRun:
         end = _stamp()
         _wait()
         host_us = 1e6 * (time.perf_counter() - self._start_s)
-        self._range.__exit__(None, None, None)
         return host_us, None if self._start is None or end is None else 1e3 * self._start.elapsed_time(end)
+
+    def _survive(self, do: Callable[..., Any], *args: Any) -> Any:
+        """What `do(*args)` returns; None where it fails, which must not end the user's program unless memory has run out."""
+        try:
+            return do(*args)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if not self._failure:
+                self._failure = "".join(traceback.format_exception(error))
+                warnings.warn(f"profile_run stopped, and your program goes on without it: {error!r}", stacklevel=3)
+            return None
 
     @property
     def timeline(self) -> RunTimeline:
+        if self._failure:
+            raise MeasureError(
+                f"profiling failed, and your program went on without it. Report it with:\n\n{self._failure}"
+            )
         if self._timeline is None:
             raise MeasureError("there is no timeline yet: it is there when the block has ended without an error")
         return self._timeline
@@ -104,15 +136,7 @@ class _Called(ProfiledRun):
 
     def __init__(self, with_stack: bool, warm_up: Callable[[], Any]) -> None:
         super().__init__(with_stack)
-        self._warm_up = warm_up
-
-    def _begin(self) -> None:
-        try:
-            self._warm_up()
-        except BaseException:
-            self._profiler.__exit__(None, None, None)
-            raise
-        super()._begin()
+        self._warm_up = warm_up  # type: ignore[method-assign]
 
 
 def _profiler(with_stack: bool) -> torch.profiler.profile:

@@ -10,20 +10,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tracefuse.errors import TraceFileError
-from tracefuse.profiling.idle_text import idle_text
-from tracefuse.profiling.kineto import Recording, recorded_in
-from tracefuse.profiling.stacks import lines_of
-from tracefuse.text import aligned, duration_text, share
+from tracefuse.profiling.kineto import recorded_in
+from tracefuse.profiling.run import Run, Wait
+from tracefuse.text import aligned, share, time_text
 from tracefuse.timeline.events import Event
-from tracefuse.timeline.gaps import Idle, idle_of_devices, idle_of_streams
-from tracefuse.timeline.host_calls import SYNCHRONIZATION, Host, Interval
+from tracefuse.timeline.gaps import CAUSES, Idle
+from tracefuse.timeline.host_calls import Interval
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings
@@ -32,68 +29,8 @@ if TYPE_CHECKING:
 _TOP = 8
 
 
-class Wait(NamedTuple):
-    """A call in which the host waited for the GPU: in which operator, in which function of yours (with stacks recorded), and
-    for how long the GPU was idle because of it."""
-
-    call: Event
-    operator: str
-    line: str
-    idle_ns: int
-
-
-@dataclass(frozen=True, eq=False)
-class RunTimeline:
-    """One run. `window` is the part of it that is looked at (ns, as the events have it), `provenance` begins with "measured".
-
-    `clocks` are the same run by other clocks than the profiler's: what was measured, its µs, and what the timeline says of
-    the same stretch.
-    """
-
-    recording: Recording
-    window: Interval
-    provenance: str
-    clocks: tuple[tuple[str, float, float], ...] = ()
-
-    @cached_property
-    def events(self) -> tuple[Event, ...]:
-        """Those in the window, by start."""
-        return tuple(_inside(self.recording.events, self.window))
-
-    @property
-    def window_us(self) -> float:
-        return (self.window[1] - self.window[0]) / 1e3
-
-    @cached_property
-    def host(self) -> Host:
-        return Host(self.recording.events)
-
-    @cached_property
-    def idle(self) -> tuple[Idle, ...]:
-        """Of each GPU, all its streams together."""
-        return idle_of_devices(self.recording.events, self.window, self.host)
-
-    @cached_property
-    def idle_streams(self) -> tuple[Idle, ...]:
-        """Of each stream, between its first record and its last."""
-        return idle_of_streams(self.recording.events, self.window, self.host)
-
-    @cached_property
-    def without_operator(self) -> tuple[Interval, ...]:
-        """The stretches of the window (ns) in which no thread of the host ran an operator or a CUDA call."""
-        rest: Sequence[Interval] = [self.window]
-        for thread in self.host.threads.values():
-            rest = thread.running.cut(rest)[1]
-        return tuple(rest)
-
-    @cached_property
-    def waits(self) -> tuple[Wait, ...]:
-        """Every synchronization of the window, by start."""
-        calls = [e for e in self.events if self.host.causes.get(e) == SYNCHRONIZATION]
-        lines = lines_of(self.recording.frames, calls)
-        gaps = [gap for one in self.idle for gap in one.gaps if gap.cause == SYNCHRONIZATION]
-        idle_ns = {call: sum(g.duration_ns for g in gaps if g.call == call) for call in {g.call for g in gaps}}
-        return tuple(Wait(call, self.host.operator(call), lines[call], idle_ns.get(call, 0)) for call in calls)
+class RunTimeline(Run):
+    """One run, with what is found in it, as text and as a page."""
 
     def findings(self) -> Findings:
         """What keeps the GPUs idle, the gravest first, in the form of `Variant.findings`."""
@@ -112,7 +49,7 @@ class RunTimeline:
         return self.explore().save_html(path)
 
     def __str__(self) -> str:
-        head = f"{self.provenance}\nwindow {duration_text(self.window_us)}"
+        head = f"{self.provenance}\nwindow {time_text(self.window_us)}"
         parts = [head, *map(idle_text, self.idle), _clock_text(self.clocks), _waits_text(self.waits)]
         if not self.idle:
             parts.insert(1, _host_text(self))
@@ -151,18 +88,12 @@ def window_of(events: Iterable[Event], name: str | None, path: str) -> Interval:
     return found.start_ns, found.end_ns
 
 
-def _inside(events: Iterable[Event], window: Interval) -> Iterable[Event]:
-    return (e for e in events if e.end_ns >= window[0] and e.start_ns <= window[1])
-
-
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
 def _clock_text(clocks: Iterable[tuple[str, float, float]]) -> str:
     rows = [
-        (name, duration_text(us), duration_text(said), f"{abs(said - us) / us:.2%} apart")
-        for name, us, said in clocks
-        if us
+        (name, time_text(us), time_text(said), f"{abs(said - us) / us:.2%} apart") for name, us, said in clocks if us
     ]
     return aligned([("other clocks of the same run", "measured", "the timeline says", ""), *rows]) if rows else ""
 
@@ -176,8 +107,8 @@ def _waits_text(waits: Iterable[Wait]) -> str:
             name,
             operator or "-",
             str(len(found)),
-            duration_text(sum(w.call.duration_ns for w in found) / 1e3),
-            duration_text(sum(w.idle_ns for w in found) / 1e3),
+            time_text(sum(w.call.duration_ns for w in found) / 1e3),
+            time_text(sum(w.idle_ns for w in found) / 1e3),
             line,
         )
         for (name, operator, line), found in groups.items()
@@ -197,3 +128,17 @@ def _host_text(run: RunTimeline) -> str:
     longest = sorted(totals.items(), key=lambda item: -sum(item[1]))[:_TOP]
     rows = [(name, str(len(ns)), share(sum(ns), window_ns)) for name, ns in longest]
     return f"{head}\n\n{aligned([('operators, outermost', 'calls', 'time'), *rows])}" if rows else head
+
+
+def idle_text(one: Idle) -> str:
+    """The sums of one GPU, exact, and a table of its idle time by cause."""
+    us, idle_ns = one.window_ns / 1e3, one.window_ns - one.busy_ns
+    head = (
+        f"GPU {one.device}: busy {share(one.busy_ns, one.window_ns)}, idle {share(idle_ns, one.window_ns)}\n"
+        f"{one.work_ns / 1e3:.1f} µs of records - {one.overlap_ns / 1e3:.1f} overlap + {idle_ns / 1e3:.1f} idle = {us:.1f} µs"
+    )
+    rows = []
+    for cause, total_ns in one.by_cause.items():
+        gaps = [gap.duration_ns for gap in one.gaps if gap.cause == cause]
+        rows.append((cause, share(total_ns, one.window_ns), str(len(gaps)), time_text(max(gaps) / 1e3), CAUSES[cause]))
+    return f"{head}\n\n{aligned([('idle by cause', 'time', 'gaps', 'longest', ''), *rows])}"

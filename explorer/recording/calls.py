@@ -22,8 +22,9 @@ aten = torch.ops.aten
 
 # These write their running statistics although their schema does not say so.
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
-# Wrong in a dispatch mode, as `tests/bench/trust/op_db.py` found: kernels of torch conjugate lazily; modes switch it off.
-_CONJUGATING = {aten.linalg_pinv.atol_rtol_tensor, aten.linalg_pinv.atol_rtol_float}
+# Wrong in a dispatch mode, as `tests/bench/trust/op_db.py` found: kernels of torch conjugate lazily; modes switch it off. An
+# operator's own hash runs Python.
+CONJUGATING = {id(aten.linalg_pinv.atol_rtol_tensor), id(aten.linalg_pinv.atol_rtol_float)}
 # These return views although their schema does not say so, as these others do whose schema does.
 _VIEWS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
@@ -32,8 +33,19 @@ _VIEWS = {
 # These write nothing, but give their tensor other memory.
 _OTHER_MEMORY = {
     aten.set_.source_Tensor: lambda tensor, source: (aten.alias.default, (source,)),
+    aten.set_.source_Tensor_storage_offset: lambda tensor, source, offset, size, stride=(): (
+        aten.as_strided.default,
+        (source, size, stride, offset),
+    ),
     aten.set_.default: lambda tensor: (aten.new_empty.default, (tensor, [0])),
 }
+_ON_STORAGES = {aten.set_.source_Storage, aten.set_.source_Storage_storage_offset}
+# It tells the allocator when memory may be used again, and changes no number.
+_RECORD_STREAM = aten.record_stream.default
+# The argument, by position, that holds the weights once more, as cuDNN wants them: without it the op packs them itself.
+_PACKED = {aten._cudnn_rnn.default: 3}
+# It gives its tensors other memory and leaves their numbers.
+_MOVING = {aten._cudnn_rnn_flatten_weight.default}
 
 
 class Value:
@@ -55,7 +67,7 @@ class Value:
 
     def __init__(self, index: int, tensor: torch.Tensor, memory: int | None) -> None:
         self.index = index
-        kind = kind_of(tensor)
+        kind = "fake" if type(tensor) is FakeTensor else kind_of(tensor)
         self.kind = kind = "batched" if kind is None and memory is None else kind
         self.memory = memory
         if kind is None:
@@ -88,6 +100,10 @@ class Value:
             end = self.offset if 0 in self.shape else self.offset + last + 1
             self._extent = self.offset * size, end * size
         return self._extent
+
+    def move(self, tensor: torch.Tensor, memory: int | None) -> None:
+        """Lie where `tensor` lies now, the numbers being the same."""
+        self.memory, self.stride, self.offset, self._extent = memory, tensor.stride(), tensor.storage_offset(), None
 
     def is_otherwise(self, other: Value) -> bool:
         """Whether the two, of one memory, may have bytes in common and are not of the same layout."""
@@ -170,7 +186,9 @@ def values_in(tree: Any) -> list[Value]:
 class OpFacts:
     """What the recorder asks of each op that runs, found out once per operator.
 
-    It is recorded as `func`; `conjugates`: its kernel relies on lazy conjugation; `becomes` tells, of an op such as
+    It is recorded as `func`, unless it `computes` nothing; `packed` is the position of an argument that others hold already;
+    `moves`: it only gives the tensors of its first argument other memory; `on_storage`: it gives its tensor a storage, and
+    says nothing of what that holds; `becomes` tells, of an op such as
     `unsqueeze_` or `set_` with its arguments, which op on which of them makes what its tensor is from then on; `aliased` the
     position and the name of the arguments, of that op, in whose memory the results may lie.
     """
@@ -179,7 +197,10 @@ class OpFacts:
     is_random: bool = False
     may_write: bool = False
     may_read: bool = False
-    conjugates: bool = False
+    computes: bool = True
+    packed: int | None = None
+    moves: bool = False
+    on_storage: bool = False
     becomes: Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None = None
     aliased: tuple[tuple[int, str], ...] = ()
 
@@ -198,11 +219,15 @@ def _facts(func: OpOverload) -> OpFacts:
     return OpFacts(
         _VIEWS.get(func, func),
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
-        may_write=func in BATCH_NORMS or (func not in _OTHER_MEMORY and any(map(is_written, func._schema.arguments))),
+        may_write=func in BATCH_NORMS
+        or (func not in {*_OTHER_MEMORY, *_ON_STORAGES} and any(map(is_written, func._schema.arguments))),
         may_read=may_read(func),
-        conjugates=func in _CONJUGATING,
+        computes=func is not _RECORD_STREAM and func.namespace != "profiler",
+        packed=_PACKED.get(func),
+        moves=func in _MOVING,
+        on_storage=func in _ON_STORAGES,
         becomes=_OTHER_MEMORY.get(func) or _view_in_place(func),
-        aliased=() if func is aten.set_.default else _aliased(_VIEWS.get(func, func)),
+        aliased=() if func in {aten.set_.default, *_ON_STORAGES} else _aliased(_VIEWS.get(func, func)),
     )
 
 
@@ -281,7 +306,8 @@ class Recording:
     overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values that a
     leaf had (`superseded`) before it became an input, where the host reads what a GPU computes (`stops`), the values that were
     still there (`held`) when a backward was over, since the program's variables hold them, and where externals were given
-    other memory (`replaced`), Triton kernels launched outside of any operator (`launches`), and autograd's nodes whose
+    other memory (`replaced`) or had it taken (`freed`), gradients that `torch.autograd.grad` gave of what (`taken`), Triton
+    kernels launched outside of any operator (`launches`), and autograd's nodes whose
     results no operator made (`unseen`). `backwards` counts the calls of autograd that started from what was recorded."""
 
     calls: list[Call] = field(default_factory=list)
@@ -293,6 +319,8 @@ class Recording:
     stops: list[Stop] = field(default_factory=list)
     held: set[Value] = field(default_factory=set)
     replaced: dict[Value, Source | None] = field(default_factory=dict)
+    freed: dict[Value, Source | None] = field(default_factory=dict)
+    taken: dict[Value, Value] = field(default_factory=dict)
     launches: list[tuple[str, Source | None]] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     backwards: int = 0

@@ -1,4 +1,4 @@
-"""Hooks of the recorder: where backwards start, and which `nn.Module`s are running.
+"""Hooks on torch: where backwards start and end, and which `nn.Module`s are running.
 
 Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`,
 `torch._C._current_graph_task_id`. Of what is compiled, on 2.13: `nn.Module._compiled_call_impl`,
@@ -11,16 +11,14 @@ import os
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from tracefuse.recording.weak_map import WeakMap
-
-if TYPE_CHECKING:
-    from tracefuse.recording.recorder import Recorder
+from tracefuse.recording.memories import WeakMap
+from tracefuse.recording.shield import Shield, shielded
 
 _DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
 
@@ -30,47 +28,53 @@ def is_in_engine() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+class Backwards(Protocol):
+    """Who wants to know of backwards. It is asked on the thread that calls autograd, which need not be its own."""
+
+    def backward_starts(self, outputs: Any, gradients: Any = ()) -> None: ...
+    def backward_ended(self, inputs: Any, found: Any) -> None: ...
+
+
 class BackwardHook:
-    """Tells the recorders of the calling thread where a backward starts and ends; in place while any thread records."""
+    """Tells its listeners where a backward starts and ends; in place while there is one."""
 
     _lock = threading.Lock()
-    _recorders: ClassVar[list[tuple[int, Recorder]]] = []
+    _listeners: ClassVar[list[Backwards]] = []
     _engine: ClassVar[Any] = None
 
     @classmethod
-    def enter(cls, recorder: Recorder) -> None:
+    def enter(cls, listener: Backwards) -> None:
         with cls._lock:
-            if not cls._recorders:
+            if not cls._listeners:
                 cls._engine = torch.autograd._engine_run_backward
                 torch.autograd._engine_run_backward = cls._run
-            cls._recorders.append((threading.get_ident(), recorder))
+            cls._listeners = [*cls._listeners, listener]
 
     @classmethod
-    def leave(cls, recorder: Recorder) -> None:
+    def leave(cls, listener: Backwards) -> None:
         with cls._lock:
-            cls._recorders = [pair for pair in cls._recorders if pair[1] is not recorder]
-            if not cls._recorders:
+            cls._listeners = [one for one in cls._listeners if one is not listener]
+            if not cls._listeners:
                 torch.autograd._engine_run_backward = cls._engine
 
     @classmethod
     def _run(cls, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        here = threading.get_ident()
-        ours = [recorder for thread, recorder in cls._recorders if thread == here]
-        if not is_in_engine():  # a checkpoint's own, which the recorder sees on any thread
-            for recorder in (recorder for thread, recorder in cls._recorders if thread != here):
-                recorder.note_backward_elsewhere(outputs)
-        for recorder in ours:
-            recorder.note_roots(outputs, args[0] if args else kwargs["grad_tensors"])
+        """`args` are, as `torch.autograd.backward` and `grad` give them: the gradients to start from, `retain_graph`,
+        `create_graph`, the inputs to stop at."""
+        listeners = cls._listeners
+        for listener in listeners:
+            listener.backward_starts(outputs, *args[:1])
         found = cls._engine(outputs, *args, **kwargs)
-        for recorder in ours:
-            recorder.note_held()
+        for listener in listeners:
+            listener.backward_ended(args[3] if len(args) > 3 else (), found)
         return found
 
 
 class ModuleStack:
     """The `nn.Module`s that are running, by global forward hooks."""
 
-    def __init__(self, names: WeakMap[tuple[str, str]]) -> None:
+    def __init__(self, names: WeakMap[tuple[str, str]], shield: Shield) -> None:
+        self.shield = shield
         self._stack: list[tuple[str, str]] = []
         self._paths: WeakMap[str] = WeakMap()
         self._names = names
@@ -98,23 +102,30 @@ class ModuleStack:
         """Hooks are global: other threads' modules are not ours, those that autograd's threads run again are."""
         return threading.get_ident() == self._thread or is_in_engine()
 
+    @shielded
     def _enter(self, module: nn.Module, args: Any) -> None:
         if not self.is_ours():
             return
         if module not in self._paths:
-            self.add_root(module)
+            self.add_root(module, self._path_within(module))
         compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
         if compiled is not None:
             self.compiled[compiled] = None
         self._stack.append((self._paths.get(module) or "", type(module).__name__))
 
+    @shielded
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         if self._stack and self.is_ours():
             self._stack.pop()
 
-    def add_root(self, root: nn.Module) -> None:
-        """Learn the dotted paths of `root`'s modules, parameters and buffers."""
-        for path, module in root.named_modules():
+    def _path_within(self, module: nn.Module) -> str:
+        """Where to show a module that no attribute of the running one leads to, such as a loss made in its forward: under the
+        running one, by its class. One that nothing runs in is a root."""
+        return ".".join(filter(None, (self._stack[-1][0], type(module).__name__))) if self._stack else ""
+
+    def add_root(self, root: nn.Module, at: str = "") -> None:
+        """Learn the dotted paths of `root`'s modules, which lies at `at`, and the names of its parameters and buffers."""
+        for path, module in root.named_modules(prefix=at):
             if module not in self._paths:
                 self._paths[module] = path
         for path, parameter in root.named_parameters():

@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.frames import is_called_by
+from tracefuse.recording.shield import Shield
 
 aten = torch.ops.aten
 Kind = Literal["number", "shape", "copy", "print"]
@@ -133,20 +134,27 @@ class Methods:
 
         @functools.wraps(method)
         def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            listeners = [m for m in _get_current_dispatch_mode_stack() if isinstance(m, Listener)]
-            if not listeners:
-                return method(tensor, *args, **kwargs)
-            around = word, is_told = cls.word(), cls.is_told()
-            cls._current.word, cls._current.is_told = word or own_word, is_told or kind is not None
+            before = vars(cls._current).copy()
             try:
-                if kind is not None and not is_told:
-                    for listener in listeners:
-                        listener.heard(HostRead(kind, cls.word(), tensor.device, tensor.nbytes))
+                Shield.survive_all(cls._tell, tensor, own_word, kind)
                 return method(tensor, *args, **kwargs)
             finally:
-                cls._current.word, cls._current.is_told = around
+                vars(cls._current).clear()
+                vars(cls._current).update(before)
 
         return read
+
+    @classmethod
+    def _tell(cls, tensor: torch.Tensor, own_word: str, kind: Kind | None) -> None:
+        """Tell those who listen that a method of `tensor` is about to read."""
+        listeners = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Listener)]
+        if not listeners:
+            return
+        word, is_told = cls.word() or own_word, cls.is_told()
+        cls._current.word, cls._current.is_told = word, is_told or kind is not None
+        if kind is not None and not is_told:
+            for listener in listeners:
+                listener.heard(HostRead(kind, word, tensor.device, tensor.nbytes))
 
 
 def may_read(func: OpOverload) -> bool:

@@ -5,14 +5,14 @@
             step(model, batch)                  SyncError: `.item()` makes the host wait ... train.py:41  loss.item()
 
 What counts is what `tracefuse.recording.host_reads` lists. Where CUDA is, torch's own check
-(`torch.cuda.set_sync_debug_mode`) is on
-too, which also knows of copies from pageable memory and of libraries that read by themselves.
+(`torch.cuda.set_sync_debug_mode`) is on too, which also knows of copies from pageable memory and of libraries that read by
+themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from tracefuse.errors import SyncError
 from tracefuse.optimizers.trace import Source, human_bytes
 from tracefuse.recording.frames import source_of, user_source
 from tracefuse.recording.host_reads import HostRead, Listener, Methods, read_by
+from tracefuse.recording.shield import Shield, shielded
 
 # What torch raises in the mode "error", seen on 2.11, 2.13 and 2.15.
 _TORCHS_MESSAGE = "called a synchronizing CUDA operation"
@@ -41,33 +42,37 @@ def assert_no_sync(on_cpu: bool | None = None) -> Iterator[None]:
     debug mode is "error" for the whole process until the end, then what it was. `torch.cuda.synchronize()`, which is asked
     for, is allowed.
     """
-    has_gpu = torch.cuda.is_available()
-    before = torch.cuda.get_sync_debug_mode() if has_gpu else 0
-    Methods.enter()
+    shield, undo = Shield("assert_no_sync"), ExitStack()
     try:
-        if has_gpu:
-            torch.cuda.set_sync_debug_mode("error")
-        with _NoSync(not has_gpu if on_cpu is None else on_cpu):
+        with _NoSync(not torch.cuda.is_available() if on_cpu is None else on_cpu, shield):
+            shield.note(_watch, undo, shield)
             yield
     except RuntimeError as error:
         if _TORCHS_MESSAGE not in str(error):
             raise
         raise SyncError(_sentence("an operation", "", _raised_at(error))) from error
     finally:
-        if has_gpu:
-            torch.cuda.set_sync_debug_mode(before)
-        Methods.leave()
+        shield.survive(undo.close)
+
+
+def _watch(undo: ExitStack, shield: Shield) -> None:
+    undo.enter_context(shield)
+    Methods.enter()
+    undo.callback(Methods.leave)
+    if torch.cuda.is_available():
+        undo.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
+        torch.cuda.set_sync_debug_mode("error")
 
 
 class _NoSync(TorchDispatchMode, Listener):
-    def __init__(self, on_cpu: bool) -> None:
+    def __init__(self, on_cpu: bool, shield: Shield) -> None:
         super().__init__()
         self._on_cpu = on_cpu
+        self.shield = shield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if (read := read_by(func, args, kwargs)) is not None:
-            self.heard(read, str(func))
+        self.shield.note(self._look_at, func, args, kwargs)
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -75,6 +80,11 @@ class _NoSync(TorchDispatchMode, Listener):
                 raise
             raise SyncError(_sentence(Methods.word() or str(func), "", user_source())) from error
 
+    def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (read := read_by(func, args, kwargs)) is not None:
+            self.heard(read, str(func))
+
+    @shielded
     def heard(self, read: HostRead, operator: str = "") -> None:
         if read.device.type != "cpu" or self._on_cpu:
             amount = f"{human_bytes(read.nbytes)} from {read.device}" if read.nbytes else f"a shape, on {read.device}"

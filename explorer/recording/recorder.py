@@ -1,88 +1,104 @@
 """The recorder: a dispatch mode over ordinary eager execution, autograd's own backward included.
 
 Every ATen op that runs while a `Recorder` is entered becomes a `Call` on `Value`s. The program runs exactly as it would
-without: real kernels, real autograd, any Python. Tensors are recognised by weak identity, so nothing is kept alive that
-eager would have freed, except what the program reads from outside (its inputs) and, where it overwrites an input, a copy
-of the input's first contents.
+without: real kernels, real autograd, any Python; where taking notes fails, it runs on and the notes end (`Shield`). Tensors
+are recognised by weak identity, so nothing is kept alive that eager would have freed, except what the program reads from
+outside (its inputs) and, where it overwrites an input, a copy of the input's first contents.
 
-Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._current_autograd_node`,
-`torch.autograd._get_sequence_nr`, `torch._C._ForceDispatchKeyGuard`, `torch._C._dispatch_tls_local_include_set` and
-`…_exclude_set`.
+Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._ForceDispatchKeyGuard`,
+`torch._C._dispatch_tls_local_include_set` and `…_exclude_set`.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from tracefuse.optimizers.trace import Origin
-from tracefuse.recording.calls import Call, OpFacts, Recording, Value, facts_of, is_leaf, map_tensors, node_of
+from tracefuse.recording.calls import (
+    CONJUGATING,
+    Call,
+    OpFacts,
+    Recording,
+    Value,
+    facts_of,
+    is_leaf,
+    map_tensors,
+    node_of,
+)
 from tracefuse.recording.frames import user_source
 from tracefuse.recording.garbage import SetAside
 from tracefuse.recording.hooks import BackwardHook, ModuleStack, is_in_engine
 from tracefuse.recording.host_reads import HostRead, Listener, Methods, Stop, read_by
-from tracefuse.recording.launches import LaunchHook
-from tracefuse.recording.memories import Memories
-from tracefuse.recording.weak_map import WeakMap
-
-# The engine adds up gradients between nodes.
-_ACCUMULATE = Origin(autograd="accumulate")
-# It tells the allocator when memory may be used again, and changes no number.
-_RECORD_STREAM = torch.ops.aten.record_stream.default
+from tracefuse.recording.launches import LaunchHook, kernel_name
+from tracefuse.recording.memories import Memories, WeakMap, is_there
+from tracefuse.recording.origins import Origins, without_generator
+from tracefuse.recording.shield import Shield, shielded
 
 
 class Recorder(TorchDispatchMode, Listener):
-    """Context manager that fills `recording`. `names` maps parameters and buffers to ("parameter", dotted path)."""
+    """Context manager that fills `recording`. `names` maps parameters and buffers to ("parameter", dotted path), `shield` says
+    whether taking notes failed."""
 
     # They run, and are refused by name when the trace is asked for.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
+        self.shield = Shield("the capture")
+        self.recording = Recording()
         self.names: WeakMap[tuple[str, str]] = WeakMap()
-        self.modules = ModuleStack(self.names)
-        self.begin()
+        self.modules = ModuleStack(self.names, self.shield)
+        self.shield.note(self.begin)
 
     def begin(self) -> None:
         """Forget what was recorded so far: the program begins here."""
         self.recording = Recording()
         self.has_backward_elsewhere = False
-        self._first_seq = torch.autograd._get_sequence_nr()
+        self._origins = Origins(self.modules)
+        self._thread = threading.get_ident()
         self._ids: WeakMap[Value] = WeakMap()
         self._count = 0
-        self._twins: dict[int, Origin] = {}
-        self._last_in_backward = _ACCUMULATE
         self._started: set[Value] = set()
         self._made_memory: set[int | None] = set()
         self._external_storage: dict[int, Value] = {}
         self._externals_of: dict[Value, list[Value]] = {}
         self._memories = Memories()
-        self._is_running = False
+        self._is_running = self._is_copying = False
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before each op is recorded; for recorders that choose where to `begin`."""
 
     def __enter__(self) -> Recorder:
-        self._first_seq = torch.autograd._get_sequence_nr()
-        SetAside.enter()
-        self.modules.attach()
-        BackwardHook.enter(self)
-        Methods.enter()
-        LaunchHook.enter(self._note_launch)
+        self._hooks = ExitStack()
+        self.shield.note(self._attach)
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
-        Methods.leave()
-        LaunchHook.leave(self._note_launch)
-        BackwardHook.leave(self)
-        self.modules.detach()
-        SetAside.leave()
+        self.shield.survive(self._hooks.close)
+        if self.shield.failure:  # what nobody can show need not be kept
+            self.recording = Recording()
+
+    def _attach(self) -> None:
+        self._hooks.enter_context(self.shield)
+        self._origins = Origins(self.modules)
+        self._thread = threading.get_ident()
+        for enter, leave, *arguments in (
+            (SetAside.enter, SetAside.leave),
+            (self.modules.attach, self.modules.detach),
+            (BackwardHook.enter, BackwardHook.leave, self),
+            (Methods.enter, Methods.leave),
+            (LaunchHook.enter, LaunchHook.leave, self),
+        ):
+            enter(*arguments)
+            self._hooks.callback(leave, *arguments)
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         """The value that this tensor is, if the program met it."""
@@ -104,8 +120,14 @@ class Recorder(TorchDispatchMode, Listener):
         for value, tensor in recording.externals.items():
             if self._ids.get(tensor) is value and value.memory != self._memories.of(tensor):
                 recording.replaced.setdefault(value, None)
+            if value not in recording.snapshots and not is_there(tensor):
+                recording.freed.setdefault(value, None)
             made_by = node_of(tensor)
-            if made_by is not None and made_by._sequence_nr() >= self._first_seq and value not in recording.snapshots:
+            if (
+                made_by is not None
+                and made_by._sequence_nr() >= self._origins.first_seq
+                and value not in recording.snapshots
+            ):
                 recording.unseen.append(made_by.name())
 
     def alive(self) -> frozenset[Value]:
@@ -113,26 +135,46 @@ class Recorder(TorchDispatchMode, Listener):
         return frozenset(self._ids.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = recorded_kwargs = kwargs or {}
+        kwargs = kwargs or {}
+        call = self.shield.note(self._noted, func, args, kwargs)
+        self._is_running = True
+        try:
+            out = _run_conjugating(func, args, kwargs) if id(func) in CONJUGATING else func(*args, **kwargs)
+        finally:
+            self._is_running = False
+        if call is not None:
+            self.shield.note(self._note_results, call, facts_of(func), args, out)
+        return out
+
+    def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The op that is about to run, with what it reads; None for one that computes nothing."""
         self.before(args, kwargs)
-        if func is _RECORD_STREAM:
-            return func(*args, **kwargs)
         facts = facts_of(func)
-        origin, in_engine = self._origin()
+        if self._is_copying or not facts.computes:
+            return None
+        if facts.packed is not None:
+            args = (*args[: facts.packed], None, *args[facts.packed + 1 :])
+        origin, in_engine = self._origins.current()
         if facts.is_random:
-            origin, recorded_kwargs = self._with_rng(origin, func, args, kwargs)
-        by_name = map_tensors(self._read, recorded_kwargs) if recorded_kwargs else {}
+            state, kwargs = without_generator(func, args, kwargs)
+            origin = replace(origin, rng=len(self.recording.rng_states))
+            self.recording.rng_states.append(state)
+        by_name = map_tensors(self._read, kwargs) if kwargs else {}
         call = Call(facts.func, map_tensors(self._read, args), by_name, None, origin, in_engine)
         if facts.may_write:
             for value in call.writes():
                 self._snapshot(value)
         if facts.may_read and (host_read := read_by(func, args, kwargs)) is not None:
             self.recording.stops.append(Stop(host_read, origin.source, in_engine))
-        self._is_running = True
-        try:
-            out = _run_conjugating(func, args, kwargs) if facts.conjugates else func(*args, **kwargs)
-        finally:
-            self._is_running = False
+        return call
+
+    def _note_results(self, call: Call, facts: OpFacts, args: tuple[Any, ...], out: Any) -> None:
+        if facts.moves:
+            for tensor in args[0]:
+                self._ids.get(tensor).move(tensor, self._memories.of(tensor))
+            return
+        if facts.on_storage and not self._is_clone(call, out, args[1]):
+            return
         if facts.becomes is None:
             call.outs = map_tensors(self._made, out)
         else:  # the same tensor is another value from now on
@@ -140,16 +182,55 @@ class Recorder(TorchDispatchMode, Listener):
         if facts.aliased:
             _link_views(call, facts)
         self.recording.calls.append(call)
-        return out
 
+    def _is_clone(self, call: Call, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+        """Note what `set_` made of its tensor: it lies in a storage that no operator filled. A copy of a value that was met
+        before, as `copy.deepcopy` makes, is a clone of it, and `call` becomes that; what lies elsewhere comes from outside, as
+        a batch from a worker does, and is an input once it is read."""
+        self._ids.pop(tensor)
+        source = self._memories.copied_from(storage)
+        if source is None:
+            made = self._memories.of(tensor) in self._made_memory and self._memories.find(tensor) is None
+        else:
+            same = self._lying_where(tensor, source)
+            if same is not None:
+                call.func, call.args, call.kwargs = torch.ops.aten.clone.default, (same,), {}
+                return True
+            made = source in self._made_memory or source in self._external_storage
+        if made:
+            self._new(tensor, self._memories.of(tensor)).kind = "storage-made"
+        return False
+
+    @shielded
     def heard(self, read: HostRead) -> None:
         """Note a read that no operator shows."""
         self.recording.stops.append(Stop(read, user_source(), is_in_engine()))
 
-    def _note_launch(self, kernel: str) -> None:
+    @shielded
+    def launched(self, kernel: Any, *args: Any, warmup: bool = False, **kwargs: Any) -> None:
         """An operator's own launches are part of it; other threads' are not ours, unless autograd runs them."""
-        if not self._is_running and self.modules.is_ours():
-            self.recording.launches.append((kernel, user_source()))
+        if not (warmup or self._is_running) and self.modules.is_ours():
+            self.recording.launches.append((kernel_name(kernel), user_source()))
+
+    @shielded
+    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Note the inputs of which the program gives the memory back."""
+        if nbytes < storage.nbytes():
+            memory, recording = self._memories.number_of(storage), self.recording
+            gone = (v for v in recording.externals if v.memory == memory and v not in recording.snapshots)
+            recording.freed |= {value: user_source() for value in gone if value not in recording.freed}
+
+    @shielded
+    def copied(self, target: torch.UntypedStorage, source: torch.UntypedStorage, *rest: Any, **options: Any) -> None:
+        """torch copies a storage by operators on bytes, which say less than what is copied."""
+        if self.modules.is_ours():
+            self._memories.note_copy(target, source)
+            self._is_copying = True
+
+    @shielded
+    def done(self) -> None:
+        if self.modules.is_ours():
+            self._is_copying = False
 
     # --- values ---
 
@@ -234,56 +315,23 @@ class Recorder(TorchDispatchMode, Listener):
         """Keep what the inputs behind `value`'s memory held before the program overwrites them."""
         recording = self.recording
         for other in self._externals_of.get(value.base, ()):
-            if other not in recording.snapshots:
-                recording.snapshots[other] = recording.externals[other].detach().clone()
-
-    # --- where an op comes from ---
-
-    def _origin(self) -> tuple[Origin, bool]:
-        """Where the op that runs comes from, and whether autograd's engine runs it."""
-        node = torch._C._current_autograd_node()
-        if node is None:
-            return (_ACCUMULATE, True) if is_in_engine() else (self._forward_origin(), False)
-        seq, name = node._sequence_nr(), node.name().rpartition("::")[2]
-        last = self._last_in_backward
-        if last.seq == seq and last.autograd == name:
-            return last, True
-        twin = self._twins.get(seq)
-        if twin is None:
-            return Origin(*self.modules.current(), user_source(), name, seq), True
-        found = self._last_in_backward = Origin(twin.module, twin.module_type, twin.source, name, seq)
-        return found, True
-
-    def _forward_origin(self) -> Origin:
-        seq = torch.autograd._get_sequence_nr() - 1
-        known = seq < self._first_seq or (seq in self._twins and torch.is_grad_enabled())
-        origin = Origin(*self.modules.current(), user_source(), "", None if known else seq)
-        if not known:
-            self._twins.setdefault(seq, origin)
-        return origin
-
-    def _with_rng(
-        self, origin: Origin, func: OpOverload, args: Any, kwargs: dict[str, Any]
-    ) -> tuple[Origin, dict[str, Any]]:
-        """Note the state of the generator that the op will draw from. A generator of the user's own is not part of the
-        trace: replaying sets the state on the default one, which draws the same numbers. Overloads that must be given one
-        (`randn.generator`) are given None."""
-        generator = kwargs.get("generator")
-        state = (generator or default_generator(device_of(args, kwargs))).get_state()
-        self.recording.rng_states.append(state)
-        recorded = kwargs
-        if generator is not None:
-            (must_be_given,) = (not a.has_default_value() for a in func._schema.arguments if a.name == "generator")
-            recorded = {k: v for k, v in kwargs.items() if k != "generator"} | (
-                {"generator": None} if must_be_given else {}
-            )
-        return _replace_rng(origin, len(self.recording.rng_states) - 1), recorded
+            tensor = recording.externals[other]
+            if other in recording.snapshots:
+                continue
+            if is_there(tensor):
+                recording.snapshots[other] = tensor.detach().clone()
+            else:
+                recording.freed.setdefault(other, user_source())
 
     # --- around a backward ---
 
-    def note_roots(self, outputs: Any, gradients: Any) -> None:
-        """A backward is about to start from `outputs` with `gradients`."""
-        if is_in_engine():  # a checkpoint's own: its gradients are the program's
+    @shielded
+    def backward_starts(self, outputs: Any, gradients: Any = ()) -> None:
+        """On another thread nothing is recorded; a checkpoint's own backward is part of one that has started."""
+        if is_in_engine():
+            return
+        if threading.get_ident() != self._thread:
+            self.has_backward_elsewhere |= any(isinstance(t, torch.Tensor) and t in self._ids for t in outputs)
             return
         known = len(self.recording.roots)
         for output, gradient in zip(outputs, gradients, strict=True):
@@ -293,14 +341,17 @@ class Recorder(TorchDispatchMode, Listener):
                 self.recording.roots.append((root, given, gradient))
         self.recording.backwards += len(self.recording.roots) > known
 
-    def note_backward_elsewhere(self, outputs: Any) -> None:
-        """A backward is about to start on another thread, where nothing is recorded."""
-        self.has_backward_elsewhere |= any(isinstance(t, torch.Tensor) and t in self._ids for t in outputs)
-
-    def note_held(self) -> None:
-        """A backward is over: what is alive now, its graph being gone, a variable of the program holds."""
-        if not is_in_engine():
-            self.recording.held.update(self._ids.values())
+    @shielded
+    def backward_ended(self, inputs: Any, found: Any) -> None:
+        """What is alive now, the graph being gone, a variable of the program holds; `torch.autograd.grad` has `found` the
+        gradients of `inputs`."""
+        if is_in_engine() or threading.get_ident() != self._thread:
+            return
+        self.recording.held.update(self._ids.values())
+        for leaf, gradient in zip(inputs, found, strict=True) if found else ():
+            of, value = self._ids.get(leaf), None if gradient is None else self._ids.get(gradient)
+            if of is not None and value is not None:
+                self.recording.taken[value] = of
 
 
 def _run_conjugating(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -323,24 +374,3 @@ def _link_views(call: Call, facts: OpFacts) -> None:
                 if out is not given and out.base is out:
                     out.base = given.base
             return
-
-
-def device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
-    if kwargs.get("device") is not None:
-        return torch.device(kwargs["device"])
-    for given in args:
-        if isinstance(given, torch.Tensor):
-            return given.device
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-    return tensors[0].device if tensors else torch.get_default_device()
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        return torch.cuda.default_generators[index]
-    return torch.default_generator
-
-
-def _replace_rng(origin: Origin, index: int) -> Origin:
-    return Origin(origin.module, origin.module_type, origin.source, origin.autograd, origin.seq, index)

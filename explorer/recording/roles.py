@@ -57,6 +57,14 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
             gradients[value] = gradient
         else:
             made_here[gradient] = f"{name}_grad"
+    for gradient, leaf in recording.taken.items():
+        if leaf in recording.externals and gradient in results:
+            gradients.setdefault(leaf, gradient)
+    for leaf, gradient in gradients.items():
+        if gradient in sources and not sources[gradient][1]:
+            sources[gradient] = "input", f"{sources[leaf][1]}_grad".lstrip("_")
+    roots = {root for root, _, _ in recording.roots}
+    results = {v: name for v, name in results.items() if v in roots or v not in gradients.values()}
     return Roles(sources, results | made_here, gradients)
 
 

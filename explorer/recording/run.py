@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tracefuse.recording.calls import Value
-from tracefuse.recording.left import Left, Read, left_by
+from tracefuse.recording.left import Left, left_by, read_from_outside
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.roles import Roles, optimizers_of, roles_of
 from tracefuse.recording.thaw import Thaw
@@ -22,14 +22,14 @@ class Ended:
 
     roles: Roles
     left: Mapping[Value, Left]
-    read: Read
+    read: Sequence[Left]
     alive: frozenset[Value]
     optimized: Mapping[str, frozenset[Value]]
     thawed: frozenset[Value]
 
 
 class Run:
-    """A run from `start` to `stop`. `ended` is None until then, and where the program raised.
+    """A run from `start` to `stop`. `ended` is None until then, and where the program raised or taking notes failed.
 
     With `train_all`, frozen parameters count as trainable meanwhile (`tracefuse.recording.thaw`).
     """
@@ -43,7 +43,7 @@ class Run:
 
     def start(self, namespace: Mapping[str, Any]) -> None:
         if self.train_all:
-            self._thaw = Thaw(namespace).__enter__()
+            self._thaw = Thaw(namespace, self.recorder.shield).__enter__()
         self.recorder.__enter__()
         self.is_recording = True
 
@@ -53,7 +53,7 @@ class Run:
         self.is_recording = False
         try:
             if completed:
-                self.ended = self._noted(namespace, returned)
+                self.ended = self.recorder.shield.note(self._noted, namespace, returned)
         finally:
             if self._thaw is not None:
                 self._thaw.__exit__(None, None, None)
@@ -67,7 +67,7 @@ class Run:
         return Ended(
             roles=roles,
             left=left_by(recorder, roles, namespace, returned, gradient_of),
-            read=Read(recorder),
+            read=read_from_outside(recorder),
             alive=recorder.alive(),
             optimized=optimizers_of(recorder, namespace),
             thawed=frozenset(v for p in (thaw.parameters if thaw else ()) if (v := recorder.value_of(p)) is not None),

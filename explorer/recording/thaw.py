@@ -1,6 +1,6 @@
 """Thaw: while a cell is captured, its frozen parameters count as trainable, so that the trace has every gradient.
 
-    with Thaw(namespace) as thaw:      every floating-point nn.Parameter that the namespace or a running module holds
+    with Thaw(namespace, shield) as thaw:      every floating-point nn.Parameter that the namespace or a running module holds
         …                              the cell
         thaw.gradient_of(parameter)    what its .grad would be
                                        requires_grad and .grad are as they were
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tracefuse.recording.calls import is_leaf
+from tracefuse.recording.shield import Shield, shielded
 
 
 @dataclass
@@ -37,22 +39,33 @@ class _Thawed:
 
     parameter: nn.Parameter
     grad_before: torch.Tensor | None
+    shield: Shield
     hook: Any = None
     gradient: torch.Tensor | None = None
 
     def take(self, parameter: torch.Tensor) -> None:
-        """Autograd has just written `.grad`."""
+        """Autograd has just written `.grad`: it goes before anything else sees it."""
         new, parameter.grad = parameter.grad, None
-        assert new is not None
+        self.shield.note(self._add, new)
+
+    def _add(self, new: torch.Tensor) -> None:
         with torch.no_grad():
             self.gradient = new if self.gradient is None else self.gradient + new
 
+    def undo(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+        self.parameter.grad = self.grad_before
+        self.parameter.requires_grad_(False)
+
 
 class Thaw:
-    """Context manager; not reentrant. `parameters` are those that it thawed, in the order in which they were met."""
+    """Context manager; not reentrant. `parameters` are those that it thawed, in the order in which they were met. Where it
+    fails, `shield` keeps that from the program."""
 
-    def __init__(self, namespace: Mapping[str, Any]) -> None:
+    def __init__(self, namespace: Mapping[str, Any], shield: Shield) -> None:
         self._namespace: Mapping[str, Any] | None = namespace
+        self.shield = shield
         self._thawed: dict[int, _Thawed] = {}
 
     @property
@@ -60,20 +73,19 @@ class Thaw:
         return [t.parameter for t in self._thawed.values()]
 
     def __enter__(self) -> Thaw:
-        assert self._namespace is not None
-        self._thread = threading.get_ident()
-        self._handle = register_module_forward_pre_hook(self._before_forward)
-        for parameter in _parameters_in(self._namespace):
-            self._thaw(parameter)
+        self._undo = ExitStack()
+        self.shield.note(self._begin)
         self._namespace = None
         return self
 
+    def _begin(self) -> None:
+        self._thread = threading.get_ident()
+        self._undo.callback(register_module_forward_pre_hook(self._before_forward).remove)
+        for parameter in _parameters_in(self._namespace or {}):
+            self._thaw(parameter)
+
     def __exit__(self, *exc: Any) -> None:
-        self._handle.remove()
-        for thawed in self._thawed.values():
-            thawed.hook.remove()
-            thawed.parameter.grad = thawed.grad_before
-            thawed.parameter.requires_grad_(False)
+        self.shield.survive(self._undo.close)
         self._thawed.clear()
 
     def gradient_of(self, leaf: torch.Tensor) -> torch.Tensor | None:
@@ -81,6 +93,7 @@ class Thaw:
         thawed = self._thawed.get(id(leaf))
         return leaf.grad if thawed is None else thawed.gradient
 
+    @shielded
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         """Meets modules that no name leads to, and parameters that the cell froze itself."""
         if threading.get_ident() != self._thread:
@@ -94,7 +107,8 @@ class Thaw:
         parameter.requires_grad_(True)
         if id(parameter) in self._thawed:  # the cell froze it once more
             return
-        thawed = self._thawed[id(parameter)] = _Thawed(parameter, parameter.grad)
+        thawed = self._thawed[id(parameter)] = _Thawed(parameter, parameter.grad, self.shield)
+        self._undo.callback(thawed.undo)
         parameter.grad = None
         thawed.hook = parameter.register_post_accumulate_grad_hook(thawed.take)
 

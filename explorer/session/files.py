@@ -6,7 +6,7 @@
     run.tfz = zip of  session.json   {format, version, tracefuse, torch}
                       trace.json     the captured trace           (tracefuse.optimizers.formats.serial)
                       capture.json   guards, environment, ...     (tracefuse.session.parts.Captured)
-                      measured.json  times, timelines, ...        (tracefuse.session.parts.Measured)
+                      measured.json  times, timelines, ...        (tracefuse.timeline.measurements.Measurements)
                       arrays/0 ...   numbers, little endian
 
 Traces after passes are not in the file: passes are pure, and make them again. A file is data: no pickle, nothing imported or
@@ -37,21 +37,15 @@ from tracefuse.optimizers.formats.serial import trace_from, trace_record
 from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.session.parts import (
     Captured,
-    Measured,
-    SavedAblation,
-    SavedBuild,
     SavedGuard,
     SavedInputs,
-    SavedProfile,
-    SavedTimeline,
-    SavedTiming,
-    SavedTrial,
     measured_from,
+    measured_record,
     special_types,
 )
-from tracefuse.timeline.measurements import Measurements, Said
+from tracefuse.timeline.measurements import Measurements
 
-FORMAT, VERSION = "tracefuse session", 1
+FORMAT, VERSION, READ = "tracefuse session", 2, (1, 2)
 HEAD, TRACE, CAPTURE, MEASURED = "session.json", "trace.json", "capture.json", "measured.json"
 ARRAYS = "arrays/"
 
@@ -105,7 +99,7 @@ def _parts(
         HEAD: head,
         TRACE: trace_record(program.trace),
         CAPTURE: written(_captured(program, machine, inputs), special),
-        MEASURED: written(_measured(measurements), special),
+        MEASURED: measured_record(measurements, special),
     }
     return {name: json.dumps(part, allow_nan=False) for name, part in found.items()}
 
@@ -150,18 +144,6 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
     return flat.cpu().contiguous().view(torch.uint8).numpy()
 
 
-def _measured(found: Measurements) -> Measured:
-    return Measured(
-        timings=tuple(SavedTiming(*pair, timing) for pair, timing in found.timings.items()),
-        timelines=tuple(SavedTimeline(*pair, timeline) for pair, timeline in found.timelines.items()),
-        ablations=tuple(SavedAblation(config, one) for config, one in found.ablations.items()),
-        profiles=tuple(SavedProfile(config, one) for config, one in found.profiles.items()),
-        builds=tuple(SavedBuild(config, one) for config, one in found.builds.items()),
-        trials=tuple(SavedTrial(*key, Said(one.verdict, one.said)) for key, one in found.trials.items()),
-        peaks=found.peaks,
-    )
-
-
 def _check_size(parts: Mapping[str, str], arrays: list[bytes]) -> None:
     if max(map(len, parts.values())) > MOST_JSON or len(arrays) + len(parts) > MOST_MEMBERS:
         raise SessionError("the session is larger than one may be: capture a smaller piece of the program")
@@ -183,7 +165,7 @@ class Session(NamedTuple):
 
     trace: Trace
     captured: Captured
-    measured: Measured
+    measured: Measurements
     left_out: Sequence[str]
 
 
@@ -280,7 +262,7 @@ def _head(data: Any) -> str:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise damaged("the file is no session")
     number = whole(data.get("version"), "session.version")
-    if number != VERSION:
+    if number not in READ:
         wrote = text(data.get("tracefuse"), "session.tracefuse")
         raise SessionError(
             f"the file was written by tracefuse {wrote} as version {number} of sessions, and this tracefuse reads version "

@@ -1,7 +1,7 @@
 """What a session file says besides the trace, as data classes: what was captured, and what was measured of it.
 
-    Captured   = guards, environment, thawed parameters, the passes that depend on the machine, and inputs if asked for
-    Measured   = times, timelines, ablations, profiles and built kernels, each with its configuration
+    Captured       = guards, environment, thawed parameters, the passes that depend on the machine, and inputs if asked for
+    Measurements   = times, timelines, ablations, built kernels and tried fixes, a row for each with its configuration
 
 `special_types` says how a configuration and an array of numbers are written. A configuration is its options by name, passes
 of the user's own by theirs: where such a pass is not registered, what was measured with it is left out, by `UnknownPass`.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -20,11 +20,7 @@ from tracefuse.assembly.unshown import Dropped
 from tracefuse.config.configuration import OPTIONS, Config
 from tracefuse.config.names import PASSES
 from tracefuse.errors import OptionError, SessionError
-from tracefuse.measure.profile import Profile
-from tracefuse.measure.side_by_side import Ablation
-from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.cat import Cat
-from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.formats.plain_data import (
     Special,
     damaged,
@@ -40,8 +36,8 @@ from tracefuse.optimizers.formats.serial_arguments import device, dtype
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.host_reads import Stop
-from tracefuse.timeline.measurements import Build, Said
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline
+from tracefuse.timeline.lanes import ProgramTimeline
+from tracefuse.timeline.measurements import Measurements
 
 
 class UnknownPass(SessionError):
@@ -86,87 +82,73 @@ class Captured:
 # --- what was measured ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SavedTiming:
-    config: Config
-    against: Config | None
-    timing: Timing
-
-
-@dataclass(frozen=True)
-class SavedTimeline:
-    config: Config
-    against: Config | None
-    timeline: Timeline
-
-
-@dataclass(frozen=True)
-class SavedAblation:
-    config: Config
-    ablation: Ablation
-
-
-@dataclass(frozen=True)
-class SavedProfile:
-    config: Config
-    profile: Profile
-
-
-@dataclass(frozen=True)
-class SavedBuild:
-    config: Config
-    build: Build
-
-
-@dataclass(frozen=True)
-class SavedTrial:
-    config: Config
-    finding: str
-    choice: int
-    said: Said
-
-
-@dataclass(frozen=True)
-class Measured:
-    timings: tuple[SavedTiming, ...] = ()
-    timelines: tuple[SavedTimeline, ...] = ()
-    ablations: tuple[SavedAblation, ...] = ()
-    profiles: tuple[SavedProfile, ...] = ()
-    builds: tuple[SavedBuild, ...] = ()
-    trials: tuple[SavedTrial, ...] = ()
-    peaks: Peaks | None = None
-
-
-_ENTRIES = {
-    "timings": SavedTiming, "timelines": SavedTimeline, "ablations": SavedAblation, "profiles": SavedProfile,
-    "builds": SavedBuild, "trials": SavedTrial,
+_ROWS = {
+    "timings": ("config", "against", "timing"), "timelines": ("config", "against", "timeline"),
+    "ablations": ("config", "ablation"), "builds": ("config", "build"),
+    "trials": ("config", "finding", "choice", "said"),
 }  # fmt: skip
+"""By a dictionary of `Measurements` what an item is written as: an object with the parts of its key, then its value."""
 
+
+def _flat(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) is tuple else (kind,)
+
+
+_MEASURED = get_type_hints(Measurements)
+_KINDS = {name: (_flat(get_args(_MEASURED[name])[0]), get_args(_MEASURED[name])[1]) for name in _ROWS}
+"""The types of a key's parts, and that of the value."""
 
 # Here, so that a process that opens a file evaluates nothing.
-for _kind in (Captured, Measured):
-    prepare(_kind)
+prepare(Captured)
+prepare(Measurements)
 
 
-def measured_from(data: Any, special: Special) -> tuple[Measured, list[str]]:
+def measured_record(found: Measurements, special: Special) -> dict[str, Any]:
+    """What was measured, as it is written."""
+    rows = {name: [_row(name, *item, special) for item in getattr(found, name).items()] for name in _ROWS}
+    return rows | {"peaks": written(found.peaks, special)}
+
+
+def _row(name: str, key: Any, value: Any, special: Special) -> dict[str, Any]:
+    parts = (*key, value) if isinstance(key, tuple) else (key, value)
+    return {part: written(one, special) for part, one in zip(_ROWS[name], parts, strict=True)}
+
+
+def measured_from(data: Any, special: Special) -> tuple[Measurements, list[str]]:
     """What was measured, and a sentence for each thing that is left out, since a pass of the user's own is not registered."""
-    rows = record(data, [f.name for f in fields(Measured)], "measured")
-    found, left_out = dict[str, Any](), dict[str, None]()
-    for name, row in zip([f.name for f in fields(Measured)], rows, strict=True):
-        kind = _ENTRIES.get(name)
-        if kind is None:
-            found[name] = read(Peaks | None, row, name, special)
-            continue
-        found[name] = entries = []
-        for at, one in enumerate(items(row, name)):
+    *tables, peaks = record(_without_profiles(data), [*_ROWS, "peaks"], "measured")
+    found, left_out = Measurements(peaks=read(_MEASURED["peaks"], peaks, "peaks", special)), dict[str, None]()
+    for name, rows in zip(_ROWS, tables, strict=True):
+        for at, row in enumerate(items(rows, name)):
             try:
-                entries.append(read(kind, one, f"{name}[{at}]", special))
+                key, value = _item(name, row, f"{name}[{at}]", special)
             except UnknownPass as error:
                 left_out[str(error)] = None
-    for at, one in enumerate(found["timelines"]):
-        for program in one.timeline.programs:
-            check_columns(program, f"timelines[{at}]")
-    return Measured(**found), list(left_out)
+            else:
+                getattr(found, name)[key] = value
+    for pair_at, timeline in enumerate(found.timelines.values()):
+        for program in timeline.programs:
+            check_columns(program, f"timelines[{pair_at}]")
+    return found, list(left_out)
+
+
+def _item(name: str, row: Any, where: str, special: Special) -> tuple[Any, Any]:
+    *parts, value = record(row, _ROWS[name], where)
+    kinds, kind = _KINDS[name]
+    named = zip(kinds, parts, _ROWS[name], strict=False)
+    key = tuple(read(one, part, f"{where}.{called}", special) for one, part, called in named)
+    return key if len(key) > 1 else key[0], read(kind, value, f"{where}.{_ROWS[name][-1]}", special)
+
+
+def _without_profiles(data: Any) -> Any:
+    """Before version 2, kernels were profiled once more, apart from the timeline: what says nothing new is not read."""
+    if not isinstance(data, dict) or "profiles" not in data:
+        return data
+    timings = data.get("timings")
+    for row in timings if isinstance(timings, list) else ():
+        if isinstance(row, dict) and isinstance(row.get("timing"), dict):
+            row["timing"].pop("work", None)
+    return {name: one for name, one in data.items() if name != "profiles"}
 
 
 def check_columns(program: ProgramTimeline, where: str) -> None:

@@ -31,8 +31,7 @@ from tracefuse.optimizers.costs.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
-from tracefuse.tables.folding import OUTSIDE, folded_paths
-from tracefuse.tables.work import kind, work
+from tracefuse.tables.folding import OUTSIDE, folded_paths, kind, work
 from tracefuse.text import aligned, figure
 
 Pair = tuple[float, float]
@@ -47,7 +46,7 @@ class Layer:
     """One module's own part of the step, or what is in none, whose path and type are empty.
 
     Pairs are `(as captured, with the passes)`, times in microseconds. `backward_kinds` part the backward's time by
-    `tracefuse.tables.work.KINDS`, `cause` is the largest part with the passes: "matmul 71 %", or "" without a backward.
+    `tracefuse.tables.folding.KINDS`, `cause` is the largest part with the passes: "matmul 71 %", or "" without a backward.
     `flops` are
     (forward, backward) those of its matmuls, as captured and with the passes. `folded` is the path with `*` for the numbers
     that tell the module from those like it, `count` how many modules the row stands for.

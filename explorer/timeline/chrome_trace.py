@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline
+from tracefuse.timeline.lanes import ProgramTimeline
+from tracefuse.timeline.replayed import Timeline
 
 
 def to_chrome_trace(timeline: Timeline) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Seen on torch 2.13: `torch._C._profiler._RecordFunctionFast`, a range that costs
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,6 +24,10 @@ LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel",
 
 
 NOT_KERNELS = ("Memcpy", "Memset")
+
+# Kineto writes a line to stderr whenever a profiler starts or stops, which a notebook shows under the cell (seen on torch
+# 2.13); it reads this setting when the first profiler starts.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 _BEGIN = "# begin"
 

@@ -32,6 +32,7 @@ from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, tensor_type, tensors
 from tracefuse.text import aligned, figure
+from tracefuse.timeline.gpu_work import GpuWork, gpu_work
 from tracefuse.timeline.replayed import Timeline, measured_on, profiled
 
 if TYPE_CHECKING:
@@ -109,12 +110,13 @@ class KernelRow:
 @dataclass(frozen=True)
 class KernelTimes:
     """The kernels of a program, those that take longest first. `provenance` begins with "measured on"; `peaks` says whose they
-    are, measured too, or is "" where none were."""
+    are, measured too, or is "" where none were; `work` is what the GPU's time consists of, where one ran."""
 
     provenance: str
     peaks: str
     rows: tuple[KernelRow, ...]
     note: str = ""
+    work: GpuWork | None = None
 
     @property
     def total_us(self) -> float:
@@ -125,7 +127,7 @@ class KernelTimes:
         lines = [self.provenance, f"peaks: {self.peaks or 'not known'}"]
         table = [self._texts(row) for row in self.rows]
         at_peak = AT_PEAK if any(cells[-2] == "at peak" for cells in table) else ""
-        lines += [aligned([titles, *table]), at_peak, self.note]
+        lines += [aligned([titles, *table]), at_peak, self.note, str(self.work or "")]
         return "\n".join(line for line in lines if line)
 
     def _texts(self, row: KernelRow) -> tuple[str, ...]:
@@ -157,12 +159,14 @@ def kernel_times(variant: Switched, progress: Progress | None = None) -> KernelT
     inputs = variant.program.example_inputs
     peaks = peaks_if_there_is_room(variant.program.device, progress)
     with undisturbed(inputs):
-        programs = (profiled("optimised", variant),)
-    found = Timeline(measured_on(programs), programs).op_times(0)
+        program = profiled("optimised", variant)
+    found = Timeline(measured_on([program]), (program,)).op_times(0)
     roofline = peaks and peaks.roofline(variant.program.tf32)
     rows = sorted(kernel_rows(variant.trace, found.us, roofline), key=lambda row: -row.total_us)
     note = "" if variant.runs_triton else CPU_NOTE
-    return KernelTimes(found.provenance, roofline.source if roofline else "", tuple(rows), note)
+    return KernelTimes(
+        found.provenance, roofline.source if roofline else "", tuple(rows), note, gpu_work(program, variant)
+    )
 
 
 def kernel_rows(trace: Trace, us: Mapping[str, float], peaks: Peaks | None) -> list[KernelRow]:

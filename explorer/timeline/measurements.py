@@ -4,19 +4,16 @@ saved the session."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tracefuse.config.configuration import Config
 from tracefuse.measure.op_times import OpTimes
+from tracefuse.measure.side_by_side import Ablation
+from tracefuse.measure.timing import Timing
+from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.lowering.layouts import Tuning
-
-if TYPE_CHECKING:
-    from tracefuse.measure.profile import Profile
-    from tracefuse.measure.side_by_side import Ablation
-    from tracefuse.measure.timing import Timing
-    from tracefuse.optimizers.costs.cost import Peaks
-    from tracefuse.timeline.replayed import Timeline
+from tracefuse.timeline.replayed import Timeline
 
 Pair = tuple[Config, Config | None]
 """The configuration that was measured, and the pinned one beside it: None where that is the captured program."""
@@ -44,16 +41,19 @@ class Build:
 
 @dataclass
 class Measurements:
-    """Times and timelines by what was compared with what; by configuration what each pass is worth, the kernels of a profile
-    and how they were built; what the device does at best. The last of a dictionary is what was measured last."""
+    """Times and timelines by what was compared with what; by configuration what each pass is worth and how the kernels were
+    built; what replays said of fixes; what the device does at best. The last of a dictionary is what was measured last."""
 
     timings: dict[Pair, Timing] = field(default_factory=dict)
     timelines: dict[Pair, Timeline] = field(default_factory=dict)
     ablations: dict[Config, Ablation] = field(default_factory=dict)
-    profiles: dict[Config, Profile] = field(default_factory=dict)
     builds: dict[Config, Build] = field(default_factory=dict)
     trials: dict[TrialKey, Said] = field(default_factory=dict)
     peaks: Peaks | None = None
+
+    def copied(self) -> Measurements:
+        """The same, to which one may add without the other."""
+        return Measurements(**{name: copy(value) for name, value in vars(self).items()})
 
     def op_times(self, config: Config) -> OpTimes | None:
         """Those of the last timeline that has a program of this configuration."""

@@ -16,7 +16,7 @@ import bisect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -27,61 +27,20 @@ from torch import fx
 from tracefuse.config.configuration import Config
 from tracefuse.device.clocks import device_label
 from tracefuse.device.marks import marked
-from tracefuse.measure.op_times import OpTimes, Transfer
+from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.render import INDENT, last_uses, render_op
 from tracefuse.optimizers.trace import Trace, tensors
-from tracefuse.text import duration_text, share
+from tracefuse.text import share, time_text
 from tracefuse.timeline.events import LAUNCHES, NOT_KERNELS, Event, recorded
 from tracefuse.timeline.gaps import idle_of_devices
-from tracefuse.timeline.idle_lanes import idle_us, with_idle_lanes
-from tracefuse.timeline.lanes import Lane, lane_of
+from tracefuse.timeline.lanes import ProgramTimeline, idle_us, lane_of, with_idle_lanes
 from tracefuse.timeline.transfers import transfers
 
 # On a CPU, one op of a few hundred is always interrupted: what an op takes is the middle of several replays.
 RUNS = 3
-
-
-@dataclass(frozen=True, eq=False)
-class ProgramTimeline:
-    """The events of one program, sorted by start, the first at 0 µs.
-
-    Columns of equal length: `start_us` (f8), `duration_us` (f4), and as indices `name` (u4, into `names`), `value` (u4: 0 for
-    none, else one more than the index into `values`) and `lane` (u2, into `lanes`); `delay_us` (f4) is the time from a launch
-    to the start on the GPU, NaN where no launch is known. On a lane of the kind "idle" stand the gaps of a GPU, called after
-    their cause (see `tracefuse.timeline.idle_lanes`), and the value is that of the op that then starts. `op_us` is the
-    time of each
-    value's op: that of its kernels and copies, or of its range where it computes on the CPU; ops without work are absent.
-    `launches` were counted on the host, `records` are the kernels that the GPU reported. `config` is None of a run of the
-    user's own, which no passes have changed. `transfers` takes copies to and from the host apart.
-    """
-
-    label: str
-    config: Config | None
-    lanes: tuple[Lane, ...]
-    names: tuple[str, ...]
-    values: tuple[str, ...]
-    start_us: np.ndarray
-    duration_us: np.ndarray
-    name: np.ndarray
-    value: np.ndarray
-    lane: np.ndarray
-    delay_us: np.ndarray
-    op_us: Mapping[str, float]
-    launches: int
-    records: int
-    transfers: Mapping[str, Transfer] = field(default_factory=dict)
-
-    @property
-    def span_us(self) -> float:
-        """From the first start to the last end."""
-        return float((self.start_us + self.duration_us).max(initial=0.0))
-
-    @property
-    def is_complete(self) -> bool:
-        return self.launches == self.records
 
 
 @dataclass(frozen=True)
@@ -100,7 +59,8 @@ class Timeline:
         """Those of one program: "measured on X, op by op, the middle of 3 profiled replays"."""
         one = self.programs[program]
         waited = {name: found.own_us for name, found in one.transfers.items() if found.blocks}
-        return OpTimes({**one.op_us, **waited}, self.provenance, one.transfers)
+        device = self.device.removeprefix("measured on ")
+        return OpTimes({**one.op_us, **waited}, self.provenance, one.transfers, device)
 
     def __str__(self) -> str:
         """How long each program took, and for what its GPU was idle."""
@@ -111,7 +71,7 @@ def _idle_line(program: ProgramTimeline) -> str:
     causes = ", ".join(
         f"{cause} {share(round(1e3 * us), round(1e3 * program.span_us))}" for cause, us in idle_us(program).items()
     )
-    return f"{program.label}: {duration_text(program.span_us)}{f'; GPU idle by: {causes}' if causes else ''}"
+    return f"{program.label}: {time_text(program.span_us)}{f'; GPU idle by: {causes}' if causes else ''}"
 
 
 def _missing(program: ProgramTimeline) -> str:
@@ -145,7 +105,12 @@ def profiled(label: str, variant: Switched) -> ProgramTimeline:
     run = stepwise_replay(variant)
     runs = [attributed(label, variant.config, variant.trace, recorded(run)) for _ in range(RUNS)]
     middle = sorted(runs, key=lambda one: one.span_us)[RUNS // 2]
-    return replace(middle, op_us={name: median(one.op_us[name] for one in runs) for name in middle.op_us})
+    return replace(middle, op_us={name: _middle_us(name, runs) for name in middle.op_us})
+
+
+def _middle_us(name: str, runs: Iterable[ProgramTimeline]) -> float:
+    """Of the runs that have it: the driver may drop a record."""
+    return median(one.op_us[name] for one in runs if name in one.op_us)
 
 
 def stepwise_replay(variant: Switched) -> Callable[[], tuple[Any, ...]]:

@@ -31,12 +31,11 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.device.packed_runtime import attention_backward
 from tracefuse.execution.replays import Replays
-from tracefuse.measure.profile import profile
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS, PACKED_BACKWARD
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import behind_views
+from tracefuse.timeline.events import recorded
 from tracefuse.variant import Variant
 
 SHAPES = {"16x12x128x64": (16, 12, 128, 64), "16x12x1024x64": (16, 12, 1024, 64)}
@@ -171,9 +170,7 @@ def judged(
     if on_gpu:
         graphed = {n: Replays(in_graph(call), compared=n in compared) for n, call in calls.items()}
         timings["graphed"] = measure(graphed, device="cuda", reference=exact, budget_s=arguments.budget)
-        kernels = {
-            n: [f"{k.name} x{k.calls}: {k.total_us:.1f} µs" for k in profile(call).kernels] for n, call in calls.items()
-        }
+        kernels = {n: kernels_of(call) for n, call in calls.items()}
     for how, timing in timings.items():
         print(f"\ndqkv {list(shape)} {how}, max |Δ| against float64\n{timing}", flush=True)
     for name in ours:
@@ -206,6 +203,17 @@ def in_graph(call: Callable[[], Any]) -> Callable[[], Any]:
         return (results,)
 
     return replay
+
+
+def kernels_of(call: Callable[[], Any]) -> list[str]:
+    """How often each kernel of a call ran, and for how long, the longest first."""
+    us: dict[str, list[float]] = {}
+    for event in recorded(call):
+        if event.on_gpu:
+            us.setdefault(event.name, []).append(event.duration_ns / 1e3)
+    return [
+        f"{name} x{len(took)}: {sum(took):.1f} µs" for name, took in sorted(us.items(), key=lambda one: -sum(one[1]))
+    ]
 
 
 def musts(timing: Timing, ours: dict[str, Variant], calls: dict[str, Callable[[], Any]]) -> dict[str, bool]:

@@ -13,13 +13,14 @@ packages that are not installed are left out, and the table says so.
 from __future__ import annotations
 
 import importlib.util
+import operator
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def _fill(row: Row, model: nn.Module, inputs: dict[str, Tensor]) -> None:
 
     expected = _expected(capture, loss)
     unequal = [
-        of for of, mine, theirs in zip(_names(capture.trace), capture.replay(), expected, strict=True)
+        of for of, mine, theirs in zip(names(capture.trace), capture.replay(), expected, strict=True)
         if not _same(mine, theirs)
     ]  # fmt: skip
     row.replay = "bit for bit" if not unequal else f"{len(unequal)} outputs differ, {unequal[0]}"
@@ -118,36 +119,58 @@ def _fill(row: Row, model: nn.Module, inputs: dict[str, Tensor]) -> None:
     began = time.perf_counter()
     variant.compile()
     row.compile_s = time.perf_counter() - began
-    _compare(row, variant, expected)
+    found = dict(zip(names(variant.trace), compiled_outputs(variant), strict=True))
+    near = nearness(capture, found, expected)
+    row.difference, row.moved, row.problem = near.difference, near.moved, near.problem
     row.exported = _export(variant)
 
 
-def _compare(row: Row, variant: tracefuse.Variant, expected: list[Tensor]) -> None:
-    capture = variant.capture
-    names = _names(capture.trace)
-    in_order = dict(zip(_names(variant.trace), compiled_outputs(variant), strict=True))
-    differences = _differences(names, [in_order[name] for name in names], expected)
-    moves = [_differences(names, _moved(capture, seed), expected) for seed in range(MOVES)]
-    moved = [max(found) for found in zip(*moves, strict=True)]
-    row.difference, row.moved = max(differences), max(moved)
+@dataclass(frozen=True)
+class Nearness:
+    """How far outputs are from what is expected: `difference` and `moved` as in a `Row`; what each may be off by, absolutely;
+    of the first that is off by more, which and by how much."""
+
+    difference: float
+    moved: float
+    tolerance: float
+    allowed: list[float]
+    problem: str = ""
+
+
+def nearness(capture: tracefuse.Capture, found: Mapping[str, Tensor], expected: list[Tensor]) -> Nearness:
+    """Of outputs by their `names` beside those of the captured trace, in its order."""
+    labels = names(capture.trace)
+    off = differences(labels, [found[label] for label in labels], expected)
+    moves = [differences(labels, _moved(capture, seed), expected) for seed in range(MOVES)]
+    moved = [max(some) for some in zip(*moves, strict=True)]
     # No output is taken for less sensitive than most: a rounding may happen to leave it as it is.
     tolerance = max(TOLERANCE[coarsest(capture.trace)], ROUNDINGS * statistics.median(moved))
-    for name, difference, rounding in zip(names, differences, moved, strict=True):
-        if not difference <= max(tolerance, ROUNDINGS * rounding):
-            row.problem = (
-                f"{name} differs by {difference:.1e} with all passes on, by {rounding:.1e} if inputs are rounded"
-            )
+    allowed = [max(tolerance, ROUNDINGS * rounding) for rounding in moved]
+    problems = [
+        f"{label} differs by {difference:.1e} with all passes on, by {rounding:.1e} if inputs are rounded"
+        for label, difference, rounding, most in zip(labels, off, moved, allowed, strict=True)
+        if not difference <= most
+    ]
+    sizes = map(operator.mul, allowed, _sizes(expected))
+    return Nearness(max(off), max(moved), tolerance, list(sizes), problems[-1] if problems else "")
 
 
-def _names(trace: Trace) -> list[str]:
+def names(trace: Trace) -> list[str]:
+    """What each output is, and of what."""
     return [f"{out.kind} {out.of}" for out in trace.outputs]
 
 
-def _differences(names: list[str], found: Iterable[Tensor], expected: list[Tensor]) -> list[float]:
+def differences(labels: Iterable[str], found: Iterable[Tensor], expected: list[Tensor]) -> list[float]:
+    """Of each the largest difference, over the largest element that is expected; 0.0 where there is none."""
+    triples = zip(labels, found, expected, strict=True)
+    gaps = [max_abs_difference(name, a, b) for name, a, b in triples]
+    return [gap and gap / size for gap, size in zip(gaps, _sizes(expected), strict=True)]
+
+
+def _sizes(expected: list[Tensor]) -> list[float]:
     # Of a gradient that is zero but for rounding, as of a key's bias, the size is that of the largest one.
     floor = NOISE * max(map(largest, expected))
-    triples = zip(names, found, expected, strict=True)
-    return [max_abs_difference(name, a, b) / max(largest(b), floor) for name, a, b in triples]
+    return [max(largest(one), floor, sys.float_info.min) for one in expected]
 
 
 def _moved(capture: tracefuse.Capture, seed: int) -> tuple[Tensor, ...]:
@@ -179,7 +202,9 @@ def _same(mine: Tensor, theirs: Tensor) -> bool:
 
 
 def largest(tensor: Tensor) -> float:
-    return tensor.detach().double().abs().max().item() if tensor.numel() else 0.0
+    """Its largest finite number, of a complex one its absolute value."""
+    wide = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64).abs()
+    return torch.where(wide.isfinite(), wide, 0.0).max().item() if tensor.numel() else 0.0
 
 
 def coarsest(trace: Trace) -> torch.dtype:
@@ -215,9 +240,9 @@ def main() -> None:
     given.add_argument("--check", action="store_true", help="fail where one of them is not right")
     options = given.parse_args()
     dtypes = options.dtype or (["float64", "float32"] if options.device == "cpu" else ["float32", "bfloat16"])
-    names = options.model or (["gpt2", "detector"] if options.small else list(MODELS))
+    chosen = options.model or (["gpt2", "detector"] if options.small else list(MODELS))
     rows = []
-    for name in names:
+    for name in chosen:
         for dtype in dtypes:
             rows.append(row := asdict(try_model(name, options.device, getattr(torch, dtype))))
             print(f"{name} {dtype}: {row['problem'] or row['replay']}, {row['exported']}", flush=True)

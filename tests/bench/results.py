@@ -47,10 +47,11 @@ def _version(name: str) -> str:
         return "not installed as a package"
 
 
-def write(out: Path | None, record: dict[str, Any]) -> None:
+def write(out: Path | None, record: dict[str, Any], is_quiet: bool = False) -> None:
     """Write `record` as JSON to `out` if there is one; a NaN or infinity in it is an error."""
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-    print(f"written: {out}")
+    if not is_quiet:
+        print(f"written: {out}")

@@ -64,10 +64,12 @@ BENCHES = {
     "cpu_leaf": Bench("cpu_leaf.py", check=True),
     "memory": Bench("trust/memory.py", check=True, limit_s=1800),
     "models": Bench("models.py", check=True, limit_s=3600),
+    "people": Bench("trust/people.py", check=True, on_gpu=("--jobs", "12"), limit_s=3600),
     "recorder": Bench("overhead/recorder.py"),
     "train": Bench("train.py", check=True),
     "toggle": Bench("overhead/toggle.py", check=True),
     "view": Bench("overhead/view.py"),
+    "page": Bench("overhead/page.py", check=True),
 }
 """By the name of their results."""
 
@@ -76,12 +78,15 @@ ELSEWHERE = {
     "readme.py": "writes README from the results",
     "cases/compile_once.py": "a process of depth.py",
     "cases/step_once.py": "a process of steps.py",
+    "overhead/front_door.py": "times imports and the command, without a program",
     "trust/op_db.py": "takes hours: by hand, in shards",
     "pages/op_db_table.py": "the table of its results",
     "pages/models_table.py": "the table of the results of models.py",
     "overhead/first_view.py": "installs into a fresh environment: by hand",
     "trust/record_timelines.py": "writes the recordings that tests read",
     "pages/pictures.py": "draws README's pictures from a page of view.py",
+    "pages/people_table.py": "the table of the results of people.py",
+    "cases/exported_once.py": "a process of people.py",
 }
 """Scripts that are no benchmarks of their own, and what they are."""
 

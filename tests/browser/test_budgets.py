@@ -1,4 +1,4 @@
-"""What a page is held to in bytes and in elements; how long it takes is for `tests/bench/page.py` to say."""
+"""What a page is held to in bytes and in elements; how long it takes is for `tests/bench/overhead/page.py` to say."""
 
 from __future__ import annotations
 

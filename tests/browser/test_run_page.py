@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 import tracefuse
 from tracefuse.profiling.lanes import run_lanes
-from tracefuse.timeline.idle_lanes import idle_us
+from tracefuse.timeline.lanes import idle_us
 from tracefuse.timeline.replayed import Timeline
 from tracefuse.widgets.html import page as html_page
 from tracefuse.widgets.payload.program import payload

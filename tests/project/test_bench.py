@@ -235,6 +235,24 @@ def test_models(tmp_path: Path) -> None:
     assert "102 + 93" in printed
 
 
+def test_people(tmp_path: Path) -> None:
+    found, printed = run("trust/people.py", tmp_path, "--jobs", "2", "--check")
+    rows = {row["program"]: row for row in found["programs"]}
+    assert set(rows) == {"focal", "clipping by value"}
+    for row in rows.values():
+        assert (row["eager"], row["replay"], row["exported"]) == ("repeats itself", "bit for bit", "equal")
+        assert row["verdict"] in ("exact", "within rounding")
+        assert row["backend"] == "exact"
+    assert "refused 0.0%" in printed
+
+    again, printed = run("trust/people.py", tmp_path, "--limit-seconds", "0.01", "--only", "focal")
+    assert again["programs"] == found["programs"], "what is there is not run again"
+    again, printed = run("trust/people.py", tmp_path, "--limit-seconds", "0.01", "--only", "focal", "--again")
+    verdicts = {row["program"]: row["verdict"] for row in again["programs"]}
+    assert verdicts == {"focal": "crashed", "clipping by value": rows["clipping by value"]["verdict"]}
+    assert "more than 0.01 s, at start" in printed
+
+
 def test_recorder(tmp_path: Path) -> None:
     found, printed = run("overhead/recorder.py", tmp_path, "--budget", "0.2")
     (cost,) = found["costs"].values()

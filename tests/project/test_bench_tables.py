@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from pages import models_table, op_db_table
+from pages import models_table, op_db_table, people_table
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
 
@@ -17,6 +17,19 @@ RESULTS = Path(__file__).parents[1] / "bench" / "results"
 def test_the_page_of_the_models() -> None:
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("models_*.json"))]
     assert (RESULTS / "models.md").read_text() == models_table.page(found), "run tests/bench/pages/models_table.py"
+
+
+def test_the_page_of_programs_that_people_run() -> None:
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("people_*.json"))]
+    assert found
+    assert (RESULTS / "people.md").read_text() == people_table.page(found), "run tests/bench/pages/people_table.py"
+
+
+def test_programs_are_counted_by_verdict() -> None:
+    verdicts = ("exact", "refused", "not run", "wrong")
+    rows = [{"verdict": verdict, "backend": "exact"} for verdict in verdicts]
+    assert people_table.refused_share(rows) == pytest.approx(1 / 3), "of those that eager runs"
+    assert people_table.summary(rows).startswith("4 programs: exact 1, refused 1, not run 1, wrong 1; refused 33.3%.")
 
 
 def test_the_page_of_the_operator_database() -> None:

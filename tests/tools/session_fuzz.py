@@ -31,7 +31,8 @@ import torch
 import tracefuse
 from tracefuse.errors import SessionError
 from tracefuse.profiling.lanes import run_lanes
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline
+from tracefuse.timeline.lanes import ProgramTimeline
+from tracefuse.timeline.replayed import Timeline
 
 FORBIDDEN = (
     "exec", "compile", "import", "code.__new__", "marshal.loads", "pickle.find_class", "ctypes.dlopen", "ctypes.call_function",

@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.recording.frames_part import without
+from tracefuse.recording.frames import without
 
 
 def is_ours(module: str) -> bool:

@@ -31,7 +31,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.errors import OptionError
 from tracefuse.measure.peers import check_names
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.recording.frames_part import hide_frames
+from tracefuse.recording.frames import hide_frames
 from tracefuse.widgets.notebook import errors, rich
 from tracefuse.widgets.notebook.cell import MAGIC, NAME, WrapCell, mark_cell
 from tracefuse.widgets.view.explorer import Explorer

@@ -1,9 +1,8 @@
 """The part of the wire format that says what each Triton kernel is, how fast it ran, and what it takes of a GPU.
 
-A kernel's time is that of one call, all its launches together, from the profiler; those of ATen's operators are measured op
-by op. They are set beside what the same GPU does at best, measured (`tracefuse.measure.peaks`), else beside the
-datasheet where that
-GPU's is known.
+A kernel's time is that of one call in the mean, all its launches together; it was measured op by op, as those of ATen's
+operators are. They are set beside what the same GPU does at best, measured (`tracefuse.measure.peaks`), else beside the
+datasheet where that GPU's is known.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from tracefuse.build.kernels import this_gpu
 from tracefuse.build.modules import HOPPER, resources
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes
-from tracefuse.measure.profile import Profile
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import datasheet_of
 from tracefuse.optimizers.kernels.kernel import Kernel
@@ -26,7 +24,7 @@ from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace
-from tracefuse.timeline.kernel_times import Reached, kernel_rows, reached
+from tracefuse.timeline.kernel_times import KernelRow, Reached, kernel_rows
 from tracefuse.variant import Variant
 
 NOT_MEASURED = "not measured"
@@ -38,20 +36,21 @@ Resources = dict[str, Any]
 
 def kernel_records(
     variant: Variant,
-    profile: Profile | None = None,
+    times: OpTimes | None = None,
     peaks: Peaks | None = None,
     inspected: Mapping[str, Resources] | None = None,
 ) -> list[dict[str, Any]]:
-    """The kernels of a variant in the order of their first launch; `inspected` are resources by kernel."""
-    records = []
-    for kernel, calls in kernel_calls(variant.trace):
-        tuning, refused = variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name)
-        record = kernel_record(kernel, calls, profile, refused, tuning)
-        record["nbytes_read"] = mean_bytes_read(kernel, variant.trace)
-        record |= speed(record["nbytes_read"] + record["nbytes_written"], record["time_us"], profile, peaks)
-        record["resources"] = (inspected or {}).get(kernel.name)
-        records.append(record)
-    return records
+    """The kernels of a variant in the order of their first launch. `times` are those of its ops; where ATen's operators run in
+    the kernels' place, they say nothing of the kernels. `inspected` are resources by kernel."""
+    known = times if times is not None and times.is_measured and variant.runs_triton else None
+    peaks = peaks or _promised(known)
+    rows = {row.name: row for row in kernel_rows(variant.trace, known.us, peaks)} if known else {}
+    return [
+        kernel_record(kernel, calls, variant)
+        | _speed_record(rows.get(kernel.name), known, peaks)
+        | {"resources": (inspected or {}).get(kernel.name)}
+        for kernel, calls in kernel_calls(variant.trace)
+    ]
 
 
 def kernel_calls(trace: Trace) -> list[tuple[Kernel, int]]:
@@ -68,23 +67,17 @@ def mean_bytes_read(kernel: Kernel, trace: Trace) -> int:
     return kernel.nbytes_written * sum(operands) // len(operands)
 
 
-def kernel_record(
-    kernel: Kernel, calls: int, profile: Profile | None = None, refused: str | None = None, tuning: Tuning = GUESS
-) -> dict[str, Any]:
-    """One kernel; `refused` says why it cannot run here, and then its source is that of its ATen ops."""
-    time_us = profile and _call_us(kernel, profile)
+def kernel_record(kernel: Kernel, calls: int, variant: Variant) -> dict[str, Any]:
+    """What one kernel is; one that cannot run here has the source of its ATen operators."""
+    tuning, refused = variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name)
     return {
         "name": kernel.name,
         "calls": calls,
         "ops": [op_name(node).removeprefix("aten.") for node in kernel.body.ops],
-        "nbytes_read": kernel.nbytes_read,
+        "nbytes_read": mean_bytes_read(kernel, variant.trace),
         "nbytes_written": kernel.nbytes_written,
-        "time_us": time_us,
-        "provenance": f"{profile.device}, profiled once" if profile and time_us else NOT_MEASURED,
         "blocks": "guess" if tuning.is_guess else "tuned",
         "source": _source(kernel, tuning, refused),
-        **speed(0, None),
-        "resources": None,
     }
 
 
@@ -97,28 +90,18 @@ def _source(kernel: Kernel, tuning: Tuning, refused: str | None) -> str:
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
 
-def _call_us(kernel: Kernel, profile: Profile) -> float | None:
-    """Mean over the kernel's calls in the profiled run: of `<name>_kernel`, and `<name>_finish` if there is one."""
-    mine = [k for k in profile.kernels if k.name.startswith((f"{kernel.name}_kernel", f"{kernel.name}_finish"))]
-    return sum(k.total_us / k.calls for k in mine) or None
+def _promised(times: OpTimes | None) -> Peaks | None:
+    """The datasheet's peaks of the GPU that was measured, where they are known."""
+    return None if times is None else datasheet_of(times.device)
 
 
-def speed(
-    nbytes: int, time_us: float | None, profile: Profile | None = None, peaks: Peaks | None = None
-) -> dict[str, Any]:
-    """What a call that moves `nbytes` in `time_us` reaches, and what holds it back; null and "" where that is not known."""
-    peaks = peaks or _promised(profile)
-    return _speed_record(reached(time_us, nbytes, peaks=peaks), peaks)
-
-
-def _promised(profile: Profile | None) -> Peaks | None:
-    """The datasheet's peaks of the profiled GPU, where they are known."""
-    return datasheet_of(profile.device.removeprefix("measured on ")) if profile is not None else None
-
-
-def _speed_record(found: Reached, peaks: Peaks | None) -> dict[str, Any]:
+def _speed_record(row: KernelRow | None, times: OpTimes | None, peaks: Peaks | None) -> dict[str, Any]:
+    """What a call takes and what it reaches; nulls and "" without a time."""
+    found = row.reached if row else Reached()
     is_shown = peaks is not None and found.share is not None
     return {
+        "time_us": row.time_us if row else None,
+        "provenance": times.provenance if row and times else NOT_MEASURED,
         "gb_per_s": found.gb_per_s,
         "tflop_per_s": found.tflop_per_s,
         "least_us": found.least_us,
@@ -136,12 +119,12 @@ def peak_source(peaks: Peaks) -> str:
 
 def aten_records(variant: Variant, times: OpTimes | None, peaks: Peaks | None) -> list[dict[str, Any]]:
     """ATen's operators by the types of their operands, those that take longest first; none without measured times."""
-    if times is None or not times.provenance.startswith("measured on"):
+    if times is None or not times.is_measured:
         return []
+    peaks = peaks or _promised(times)
     rows = (row for row in kernel_rows(variant.trace, times.us, peaks) if not row.is_triton)
     return [
-        {"name": row.name, "calls": row.calls, "time_us": row.time_us, "nbytes": row.nbytes}
-        | {"provenance": times.provenance, **_speed_record(row.reached, peaks)}
+        {"name": row.name, "calls": row.calls, "nbytes": row.nbytes, **_speed_record(row, times, peaks)}
         for row in sorted(rows, key=lambda row: -row.total_us)[:MAX_ATEN]
     ]
 

@@ -10,7 +10,6 @@ from tracefuse.diagnose.finding import Fix
 from tracefuse.diagnose.fixes import Trial
 from tracefuse.errors import FixError
 from tracefuse.measure.op_times import modelled
-from tracefuse.measure.profile import Profile, profile_step
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.kernels.kernel import Kernel
@@ -19,16 +18,14 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.payload.kernels import Resources, inspect_kernel
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.payload.timeline import OpByOp, timeline_record
-from tracefuse.widgets.payload.timing import Timed, beside_itself
+from tracefuse.widgets.payload.timing import Timed, beside_itself, beside_pinned
 
 
 @dataclass
 class Measured:
-    """Times by what was compared with what, kernels' profiles, shares of passes, kernels' resources, what fixes gain."""
+    """Times by what was compared with what, shares of passes, kernels' resources, what fixes gain."""
 
     timings: dict[Pair, Timing] = field(default_factory=dict)
-    last: Pair | None = None
-    profiles: dict[Config, Profile] = field(default_factory=dict)
     shares: tuple[Ablation, Config] | None = None
     inspected: dict[Kernel, Resources] = field(default_factory=dict)
     op_by_op: OpByOp = field(default_factory=OpByOp)
@@ -38,10 +35,8 @@ class Measured:
     def of(cls, variant: Variant) -> Measured:
         """With what was measured where the capture's session file was saved; nothing of a capture of this process."""
         known = variant.capture.restored
-        last = next(reversed(known.timings), None)
         shares = next(((found, config) for config, found in reversed(known.ablations.items())), None)
-        kept = dict(known.timings), last, dict(known.profiles), shares
-        return cls(*kept, op_by_op=OpByOp.of(variant), tried=dict(known.trials))
+        return cls(dict(known.timings), shares, op_by_op=OpByOp.of(variant), tried=dict(known.trials))
 
     @property
     def timeline(self) -> dict[str, Any] | None:
@@ -56,18 +51,14 @@ class Measured:
     def note(self, variant: Variant, baseline: Variant | None) -> None:
         """Keep the variant's times, which were measured against `baseline`."""
         assert variant.timing is not None
-        self.last = variant.config, None if baseline is None else baseline.config
-        self.timings[self.last] = variant.timing
+        pair = variant.config, None if baseline is None else baseline.config
+        self.timings.pop(pair, None)  # so that it is the last one
+        self.timings[pair] = variant.timing
 
     def adopt(self, variant: Variant) -> None:
         """Keep times that the variant came with: measured in Python, or by another view, against the captured program."""
         if variant.timing is not None and variant.timing.baseline.name == "captured":
             self.note(variant, None)
-
-    def profile(self, variant: Variant) -> None:
-        """Profile the kernels in one more replay: the profiler slows what it watches, so that it stays out of timed ones."""
-        replay = variant.compile().replays(variant.capture.example_inputs, variant.capture.rng_states)
-        self.profiles[variant.config] = variant.capture.measurements.profiles[variant.config] = profile_step(replay)
 
     def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
         """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""
@@ -82,19 +73,23 @@ class Measured:
         self.tried[key] = variant.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
 
     def timed(self, variant: Variant, baseline: Variant | None) -> Timed | None:
-        """The times of these two, else the last ones, which are then of something else."""
-        shown = variant.config, None if baseline is None else baseline.config
-        if shown[0] == shown[1] and shown not in self.timings and (shown[0], None) in self.timings:
-            return Timed(beside_itself(self.timings[shown[0], None]), *shown)
-        pair = shown if shown in self.timings else self.last
-        return None if pair is None else Timed(self.timings[pair], *pair)
+        """The times of these two; else the last ones beside the same baseline, which are then of something else."""
+        config, pinned = shown = variant.config, None if baseline is None else baseline.config
+        if shown in self.timings:
+            return Timed(self.timings[shown], *shown)
+        mine, base = self.timings.get((config, None)), pinned and self.timings.get((pinned, None))
+        if mine and base:
+            return Timed(beside_itself(mine) if config == pinned else beside_pinned(mine, base), *shown)
+        last = next((pair for pair in reversed(self.timings) if pair[1] == pinned), None)
+        if last is not None:
+            return Timed(self.timings[last], *last)
+        return Timed(beside_itself(base), pinned, pinned) if base else None
 
     def payload(self, variant: Variant, baseline: Variant | None, name: str | None) -> dict[str, Any]:
         """The payload of `variant`, with whatever is known of it; see `tracefuse.widgets.payload.program`."""
         return payload(
             variant,
             self.timed(variant, baseline),
-            self.profiles.get(variant.config),
             name,
             baseline=baseline,
             shares=self.shares,

@@ -74,7 +74,6 @@ from tracefuse.diagnose.diagnose import DETECTORS
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import computed_from_gradients, is_second_order, lines_of, why_no_verdict
 from tracefuse.measure.op_times import OpTimes, modelled
-from tracefuse.measure.profile import Profile
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.costs.cost import Peaks
@@ -84,6 +83,7 @@ from tracefuse.optimizers.trace import Trace
 from tracefuse.tables.layers import Layer, layers
 from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
+from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.timeline.measurements import Said, TrialKey
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.facts import gpu_input_bytes, memory, size
@@ -108,25 +108,27 @@ VERSION = 2
 def payload(
     variant: Variant,
     timed: tuple[Timing, Config] | Timed | None = None,
-    profile: Profile | None = None,
     name: str | None = "c",
     times: tuple[OpTimes | None, OpTimes | None] = (None, None),
+    own_times: OpTimes | None = None,
     peaks: Peaks | None = None,
     inspected: Mapping[str, Resources] | None = None,
     baseline: Variant | None = None,
     shares: tuple[Ablation, Config] | None = None,
     tried: Mapping[TrialKey, Said] | None = None,
+    work: GpuWork | None = None,
 ) -> dict[str, Any]:
     """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 
     `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
-    `profile` has this variant's kernels; `name` is the variable that holds the capture, if there is one. `times` are those of
-    the ops before and after, as far as they were measured; `peaks` are those measured of the device, `inspected` by kernel
-    what it takes of one, and `tried` what replays said of fixes.
+    `name` is the variable that holds the capture, if there is one. `times` are those of the ops before and after, where
+    both were measured, `own_times` those of `variant`, `work` what the GPU did in its replay; `peaks` are those measured of
+    the device, `inspected` by kernel what it takes of one, and `tried` what replays said of fixes.
     """
     before, after = (baseline or variant.baseline).trace, variant.trace
     known = Timed(*timed) if timed else None
-    timing = known.timing if known and not is_stale(known, variant, baseline) else None
+    stale = known is not None and is_stale(known, variant, baseline)
+    timing = known.timing if known and not stale else None
     op_times = times[0] or modelled(before), times[1] or modelled(after)
     return {
         "version": VERSION,
@@ -149,13 +151,13 @@ def payload(
             "after": memory(after),
             **saved_record(baseline or variant.baseline, variant),
         },
-        "kernels": kernel_records(variant, profile, peaks, inspected),
-        "aten": aten_records(variant, times[1], peaks),
+        "kernels": kernel_records(variant, own_times, peaks, inspected),
+        "aten": aten_records(variant, own_times, peaks),
         "layers": [layer_record(layer) for layer in layers(before, after, op_times)],
         "findings": finding_records(baseline or variant.baseline, variant, op_times, tried or {}),
         "looked_for": list(DETECTORS),
         "baseline": baseline_record(baseline, name),
-        "timing": timing_record(known, is_stale(known, variant, baseline)) if known else None,
+        "timing": timing_record(known, stale, None if stale else work) if known else None,
         "notes": notes(variant, timing),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
     }

@@ -6,7 +6,7 @@
       programs: [{label, config, span_us, lanes: [{name, kind}], names, values, count, events}]
     }
 
-`events` are the columns of `tracefuse.timeline.replayed.ProgramTimeline`, one after another and little endian, each of
+`events` are the columns of `tracefuse.timeline.lanes.ProgramTimeline`, one after another and little endian, each of
 `count` numbers:
 f8 start_us, f4 duration_us, u4 name, u4 value (0: none, else one more than the index into `values`), f4 delay_us (NaN: none),
 u2 lane. On a lane of the kind "idle" the events are gaps, called after their cause, the value is the one that waits.
@@ -25,7 +25,9 @@ from tracefuse.measure.rounds import Progress
 from tracefuse.measure.side_by_side import same_program
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.timeline.gaps import CAUSES
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline, timeline
+from tracefuse.timeline.gpu_work import gpu_work
+from tracefuse.timeline.lanes import ProgramTimeline
+from tracefuse.timeline.replayed import Timeline, timeline
 from tracefuse.variant import Variant
 
 
@@ -51,13 +53,17 @@ def program_record(program: ProgramTimeline, as_base64: bool) -> dict[str, Any]:
     }
 
 
+Measured = tuple[OpTimes, ProgramTimeline]
+"""Of one configuration: the times of its ops, and the replay that they are of."""
+
+
 @dataclass
 class OpByOp:
     """What was measured op by op in one view: the last timeline, the times of each configuration, the device's peaks."""
 
     last: Timeline | None = None
     peaks: Peaks | None = None
-    _times: dict[Config, OpTimes] = field(default_factory=dict)
+    _known: dict[Config, Measured] = field(default_factory=dict)
 
     @classmethod
     def of(cls, variant: Variant) -> OpByOp:
@@ -70,7 +76,7 @@ class OpByOp:
         return found
 
     def _note(self, found: Timeline) -> None:
-        self._times |= {program.config: found.op_times(at) for at, program in enumerate(found.programs)}
+        self._known |= {one.config: (found.op_times(at), one) for at, one in enumerate(found.programs) if one.config}
 
     def measure(self, variant: Variant, baseline: Variant | None = None, progress: Progress | None = None) -> Timeline:
         """Profile `variant` beside `baseline` (default: the program as captured), and measure the device's peaks where nobody
@@ -84,17 +90,22 @@ class OpByOp:
         return found
 
     def shown(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:
-        """What `payload` is told of these two: `times` and `peaks`. Times are of both or of neither: a modelled one beside
-        a measured one would look like a change."""
-        times = self._of(baseline or variant.baseline), self._of(variant)
-        return {"times": times if all(times) else (None, None), "peaks": self.peaks}
+        """What `payload` is told of these two. `times` are of both or of neither: a modelled one beside a measured one would
+        look like a change."""
+        before, after = self._of(baseline or variant.baseline), self._of(variant)
+        return {
+            "times": (before[0], after[0]) if before and after else (None, None),
+            "own_times": after and after[0],
+            "work": after and gpu_work(after[1], variant),
+            "peaks": self.peaks,
+        }
 
-    def _of(self, variant: Variant) -> OpTimes | None:
-        """Those of the variant, or of one that is the same program: a pass that changes nothing changes no time."""
-        if variant.config in self._times:
-            return self._times[variant.config]
-        for config, times in self._times.items():
+    def _of(self, variant: Variant) -> Measured | None:
+        """Of the variant, or of one that is the same program: a pass that changes nothing changes no time."""
+        if variant.config in self._known:
+            return self._known[variant.config]
+        for config, found in self._known.items():
             other = variant.capture.variant(config)
             if other.trace.op_count == variant.trace.op_count and same_program(other, variant):
-                return times
+                return found
         return None

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from tracefuse.config.configuration import Config
 from tracefuse.measure.side_by_side import Ablation
-from tracefuse.measure.timing import Estimate, ProgramTiming, Row, Timing
+from tracefuse.measure.timing import Estimate, ProgramTiming, Row, Timing, over
 from tracefuse.text import counted
+from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.variant import Variant
 
 SHOWN = "optimised"
@@ -37,8 +38,18 @@ def beside_itself(timing: Timing) -> Timing:
     return replace(timing, programs=programs, failed={}, notes=("the shown program is the pinned one",))
 
 
-def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:
-    """The table of times; the rows of the program that is shown come first, by their phases alone."""
+def beside_pinned(shown: Timing, pinned: Timing) -> Timing:
+    """The shown program beside the pinned one, where each was timed beside the captured one alone."""
+    mine, base = shown.program(SHOWN), pinned.program(SHOWN)
+    ratios = {phase: over(ratio, base.ratios[phase]) for phase, ratio in mine.ratios.items() if phase in base.ratios}
+    programs = replace(base, name="pinned", ratios={}), replace(mine, ratios=ratios, excess_ms={})
+    said = "each was timed beside the captured program, in rounds of its own: measure again to have them in the same rounds"
+    return replace(shown, programs=programs, rounds=min(shown.rounds, pinned.rounds), failed={}, notes=(said,))
+
+
+def timing_record(timed: Timed, stale: bool, work: GpuWork | None = None) -> dict[str, Any]:
+    """The table of times; the rows of the program that is shown come first, by their phases alone. `work` is what a replay of
+    that one consists of, where it ran on a GPU."""
     timing, measured, against = timed
     replays = counted(timing.inner, "replay")
     pinned = [f"beside {against.as_code()}, pinned when this was measured"] if against else []
@@ -48,15 +59,20 @@ def timing_record(timed: Timed, stale: bool) -> dict[str, Any]:
         "is_pinned": against is not None,
         "config": measured.as_code(),
         "rows": [_timing_row(row) for row in sorted(timing.rows, key=lambda row: row.program != SHOWN)],
-        "work": [dict(zip(("label", "calls", "us", "note"), row, strict=True)) for row in timing.work_rows],
+        "work": [] if work is None else _work_rows(work, timing),
         "notes": [
-            *([timing.work.note] if timing.work else []),
+            *([work.note] if work else []),
             f"{counted(timing.rounds, 'round')} of {replays}, interleaved; stopped: {timing.stopped}",
             *pinned,
             *(f"{name} did not run: {reason}" for name, reason in timing.failed.items()),
             *timing.notes,
         ],
     }
+
+
+def _work_rows(work: GpuWork, timing: Timing) -> list[dict[str, Any]]:
+    rows = work.rows(timing.program(SHOWN).times_ms["step"].median, timing.rounds)
+    return [dict(zip(("label", "calls", "us", "note"), row, strict=True)) for row in rows]
 
 
 def _timing_row(row: Row) -> dict[str, Any]:

@@ -1,14 +1,182 @@
-"""The part of the wire format that says what each value is: values, and the lines of code that define them."""
+"""The part of the wire format that says what each value is, and the lines of code that define them, with what changed. Pure.
+
+A half trace is set against another version of the same half line by line. A line is named after the value that it defines.
+Passes keep the names of values that they do not replace, so that two versions are aligned by name: the longest common
+subsequence of names, which for unique names is a longest increasing one.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from tracefuse.measure.op_times import OpTimes
+from tracefuse.optimizers.render import body_lines, head_lines
 from tracefuse.optimizers.trace import Trace
 from tracefuse.widgets.payload import facts as trace_facts
-from tracefuse.widgets.payload.diff import Line, diff, lines_of
+
+Kind = Literal["signature", "input", "group", "op", "free", "return", "blank"]
+Mark = Literal[" ", "+", "-", "~"]
+
+# The signature repeats the inputs, and where a value dies follows from the ops around it: these lines are never marked.
+_ALIGNED = {"input", "op", "return"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: its `code` and `comment`, the `value` that it defines (or ""), and how it differs (`mark`)."""
+
+    code: str
+    comment: str
+    value: str
+    kind: Kind
+    mark: Mark = " "
+
+    @property
+    def key(self) -> str:
+        return self.value or self.kind
+
+
+# A trace is never edited once it is shown, and the captured one is compared with every variant of it.
+_known: WeakKeyDictionary[Trace, tuple[Line, ...]] = WeakKeyDictionary()
+
+
+def lines_of(trace: Trace) -> tuple[Line, ...]:
+    """The printed trace, line by line; its text is that of `trace.code`."""
+    if trace not in _known:
+        signature, *comments = head_lines(trace)
+        inputs = [Line("", text.strip(), i.name, "input") for text, i in zip(comments, trace.inputs, strict=True)]
+        body = (_line(text, value) for text, value in body_lines(trace))
+        _known[trace] = (Line(signature, "", "", "signature"), *inputs, *body)
+    return _known[trace]
+
+
+def _line(text: str, value: str | None) -> Line:
+    stripped = text.strip()
+    if not stripped:
+        return Line("", "", "", "blank")
+    if stripped.startswith("#"):
+        return Line("", stripped, "", "group")
+    if value is None:
+        return Line(text, "", "", "free" if stripped.startswith("del ") else "return")
+    code, mark, comment = text.rpartition("  # ")
+    return Line(code.rstrip(), f"# {comment}", value, "op") if mark else Line(text, "", value, "op")
+
+
+def diff(before: Sequence[Line], after: Sequence[Line]) -> list[Line]:
+    """`after` with "+" at what is new and "~" at what changed, and the lines of `before` that are gone, marked "-".
+
+    A removed line stands near the line that it followed before, always under its own group's header: inside that group
+    where it is still there, else between two groups under a header of its own.
+    """
+    old = [line for line in before if line.kind in _ALIGNED]
+    new = [line for line in after if line.kind in _ALIGNED]
+    pairs = _common([line.key for line in old], [line.key for line in new])
+    merged = _Merged(_headers(before))
+    at = position = 0
+    for line in after:
+        if line.kind in ("group", "blank"):
+            merged.open(line)
+            continue
+        if line.kind not in _ALIGNED:
+            merged.add([], [line])
+            continue
+        match = pairs.get(position)
+        if match is None:
+            merged.add([], [replace(line, mark="+")])
+        else:
+            merged.add(old[at:match], _matched(old[match], line))
+            at = match + 1
+        position += 1
+    merged.add(old[at:], [])
+    return merged.lines
+
+
+class _Merged:
+    """The lines of a diff so far. `opening` is the header of the next group; `held` are removed lines of other groups, which
+    wait for the end of this one: in its middle, they would take its remaining lines under their header.
+    """
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.headers = headers
+        self.lines: list[Line] = []
+        self.opening: list[Line] = []
+        self.held: list[Line] = []
+        self.header = ""
+
+    def open(self, line: Line) -> None:
+        self.opening.append(line)
+
+    def add(self, removed: Sequence[Line], shown: Sequence[Line]) -> None:
+        """Append what was removed before `shown`, and `shown`."""
+        is_end = bool(self.opening) or not shown or shown[-1].kind == "return"
+        self.held += [line for line in removed if self.headers[line.key] != self.header]
+        self._remove(line for line in removed if self.headers[line.key] == self.header)
+        if is_end:
+            self._end_group()
+        self.lines += shown
+
+    def _end_group(self) -> None:
+        following = next((line.comment for line in reversed(self.opening) if line.kind == "group"), self.header)
+        self._remove_under_headers([line for line in self.held if self.headers[line.key] != following])
+        self.lines += self.opening
+        self._remove(line for line in self.held if self.headers[line.key] == following)
+        self.opening, self.held, self.header = [], [], following
+
+    def _remove_under_headers(self, removed: Sequence[Line]) -> None:
+        above = self.header
+        for line in removed:
+            header = self.headers[line.key]
+            if header and header != above:
+                self.lines.append(Line("", header, "", "group", "-"))
+            above = header
+            self._remove([line])
+
+    def _remove(self, removed: Iterable[Line]) -> None:
+        self.lines += [replace(line, mark="-") for line in removed]
+
+
+def _matched(old: Line, new: Line) -> list[Line]:
+    """What is shown of a line that both versions have. An old return says nothing that the inputs do not."""
+    if old.code == new.code:
+        return [new]
+    return [replace(new, mark="~")] if new.kind == "return" else [replace(old, mark="-"), replace(new, mark="~")]
+
+
+def _headers(lines: Sequence[Line]) -> dict[str, str]:
+    """The group header above each aligned line."""
+    above, found = "", {}
+    for line in lines:
+        if line.kind == "group":
+            above = line.comment
+        found[line.key] = above
+    return found
+
+
+def _common(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
+    """`{index in new: index in old}` of a longest common subsequence of two sequences of unique names."""
+    where = {key: index for index, key in enumerate(old)}
+    shared = [(index, where[key]) for index, key in enumerate(new) if key in where]
+    ends: list[int] = []
+    ranks: list[int] = []
+    for _, place in shared:
+        rank = bisect_left(ends, place)
+        ends[rank : rank + 1] = [place]
+        ranks.append(rank)
+    chain: dict[int, int] = {}
+    wanted, bound = len(ends) - 1, len(old)
+    for (index, place), rank in zip(reversed(shared), reversed(ranks), strict=True):
+        if rank == wanted and place < bound:
+            chain[index], bound = place, place
+            wanted -= 1
+    return chain
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
 def half(before: Trace, after: Trace) -> dict[str, Any]:
@@ -16,14 +184,14 @@ def half(before: Trace, after: Trace) -> dict[str, Any]:
     lines = diff(lines_of(before), lines_of(after))
     marks = Counter(line.mark for line in lines)
     return {
-        "lines": [_line(line) for line in lines],
+        "lines": [_line_record(line) for line in lines],
         "ops": [before.op_count, after.op_count],
         "added": marks["+"] + marks["~"],
         "removed": marks["-"],
     }
 
 
-def _line(line: Line) -> dict[str, str]:
+def _line_record(line: Line) -> dict[str, str]:
     return {"code": line.code, "comment": line.comment, "value": line.value, "kind": line.kind, "diff": line.mark}
 
 

@@ -214,9 +214,6 @@ class Explorer(anywidget.AnyWidget):
                 **against,
             )
             self.measured.note(variant, baseline)
-            if variant.runs_triton and not task.is_cancelled():
-                self._progress(1.0, "profiling the kernels")
-                self.measured.profile(variant)
             if not task.is_cancelled():
                 self._progress(1.0, "profiling op by op")
                 found = timeline_record(self.measured.op_by_op.measure(variant, baseline, self._progress))
@@ -228,7 +225,7 @@ class Explorer(anywidget.AnyWidget):
         variant = self.variant.check()
         with task.turn(variant.capture.example_inputs, self._progress):
             # Each pass takes as long as the program that a plain measurement compares with.
-            budget_s = self.budget_s * (1 + len(variant.steps)) / 2
+            budget_s = self.budget_s * (2 + len(variant.steps)) / 2
             found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
         self.measured.shares = (found, variant.config)
         self.show()

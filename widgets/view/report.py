@@ -18,28 +18,26 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tracefuse.measure.timing import plain
-
-if TYPE_CHECKING:
-    from tracefuse.widgets.view.explorer import Explorer
+from tracefuse.widgets.view.shown import Shown
 
 VERSION = 1
 _OF_THE_SCREEN = ("version", "values", "forward", "backward", "timing", "runs_triton", "looked_for")
 """What only the view draws, or what the report has in another form."""
 
 
-def report(explorer: Explorer) -> dict[str, Any]:
+def report(shown: Shown) -> dict[str, Any]:
     """The shown configuration as JSON, beside what the view compares it with."""
-    variant, measured = explorer.variant, explorer.measured
-    before = explorer.baseline or variant.baseline
-    timed = measured.timed(variant, explorer.baseline)
+    variant, measured = shown.variant, shown.measured
+    before = shown.baseline or variant.baseline
+    timed = measured.timed(variant, shown.baseline)
     is_shown = timed is not None and (timed.config, timed.baseline) == (
         variant.config,
-        explorer.baseline and before.config,
+        shown.baseline and before.config,
     )
     return {
         "format": "tracefuse report",
@@ -51,13 +49,13 @@ def report(explorer: Explorer) -> dict[str, Any]:
             "optimised": {"forward": variant.forward.code, "backward": variant.backward.code},
         },
         "timing": timed.timing.to_json() if timed is not None and is_shown else None,
-        "ablation": _ablation(explorer),
-        **{name: part for name, part in explorer.payload.items() if name not in _OF_THE_SCREEN},
+        "ablation": _ablation(shown),
+        **{name: part for name, part in shown.payload.items() if name not in _OF_THE_SCREEN},
     }
 
 
-def _ablation(explorer: Explorer) -> dict[str, Any] | None:
-    if explorer.measured.shares is None:
+def _ablation(shown: Shown) -> dict[str, Any] | None:
+    if shown.measured.shares is None:
         return None
-    found, config = explorer.measured.shares
+    found, config = shown.measured.shares
     return {"config": config.as_code(), **plain(asdict(found) | {"same": sorted(found.same)})}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracefuse.errors import MeasureError
 from tracefuse.timeline.chrome_trace import to_chrome_trace
 from tracefuse.widgets.html import to_html
-
-if TYPE_CHECKING:
-    from tracefuse.widgets.view.explorer import Explorer
+from tracefuse.widgets.view.shown import Shown
 
 
 @dataclass(frozen=True)
@@ -24,45 +22,45 @@ class File:
     data: bytes
 
 
-def saved_page(explorer: Explorer) -> File:
+def saved_page(shown: Shown) -> File:
     """The view as one page without a kernel, with what was measured."""
-    page = to_html(explorer.variant, explorer.name, explorer.held, explorer.measured.timeline)
+    page = to_html(shown.variant, shown.name, shown.held, shown.measured.timeline)
     return File("tracefuse.html", "text/html", page.encode())
 
 
-def exported(explorer: Explorer) -> File:
+def exported(shown: Shown) -> File:
     """The shown variant as a Python file. Raises `PassError` or `ExportError` where there is none."""
-    return File("step.py", "text/x-python", explorer.variant.check().source.encode())
+    return File("step.py", "text/x-python", shown.variant.check().source.encode())
 
 
-def chrome_trace(explorer: Explorer) -> File:
+def chrome_trace(shown: Shown) -> File:
     """The timeline for Perfetto. Raises `MeasureError` where nothing was profiled."""
-    found = explorer.measured.op_by_op.last
+    found = shown.measured.op_by_op.last
     if found is None:
         raise MeasureError("there is no timeline yet: press Measure, which takes one")
     return _json("trace.json", to_chrome_trace(found))
 
 
-def model_explorer(explorer: Explorer) -> File:
+def model_explorer(shown: Shown) -> File:
     """Both traces for Google's Model Explorer."""
-    return _json("model_explorer.json", explorer.variant.to_model_explorer())
+    return _json("model_explorer.json", shown.variant.to_model_explorer())
 
 
-def dot(explorer: Explorer) -> File:
+def dot(shown: Shown) -> File:
     """Both traces in Graphviz's language."""
-    return File("trace.dot", "text/vnd.graphviz", explorer.variant.to_dot().encode())
+    return File("trace.dot", "text/vnd.graphviz", shown.variant.to_dot().encode())
 
 
-def svg(explorer: Explorer) -> File:
+def svg(shown: Shown) -> File:
     """Both traces drawn. Raises `NotSupported` where no Graphviz is installed."""
-    return File("trace.svg", "image/svg+xml", explorer.variant.to_svg().encode())
+    return File("trace.svg", "image/svg+xml", shown.variant.to_svg().encode())
 
 
 def _json(name: str, content: dict[str, Any]) -> File:
     return File(name, "application/json", json.dumps(content, allow_nan=False).encode())
 
 
-TAKEAWAYS: dict[str, Callable[[Explorer], File]] = {
+TAKEAWAYS: dict[str, Callable[[Shown], File]] = {
     "html": saved_page,
     "python": exported,
     "chrome_trace": chrome_trace,

@@ -34,7 +34,7 @@ LIMITS_S = {12: 0.5, 48: 3.0}
 
 def session_seconds(captured: Capture) -> dict[str, float]:
     """The first view of a capture that keeps nothing yet, then the toggles."""
-    captured.known_steps.clear()
+    captured.known_records.clear()
     captured._variants.clear()
     forget_obstacles()
     return {"first view": view_seconds(captured, {}), **toggle_seconds(captured)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if not row["replay"]:
-        return [row["model"], row["dtype"], *[""] * (len(COLUMNS) - 3), _in_a_cell(row["problem"])]
+        return [row["model"], row["dtype"], *[""] * (len(COLUMNS) - 3), in_a_cell(row["problem"])]
     seconds = ", ".join(f"{row[name]:.2f}" for name in ("capture_s", "optimise_s", "compile_s"))
     last = "; ".join(filter(None, [row["exported"], row["problem"]]))
     return [
@@ -56,11 +56,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{seconds} s",
         row["replay"],
         *("" if row[name] is None else f"{row[name]:.1e}" for name in ("difference", "moved")),
-        _in_a_cell(last),
+        in_a_cell(last),
     ]
 
 
-def _in_a_cell(text: str) -> str:
+def in_a_cell(text: str) -> str:
+    """Without what ends a cell."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 
@@ -83,9 +84,10 @@ def page(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given.add_argument("found", nargs="+", type=Path, help="what models.py wrote")
+def written(about: str | None, page: Callable[[Sequence[dict[str, Any]]], str]) -> None:
+    """The command: files in, the page out."""
+    given = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given.add_argument("found", nargs="+", type=Path, help="what the benchmark wrote")
     given.add_argument("--out", type=Path, help="write the page here")
     options = given.parse_args()
     text = page([json.loads(path.read_text()) for path in options.found])
@@ -95,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    written(__doc__, page)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from fake_clock import FakeClock
 from kernels import kernel_of
-from test_measure import FakeClock
 from test_triton import rand
 from triton import OutOfResources
 

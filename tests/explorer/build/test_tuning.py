@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from fake_clock import FakeClock
 from kernels import HOPPER_GPU, check_kernel, kernel_of, kernel_of_types
-from test_measure import FakeClock
 from test_triton import SHAPED, interpreted, rand
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode

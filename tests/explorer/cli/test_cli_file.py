@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.captures import Capture
+from tracefuse.captures import RecordedCapture
 from tracefuse.cli import script
 from tracefuse.cli.command import main
 from tracefuse.cli.script import run_script
@@ -181,7 +181,7 @@ def test_the_last_step_that_the_script_marks_is_shown(block: str, tmp_path: Path
 
 
 def test_nothing_more_is_recorded_once_the_script_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Capture] = []
+    made: list[RecordedCapture] = []
     of_script = script._Watch
 
     def watched(*given: object) -> script._Watch:
@@ -197,7 +197,7 @@ def test_nothing_more_is_recorded_once_the_script_captures(tmp_path: Path, monke
         "aten.zeros.default",
         "aten.sin.default",
     ]
-    assert Capture.on_start is None
+    assert RecordedCapture.on_start is None
 
 
 def test_captures_that_fail_are_not_shown(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tracefuse.errors import Cancelled, FixError
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.optimizers.verify import verify
-from tracefuse.tables.work import work
+from tracefuse.tables.folding import work
 from tracefuse.timeline.measurements import Said
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")

@@ -7,18 +7,15 @@ import json
 import math
 import random
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
 from fake_clock import FakeClock
-from torch.autograd import DeviceType
 
 from tracefuse.device.clocks import CpuClock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.execution.difference import max_abs_difference
 from tracefuse.execution.replays import Replays
-from tracefuse.measure.profile import profile, summarise
 from tracefuse.measure.rounds import _order, measure
 from tracefuse.measure.timing import CONFIDENCE, MIN_ROUNDS, RATIO_CONFIDENCE, Estimate, estimate, paired_ratio, verdict
 from tracefuse.optimizers.errors import NotSupported
@@ -69,11 +66,29 @@ def test_noise_is_measured_until_the_budget_is_used() -> None:
     assert timing.baseline.times_ms["step"].low < 100 < timing.baseline.times_ms["step"].high
 
 
-def test_the_budget_is_not_passed_and_one_round_always_runs() -> None:
+@pytest.mark.parametrize(
+    ("budget_s", "rounds", "in_all_s"), [(20, 4, 24), (10, 1, 12), (8, 1, 12), (7, 1, 8), (1, 1, 8)]
+)
+def test_the_budget_bounds_all_but_the_first_run(budget_s: float, rounds: int, in_all_s: float) -> None:
+    """Of programs that take longer, the second run, which there is in any case, is the one round."""
     clock = FakeClock()
-    timing = measure({"a": clock.program("a", 4000)}, clock=clock, budget_s=10)
-    assert (timing.rounds, timing.stopped) == (2, "budget of 10 s")
-    assert measure({"a": clock.program("a", 4000)}, clock=clock, budget_s=1).rounds == 1
+    timing = measure({"a": clock.program("a", 1500, 2500)}, clock=clock, budget_s=budget_s)
+    assert (timing.rounds, timing.stopped) == (rounds, f"budget of {budget_s} s")
+    assert clock.now_s() == in_all_s
+    assert {phase: time.median for phase, time in timing.baseline.times_ms.items()} == {
+        "forward": 1500, "backward": 2500, "step": 4000,
+    }  # fmt: skip
+
+
+def test_where_no_round_fits_the_first_program_is_still_the_baseline() -> None:
+    clock = FakeClock()
+    slow, fast = clock.program("slow", 4000, 4000), clock.program("fast", 1000, 1000)
+    timing = measure({"slow": slow, "fast": fast}, clock=clock, reference=fast, budget_s=1)
+    assert [one.name for one in timing.programs] == ["slow", "fast"]
+    assert timing.program("fast").ratios["step"].median == 0.25
+    assert timing.program("fast").difference is None
+    assert timing.program("slow").difference is not None
+    assert len([entry for entry in clock.log if entry == "fast forward"]) == 2
 
 
 def test_noise_ends_at_the_largest_number_of_rounds() -> None:
@@ -167,7 +182,7 @@ def test_progress_that_slows_what_follows_favours_nobody(step_ms: float, busy_ms
 def test_progress_is_told_a_few_times_a_second_and_seldom_between_long_rounds(step_ms: int, between_ms: int) -> None:
     clock, noise, told = FakeClock(), random.Random(0), []
     noisy = clock.program("a", lambda: step_ms * noise.uniform(0.5, 1.5))
-    measure({"a": noisy}, clock=clock, budget_s=20, progress=lambda *_: told.append(clock.now_ms))
+    measure({"a": noisy}, clock=clock, budget_s=20, max_rounds=400, progress=lambda *_: told.append(clock.now_ms))
     gaps = [after - before for before, after in pairwise(told[2:-1])]
     assert len(gaps) >= 3
     assert between_ms <= min(gaps) < 3 * between_ms
@@ -405,53 +420,6 @@ def test_clocks() -> None:
 def test_without_a_gpu_the_remedy_is_named() -> None:
     with pytest.raises(NotSupported, match="device='cpu'"):
         measure({"a": Replays(lambda: ((),))}, device="cuda")
-    with pytest.raises(NotSupported, match=r"on the CPU use measure\(\)"):
-        profile(lambda: None)
-
-
-# --- the profiler -----------------------------------------------------------------------------------------------------
-
-
-def event(
-    name: str, on: DeviceType, time_us: float = 0.0, is_user_annotation: bool = False, start: float = 0.0
-) -> SimpleNamespace:
-    span = SimpleNamespace(elapsed_us=lambda: time_us, start=start, end=start + time_us)
-    return SimpleNamespace(name=name, device_type=on, time_range=span, is_user_annotation=is_user_annotation)
-
-
-EVENTS = [
-    event("aten::mm", DeviceType.CPU),
-    event("cudaLaunchKernel", DeviceType.CPU),
-    event("cuLaunchKernelEx", DeviceType.CPU),
-    event("cudaMemcpyAsync", DeviceType.CPU),
-    event("gemm", DeviceType.CUDA, 5.0),
-    event("gelu", DeviceType.CUDA, 2.0),
-    event("Memcpy DtoH (Device -> Pageable)", DeviceType.CUDA, 9.0),
-    event("ProfilerStep*", DeviceType.CUDA, 99.0, is_user_annotation=True),
-]
-
-
-def test_a_profile_adds_kernels_up_and_counts_launches() -> None:
-    found = summarise([*EVENTS, *EVENTS], "measured on a GPU")
-    assert [(k.name[:6], k.calls, k.total_us) for k in found.kernels] == [
-        ("Memcpy", 2, 18.0), ("gemm", 2, 10.0), ("gelu", 2, 4.0),
-    ]  # fmt: skip
-    assert (found.launches, found.records, found.is_complete) == (4, 4, True)
-    assert "they differ" not in str(found)
-
-
-def test_dropped_kernel_records_are_said() -> None:
-    found = summarise([e for e in EVENTS if e.name != "gelu"], "measured on a GPU")
-    assert (found.launches, found.records, found.is_complete) == (2, 1, False)
-    assert "they differ, so the times are incomplete" in str(found)
-
-
-@pytest.mark.gpu
-def test_a_real_profile() -> None:
-    x = torch.ones(1 << 20, device="cuda")
-    found = profile(lambda: [x.exp().sin() for _ in range(5)])
-    assert found.is_complete
-    assert sum(k.calls for k in found.kernels) == 10
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import tracefuse
 from tracefuse.errors import TraceFileError
 from tracefuse.profiling.kineto import Recording, recorded_in
-from tracefuse.profiling.stacks import lines_of
+from tracefuse.profiling.run import lines_of
 from tracefuse.profiling.trace_file import nanoseconds
 from tracefuse.timeline.events import Event
 

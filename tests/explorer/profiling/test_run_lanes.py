@@ -18,9 +18,8 @@ from tracefuse.profiling.timeline import RunTimeline
 from tracefuse.session.parts import special_types
 from tracefuse.timeline.chrome_trace import to_chrome_trace
 from tracefuse.timeline.gaps import CAUSES
-from tracefuse.timeline.idle_lanes import gap_name, idle_us, with_idle_lanes
-from tracefuse.timeline.lanes import Lane
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline
+from tracefuse.timeline.lanes import Lane, ProgramTimeline, gap_name, idle_us, with_idle_lanes
+from tracefuse.timeline.replayed import Timeline
 from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.timeline_page import TimelinePage, run_record
 

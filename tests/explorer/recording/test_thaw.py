@@ -12,6 +12,7 @@ from traces import demanded
 
 import tracefuse
 from tracefuse.errors import CaptureError
+from tracefuse.recording.shield import Shield
 from tracefuse.recording.thaw import Thaw
 
 
@@ -226,7 +227,7 @@ def test_a_tied_parameter_is_thawed_once():
     net[1].weight = net[0].weight
     net.requires_grad_(False)
     x = batch()
-    with Thaw({"net": net, "again": net, "w": net[0].weight}) as thaw:
+    with Thaw({"net": net, "again": net, "w": net[0].weight}, Shield("the test")) as thaw:
         net(x).square().sum().backward()
         assert [id(p) for p in thaw.parameters] == [id(net[0].weight)]
         found = thaw.gradient_of(net[0].weight)

@@ -24,7 +24,6 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.demo import ROPE_LEAF
 from tracefuse.errors import SessionError
-from tracefuse.measure.profile import KernelTime, Profile
 from tracefuse.optimizers.cat.packed_attention import Packing
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.lowering.layouts import Tuning
@@ -47,7 +46,6 @@ def capture() -> tracefuse.Capture:
     Explorer(full, budget_s=0.1).measure()
     other.measure(budget_s=0.05, against=full)
     full.ablate(budget_s=0.2)
-    made.measurements.profiles[full.config] = Profile("measured on a GPU", (KernelTime("fused", 2, 3.5),), 2, 2)
     assert all(vars(made.measurements)[name] for name in ("timings", "timelines", "ablations", "peaks"))
     return made
 
@@ -340,6 +338,22 @@ def set_text(member: str, text: str) -> Edit:
     return lambda members: members.update({member: text.encode()})
 
 
+def test_a_file_of_the_first_version_is_read_without_the_second_profile(path: Path, tmp_path: Path) -> None:
+    def date_back(measured: Any) -> None:
+        measured["profiles"] = [
+            {"config": measured["ablations"][0]["config"], "profile": {"device": "measured on a GPU"}}
+        ]
+        for row in measured["timings"]:
+            row["timing"]["work"] = None
+
+    def edit(members: dict[str, bytes]) -> None:
+        changing("session.json", lambda head: head.update(version=1))(members)
+        changing("measured.json", date_back)(members)
+
+    old, new = tracefuse.load(edited(path, tmp_path / "a.tfz", edit)), tracefuse.load(path)
+    assert old.measurements == replace(new.measurements, timelines=old.measurements.timelines)
+
+
 def test_a_pass_that_a_file_does_not_know_was_off(path: Path, tmp_path: Path) -> None:
     def forget(measured: Any) -> None:
         for entry in measured["timings"]:
@@ -350,7 +364,7 @@ def test_a_pass_that_a_file_does_not_know_was_off(path: Path, tmp_path: Path) ->
 
 
 WRONG: dict[str, tuple[Edit, str]] = {
-    "a newer version": (changing("session.json", lambda d: d.update(version=2)), "as version 2 of sessions.*open it with"),
+    "a newer version": (changing("session.json", lambda d: d.update(version=3)), "as version 3 of sessions.*open it with"),
     "another kind of file": (changing("session.json", lambda d: d.update(format="pickle")), "is no session"),
     "a list for a head": (set_text("session.json", "[]"), "is no session"),
     "no JSON": (set_text("trace.json", "{"), "trace.json is no JSON"),

@@ -15,7 +15,7 @@ COUNT = 10_000
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    script = Path(__file__).parent / "session_fuzz.py"
+    script = Path(__file__).parents[2] / "tools" / "session_fuzz.py"
     command = [sys.executable, str(script), str(tmp_path_factory.mktemp("fuzz")), str(COUNT), "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr

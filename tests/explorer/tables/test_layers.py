@@ -18,8 +18,8 @@ from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import phase
+from tracefuse.tables.folding import KINDS, kind, work
 from tracefuse.tables.layers import Layer, Layers, layers
-from tracefuse.tables.work import KINDS, kind, work
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.program import payload
 

@@ -19,9 +19,9 @@ from tracefuse.demo import GPT, batch
 from tracefuse.device.marks import MARK, marked
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.ops import does_work, op_name
-from tracefuse.timeline.events import Event, recorded
-from tracefuse.timeline.lanes import Lane
-from tracefuse.timeline.replayed import ProgramTimeline, Timeline, attributed, measured_on, stepwise, timeline
+from tracefuse.timeline.events import LAUNCHES, NOT_KERNELS, Event, recorded
+from tracefuse.timeline.lanes import Lane, ProgramTimeline
+from tracefuse.timeline.replayed import Timeline, attributed, measured_on, stepwise, timeline
 
 
 @cache
@@ -305,6 +305,15 @@ def test_on_a_gpu_every_record_belongs_to_an_op(name: str) -> None:
         assert all(number > 0 for number, kind in zip(program.value, kinds, strict=True) if kind != "idle")
         launched = {node.name for node in one.trace.ops if node.target in one.kernels}
         assert all(program.op_us[name] > 0 for name in launched)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_launch_is_recorded() -> None:
+    x = torch.ones(1 << 20, device="cuda")
+    found = recorded(lambda: [x.exp().sin() for _ in range(5)])
+    kernels = [event for event in found if event.on_gpu and not event.name.startswith(NOT_KERNELS)]
+    launches = [event for event in found if event.is_cuda_call and event.name.startswith(LAUNCHES)]
+    assert len(kernels) == len(launches) == 10
 
 
 @pytest.mark.gpu

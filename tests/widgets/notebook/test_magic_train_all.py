@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_magic import QUICK, Kernel, kernel  # noqa: F401
+from notebook_kernel import QUICK, Kernel
 
 NET = """
 net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)).requires_grad_(False)
@@ -15,7 +15,7 @@ y = linear(linear(x.detach(), net[0].weight, net[0].bias), net[1].weight)
 """
 
 
-def test_frozen_parameters_are_trained_in_the_trace_only(kernel: Kernel) -> None:  # noqa: F811
+def test_frozen_parameters_are_trained_in_the_trace_only(kernel: Kernel) -> None:
     kernel.run(NET)
     reply = kernel.run(f"{QUICK} --train-all --freeze '*' --freeze '!*.weight' -o c\n{CELL}")
     assert reply.status == "ok", reply.error
@@ -27,7 +27,7 @@ def test_frozen_parameters_are_trained_in_the_trace_only(kernel: Kernel) -> None
     )
 
 
-def test_without_the_flag_they_are_not(kernel: Kernel) -> None:  # noqa: F811
+def test_without_the_flag_they_are_not(kernel: Kernel) -> None:
     kernel.run(NET)
     reply = kernel.run(f"{QUICK} -o c\n{CELL}")
     assert reply.status == "ok", reply.error

@@ -10,7 +10,7 @@ import torch
 
 import tracefuse
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload.diff import Line, diff, lines_of
+from tracefuse.widgets.payload.values import Line, diff, lines_of
 
 
 @cache

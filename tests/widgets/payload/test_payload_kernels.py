@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import programs
 import pytest
@@ -13,7 +15,6 @@ import tracefuse
 from tracefuse.build.modules import resources
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled
-from tracefuse.measure.profile import KernelTime, Profile
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
@@ -24,10 +25,8 @@ from tracefuse.widgets.payload.kernels import (
     aten_records,
     inspect_kernel,
     kernel_calls,
-    kernel_record,
     kernel_records,
     mean_bytes_read,
-    speed,
 )
 from tracefuse.widgets.payload.program import payload
 
@@ -40,25 +39,44 @@ def variant() -> Variant:
     return tracefuse.capture(programs.PROGRAMS["gpt"](torch.float32).run).optimize()
 
 
-def profile_of(*times: KernelTime, device: str = GPU) -> Profile:
-    return Profile(device, times, 5, 5)
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Variant, "runs_triton", True)
+
+
+def times_of(us: Mapping[str, float], device: str = "NVIDIA H100 80GB HBM3") -> OpTimes:
+    return OpTimes(us, f"measured on {device}, op by op", device=device)
+
+
+def calls_of(kernel: Kernel) -> list[str]:
+    return [node.name for node in variant().trace.ops if node.target == kernel]
+
+
+def first_record(times: OpTimes, peaks: Peaks | None = None) -> dict[str, Any]:
+    return kernel_records(variant(), times, peaks)[0]
+
+
+def bytes_moved() -> int:
+    record = kernel_records(variant())[0]
+    return record["nbytes_read"] + record["nbytes_written"]
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_time_is_the_mean_over_its_own_calls() -> None:
-    kernel = variant().kernels[0]
-    found = profile_of(KernelTime(f"{kernel.name}_kernel", 4, 20.0), KernelTime("gemm", 1, 99.0))
-    record = kernel_record(kernel, 4, found)
-    assert (record["time_us"], record["provenance"]) == (5.0, f"{GPU}, profiled once")
+def test_a_kernel_time_is_the_mean_over_its_own_calls(on_gpu: None) -> None:
+    kernel, count = max(kernel_calls(variant().trace), key=lambda one: one[1])
+    mine = calls_of(kernel)
+    assert len(mine) == count > 1
+    us = {node.name: 99.0 for node in variant().trace.ops} | {name: 4.0 + at for at, name in enumerate(mine)}
+    (record,) = [one for one in kernel_records(variant(), times_of(us)) if one["name"] == kernel.name]
+    assert (record["calls"], record["time_us"]) == (count, pytest.approx(4 + (count - 1) / 2))
+    assert record["provenance"] == f"{GPU}, op by op"
 
 
-def test_a_kernel_in_two_steps_takes_as_long_as_both() -> None:
-    """The second launch sums what the first has summed in chunks."""
-    kernel = variant().kernels[0]
-    steps = KernelTime(f"{kernel.name}_kernel", 4, 20.0), KernelTime(f"{kernel.name}_finish", 4, 4.0)
-    assert kernel_record(kernel, 4, profile_of(*steps))["time_us"] == 6.0
+def test_where_atens_operators_run_in_its_place_a_kernel_was_not_measured() -> None:
+    us = {node.name: 2.0 for node in variant().trace.ops}
+    assert {one["provenance"] for one in kernel_records(variant(), times_of(us))} == {"not measured"}
 
 
 def test_the_calls_of_a_long_sum_read_its_operands_in_the_mean() -> None:
@@ -76,29 +94,36 @@ def test_the_calls_of_a_long_sum_read_its_operands_in_the_mean() -> None:
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_time_nothing_is_said_of_speed() -> None:
-    found = speed(10**9, None, profile_of(), THREE_TB_S)
-    assert set(found.values()) == {None, ""}
-    for record in kernel_records(variant(), peaks=THREE_TB_S):
-        assert {key: record[key] for key in found} == found
+def test_without_a_time_nothing_is_said_of_speed(on_gpu: None) -> None:
+    for times in (None, modelled(variant().trace), times_of({})):
+        for record in kernel_records(variant(), times, THREE_TB_S):
+            said = {"time_us", "gb_per_s", "tflop_per_s", "least_us", "peak_share", "peak_source", "bound"}
+            assert {record[name] for name in said} == {None, ""}
+            assert record["provenance"] == "not measured"
 
 
-def test_speed_is_set_beside_the_copy_that_was_measured() -> None:
-    found = speed(3 * 10**8, 200.0, profile_of(), THREE_TB_S)
-    assert (found["gb_per_s"], found["peak_share"]) == (pytest.approx(1500), pytest.approx(0.5))
+def test_speed_is_set_beside_the_copy_that_was_measured(on_gpu: None) -> None:
+    least_us = bytes_moved() / 3e6
+    us = dict.fromkeys(calls_of(variant().kernels[0]), 100 + least_us)
+    found = first_record(times_of(us), THREE_TB_S)
+    assert found["gb_per_s"] == pytest.approx(bytes_moved() / (100 + least_us) / 1e3)
+    assert found["peak_share"] == pytest.approx(least_us / (100 + least_us))
     assert found["peak_source"] == "3 TB/s, measured peaks of a GPU"
-    assert (found["bound"], found["least_us"]) == ("memory", pytest.approx(100))
+    assert (found["bound"], found["least_us"]) == ("memory", pytest.approx(least_us))
 
 
-def test_without_a_measured_copy_it_is_the_datasheet_that_says_so() -> None:
-    found = speed(3 * 10**8, 200.0, profile_of())
-    assert found["peak_share"] == pytest.approx(1.5 / 3.35)
+def test_without_a_measured_copy_it_is_the_datasheet_that_says_so(on_gpu: None) -> None:
+    us = dict.fromkeys(calls_of(variant().kernels[0]), 100.0)
+    found = first_record(times_of(us))
+    assert found["peak_share"] == pytest.approx(bytes_moved() / 3.35e6 / 100)
     assert found["peak_source"] == "3.35 TB/s, H100 SXM datasheet, not measured"
 
 
-def test_of_a_gpu_that_nothing_is_known_of_there_is_no_share() -> None:
-    found = speed(3 * 10**8, 200.0, profile_of(device="measured on NVIDIA L4"))
-    assert (found["gb_per_s"], found["peak_share"], found["peak_source"]) == (pytest.approx(1500), None, "")
+def test_of_a_gpu_that_nothing_is_known_of_there_is_no_share(on_gpu: None) -> None:
+    us = dict.fromkeys(calls_of(variant().kernels[0]), 100.0)
+    found = first_record(times_of(us, "NVIDIA L4"))
+    assert found["gb_per_s"] == pytest.approx(bytes_moved() / 1e5)
+    assert (found["peak_share"], found["peak_source"]) == (None, "")
 
 
 def test_aten_operators_are_listed_where_their_times_were_measured() -> None:
@@ -113,14 +138,8 @@ def test_aten_operators_are_listed_where_their_times_were_measured() -> None:
     product = next(one for one in found if one["name"].startswith("mm "))
     assert product["tflop_per_s"] > 0
     assert product["provenance"] == f"{GPU}, op by op"
-    shown = payload(v, times=(None, OpTimes(us, f"{GPU}, op by op")), peaks=THREE_TB_S)["aten"]
+    shown = payload(v, own_times=OpTimes(us, f"{GPU}, op by op"), peaks=THREE_TB_S)["aten"]
     assert shown == found
-
-
-def test_every_call_counts_the_bytes_that_it_moves() -> None:
-    (kernel, _), *_ = kernel_calls(variant().trace)
-    record = kernel_records(variant(), profile_of(KernelTime(f"{kernel.name}_kernel", 1, 8.0)), THREE_TB_S)[0]
-    assert record["gb_per_s"] == pytest.approx((record["nbytes_read"] + record["nbytes_written"]) / 8e3)
 
 
 # --- what it takes ----------------------------------------------------------------------------------------------------

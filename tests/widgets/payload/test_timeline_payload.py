@@ -69,11 +69,12 @@ def test_a_widget_sends_the_events_as_binary() -> None:
 
 def test_times_are_kept_by_configuration() -> None:
     kept, v = OpByOp(), variant()
-    assert kept.shown(v) == {"times": (None, None), "peaks": None}
+    assert kept.shown(v) == {"times": (None, None), "own_times": None, "work": None, "peaks": None}
     kept.measure(v)
     before, after = kept.shown(v)["times"]
     assert before.us.keys() <= {node.name for node in v.capture.trace.ops}
     assert after.us.keys() <= {node.name for node in v.trace.ops}
+    assert kept.shown(v)["own_times"] is after
 
 
 def test_a_modelled_time_never_stands_beside_a_measured_one() -> None:

@@ -198,6 +198,32 @@ def test_measuring_times_the_shown_one_against_the_pinned_one() -> None:
     assert not explorer.payload["timing"]["is_pinned"]
 
 
+def test_two_that_were_timed_beside_the_captured_program_are_set_beside_each_other_when_one_is_pinned() -> None:
+    explorer = Explorer(captured().variant(Config.of(fuse=False, pad=False)), budget_s=0.05)
+    explorer.measure()
+    pinned = explorer.variant.timing.program("optimised").times_ms["step"]
+    explorer.pin()
+    explorer.configure({"simplify": False})
+    explorer.unpin()
+    explorer.measure()
+    mine = explorer.variant.timing.program("optimised").times_ms["step"]
+    explorer.pin(captured().variant(Config.of(fuse=False, pad=False)))
+    timing = explorer.payload["timing"]
+    assert (timing["stale"], timing["is_pinned"]) == (False, True)
+    (step,) = [row for row in timing["rows"] if row["label"] == "step"]
+    assert (step["baseline_ms"]["median"], step["variant_ms"]["median"]) == (pinned.median, mine.median)
+    assert any("in rounds of its own" in note for note in timing["notes"])
+
+
+def test_after_measure_each_pass_the_header_has_the_steps_time() -> None:
+    explorer = Explorer(captured().variant(Config.of(fuse=False, decompose=False)), budget_s=0.05)
+    assert explorer.payload["timing"] is None
+    explorer.ablate()
+    timing = explorer.payload["timing"]
+    assert (timing["stale"], timing["is_pinned"]) == (False, False)
+    assert [row["label"] for row in timing["rows"]] == ["forward", "backward", "step"]
+
+
 def test_another_view_of_the_capture_does_not_take_over_what_this_one_pinned() -> None:
     one, other = (Explorer(captured().variant(Config.of(fuse=False)), budget_s=0.05) for _ in range(2))
     one.pin()
@@ -443,7 +469,9 @@ def test_right_after_a_measurement_what_is_shown_can_be_pinned_and_its_times_sta
     assert (row["ratio"]["low"], row["ratio"]["high"], row["verdict"]) == (1.0, 1.0, "no difference seen")
     assert "the shown program is the pinned one" in timing["notes"]
     explorer.configure({"cat": False})
-    assert explorer.payload["timing"]["stale"]
+    stale = explorer.payload["timing"]
+    assert (stale["stale"], stale["is_pinned"]) == (True, True)
+    assert stale["rows"][0]["baseline_ms"] == row["baseline_ms"], "the captured program's time is no pinned one's"
     explorer.unpin()
     explorer.configure({"cat": True})
     assert not explorer.payload["timing"]["stale"]

@@ -24,7 +24,7 @@ import { nothing, time } from "../parts/modules.js";
 
 /** @typedef {"path" | "type" | "forward" | "backward" | "ratio" | "share" | "change" | "saved" | "cause"} Column */
 
-/** Of `tracefuse.tables.work`, in the order that bars show them. */
+/** Of `tracefuse.tables.folding`, in the order that bars show them. */
 export const WORK = ["pointwise", "concatenation", "cast", "copy", "device copy", "matmul layout", "matmul", "convolution", "attention", "normalization", "reduction", "fused", "other"];
 // As in `tracefuse.tables.layers`.
 const OUT_OF_LINE = 1.5;

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tracefuse.recording.memories import Memories
-from tracefuse.recording.weak_map import WeakMap
+from tracefuse.recording.memories import Memories, WeakMap
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What the front door costs: `import tracefuse` beside `import torch`, the first public name, and `tracefuse --help`.
 
-    python tests/bench/front_door.py --out front_door.json
+    python tests/bench/overhead/front_door.py --out front_door.json
 
 Each command runs in a fresh interpreter, all of them once a round, in turns, so that a busy machine slows all alike. Times are
 seconds of the wall clock from the start of the process to its end; the figures are medians, and of the differences the median
@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
 from results import environment, write
 
 COMMANDS = {

@@ -1,6 +1,6 @@
 """Seconds that a person waits for the view of a 12-layer GPT: its page written and painted, each pass toggled in JupyterLab.
 
-    python tests/bench/page.py --check
+    python tests/bench/overhead/page.py --check
 
 The page is timed op by op first, so that it has a timeline. A toggle lasts from the click to the frame with the new numbers,
 by the page's own clock. The best of a few counts, since other programs on the machine only add. Needs Chromium, and what
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 import nbformat
 import torch
-from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.view.explorer import Explorer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
 from lab import RUN_ALL, SHUT_DOWN, browsing, serving
+from results import environment, parser, write
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -1,0 +1,89 @@
+"""The shield between a program and what takes notes of it: whatever fails in a note, the program goes on as without it.
+
+The first failure ends the notes. It is warned of once, at the user's line, and kept as text, since a traceback would keep the
+tensors of its frames alive. Two things reach the program all the same: `SyncError`, which was asked for, and that memory has
+run out.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from tracefuse.errors import SyncError
+from tracefuse.recording.frames import warn_user
+
+_PASSED_ON = (SyncError, MemoryError, torch.OutOfMemoryError)
+
+
+class Shield:
+    """Around the notes of one `taker`. `failure` is the traceback of the first that failed, "" as long as none did."""
+
+    _raised: ClassVar[list[Shield]] = []
+
+    def __init__(self, taker: str) -> None:
+        self.failure = ""
+        self._taker = taker
+
+    def __enter__(self) -> Shield:
+        Shield._raised.append(self)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        Shield._raised.remove(self)
+
+    def note(self, take: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `take(*args, **kwargs)` returns; None where it fails, and from then on."""
+        return None if self.failure else self.survive(take, *args, **kwargs)
+
+    def survive(self, take: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `note`, but after a failure too: for what must be undone."""
+        try:
+            return take(*args, **kwargs)
+        except _PASSED_ON:
+            raise
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    @classmethod
+    def survive_all(cls, take: Callable[..., Any], *args: Any) -> Any:
+        """As `survive`, for what serves every taker at once."""
+        try:
+            return take(*args)
+        except _PASSED_ON:
+            raise
+        except Exception as error:
+            for shield in list(cls._raised):
+                shield._fail(error)
+            return None
+
+    def _fail(self, error: Exception) -> None:
+        if self.failure:
+            return
+        self.failure = "".join(traceback.format_exception(error))
+        text = (
+            f"{self._taker} stopped, and your program goes on without it: {type(error).__name__}: {error}. This is a "
+            "defect of tracefuse, and the traceback is kept."
+        )
+        try:
+            warn_user(text)
+        except Warning:
+            raise  # warnings are errors here
+        except Exception:
+            warnings.warn(text, stacklevel=2)
+
+
+def shielded(note: Callable[..., None]) -> Callable[..., None]:
+    """A method that torch calls in the middle of a program, as a note of its object's `shield`."""
+
+    @functools.wraps(note)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.shield.note(note, self, *args, **kwargs)
+
+    return noted

@@ -1,0 +1,372 @@
+"""One program of `people.py`, from eager to the backend: what held, as a `Row`. Runs in a process of its own.
+
+eager       twice from the same seed: does it repeat itself bit by bit?
+capture     the program runs as without a recorder
+replay      of the captured trace beside that run
+passes      all of them, compiled, beside the replay
+export      the file in a fresh process, on the captured inputs and on its own
+backend     the same program under `torch.compile(backend="tracefuse")`, beside eager
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from models import TOLERANCE, Nearness, coarsest, differences, names, nearness
+from people_programs import PROGRAMS, Made
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import tracefuse
+import tracefuse.optimizers
+from tracefuse.captures import RecordedCapture
+from tracefuse.errors import ExportError, TracefuseError
+from tracefuse.optimizers.verify import VerifyError
+
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
+from replayed import compiled_outputs, is_same
+
+EXACT, ROUNDED, REFUSED, WRONG, CRASHED, NOT_RUN = "exact", "within rounding", "refused", "wrong", "crashed", "not run"
+VERDICTS = (EXACT, ROUNDED, REFUSED, WRONG, CRASHED, NOT_RUN)
+RAISED, DYNAMO, AS_AOT, NONE = "raised", "torch.compile raises", "as aot_eager", "nothing to compile"
+BACKEND_VERDICTS = (EXACT, ROUNDED, AS_AOT, DYNAMO, NONE, RAISED, WRONG, "")
+DTYPE = torch.float64
+EXPORTED_S = 90
+OURS = {Path(room.__file__).parent for room in (tracefuse, tracefuse.optimizers)}
+EXPORTED_ONCE = Path(__file__).with_name("exported_once.py")
+
+Seen = dict[str, Tensor]
+"""What a run left, by what it is: results, gradients, contents of parameters, buffers and leaves."""
+
+
+@dataclass
+class Row:
+    """What became of one program. `at` is the last stage that was begun, `difference` and `moved` are those of `models.py`."""
+
+    program: str
+    kind: str
+    device: str
+    verdict: str = ""
+    reason: str = ""
+    at: str = "start"
+    eager: str = ""
+    replay: str = ""
+    forward_ops: int = 0
+    backward_ops: int = 0
+    ops_after: int = 0
+    kernels: int = 0
+    difference: float | None = None
+    moved: float | None = None
+    exported: str = ""
+    backend: str = ""
+    backend_reason: str = ""
+    graphs: int = 0
+    seconds: float = 0.0
+
+
+class Wrong(Exception):
+    """Numbers, or a gradient that is not there."""
+
+
+def try_program(name: str, device: str, tell: Callable[[dict[str, Any]], None]) -> None:
+    """Tells its row at each stage, so that what kills the process is known; nothing that goes wrong in it raises."""
+    row, began = Row(name, PROGRAMS[name].kind, device), time.perf_counter()
+
+    def at(stage: str) -> None:
+        row.at, row.seconds = stage, time.perf_counter() - began
+        tell(asdict(row))
+
+    torch.set_num_threads(1)
+    torch.set_default_dtype(DTYPE)
+    at("eager")
+    try:
+        eager, repeats = _eager(row)
+    except Exception as error:
+        row.verdict, row.reason = NOT_RUN, _text(error)
+        return at("eager")
+    near: Nearness | None = None
+    try:
+        near = _captured(row, eager, repeats, at)
+        row.verdict = EXACT if near.difference == 0 and row.replay == "bit for bit" else ROUNDED
+    except TracefuseError as error:
+        # A trace that is not well-formed is a defect of a pass, whatever it says.
+        row.verdict, row.reason = CRASHED if isinstance(error, VerifyError) else REFUSED, _text(error)
+    except Wrong as error:
+        row.verdict, row.reason = WRONG, str(error)
+    except Exception as error:
+        traceback.print_exc()
+        row.verdict, row.reason = CRASHED, _text(error)
+    failed_at = row.at
+    at("backend")
+    _backend(row, eager, near)
+    at(failed_at if row.verdict in (REFUSED, WRONG, CRASHED) else "end")
+
+
+# --- eager ------------------------------------------------------------------------------------------------------------
+
+
+def _eager(row: Row) -> tuple[Seen, bool]:
+    """What a run leaves, and whether another one leaves the same bits."""
+    first, second = (_kept(_run(row)) for _ in range(2))
+    different = [label for label in first if label not in second or not is_same(first[label], second[label])]
+    row.eager = f"{different[0]} differs" if different else "repeats itself"
+    return first, not different
+
+
+def _run(row: Row, wrap: Callable[[Any], Any] = lambda one: one) -> Seen:
+    made = _made(row)
+    return _seen(made, made.run(*map(wrap, made.compiled)))
+
+
+def _made(row: Row) -> Made:
+    _seed(0)
+    with torch.device(row.device):
+        made = PROGRAMS[row.program].make()
+    for module in made.all_modules():
+        module.to(row.device).double()  # what a model's code makes in float32, too
+    _seed(1)
+    return made
+
+
+def _seed(seed: int) -> None:
+    for one in (random.seed, numpy.random.seed, torch.manual_seed):
+        one(seed)
+
+
+def _seen(made: Made, returned: Any) -> Seen:
+    found = {f"result {at}": t for at, t in enumerate(_tensors(returned))}
+    for name, tensor in made.tensors():
+        found[f"value of {name}"] = tensor
+        if tensor.is_leaf and tensor.grad is not None:
+            found[f"gradient of {name}"] = tensor.grad
+    return found
+
+
+def _kept(seen: Seen) -> Seen:
+    return {label: tensor.detach().clone() for label, tensor in seen.items()}
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
+# --- capture, replay, passes, export ----------------------------------------------------------------------------------
+
+
+def _captured(row: Row, eager: Seen, repeats: bool, at: Callable[[str], None]) -> Nearness:
+    """All that is done with a capture. Raises `Wrong`, and whatever is raised on the way."""
+    at("capture")
+    made = _made(row)
+    before = _kept(_seen(made, None))
+    with RecordedCapture(_namespace(made)) as capture:
+        capture.returned = returned = made.run(*made.compiled)
+    seen = _kept(_seen(made, returned))
+    _held(seen, eager, 0.0 if repeats else TOLERANCE[DTYPE], "recording changes the run")
+    forward, backward = capture.trace.split()
+    row.forward_ops, row.backward_ops = forward.op_count, backward.op_count
+
+    at("replay")
+    expected = list(capture.replay())
+    _complete(capture, made, before)
+    tolerance = TOLERANCE[coarsest(capture.trace)]
+    replayed = _as_seen(capture, made, expected, returned, before)
+    worst = _held(replayed, {label: seen[label] for label in replayed}, 0.0 if repeats else tolerance, "replay")
+    row.replay = f"within rounding: {worst:.1e}" if worst else "bit for bit"
+
+    at("passes")
+    variant = capture.optimize()
+    row.ops_after, row.kernels = variant.trace.op_count, len(variant.kernels)
+    at("compile")
+    near = _passes(row, capture, variant, expected)
+
+    at("export")
+    row.exported = _exported(variant, expected, near)
+    return near
+
+
+def _namespace(made: Made) -> Mapping[str, Any]:
+    """The variables that a cell with the block would see: what its function closes over, and the models."""
+    cells = zip(made.run.__code__.co_freevars, made.run.__closure__ or (), strict=True)
+    models = {f"model{at or ''}": one for at, one in enumerate(made.compiled)}
+    return models | {name: cell.cell_contents for name, cell in cells}
+
+
+def _complete(capture: tracefuse.Capture, made: Made, before: Seen) -> None:
+    """Raises `Wrong` where the trace lacks a gradient or a write that the run left."""
+    live = {entry.name: id(t) for entry, t in zip(capture.trace.inputs, capture.live_inputs, strict=True)}
+    has = {(out.kind, live[out.of]) for out in capture.trace.outputs if out.kind in ("gradient", "mutation")}
+    for name, tensor in made.tensors():
+        if tensor.is_leaf and tensor.grad is not None and ("gradient", id(tensor)) not in has:
+            raise Wrong(f"the gradient of {name} is missing in the trace")
+        if not is_same(tensor, before[f"value of {name}"]) and ("mutation", id(tensor)) not in has:
+            raise Wrong(f"the trace lacks that {name} is written to")
+
+
+def _as_seen(capture: tracefuse.Capture, made: Made, outputs: list[Tensor], returned: Any, before: Seen) -> Seen:
+    """The trace's outputs by what they are of the run; a result is the one that is next to what the run returned, a gradient
+    is what the run adds to the one that was there before."""
+    live = {entry.name: id(t) for entry, t in zip(capture.trace.inputs, capture.live_inputs, strict=True)}
+    of = {id(t): name for name, t in made.tensors()}
+    found, results = {}, []
+    for out, tensor in zip(capture.trace.outputs, outputs, strict=True):
+        if out.kind == "result":
+            results.append(tensor)
+        elif live[out.of] in of and not (out.kind == "gradient" and _is_gone(capture, out.of)):
+            label = f"{'gradient' if out.kind == 'gradient' else 'value'} of {of[live[out.of]]}"
+            is_added = out.kind == "gradient" and label in before
+            found[label] = before[label] + tensor if is_added else tensor
+    for at, tensor in enumerate(_tensors(returned)):
+        alike = [one for one in results if (one.shape, one.dtype) == (tensor.shape, tensor.dtype)]
+        if not alike:
+            raise Wrong(f"result {at} is missing in the trace")
+        found[f"result {at}"] = min(alike, key=lambda one: differences(["it"], [one], [tensor.detach()])[0])
+    return found
+
+
+def _is_gone(capture: tracefuse.Capture, name: str) -> bool:
+    at = [entry.name for entry in capture.trace.inputs].index(name)
+    return capture.live_inputs[at].grad is None
+
+
+def _passes(row: Row, capture: tracefuse.Capture, variant: tracefuse.Variant, expected: list[Tensor]) -> Nearness:
+    """How near the optimised program is: the compiled one, or, where none is compiled, its trace. Raises then, too."""
+    try:
+        found = compiled_outputs(variant)
+    except ExportError:
+        found = list(tracefuse.replay(variant.trace, capture.example_inputs, capture.rng_states))
+        _near(row, capture, variant, expected, found)
+        raise
+    return _near(row, capture, variant, expected, found)
+
+
+def _near(
+    row: Row, capture: tracefuse.Capture, variant: tracefuse.Variant, expected: list[Tensor], found: list[Tensor]
+) -> Nearness:
+    near = nearness(capture, dict(zip(names(variant.trace), found, strict=True)), expected)
+    row.difference, row.moved = near.difference, near.moved
+    if near.problem:
+        raise Wrong(f"all passes: {near.problem}")
+    return near
+
+
+def _exported(variant: tracefuse.Variant, expected: list[Tensor], near: Nearness) -> str:
+    """Raises `Wrong` where the file, in a fresh process, does not give on the captured inputs what the replay gave, or is not
+    content with itself."""
+    capture = variant.capture
+    with tempfile.TemporaryDirectory() as folder:
+        path = variant.export(Path(folder) / "step.py")
+        variant.compile().restarts(capture.rng_states)()
+        states = [torch.get_rng_state(), torch.cuda.get_rng_state() if capture.device.type == "cuda" else None]
+        given = [[_as_data(t) for t in tensors] for tensors in (capture.example_inputs, expected)]
+        torch.save((*given, names(capture.trace), near.allowed, states), Path(folder) / "tensors.pt")
+        command = [sys.executable, str(EXPORTED_ONCE), str(path), str(Path(folder) / "tensors.pt")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=EXPORTED_S)
+    said = done.stdout.strip().splitlines()
+    if done.returncode != 0:
+        bad = [line for line in said if line.startswith("BAD")] or done.stderr.strip().splitlines()[-3:]
+        raise Wrong(f"exported file: {'; '.join(bad)[:600] or f'status {done.returncode}'}")
+    return said[-1]
+
+
+def _as_data(tensor: Tensor) -> Tensor:
+    return tensor.detach() if type(tensor) is Tensor else tensor.detach().as_subclass(Tensor)
+
+
+# --- the backend ------------------------------------------------------------------------------------------------------
+
+
+def _backend(row: Row, eager: Seen, near: Nearness | None) -> None:
+    """Sets `backend`; what only `torch.compile` itself cannot do counts as its own."""
+    if not _made(row).compiled:
+        row.backend = NONE
+        return
+    tolerance = near.tolerance if near is not None else TOLERANCE[torch.float32]
+    with _warned() as said:
+        try:
+            seen = _kept(_run(row, _compiled("tracefuse")))
+        except Exception as error:
+            traceback.print_exc()
+            row.backend, row.backend_reason = RAISED, _text(error)
+            seen = None
+    ours = [text for text in said if "tracefuse" in text]
+    if seen is not None:
+        row.backend, row.backend_reason = _judged(seen, eager, tolerance)
+        row.backend_reason = "; ".join(filter(None, [row.backend_reason, *ours]))[:900]
+    if row.backend in (RAISED, WRONG):
+        _beside_aot(row, seen, tolerance)
+
+
+def _compiled(backend: str) -> Callable[[Any], Any]:
+    torch._dynamo.reset()
+    return lambda one: torch.compile(one, backend=backend)
+
+
+def _judged(seen: Seen, expected: Seen, tolerance: float) -> tuple[str, str]:
+    try:
+        worst = _held(seen, expected, tolerance, "backend")
+    except Wrong as error:
+        return WRONG, str(error)
+    return (ROUNDED, "") if worst else (EXACT, "")
+
+
+def _beside_aot(row: Row, seen: Seen | None, tolerance: float) -> None:
+    """Whether autograd's own backend raises or differs from eager alike, as where it draws other numbers."""
+    try:
+        others = _kept(_run(row, _compiled("aot_eager")))
+    except Exception as error:
+        if seen is None:
+            row.backend, row.backend_reason = DYNAMO, _text(error)
+        return
+    if seen is not None and _judged(seen, others, tolerance)[0] != WRONG:
+        row.backend = AS_AOT
+
+
+@contextmanager
+def _warned() -> Iterator[list[str]]:
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield said
+    said += dict.fromkeys(str(one.message) for one in caught)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _held(found: Seen, expected: Seen, tolerance: float, what: str) -> float:
+    """The largest relative difference; 0.0 bit for bit. Raises `Wrong` beyond the tolerance and where something is missing."""
+    if missing := sorted(found.keys() ^ expected.keys()):
+        where = "it alone has" if missing[0] in found else "it lacks"
+        raise Wrong(f"{what}: {where} {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
+    labels = [label for label in expected if not is_same(found[label], expected[label])]
+    for label in labels:
+        mine, theirs = ((t.dtype, tuple(t.shape)) for t in (found[label], expected[label]))
+        if mine != theirs:
+            raise Wrong(f"{what}: {label} is {mine} instead of {theirs}")
+    gaps = differences(list(expected), [found[label] for label in expected], list(expected.values()))
+    label, worst = max(zip(expected, gaps, strict=True), key=lambda pair: pair[1], default=("", 0.0))
+    if not worst <= tolerance:
+        raise Wrong(f"{what}: {label} differs by {worst:.1e}")
+    return worst or (sys.float_info.min if labels else 0.0)
+
+
+def _text(error: BaseException) -> str:
+    """What it says, and, but for a refusal, where in tracefuse it was raised."""
+    inner = getattr(error, "inner_exception", None) or error.__cause__ or error
+    frames = [f for f in traceback.extract_tb(inner.__traceback__) if OURS & {*Path(f.filename).parents}]
+    is_refusal = isinstance(error, TracefuseError) and not isinstance(error, VerifyError)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames and not is_refusal else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:600]}{where}"
