@@ -35,6 +35,7 @@ from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS, PACKED_BACKWARD
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.ops import behind_views
 from tracefuse.timeline.events import recorded
 from tracefuse.variant import Variant
 
