@@ -7,8 +7,9 @@
     options           those of `Capture.optimize`: torch.compile(model, backend="tracefuse", options={"remat": 0.5})
     cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
-What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op. A warning says why, at the
-user's call, and so does `tracefuse.explore(model)`.
+What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op, and so does a graph that one
+of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing but
+`OptionError`, for what the user asked, leaves the backend.
 
 Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`, `_disable_current_modes`: torch 2.11 to
 2.13.
@@ -17,8 +18,9 @@ Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`
 from __future__ import annotations
 
 import operator
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,13 +33,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tracefuse.compiled_graphs import CompiledGraph, note_refused
 from tracefuse.config.configuration import Config, option_names, unknown_option
 from tracefuse.dynamo.graphed_halves import GraphedHalves
-from tracefuse.dynamo.halves import Halves
-from tracefuse.dynamo.joint import Joint, inputs_of, joint_trace
+from tracefuse.dynamo.halves import Halves, shown, watching
+from tracefuse.dynamo.joint import inputs_of, joint_trace
 from tracefuse.dynamo.joint_refusals import GraphInput
-from tracefuse.dynamo.watched import watching
-from tracefuse.errors import NotSupported, OptionError
+from tracefuse.dynamo.patterns import Patterns
+from tracefuse.errors import OptionError, TracefuseError, UnknownValue
 from tracefuse.optimizers.trace import val
 from tracefuse.recording.frames import warn_user
+from tracefuse.variant import Variant
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -70,7 +73,13 @@ def tracefuse(
     cuda_graph = chosen.pop("cuda_graph", False)
     if not isinstance(cuda_graph, bool):
         raise OptionError(f"cuda_graph={cuda_graph!r}: take True or False")
-    compiling = _Compiling(Config.of(**chosen), cuda_graph, inputs_of(module, example_inputs), example_inputs)
+    config = Config.of(**chosen)
+    try:
+        inputs = inputs_of(module, example_inputs)
+    except Exception as reason:
+        _run_op_by_op(reason, example_inputs)
+        return module.forward
+    compiling = _Compiling(config, cuda_graph, inputs, example_inputs, _patterns_of(options))
     run = aot_autograd(
         fw_compiler=_runnable,
         bw_compiler=_runnable,
@@ -89,6 +98,7 @@ class _Compiling:
     cuda_graph: bool
     inputs: list[GraphInput]
     examples: Sequence[Any]
+    patterns: Patterns
     read_results: tuple[int, ...] = ()
 
     def partition(
@@ -96,38 +106,91 @@ class _Compiling:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Forward and backward of the optimised joint program, as AOTAutograd wants them from a partitioner."""
         try:
-            found = self.joint(joint.graph, num_fwd_outputs)
-        except NotSupported as reason:
+            halves = self.halves(joint.graph, num_fwd_outputs, self.config)
+            graphs = _as_graphs(halves, self.backward_of(halves))
+        except Exception as reason:
             self.refuse(reason)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
-        halves = self.halves(found)
         self.read_results = halves.read_results
-        return _as_graphs(halves)
+        return graphs
 
     def inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        """A forward that nobody differentiates."""
-        returned = module.graph.output_node().args[0]
+        """A forward that nobody differentiates: nothing is frozen in it, and nothing saved."""
         try:
-            found = self.joint(module.graph, len(returned))  # type: ignore[arg-type]
-        except NotSupported as reason:
+            returned = module.graph.output_node().args[0]
+            config = replace(self.config, freeze=self.config.freeze and (), save=(), recompute=())
+            return boxed(self.halves(module.graph, len(returned), config).forward)  # type: ignore[arg-type]
+        except Exception as reason:
             self.refuse(reason)
             return make_boxed_func(module.forward)
-        return boxed(self.halves(found).forward)
 
-    # Constants are read, and kernels compiled and loaded, with real tensors, and AOTAutograd traces with fake ones.
-
-    def joint(self, graph: fx.Graph, result_count: int) -> Joint:
+    def halves(self, graph: fx.Graph, result_count: int, config: Config) -> Halves:
+        # Constants are read, and kernels compiled and loaded, with real tensors, and AOTAutograd traces with fake ones.
         with _disable_current_modes():
-            return joint_trace(graph, result_count, self.inputs)
+            joint = joint_trace(graph, result_count, self.inputs)
+            found = CompiledGraph(joint.trace, (*self.examples, *joint.constants), config)
+            variant = self.matched(found.variant(config))
+            found.config = variant.config
+            return (GraphedHalves if self.cuda_graph else Halves)(joint, variant.check())
 
-    def halves(self, joint: Joint) -> Halves:
-        with _disable_current_modes():
-            graph = CompiledGraph(joint.trace, (*self.examples, *joint.constants), self.config)
-            return (GraphedHalves if self.cuda_graph else Halves)(joint, graph.variant(self.config).check())
+    def matched(self, variant: Variant) -> Variant:
+        """The variant without the globs that its graph does not have."""
+        missing: dict[str, str] = {}
+        while (failed := _unmatched(variant)) is not None and failed.pattern not in missing:
+            missing[failed.pattern] = str(failed)
+            variant = variant.under(_without(variant.config, failed.pattern))
+        config = self.config
+        self.patterns.note((*(config.freeze or ()), *config.save, *config.recompute), missing)
+        return variant
 
-    def refuse(self, reason: NotSupported) -> None:
-        note_refused(self.examples, str(reason))
-        warn_user(f"a graph of this model runs op by op, without tracefuse: {reason}.")
+    def backward_of(self, halves: Halves) -> Boxed:
+        def backward(given: list[Any]) -> Sequence[Any]:
+            self.patterns.tell()
+            return halves.backward(given)
+
+        return backward
+
+    def refuse(self, reason: Exception) -> None:
+        self.patterns.note_refused()
+        _run_op_by_op(reason, self.examples)
+
+
+def _run_op_by_op(reason: Exception, examples: Sequence[Any]) -> None:
+    said = str(reason) if isinstance(reason, TracefuseError) else _defect(reason)
+    note_refused(examples, said)
+    warn_user(f"a graph of this model runs op by op, without tracefuse: {said.rstrip('.')}.")
+
+
+def _defect(error: Exception) -> str:
+    """What nobody raised on purpose, with the place where it was raised."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{shown(error)} ({at.filename}:{at.lineno}); this is a defect of tracefuse, please report it"
+
+
+# --- globs ------------------------------------------------------------------------------------------------------------
+
+_patterns: dict[int, tuple[Any, Patterns]] = {}
+"""By the `options` of a `torch.compile` call, which are held, so that no others have their `id`."""
+
+
+def _patterns_of(options: Mapping[str, Any] | None) -> Patterns:
+    """Those of the call that all graphs of a model are compiled for: torch hands each the same `options`."""
+    return _patterns.setdefault(id(options), (options, Patterns()))[1] if options else Patterns()
+
+
+def _unmatched(variant: Variant) -> UnknownValue | None:
+    causes = (step.cause for step in variant.steps)
+    return next((cause for cause in causes if isinstance(cause, UnknownValue) and cause.pattern), None)
+
+
+def _without(config: Config, glob: str) -> Config:
+    freeze, save, recompute = (
+        globs and tuple(one for one in globs if one != glob) for globs in (config.freeze, config.save, config.recompute)
+    )
+    return replace(config, freeze=freeze, save=save, recompute=recompute)
+
+
+# --- the halves -------------------------------------------------------------------------------------------------------
 
 
 def boxed(run: Boxed) -> Boxed:
@@ -138,9 +201,6 @@ def boxed(run: Boxed) -> Boxed:
 
     called._boxed_call = True  # type: ignore[attr-defined]
     return called
-
-
-# --- the halves -------------------------------------------------------------------------------------------------------
 
 
 class _Half:
@@ -156,7 +216,7 @@ class _Half:
         return self.run(list(tensors))
 
 
-def _as_graphs(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _as_graphs(halves: Halves, run_backward: Boxed) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Both halves as graphs of one call each, with the types of all that goes in and out."""
     front, back = halves.variant.forward, halves.variant.backward
     primals, kept = halves.primals(), halves.kept_values()
@@ -165,7 +225,7 @@ def _as_graphs(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
     wanted = [None if value is None else val(value) for value in halves.among(back.returned, halves.gradients)]
     return (
         _graph_of(_Half("forward", halves.forward), "primals", primals, [*results, *kept]),
-        _graph_of(_Half("backward", halves.backward), "tangents", [*kept, *tangents], wanted),
+        _graph_of(_Half("backward", run_backward), "tangents", [*kept, *tangents], wanted),
     )
 
 

@@ -32,10 +32,9 @@ from tracefuse.optimizers.freeze.costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.trace import Trace
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
-from tracefuse.recording.left import Left
 from tracefuse.recording.namespace import name_of, namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.run import Run
+from tracefuse.recording.run import Left, Run
 from tracefuse.recording.shield import Shield
 from tracefuse.variant import Variant, Variants
 

@@ -9,7 +9,11 @@ class TracefuseError(Exception):
 
 
 class UnknownValue(TracefuseError):
-    """A name, glob or module path that matches no value of the trace."""
+    """A name, glob or module path, `pattern`, that matches no value of the trace."""
+
+    def __init__(self, message: str, pattern: str = "") -> None:
+        super().__init__(message)
+        self.pattern = pattern
 
 
 class NotSupported(TracefuseError):

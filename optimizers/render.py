@@ -119,8 +119,8 @@ def _header(where: Origin) -> tuple[str, ...] | None:
     if where.source is None and not where.module and not where.autograd:
         return None
     source = where.source
-    place = f"{source.label}:{source.line}" if source else ""
-    return tuple(filter(None, (where.module, where.autograd, place, source.text if source else "")))
+    line = (source.place, source.text) if source else ()
+    return tuple(filter(None, (where.module, where.autograd, *line)))
 
 
 def _input_comment(entry: Input, node: fx.Node) -> str:

@@ -51,6 +51,15 @@ class Source:
     text: str
     label: str = ""
 
+    @property
+    def place(self) -> str:
+        """`In[3]:4`"""
+        return f"{self.label or self.file}:{self.line}"
+
+    def __str__(self) -> str:
+        """`In[3]:4  loss = model(x)`"""
+        return f"{self.place}  {self.text.strip()}"
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -203,6 +212,11 @@ def phase(node: fx.Node) -> Phase:
 
 def origin(node: fx.Node) -> Origin:
     return (node.meta.get("custom") or {}).get("tracefuse", NOWHERE)
+
+
+def line_of(node: fx.Node) -> str:
+    """The user's line, as `In[3]:4  loss = model(x)`; "" where none is known."""
+    return str(origin(node).source or "")
 
 
 def set_origin(node: fx.Node, where: Origin) -> None:

@@ -138,7 +138,7 @@ def _report(trace: Trace, node: fx.Node, problem: str) -> str:
     nodes = [n for n in trace.graph.nodes if n.op == "call_function" or n is node]
     at = nodes.index(node)
     source = origin(node).source
-    where = f"\n  from {source.file}:{source.line}: {source.text}" if source else ""
+    where = f"\n  from {source}" if source else ""
     around = (f"{'>' if n is node else ' '} {_line(n)}" for n in nodes[max(0, at - CONTEXT_OPS) : at + CONTEXT_OPS + 1])
     return f"{node.name}: {problem}{where}\n" + "\n".join(around)
 

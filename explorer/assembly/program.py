@@ -20,10 +20,9 @@ from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
-from tracefuse.recording.left import Left
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.run import Ended
+from tracefuse.recording.run import Ended, Left
 
 
 class Inputs(NamedTuple):

@@ -115,5 +115,5 @@ def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
 
 
 def where(source: Source | None) -> str:
-    """ " (In[3]:4: loss = …)", or nothing."""
-    return f" ({source.label or source.file}:{source.line}: {source.text})" if source else ""
+    """ " (In[3]:4  loss = …)", or nothing."""
+    return f" ({source})" if source else ""

@@ -115,6 +115,7 @@ def version_name(device: str | None = None) -> str:
     return f"{software()}_{re.sub(r'[^A-Za-z0-9.]+', '-', device)}"
 
 
+@functools.cache
 def software() -> str:
     """How the names of all folders of this triton and this torch begin."""
     try:

@@ -1,4 +1,4 @@
-"""ONE option table, which the magic and the command line read; what it holds of passes is what `Config` takes in Python.
+"""The one table of options, which the magic and the command line read; of passes it holds what `Config` takes in Python.
 
     option = name + flags + parser + help
 

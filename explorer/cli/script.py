@@ -1,4 +1,4 @@
-"""A Python file run as `python FILE` would run it, and captured.
+"""A script is run as `python FILE` would run it, and captured.
 
 `__main__` is the file's module, `sys.argv` and `sys.path[0]` are what the file expects, and it ends as it would: an error is
 shown with the traceback that Python would show and ends the process with status 1, `sys.exit(3)` ends it with 3.

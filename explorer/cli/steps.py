@@ -1,4 +1,4 @@
-"""What a command says while it works."""
+"""A command says which of its steps it is at while it works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which passes run with which options, read from whatever a person writes.
+"""A configuration says which passes run with which options; it is read from whatever a person writes.
 
 This package never imports anything of the explorer but `device`, `errors` and `text`. Its names are imported when they are
 asked for: the command line reads `names` without torch.

@@ -1,8 +1,9 @@
-"""One choice of passes and their options; None or False switches a pass off.
+"""A configuration is one choice of passes and their options; None or False switches a pass off.
 
     Config.of(remat=0.5, memory_budget="2GiB", freeze=["h.*.mlp.*"])      what Python, the flags and the view all end in
 
-A pass instance may stand for its switch: `Config.of(remat=Remat(memory_budget=0.4, longest_chain=8))`.
+A pass instance, or some of its fields, may stand for its switch: `Config.of(remat=Remat(longest_chain=8))` and
+`Config.of(remat={"longest_chain": 8})`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tracefuse.config.names import DEFAULT_WEIGHT, FLAG_OF_REMAT, PASS_OF, PASSES
+from tracefuse.config.names import DEFAULT_WEIGHT, OPTION_OF, PASS_OF, PASSES
 from tracefuse.config.pass_options import PassOption, Size, Weight, options_of, read, read_all
 from tracefuse.config.registry import Own, in_order, is_instance, registered, renewed
 from tracefuse.device.dropout import fuse_options
@@ -94,7 +95,7 @@ class Config:
         for name in options:
             if name not in known:
                 raise OptionError(unknown_option(name, known))
-        given = _without_instances(options)
+        given = _spread(options)
         built_in = {name: read_option(name, value) for name, value in given.items() if name in OPTIONS}
         mine = tuple(one.changed(given[one.name]) if one.name in given else one for one in own)
         return replace(self, own=mine, **built_in)._checked()
@@ -196,7 +197,7 @@ class Config:
 
 OPTIONS = {name: option for name, option in options_of(Config).items() if name != "own"}
 """What `Config.of` takes, besides the passes of the user's own."""
-REMAT_OPTIONS = {name: option for name, option in options_of(Remat).items() if name not in FLAG_OF_REMAT}
+REMAT_OPTIONS = {name: option for name, option in options_of(Remat).items() if name not in OPTION_OF["remat"]}
 """The fields of `Remat` that have no option of their own."""
 
 
@@ -223,28 +224,34 @@ def unknown_option(name: str, known: list[str]) -> str:
     return f"there is no option {name!r}: {did_you_mean(name, known)}choose from {', '.join(known)}"
 
 
-# --- an instance in place of a switch ---------------------------------------------------------------------------------
+# --- options or an instance in place of a switch ----------------------------------------------------------------------
 
 
-def _without_instances(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` with built-in passes' instances as what they stand for; an option that is given too comes first."""
-    instances = {name: one for name, one in options.items() if name in PASSES and is_instance(one)}
+def _spread(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` with what stands for a built-in pass, an instance or a mapping of its fields, as the options that it sets; an
+    option that is given too comes first."""
+    standing = {n: one for n, one in options.items() if n in PASSES and (is_instance(one) or isinstance(one, Mapping))}
     spread: dict[str, Any] = {}
-    for name, one in instances.items():
-        spread |= _spread(name, one)
-    return spread | {name: value for name, value in options.items() if name not in instances}
+    for name, one in standing.items():
+        spread |= _by_field(name, one if isinstance(one, Mapping) else _fields(name, one))
+    return spread | {name: value for name, value in options.items() if name not in standing}
 
 
-def _spread(name: str, given: Any) -> dict[str, Any]:
+def _fields(name: str, given: Any) -> dict[str, Any]:
     if getattr(given, "name", None) != name:
         raise OptionError(f"{name}={given!r} is another pass: pass an instance of the one called {name}")
-    if isinstance(given, Remat):
-        rest = {option: getattr(given, option) for option in REMAT_OPTIONS}
-        budget = getattr(given, "memory_budget", None)
-        weight, save, recompute = given.producer_input_weight, given.save, given.recompute
-        return {"remat": weight, "memory_budget": budget, "save": save, "recompute": recompute, "remat_options": rest}
-    if isinstance(given, Freeze):
-        return {"freeze": given.patterns}
+    if name in OPTION_OF:
+        return {field.name: getattr(given, field.name) for field in fields(given)}
     if given != type(given)():
         raise OptionError(f"{name}={given!r} sets what tracefuse finds out about the GPU itself: pass {name}=True")
-    return {name: True}
+    return {}
+
+
+def _by_field(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The pass `name` on, with some of its fields given."""
+    named = OPTION_OF.get(name, {})
+    rest = dict(
+        read_all({k: v for k, v in given.items() if k not in named}, REMAT_OPTIONS if name == "remat" else {}, name)
+    )
+    spread = {name: True} | {named[field]: value for field, value in given.items() if field in named}
+    return spread | ({"remat_options": rest} if name == "remat" else {})

@@ -1,4 +1,4 @@
-"""Running a pass that is not ours: whatever it does wrong becomes one sentence that says what to mend.
+"""A pass that is not ours is run with care: whatever it does wrong becomes one sentence that says what to mend.
 
     edited input     the pass works on a copy, so that no other trace suffers, and the copy is compared afterwards
     broken trace     no `Trace`, rules of `verify` broken, operators that are no ATen ones

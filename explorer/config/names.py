@@ -14,12 +14,10 @@ PASSES = {
 PASS_OF = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"), "remat")
 """Option -> the pass that it belongs to, where it is not called like that."""
 
-FLAG_OF_REMAT = {
-    "producer_input_weight": "--remat",
-    "memory_budget": "--memory-budget",
-    "save": "--save",
-    "recompute": "--recompute",
+OPTION_OF = {
+    "freeze": {"patterns": "freeze"},
+    "remat": {"producer_input_weight": "remat"} | {name: name for name in ("memory_budget", "save", "recompute")},
 }
-"""The fields of `Remat` that have an option of their own, each with its flag; the others are `remat_options`."""
+"""The option of each field of a pass that has one of its own; the other fields of `Remat` are `remat_options`."""
 
 DEFAULT_WEIGHT = 0.5

@@ -187,8 +187,6 @@ def _names(value: Any) -> tuple[str, ...] | None:
 
 
 def _weight(value: Any) -> float | None:
-    if isinstance(value, Mapping):
-        raise ValueError("is no weight: its other options go into remat_options={...}")
     found = DEFAULT_WEIGHT if _word(value) == "on" else _float(value)
     return found if found is not None and 0 <= found <= 1 else None
 

@@ -97,7 +97,8 @@ def masks_of(x: torch.Tensor, p: float, most_threads: int) -> tuple[torch.Tensor
 
 @functools.cache
 def probe(device: torch.device) -> str | None:
-    """None where this torch draws dropout masks on `device` as our kernels do, else what differs. Leaves the generator.
+    """What differs between the dropout masks that this torch draws on `device` and our kernels'; None where nothing does. The
+    generator is left as it was.
 
     Tries every type with every number of neighbours that a thread may take, in one step and in several.
     """

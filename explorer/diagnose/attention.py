@@ -13,11 +13,11 @@ import torch
 from torch import fx
 
 from tracefuse.diagnose.attention_forms import Attention, attentions
-from tracefuse.diagnose.finding import Case, Finding, dtype, grouped, line, names
+from tracefuse.diagnose.finding import Case, Finding, dtype, grouped, names
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work, is_getitem, producer
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, val
+from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, phase, val
 from tracefuse.tables.folding import work
 from tracefuse.text import counted
 
@@ -33,7 +33,7 @@ def attention_in_single_ops(case: Case) -> Iterator[Finding]:
     left = [one for one in large if {one.scores.product.name, one.mixed.name} <= known.keys()]
     forms: dict[tuple[str, str, bool], list[Attention]] = {}
     for one in left:
-        forms.setdefault((line(one.softmax), one.call, one.is_math_backend), []).append(one)
+        forms.setdefault((line_of(one.softmax), one.call, one.is_math_backend), []).append(one)
     for group in forms.values():
         matrices = _matrices(known[one.scores.product.name] for one in group)
         us = case.us([n for n in case.trace.ops if work(n) != "matmul" and _moved(n, matrices)])
@@ -53,7 +53,7 @@ def attention_in_single_ops(case: Case) -> Iterator[Finding]:
                 ("kept for the backward", human_bytes(_kept(case.trace, matrices))),
             ),
             names([n for n in case.trace.ops if n in matrices]),
-            line(first.softmax),
+            line_of(first.softmax),
             _why_math(case, first) if first.is_math_backend else _remedy(first),
             f"at most {case.worth(us)}: what the ops between the matmuls take",
         )

@@ -25,13 +25,11 @@ from tracefuse.diagnose.gradients import (
     never_used,
     unread_gradients,
 )
-from tracefuse.diagnose.host import waits_for_the_gpu
+from tracefuse.diagnose.host import loops_of_small_kernels, waits_for_the_gpu
 from tracefuse.diagnose.kept import kept_for_nothing
-from tracefuse.diagnose.launch_findings import loops_of_small_kernels
 from tracefuse.diagnose.modes import matmuls_without_tf32, modes_that_slow
-from tracefuse.diagnose.moves import gradients_copied_to_the_host, inputs_moved_each_step
+from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
-from tracefuse.diagnose.to_copy_findings import casts_beside_moves
 from tracefuse.measure.op_times import how_to_measure
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.text import counted

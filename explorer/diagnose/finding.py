@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2s
 from typing import Any, Literal
 
@@ -14,8 +15,9 @@ from torch import fx
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.measure.op_times import OpTimes
-from tracefuse.optimizers.trace import Source, Trace, origin, val
+from tracefuse.optimizers.trace import Phase, Trace, val
 from tracefuse.recording.host_reads import Stop
+from tracefuse.tables.halves import halves
 from tracefuse.text import share_text, time_text
 
 Severity = Literal["high", "medium", "low"]
@@ -116,6 +118,11 @@ class Case:
             optimizers=program.optimizers,
         )
 
+    @cached_property
+    def half(self) -> Mapping[fx.Node, Phase]:
+        """The half of its step that each op belongs to."""
+        return halves(self.trace)
+
     @property
     def step_us(self) -> float:
         return sum(self.times.us.values())
@@ -145,14 +152,6 @@ def bars_text(bars: Sequence[Bar]) -> str:
     """`wait 3.4 ms | copy @ 1.3 GB/s 506 ms | host 20 ms = 529 ms (measured on …)`"""
     parts = " | ".join(f"{bar.label} {time_text(bar.us)}" for bar in bars)
     return f"{parts} = {time_text(sum(bar.us for bar in bars))} ({bars[0].provenance})"
-
-
-def line(node: fx.Node) -> str:
-    return place(origin(node).source)
-
-
-def place(source: Source | None) -> str:
-    return f"{source.label or source.file}:{source.line}  {source.text.strip()}" if source else ""
 
 
 def names(nodes: Sequence[fx.Node]) -> tuple[str, ...]:

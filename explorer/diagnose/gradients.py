@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import fx
 
 from tracefuse.assembly.unshown import Dropped
-from tracefuse.diagnose.finding import Case, Finding, line, names, place
+from tracefuse.diagnose.finding import Case, Finding, names
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
 from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outputs, unread_outputs
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, val
+from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, val
 from tracefuse.text import counted, share_text, time_text
 
 
@@ -82,7 +82,7 @@ def _undemanded(
             ("gradients", human_bytes(cost.gradient_nbytes)),
         ),
         names(nodes),
-        line(max(gradients, key=nbytes)),
+        line_of(max(gradients, key=nbytes)),
         fix,
         case.worth(us),
         {"freeze": sorted(sources)},
@@ -131,7 +131,7 @@ def _never_used(case: Case, dropped: Sequence[Dropped], name: str, what: str, fi
             ("by", ", ".join(sorted(us_of, key=lambda n: -us_of[n])[:3])),
         ),
         (),
-        place(largest.origin.source),
+        str(largest.origin.source or ""),
         fix,
         f"{time_text(us)} beside the {time_text(case.step_us)} of what is used, {share_text(us, whole)} of both "
         f"(modelled: roofline of the {H100_SXM_DATASHEET.source})",
@@ -140,7 +140,7 @@ def _never_used(case: Case, dropped: Sequence[Dropped], name: str, what: str, fi
 
 def unread_gradients(case: Case) -> Iterator[Finding]:
     """Multi-output ops of the backward, of which some outputs are computed and not read: most often a frozen parameter's."""
-    backward = [n for n in case.trace.ops if phase(n) == "backward"]
+    backward = [n for n in case.trace.ops if case.half[n] == "backward"]
     wasteful = {n: unread for n in backward if (unread := unread_outputs(n) & switchable_outputs(n))}
     if not wasteful:
         return
@@ -159,7 +159,7 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
         f"the backward computes {human_bytes(computed)} that nothing reads, in {counted(len(ops), 'op')}",
         tuple(filter(None, (("operators", ", ".join(sorted({str(n.target) for n in ops}))), whose))),
         names(ops),
-        line(case.trace.twins.get(ops[0], ops[0])),
+        line_of(case.trace.twins.get(ops[0], ops[0])),
         "`freeze` switches off what the operators can leave out",
         f"at most {time_text(us)} of {time_text(case.step_us)} a step, {share_text(us, case.step_us)} "
         f"(modelled: roofline of the {peaks.source})",

@@ -1,14 +1,23 @@
-"""Findings about stops: lines at which Python reads what a GPU computes, and the host waits until it has."""
+"""Findings about the host: where Python reads what a GPU computes and waits until it has, and loops that launch many small
+kernels, each of which the GPU is done with before the host has launched the next."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from tracefuse.diagnose.finding import Case, Finding, place
+from torch import fx
+
+from tracefuse.diagnose.finding import Case, Finding, grouped, names
 from tracefuse.diagnose.moves import is_on_gpu
-from tracefuse.optimizers.trace import human_bytes
+from tracefuse.measure.op_times import modelled
+from tracefuse.optimizers.costs.cost import bytes_moved, op_class
+from tracefuse.optimizers.ops import does_work, producer
+from tracefuse.optimizers.trace import human_bytes, line_of, origin
 from tracefuse.recording.host_reads import COPY, Kind, Stop
+from tracefuse.tables.folding import work
+from tracefuse.text import share_text, time_text
 
 _FIX: dict[Kind, str] = {
     "number": "keep it a tensor (torch.where instead of if), or read it once every many steps",
@@ -16,6 +25,23 @@ _FIX: dict[Kind, str] = {
     "shape": "keep the shape fixed: torch.where or masked_fill instead of a selection, ignore_index in a loss",
     "copy": 'copy into pinned memory with .to("cpu", non_blocking=True) and read it after the step, or not every step',
 }
+
+# What the host pays for one eager op: `x * 2 + y` takes 14.3 µs (tests/bench/results/launch_h100.json).
+HOST_US = 7.2
+MEASURED = f"the host's {HOST_US} µs per op was measured on an H100's"
+# With fewer ops than this, a line is no loop that is worth to be rewritten.
+FEWEST = 50
+LINES = 4  # of a loop that are named beside the one that launches the most
+
+_LISTS = "`torch._foreach_*` over lists of tensors, or one flat buffer"
+_OPTIMIZER = (
+    "an optimizer: `fused=True`, or `foreach=True`; a loop of your own: `torch._foreach_*` over lists of tensors"
+)
+_SEQUENCE = (
+    "each round needs the one before: compute what does not, such as products of the inputs, in one op before the loop; "
+    "for the rest `nn.RNN`, `nn.LSTM` or `nn.GRU`, or launch it as a CUDA graph (`cuda_graph=True`)"
+)
+_INDEPENDENT = f"no round needs another: one op over a dimension for the rounds, or {_LISTS}"
 
 
 def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
@@ -26,12 +52,12 @@ def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
     for stop in case.stops:
         is_autograds = stop.in_backward and stop.read.how == COPY
         if not is_autograds and (not on_gpu or stop.read.device.type != "cpu"):
-            lines.setdefault(place(stop.source), []).append(stop)
+            lines.setdefault(str(stop.source or ""), []).append(stop)
     for at, stops in lines.items():
-        yield _finding(at, stops, on_gpu)
+        yield _stop(at, stops, on_gpu)
 
 
-def _finding(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
+def _stop(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
     ways = Counter(stop.read.how for stop in stops)
     times = f"{len(stops)} times" if len(stops) > 1 else "once"
     read = sum(stop.read.nbytes for stop in stops)
@@ -50,4 +76,80 @@ def _finding(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
         "the GPU's idle time until the host has launched what follows: see the timeline"
         if on_gpu
         else "nothing on a CPU; on a GPU the host would wait",
+    )
+
+
+# --- loops ------------------------------------------------------------------------------------------------------------
+
+
+def loops_of_small_kernels(case: Case) -> Iterator[Finding]:
+    """Loops whose kernels take the GPU less time than the host takes to launch them: after a backward, and in a forward."""
+    own = grouped([n for n in case.trace.ops if does_work(n) and not origin(n).autograd and line_of(n)], line_of)
+    if is_on_gpu(case.trace):  # on a CPU torch's optimizers loop by themselves
+        yield from _after_the_backward(case, own)
+    yield from _in_the_forward(
+        case, [n for ops in own.values() if {case.half[n] for n in ops} == {"forward"} for n in ops]
+    )
+
+
+def _after_the_backward(case: Case, own: dict[str, list[fx.Node]]) -> Iterator[Finding]:
+    for at, ops in own.items():
+        small = [n for n in ops if op_class(n) == "pointwise" or work(n) == "fused"]
+        # What a line computes of no gradient, such as a decay, ranks as forward.
+        if any(case.half[n] == "backward" for n in small):
+            fix = _OPTIMIZER if "step(" in at else _LISTS
+            yield from _loop(case, small, at, f"one line launches {len(small)} kernels", fix)
+
+
+def _in_the_forward(case: Case, own: Sequence[fx.Node]) -> Iterator[Finding]:
+    """Lines that run the same op in the same module again and again, with their backward."""
+    rounds = Counter((_place(n), producer(n).target) for n in own if work(n) != "device copy")
+    again = {place for (place, _), count in rounds.items() if count >= FEWEST}
+    loops = [n for n in case.trace.ops if does_work(n) and _place(n) in again and work(n) != "device copy"]
+    if not loops:
+        return
+    # What it would be on a GPU: on a CPU there is nothing to launch.
+    there = case if is_on_gpu(case.trace) else replace(case, times=modelled(case.trace))
+    forward = [n for n in loops if case.half[n] == "forward"]
+    most, *others = Counter(map(line_of, forward)).most_common()
+    fix = _SEQUENCE if _longest_chain(case, set(forward)) >= FEWEST else _INDEPENDENT
+    title = f"a loop launches {len(forward)} kernels in the forward and {len(loops) - len(forward)} in the backward"
+    shown = ", ".join(at.partition("  ")[0] for at, _ in others[:LINES])
+    yield from _loop(there, loops, most[0], title, fix, *[("also", shown)] * bool(others))
+
+
+def _place(node: fx.Node) -> tuple[str, str]:
+    return origin(node).module, line_of(node)
+
+
+def _longest_chain(case: Case, nodes: set[fx.Node]) -> int:
+    """The most of `nodes` of which each needs the one before."""
+    chain: dict[fx.Node, int] = {}
+    for node in case.trace.ops:
+        chain[node] = (node in nodes) + max((chain.get(a, 0) for a in node.all_input_nodes), default=0)
+    return max(chain.values(), default=0)
+
+
+def _loop(
+    case: Case, nodes: Sequence[fx.Node], at: str, title: str, fix: str, *more: tuple[str, str]
+) -> Iterator[Finding]:
+    kernels_us, launching_us = case.us(nodes), HOST_US * len(nodes)
+    waited = launching_us - kernels_us
+    severity = case.severity(waited, case.step_us + waited) if waited > 0 and len(nodes) >= FEWEST else None
+    if severity is None:
+        return
+    yield Finding(
+        "loop of small kernels",
+        severity,
+        f"{title}, of {human_bytes(sum(map(bytes_moved, nodes)) / len(nodes))} each",
+        (
+            ("kernels take", f"{time_text(kernels_us)} ({case.times.provenance})"),
+            ("launching takes", f"{time_text(launching_us)}: {MEASURED}"),
+            *more,
+        ),
+        names(nodes),
+        at,
+        fix,
+        f"at most {time_text(waited)} a step, {share_text(waited, case.step_us + waited)}, if the GPU waits for the host "
+        "(modelled)",
     )

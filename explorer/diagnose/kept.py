@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from tracefuse.diagnose.finding import Case, Finding, Severity, line
+from tracefuse.diagnose.finding import Case, Finding, Severity
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import Peaks, packet_name
 from tracefuse.optimizers.facts import storages
@@ -16,7 +16,7 @@ from tracefuse.optimizers.ops import producer
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.budget import Budgeting, recompute_seconds
 from tracefuse.optimizers.remat.forward import Forward
-from tracefuse.optimizers.trace import Trace, human_bytes, phase, recomputes
+from tracefuse.optimizers.trace import Trace, human_bytes, line_of, phase, recomputes
 from tracefuse.tables.folding import folded_paths, name_of
 from tracefuse.text import counted, share_text, time_text
 
@@ -85,7 +85,7 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
             ),
         ),
         tuple(value.name for value in left),
-        line(nodes[left[0].name]) if left else "",
+        line_of(nodes[left[0].name]) if left else "",
         f"compute {counted(len(found.values), 'value')} again in the backward: `remat` with `fuse` does",
         f"{human_bytes(lower)} of a static peak of {human_bytes(found.peak[0])}, {share_text(lower, found.peak[0])}; "
         f"{time_text(spared_us)} a step (modelled: roofline of the {source})",

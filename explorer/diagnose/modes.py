@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, Severity, line, names
+from tracefuse.diagnose.finding import Case, Finding, Severity, names
 from tracefuse.diagnose.moves import is_on_gpu
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import val
+from tracefuse.optimizers.trace import line_of, val
 from tracefuse.tables.folding import work
 from tracefuse.text import counted, share_text, time_text
 
@@ -58,7 +58,7 @@ def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[
         f"{name} was {value} when the cell ran",
         ((name, value), *([("convolutions", str(len(ops)))] if ops else [])),
         names(ops),
-        line(ops[0]) if ops else "",
+        line_of(ops[0]) if ops else "",
         remedy,
         "not known from one run: measure without it",
     )
@@ -90,7 +90,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
         f"{counted(len(ops), 'matmul')} of float32 run without tensor cores: TF32 is off",
         (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),
         names(ops),
-        line(max(ops, key=flops)),
+        line_of(max(ops, key=flops)),
         '`torch.set_float32_matmul_precision("high")`, if 10 bits of mantissa in the products are enough; or bfloat16',
         f"at most {time_text(spared)} of {time_text(whole)} a step, {share_text(spared, whole)} ({source})",
     )

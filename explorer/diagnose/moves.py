@@ -1,4 +1,4 @@
-"""Findings about what moves between devices: gradients copied to the host, inputs moved each step."""
+"""Findings about what moves between devices: gradients copied to the host, inputs moved each step, casts of the same name."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped, line, names
+from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped, names
 from tracefuse.measure.op_times import Transfer
 from tracefuse.optimizers.ops import behind_views
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, tensors, val
+from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, tensors, val
 from tracefuse.tables.folding import work
-from tracefuse.text import time_text
+from tracefuse.text import counted, time_text
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
 PAGEABLE_BYTES_PER_S = 1.3e9
 PAGEABLE = f"modelled: pageable host memory at {PAGEABLE_BYTES_PER_S / 1e9:.1f} GB/s"
 
+_NODE = "ToCopyBackward0"
+
 
 def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
     """A leaf on the CPU that the forward moves to the GPU: autograd moves its gradient back, each backward, and waits."""
     for node in case.trace.ops:
-        if phase(node) != "backward" or work(node) != "device copy" or val(node).device.type != "cpu":
+        if case.half[node] != "backward" or work(node) != "device copy" or val(node).device.type != "cpu":
             continue
         leaf, gpu = _gradient_of(case.trace, node), device(node.args[0])
         name = f"`{leaf}`" if leaf else "a value"
@@ -35,7 +37,7 @@ def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
             f"every backward copies the gradient of {name} from {gpu} to the CPU",
             _facts(case, node, leaf, copy),
             (node.name,),
-            line(_forward_twin(case.trace, node) or node),
+            line_of(case.trace.twins.get(node, node)),
             f"create {name} on the GPU: pass device=, or make the leaf after moving it; else let the moved tensor be the leaf "
             "and copy its .grad into pinned memory",
             worth,
@@ -105,8 +107,8 @@ def _moves_from(case: Case, inputs: Sequence[str]) -> list[tuple[str, str]]:
 
 def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
     """Device moves of the forward: data that could have been on the device."""
-    moves = [n for n in case.trace.ops if phase(n) == "forward" and work(n) == "device copy"]
-    for at, nodes in grouped(moves, line).items():
+    moves = [n for n in case.trace.ops if case.half[n] == "forward" and work(n) == "device copy"]
+    for at, nodes in grouped(moves, line_of).items():
         moved = sum(map(nbytes, nodes))
         us, worth = _cost(case, nodes)
         severity = case.severity(us)
@@ -150,11 +152,6 @@ def is_on_gpu(trace: Trace) -> bool:
     return any(isinstance(v := val(node), torch.Tensor) and v.device.type == "cuda" for node in trace.ops)
 
 
-def _forward_twin(trace: Trace, node: fx.Node) -> fx.Node | None:
-    seq = origin(node).seq
-    return next((n for n in trace.ops if phase(n) == "forward" and seq is not None and origin(n).seq == seq), None)
-
-
 def _gradient_of(trace: Trace, node: fx.Node) -> str:
     """The input whose gradient `node` becomes, through views and sums; "" if it becomes none or several."""
     seen, front, found = set(), [node], set()
@@ -168,3 +165,32 @@ def _gradient_of(trace: Trace, node: fx.Node) -> str:
                 seen.add(user)
                 front.append(user)
     return found.pop() if len(found) == 1 else ""
+
+
+def casts_beside_moves(case: Case) -> Iterator[Finding]:
+    """A backward that has both: a profile shows one name for them."""
+    copies = [n for n in case.trace.ops if case.half[n] == "backward" and origin(n).autograd == _NODE]
+    casts, moves = ([n for n in copies if work(n) == kind] for kind in ("cast", "device copy"))
+    if not casts or not moves:
+        return
+    largest = max(moves, key=nbytes)
+    yield Finding(
+        "two things called ToCopyBackward0",
+        "low",
+        f"{counted(len(casts), 'dtype cast')} and {counted(len(moves), 'device move')} are both called {_NODE} in a profile",
+        (
+            ("casts", _amount(case, casts)),
+            ("device moves", _amount(case, moves)),
+            ("largest move", largest.name),
+        ),
+        names([*moves, *casts]),
+        line_of(largest),
+        "read them apart here, by their values: what a profile shows under that name is a cast only where no device changes",
+        "nothing by itself: it says which of the two to look at",
+    )
+
+
+def _amount(case: Case, nodes: Sequence[fx.Node]) -> str:
+    us = case.us(nodes)
+    timed = f", {time_text(us)} ({case.times.provenance})" if case.times.is_measured and us else ""
+    return f"{human_bytes(sum(map(nbytes, nodes)))}{timed}"

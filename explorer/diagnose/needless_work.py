@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, Fix, dtype, grouped, line, names
+from tracefuse.diagnose.finding import Case, Finding, Fix, dtype, grouped, names
 from tracefuse.diagnose.retype import only_dtype
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
 from tracefuse.optimizers.ops import behind_views, does_work
-from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
 from tracefuse.tables.folding import folded_paths, name_of, work
 
 
@@ -28,7 +28,7 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
         node for node, out in zip(case.trace.returned, case.trace.outputs, strict=True) if out.kind == "gradient"
     }
     backward = (
-        [n for n in case.trace.ops if phase(n) == "backward" and work(n) == "cast" and n in gradients]
+        [n for n in case.trace.ops if case.half[n] == "backward" and work(n) == "cast" and n in gradients]
         if forward
         else []
     )
@@ -46,7 +46,7 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
                 ("casts", f"{len(forward)} in the forward, {len(backward)} of gradients"),
             ),
             names([*forward, *backward]),
-            line(forward[0]),
+            line_of(forward[0]),
             f"keep the model in {dtype(forward[0])} with a master copy in the optimizer, or cast once for several forwards",
             case.worth(us),
             fixes=(Fix("as cast", f"{_parameters(len(held))} held as {dtype(forward[0])}", held),) if held else (),
@@ -68,13 +68,13 @@ def concatenations(case: Case) -> Iterator[Finding]:
             f"{_count(empty)} {human_bytes(sum(map(nbytes, empty)))} to append an empty tensor",
             (("bytes", human_bytes(sum(map(nbytes, empty)))),),
             names(empty),
-            line(empty[0]),
+            line_of(empty[0]),
             "leave the empty part out; `cat` does",
             case.worth(case.us(empty)),
             {"cat": True},
         )
     for half in ("backward", "forward"):
-        nodes = [n for n in cats if phase(n) == half and n not in empty]
+        nodes = [n for n in cats if case.half[n] == half and n not in empty]
         us = case.us(nodes)
         severity = case.severity(us)
         if severity is not None:
@@ -85,7 +85,7 @@ def concatenations(case: Case) -> Iterator[Finding]:
                 f"{_count(nodes)} {copied} in the {half}",
                 (("moved", human_bytes(sum(map(bytes_moved, nodes)))), ("the largest", max(nodes, key=nbytes).name)),
                 names(nodes),
-                line(nodes[0]),
+                line_of(nodes[0]),
                 "let the producers write into one buffer: `cat` with `fuse` does",
                 case.worth(us),
                 {"cat": True, "fuse": True},
@@ -113,14 +113,14 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
     if severity is not None and len(nodes) > 1:
         folds = folded_paths(case.trace)
         module, share = _largest_part(case, nodes, lambda n: name_of(n, folds))
-        at, _ = _largest_part(case, nodes, line)
+        at, _ = _largest_part(case, nodes, line_of)
         yield Finding(
             "unfused pointwise work",
             severity,
             f"{len(nodes)} pointwise ops and reductions run as kernels of their own",
             (
                 ("moved", human_bytes(sum(map(bytes_moved, nodes)))),
-                ("in the backward", str(sum(phase(n) == "backward" for n in nodes))),
+                ("in the backward", str(sum(case.half[n] == "backward" for n in nodes))),
                 ("most of it in", f"{module} ({share:.0%})".replace("%", " %")),
             ),
             names(sorted(nodes, key=lambda n: -case.us([n]))),
@@ -146,7 +146,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
                 f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {multiple}",
                 (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
                 names(group),
-                line(group[0]),
+                line_of(group[0]),
                 f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model (a vocabulary: "
                 f"set vocab_size={wide}; the added classes are never targets)",
                 f"part of {case.worth(us)}",

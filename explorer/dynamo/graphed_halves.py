@@ -13,18 +13,19 @@ that nobody documents. Seen on torch 2.11 to 2.13.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tracefuse.dynamo.halves import Halves
+from tracefuse.dynamo.halves import Halves, shown
 from tracefuse.dynamo.joint import Joint
 from tracefuse.errors import NotSupported
 from tracefuse.execution.graphs import Graphs, Recordable
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.replayable import check_replayable
-from tracefuse.optimizers.trace import val
+from tracefuse.optimizers.trace import fake_mode, val
 from tracefuse.recording.frames import warn_user
 
 IDLE = 4
@@ -71,14 +72,15 @@ class GraphedHalves(Halves):
 
     def kept_values(self) -> list[torch.Tensor]:
         kept = super().kept_values()
-        return [*kept, val(self.variant.forward.placeholders[0]).new_empty(1, dtype=torch.float32, device="cpu")]
+        with fake_mode(self.variant.forward.graph):
+            return [*kept, torch.empty(1)]
 
     def _forward(self, boxed: list[Any]) -> list[Any]:
         recording = self._free_recording(boxed)
         ticket = [torch.empty(1)] if self._is_differentiated else []
-        if recording is None:
+        results = None if recording is None else self._replayed(recording.graphs.forward, boxed)
+        if recording is None or results is None:
             return [*super()._forward(boxed), *ticket]
-        results = recording.graphs.forward(boxed)
         again = [boxed[at] for at in self.read_again]
         boxed.clear()
         if ticket:
@@ -90,9 +92,19 @@ class GraphedHalves(Halves):
         recording = next((one for one in self._recordings.values() if one.is_of(ticket)), None)
         if recording is None or torch._C._autograd._get_current_graph_task_keep_graph():
             return super().backward(boxed)
-        cotangents = boxed[len(self.saved) + len(self.read_again) :]
+        gradients = self._replayed(recording.graphs.backward, boxed[len(self.saved) + len(self.read_again) :])
+        if gradients is None:
+            return super().backward(boxed)
         boxed.clear()
-        return self.among(recording.graphs.backward(cotangents), self.gradients)
+        return self.among(gradients, self.gradients)
+
+    def _replayed(self, replay: Callable[[list[Any]], Sequence[Any]], given: list[Any]) -> Sequence[Any] | None:
+        """What the graph gives; None where it fails, for a plain run instead."""
+        try:
+            return replay(given)
+        except Exception as error:
+            self._run_plainly(shown(error))
+            return None
 
     def _free_recording(self, inputs: list[Any]) -> _Recording | None:
         """One around these inputs whose memory nobody waits for; None for a plain run."""
@@ -118,8 +130,8 @@ class GraphedHalves(Halves):
         handed_out = len(front.outputs) - len(self.saved)
         try:
             graphs = Graphs(Recordable(self.module, handed_out, self.read_again, cotangents), inputs, self._in_place)
-        except NotSupported as reason:
-            self._run_plainly(str(reason))
+        except Exception as reason:
+            self._run_plainly(str(reason) if isinstance(reason, NotSupported) else shown(reason))
             return None
         self._recordings[key] = _Recording(graphs)
         return self._recordings[key]

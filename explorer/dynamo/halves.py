@@ -3,12 +3,18 @@
     forward     primals -> results and mutations, None where the graph returns None; then what is kept for the backward
     backward    what was kept, tangents -> a gradient per primal, or None
 
-Both take one list, which they empty.
+Both take one list, which they empty. What fails in them is done without: a forward by its trace, op by op, a kernel by its
+ATen ops, each with one warning. An op that fails by itself too is the program's own error, which leaves as it is in eager.
+
+`watching` makes a write in place to a result an error where the backward reads that result, as it is in eager. AOTAutograd
+hands out a result that is a view of what the forward computed as a tensor with a version counter of its own (`_unsafe_view`),
+and so autograd, which compares the counters of what was saved, notices no write to it. A result without a gradient has no
+place in autograd's graph: the results beside it have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +23,14 @@ from tracefuse.build.kernels import preload
 from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.dynamo.joint import RESULT, Joint
+from tracefuse.errors import ReplayError
 from tracefuse.execution.export import functions_source
 from tracefuse.execution.optimised import Optimised
+from tracefuse.execution.replay import replay
 from tracefuse.optimizers.facts import storages
-from tracefuse.optimizers.trace import Output, val
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.trace import Output, Trace, val
+from tracefuse.recording.frames import warn_user
 
 
 class Halves:
@@ -39,6 +49,9 @@ class Halves:
         share_graphs(self.module)
         built = [kernel for kernel in self.variant.kernels if kernel.name not in self.variant.fallbacks]
         preload(self.module, built, self.variant.tunings)
+        for kernel in built:
+            self._try_first(kernel)
+        self._is_op_by_op = False
         forward, backward = self.variant.forward, self.variant.backward
         primals = [entry.name for entry in forward.inputs]
         self.results = _positions(joint.results, forward.outputs)
@@ -58,10 +71,46 @@ class Halves:
         return self._forward(boxed)
 
     def _forward(self, boxed: list[Any]) -> list[Any]:
-        outputs = self.module.forward(*boxed)
+        outputs = self._outputs(boxed)
         again = [boxed[at] for at in self.read_again]
         boxed.clear()
         return [*self.among(outputs, self.results), *(outputs[at] for at in self.saved), *again]
+
+    def _outputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """What the generated forward returns; op by op from the first time on that it fails."""
+        if self._is_op_by_op:
+            return _op_by_op(self.variant.forward, inputs)
+        try:
+            return self.module.forward(*inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            outputs = _op_by_op(self.variant.forward, inputs)
+            self._is_op_by_op = True
+            warn_user(
+                f"the forward of a graph of this model runs op by op, as the generated one failed: {shown(error)}."
+            )
+            return outputs
+
+    def _try_first(self, kernel: Kernel) -> None:
+        """Let the generated module take a kernel's ATen ops if its first launch fails, and its launcher if it does not."""
+        launch = getattr(self.module, kernel.name)
+
+        def tried(*tensors: torch.Tensor) -> Any:
+            chosen: Callable[..., Any] = launch
+            try:
+                made = launch(*tensors)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                chosen, made = kernel, kernel(*tensors)
+                warn_user(
+                    f"the kernel {kernel.name} of this model runs as ATen ops, as its launch failed: {shown(error)}."
+                )
+            setattr(self.module, kernel.name, chosen)
+            return made
+
+        setattr(self.module, kernel.name, tried)
 
     def backward(self, boxed: list[Any]) -> list[Any]:
         return self.among(self.module.backward(boxed), self.gradients)
@@ -84,7 +133,53 @@ class Halves:
         return [None if at is None else values[at] for at in positions]
 
 
+def shown(error: BaseException) -> str:
+    """An error in a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+
+
+def _op_by_op(trace: Trace, inputs: Sequence[Any]) -> Sequence[Any]:
+    """The outputs of `trace`. Raises what one of its ops raises."""
+    try:
+        return replay(trace, inputs)
+    except ReplayError as error:
+        raise (error.__cause__ or error) from None
+
+
 def _positions(wanted: Sequence[Output | None], outputs: Sequence[Output]) -> list[int | None]:
     """Where each of `wanted` stands among `outputs`; None for what nobody wants, and for gradients that a pass dropped."""
     at = {out: position for position, out in enumerate(outputs)}
     return [None if out is None else at.get(out) for out in wanted]
+
+
+# --- results that the backward reads ---
+
+
+def watching(run: Callable[..., Sequence[Any]], numbers: Sequence[int]) -> Callable[..., Sequence[Any]]:
+    """`run`, whose results with these `numbers` raise `RuntimeError` in the backward if they were written in place."""
+
+    def called(*arguments: Any) -> Sequence[Any]:
+        results = run(*arguments)
+        made_by = {one.grad_fn for one in results if isinstance(one, torch.Tensor)} - {None}
+        if made_by:
+            for number in numbers:
+                _watch(results[number], made_by)
+        return results
+
+    return torch.compiler.disable(called, reason="do not trace what autograd is told of")
+
+
+def _watch(result: torch.Tensor, made_by: set[Any]) -> None:
+    counter = result.detach()
+    counter.data = counter.new_empty(0)  # still counts the writes to `result`, and keeps its memory no longer
+    before, shape = counter._version, list(result.shape)
+
+    def check(_: Any) -> None:
+        if counter._version != before:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a result "
+                f"{shape} of a compiled graph, which its backward reads; write after the backward, or to a copy"
+            )
+
+    for node in {result.grad_fn} if result.grad_fn is not None else made_by:
+        node.register_prehook(check)

@@ -20,7 +20,7 @@ from tracefuse.execution.difference import max_abs_difference
 from tracefuse.execution.replay import replayed
 from tracefuse.execution.undefined import undefined_outputs
 from tracefuse.optimizers.trace import Output
-from tracefuse.recording.left import Left
+from tracefuse.recording.run import Left
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def _path_taken(variant: Optimised) -> list[str]:
     guards = variant.program.guards
     if not guards:
         return []
-    places = [f"  {g.source.label}:{g.source.line}  {g.source.text}" if g.source else "" for g in guards]
+    places = [f"  {g.source}" if g.source else "" for g in guards]
     lines = [f"  {g.value!r}{place}" for g, place in zip(guards, places, strict=True)]
     more = [f"  and {len(lines) - MAX_GUARDS} more"] if len(lines) > MAX_GUARDS else []
     text = "It takes the path that the captured run took, which read these values from its tensors; others may want another:"

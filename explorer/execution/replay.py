@@ -54,5 +54,5 @@ def _run(node: fx.Node, values: dict[fx.Node, Any], rng_states: Sequence[torch.T
         return draw_from(rng_states[state], node.target, args, kwargs)
     except Exception as error:
         source = origin(node).source
-        where = f" ({source.file}:{source.line}: {source.text})" if source else ""
+        where = f" ({source})" if source else ""
         raise ReplayError(f"{node.format_node()}{where} raised: {error}") from error

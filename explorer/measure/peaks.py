@@ -1,4 +1,4 @@
-"""The yardstick: what this machine does at best, measured: copying, and matmuls by precision.
+"""The peaks of this machine, measured: how fast it copies, and how fast it multiplies matrices, by precision.
 
     peaks_of(device)        measured when a machine first needs them, in a few seconds, then read from the disk cache
     known_peaks(device)     only if they are known: nothing is run for them
@@ -59,7 +59,7 @@ class DevicePeaks:
     flops_per_s: Mapping[str, Estimate]
 
     def roofline(self, tf32: bool = False) -> Peaks:
-        """For the models; with `tf32` the tensor cores multiply float32, as a program may have allowed.
+        """The peaks as the models take them; with `tf32` the tensor cores multiply float32, as a program may have allowed.
 
         At best, which is what the intervals end with: a neighbour on a CPU that is shared takes from the medians.
         """
@@ -151,7 +151,7 @@ _known: dict[str, DevicePeaks] = {}
 
 
 def known_peaks(device: str | torch.device = "cuda") -> DevicePeaks | None:
-    """Those that this session or an earlier one measured of this device; None where there are none, or no such device."""
+    """The peaks that this session or an earlier one measured of this device; None without any, or without such a device."""
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         return None
     key = _key(device)
@@ -169,7 +169,7 @@ def peaks_of(
     progress: Progress | None = None,
     budget_s: float | None = None,
 ) -> DevicePeaks:
-    """Those of this device: known ones or, with `again` and where nothing is known, measured now and kept on disk.
+    """The peaks of this device: known ones or, with `again` and where nothing is known, measured now and kept on disk.
 
     Raises what `measure_peaks` raises.
     """
@@ -188,7 +188,7 @@ def peaks_of(
 
 
 def peaks_if_there_is_room(device: str | torch.device, progress: Progress | None = None) -> DevicePeaks | None:
-    """As `peaks_of`; None where the GPU's memory is too full to measure."""
+    """The peaks that `peaks_of` gives; None where the GPU's memory is too full to measure."""
     try:
         return peaks_of(device, progress=progress)
     except torch.OutOfMemoryError:
@@ -232,7 +232,7 @@ def _gpu(index: int) -> str:
 
 
 def _driver_and_limits(uuid: str) -> str:
-    """As `nvidia-smi` tells them; empty where it is not there, or does not know this device."""
+    """What `nvidia-smi` says of the driver and its limits; "" where it is not there, or does not know this device."""
     asked = "--query-gpu=driver_version,power.limit,clocks.max.sm,clocks.max.memory"
     command = ["nvidia-smi", asked, "--format=csv,noheader", f"--id={uuid}"]
     try:

@@ -1,4 +1,4 @@
-"""Clocks: how long programs take, side by side.
+"""Rounds of timed replays: how long programs take, side by side.
 
     program = forward() -> state, backward(state) -> gradients; state[0] is the tuple of the program's results
     replay  = one forward and one backward of one program

@@ -92,7 +92,7 @@ def ablate(
 
 
 def _beside_the_captured(timing: Timing) -> Timing:
-    """Of the rounds of an ablation, what `time_variant` would say."""
+    """What `time_variant` would say, taken from the rounds of an ablation."""
     captured, mine = timing.program("captured"), timing.program(FULL)
     ratios = {phase: inverse(ratio) for phase, ratio in captured.ratios.items()}
     excess_ms = {phase: _negated(excess) for phase, excess in captured.excess_ms.items()}

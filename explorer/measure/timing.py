@@ -83,7 +83,7 @@ def paired_ratio(mine: Sequence[float], baseline: Sequence[float]) -> Estimate:
 
 
 def inverse(ratio: Estimate) -> Estimate:
-    """Of a ratio, that of the two the other way round."""
+    """The ratio of the two programs the other way round."""
     return replace(ratio, median=1 / ratio.median, low=1 / ratio.high, high=1 / ratio.low)
 
 

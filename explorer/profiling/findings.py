@@ -1,4 +1,4 @@
-"""Findings about a run's timeline: what keeps its GPUs idle, in the form of those about traces.
+"""The findings of a run: what keeps its GPUs idle, in the form of the findings of a trace.
 
 A finding's severity is the share of the window that the GPU was idle by its cause, as of all findings: "high" from a fifth,
 "medium" from a twentieth, none below a hundredth. Launch latency, waits between streams, and the window's edges are no
@@ -87,7 +87,7 @@ def diagnose_run(run: Run) -> RunFindings:
 
 
 def _of_host(run: Run) -> Iterator[Finding]:
-    """On a CPU operators are the work: what is long enough to be seen between them is Python's."""
+    """The findings of a run on a CPU, where operators are the work: a stretch between them that can be seen is Python's."""
     stretches = [end - start for start, end in run.without_operator if end - start >= LONG_NS]
     window_ns = run.window[1] - run.window[0]
     severity = severity_of(sum(stretches), window_ns)
@@ -165,7 +165,7 @@ def _pageable(run: Run, idle: Idle) -> Iterator[Finding]:
 
 
 def severity_of(ns: int, window_ns: int) -> Severity | None:
-    """As `findings.Case.severity`, of the window."""
+    """How grave an idle time is, by its share of the window; None where it is too short for a finding."""
     share = ns / window_ns if window_ns else 0.0
     return next((s for s, least in zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True) if share >= least), None)
 

@@ -1,4 +1,4 @@
-"""Profile a run of your own, once, as it is: nothing is captured, replayed or run op by op.
+"""The profiler of a run of your own, once, as it is: nothing is captured, replayed or run op by op.
 
     with tracefuse.profile_run() as run:        run.timeline, run.findings(), print(run)
         step()
@@ -132,7 +132,7 @@ def profile_run(function: Callable[..., Any] | None = None, *args: Any, with_sta
 
 
 class _Called(ProfiledRun):
-    """Of the first run after a profiler starts, the first ops take longer: `warm_up` is that run."""
+    """A run of a function, after `warm_up`: in the first run after a profiler starts, the first ops take longer."""
 
     def __init__(self, with_stack: bool, warm_up: Callable[[], Any]) -> None:
         super().__init__(with_stack)

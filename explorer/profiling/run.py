@@ -47,7 +47,7 @@ class Run:
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
-        """Those in the window, by start."""
+        """The events in the window, by start."""
         return tuple(_inside(self.recording.events, self.window))
 
     @property
@@ -60,12 +60,12 @@ class Run:
 
     @cached_property
     def idle(self) -> tuple[Idle, ...]:
-        """Of each GPU, all its streams together."""
+        """The idle time of each GPU, all its streams together."""
         return idle_of_devices(self.recording.events, self.window, self.host)
 
     @cached_property
     def idle_streams(self) -> tuple[Idle, ...]:
-        """Of each stream, between its first record and its last."""
+        """The idle time of each stream, between its first record and its last."""
         return idle_of_streams(self.recording.events, self.window, self.host)
 
     @cached_property

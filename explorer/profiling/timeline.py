@@ -117,7 +117,7 @@ def _waits_text(waits: Iterable[Wait]) -> str:
 
 
 def _host_text(run: RunTimeline) -> str:
-    """Of a run without a GPU: what ran on the host, and for how long nothing did."""
+    """What ran on the host of a run without a GPU, and for how long nothing did."""
     totals: dict[str, list[int]] = {}
     for thread in run.host.threads.values():
         for start, end, event in thread.operators.cut([run.window])[0]:

@@ -117,7 +117,10 @@ class Memories:
 
     def find(self, tensor: torch.Tensor) -> Value | None:
         """A value that has this tensor's memory and layout."""
-        memory = self.of(tensor)
+        return self.find_in(self.of(tensor), tensor)
+
+    def find_in(self, memory: int | None, tensor: torch.Tensor) -> Value | None:
+        """A value that lies in `memory` as this tensor does in its own."""
         if memory is None or memory not in self._values or kind_of(tensor) is not None:
             return None
         layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)

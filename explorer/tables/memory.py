@@ -7,10 +7,9 @@
     peak memory   the most bytes alive at once, inputs and parameters included: static, or measured
     added peak    the same without what lay there before the step: what a replay adds, by an allocator's count
 
-A table of times (`tracefuse.measure.timing`) has added peaks; all else has peak memory, which where it is measured is
-an added peak
-and the inputs on that device. "Before" is the program as captured, "after" the one with the variant's passes. Storages are
-counted once, however many views they have, and in bytes as asked for (see `tracefuse.optimizers.liveness`).
+A table of times (`tracefuse.measure.timing`) has added peaks; all else has peak memory, which where it is measured is an
+added peak and the inputs on that device. "Before" is the program as captured, "after" the one with the variant's passes.
+Storages are counted once, however many views they have, and in bytes as asked for (see `tracefuse.optimizers.liveness`).
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from tracefuse.optimizers.facts import devices, storages
 from tracefuse.optimizers.liveness import Kind, Lifetime, lifetimes, live_by_kind, live_bytes, peak_bytes
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.remat.saved import REASONS
-from tracefuse.optimizers.trace import Trace, human_bytes, origin, tensor_type, val
+from tracefuse.optimizers.trace import Trace, human_bytes, line_of, origin, tensor_type, val
 from tracefuse.tables.allocator import added_peak, workspaces
-from tracefuse.tables.saved_rows import Group, Pair, SavedRow, by_module, by_reason, line_of, saved_rows
+from tracefuse.tables.saved_rows import Group, Pair, SavedRow, by_module, by_reason, saved_rows
 from tracefuse.tables.summary import unmet
 from tracefuse.text import aligned
 from tracefuse.timeline.replayed import stepwise_replay

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import fx
-
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.remat.saved import explain_saved
-from tracefuse.optimizers.trace import Trace, origin
+from tracefuse.optimizers.trace import Trace, line_of, origin
 from tracefuse.tables.folding import folded_paths, name_of
 
 
@@ -60,7 +58,7 @@ def saved_rows(
 
 
 def _saved(trace: Trace, steps: Sequence[PassRecord], folds: Mapping[str, str]) -> Iterable[SavedRow]:
-    """Those of one trace, as what is there after."""
+    """The rows of one trace, with its bytes as those after the passes."""
     nodes = {node.name: node for node in trace.graph.nodes}
     for one in explain_saved(trace, steps):
         node, size = nodes[one.name], Pair(0, one.nbytes)
@@ -89,9 +87,3 @@ def _groups(rows: Iterable[SavedRow], key: Callable[[SavedRow], str]) -> list[Gr
 
 def _sum(rows: list[SavedRow], of: Callable[[SavedRow, int], int]) -> Pair:
     return Pair(sum(of(row, 0) for row in rows), sum(of(row, 1) for row in rows))
-
-
-def line_of(node: fx.Node) -> str:
-    """The user's line, as `model.py:12: x = self.norm(x)`; "" where none is known."""
-    source = origin(node).source
-    return f"{source.label}:{source.line}: {source.text}" if source else ""

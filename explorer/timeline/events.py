@@ -1,4 +1,4 @@
-"""What torch's profiler records of one run, as plain tuples. The private names of torch that this takes stand here alone.
+"""The events that torch's profiler records of one run, as plain tuples. The private names of torch that this takes stand here.
 
     with marked("mm"): ...        a range on the host that is recorded under its name
     recorded(run)                 every event of one call: ranges, operators, launches, what the GPU did
@@ -39,9 +39,9 @@ class Event(NamedTuple):
     """One record. `resource` is the thread of the host or the stream of the GPU called `device`.
 
     `correlation` is an operator's own number; of a CUDA call, and of what the GPU did for it, the one that they share.
-    `operator` is the number of the operator that made the call, or 0. Of a file (see `tracefuse.profiling.kineto`) it
-    also has: its
-    `category` there, the `sequence` number of an operator and the thread that its forward ran on, the `nbytes` of a copy.
+    `operator` is the number of the operator that made the call, or 0. A record that was read from a file (see
+    `tracefuse.profiling.kineto`) also has its `category` there, the `sequence` number of an operator and the thread that its
+    forward ran on, and the `nbytes` of a copy.
     """
 
     name: str

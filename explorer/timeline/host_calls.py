@@ -1,4 +1,4 @@
-"""What the host did meanwhile: which calls block it, which operators ran, per thread as spans that can be cut out. Pure.
+"""What the host did while a GPU was idle: which calls block it, and which operators ran on each thread, as spans. Pure.
 
 blocks(event)       why a CUDA call holds the host: "synchronization", "memory allocation", "kernel loading", or ""
 Spans(events)       disjoint intervals by time, each with its event; `cut` takes them out of other intervals

@@ -70,8 +70,8 @@ def reached(
     peaks: Peaks | None = None,
     is_launched: bool = True,
 ) -> Reached:
-    """Of a call that moves `nbytes` and does `work` FLOPs of `dtype` in `time_us`, on a device with `peaks`; on a GPU it
-    `is_launched`."""
+    """What a call reaches that moves `nbytes` and does `work` FLOPs of `dtype` in `time_us`, on a device with `peaks`; on
+    a GPU it `is_launched`."""
     if not time_us:
         return Reached()
     rates = nbytes / time_us / 1e3, work / time_us / 1e6 if work else None

@@ -1,5 +1,7 @@
-"""What was measured of a capture's variants, the latest of each kind: by Python or by a view, in this process or the one that
-saved the session."""
+"""What was measured of a capture's variants, the latest of each kind.
+
+It was measured by Python or by a view, in this process or in the one that saved the session.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class Measurements:
         return Measurements(**{name: copy(value) for name, value in vars(self).items()})
 
     def op_times(self, config: Config) -> OpTimes | None:
-        """Those of the last timeline that has a program of this configuration."""
+        """The times of the ops in the last timeline that has a program of this configuration."""
         for found in reversed(self.timelines.values()):
             for at, program in enumerate(found.programs):
                 if program.config == config:

@@ -56,7 +56,7 @@ class Timeline:
         return f"{self.device}, op by op, the middle of {RUNS} profiled replays{''.join(map(_missing, self.programs))}"
 
     def op_times(self, program: int) -> OpTimes:
-        """Those of one program: "measured on X, op by op, the middle of 3 profiled replays"."""
+        """The times of one program's ops: "measured on X, op by op, the middle of 3 profiled replays"."""
         one = self.programs[program]
         waited = {name: found.own_us for name, found in one.transfers.items() if found.blocks}
         device = self.device.removeprefix("measured on ")
@@ -109,7 +109,7 @@ def profiled(label: str, variant: Switched) -> ProgramTimeline:
 
 
 def _middle_us(name: str, runs: Iterable[ProgramTimeline]) -> float:
-    """Of the runs that have it: the driver may drop a record."""
+    """The middle time of an op in the runs that have it: the driver may drop a record."""
     return median(one.op_us[name] for one in runs if name in one.op_us)
 
 
@@ -184,7 +184,7 @@ def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]
 
 
 class _Attribution:
-    """Whose work an event of the GPU is: the name of a value, or "" where nothing says it."""
+    """Tells whose work an event of the GPU is: the name of a value, or "" where nothing says it."""
 
     def __init__(self, ranges: Sequence[Event], events: Sequence[Event]) -> None:
         self.ranges = ranges

@@ -52,7 +52,7 @@ def _attributes(node: fx.Node, times: Mapping[str, str]) -> dict[str, str]:
         "bytes": str(nbytes(node)),
         "time in µs": times.get(node.name, ""),
         "autograd": where.autograd,
-        "line": f"{source.label or source.file}:{source.line}  {source.text.strip()}" if source else "",
+        "line": str(source or ""),
     }
 
 

@@ -50,6 +50,7 @@ from tracefuse.optimizers.formats.serial_arguments import (
     dtype,
     operator_name,
 )
+from tracefuse.optimizers.formats.serial_shapes import Shapes
 from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.trace import Input, Origin, Output, Source, Trace, origin, phase, set_origin
 from tracefuse.optimizers.verify import VerifyError, verify
@@ -139,7 +140,9 @@ def trace_from(data: Any, wrote: str) -> Trace:
     Raises `SessionError` for anything that `trace_record` does not write, and for operators that this torch lacks.
     """
     inputs, outputs, sources, origins, storages, types, tensors, nodes, returned = record(data, PARTS, "trace")
-    reader = _Reader(_origins(origins, sources), _values(tensors, types, storages), Operators(wrote))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    values = _values(tensors, types, storages, mode)
+    reader = _Reader(_origins(origins, sources), values, Operators(wrote), Shapes(mode))
     for at, one in enumerate(items(nodes, "trace.nodes")):
         reader.add(one, f"trace.nodes[{at}]")
     names = (_known(one, reader.nodes, f"trace.returned[{at}]") for at, one in enumerate(items(returned, "returned")))
@@ -164,14 +167,13 @@ def _origins(rows: Any, sources: Any) -> list[Origin]:
     return found
 
 
-def _values(rows: Any, types: Any, storages: Any) -> list[FakeTensor]:
+def _values(rows: Any, types: Any, storages: Any, mode: FakeTensorMode) -> list[FakeTensor]:
     """A fake tensor per row, those of one storage in the same memory."""
     layouts = [_layout(row, f"trace.types[{at}]") for at, row in enumerate(items(types, "trace.types"))]
     sizes = [
         _size(row, MOST_BYTES, f"trace.storages[{at}]") for at, row in enumerate(items(storages, "trace.storages"))
     ]
     memory = [torch.UntypedStorage(size, device="meta") for size in sizes]
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     found = []
     for at, row in enumerate(items(rows, "trace.tensors")):
         where = f"trace.tensors[{at}]"
@@ -230,8 +232,10 @@ def _known(name: Any, nodes: dict[str, fx.Node], where: str) -> fx.Node:
 class _Reader:
     """The graph as far as it has been read, and its nodes by name."""
 
-    def __init__(self, origins: Sequence[Origin], values: Sequence[FakeTensor], operators: Operators) -> None:
-        self.origins, self.values, self.operators = origins, values, operators
+    def __init__(
+        self, origins: Sequence[Origin], values: Sequence[FakeTensor], operators: Operators, shapes: Shapes
+    ) -> None:
+        self.origins, self.values, self.operators, self.shapes = origins, values, operators, shapes
         self.graph, self.nodes = fx.Graph(), dict[str, fx.Node]()
 
     def add(self, data: Any, where: str) -> None:
@@ -246,6 +250,7 @@ class _Reader:
         if origin_place is not None:
             set_origin(node, place(origin_place, self.origins, where))
         _check_value(node, where)
+        self.shapes.check(node, where)
         self.nodes[name] = node
 
     def _check_name(self, name: Any, where: str) -> None:
@@ -298,8 +303,16 @@ def _check_value(node: fx.Node, where: str) -> None:
         whole_value = node.args[0].meta["val"]
         if isinstance(whole_value, (tuple, list)) and not 0 <= node.args[1] < len(whole_value):
             raise damaged(f"{where}: there is no item {node.args[1]} of {node.args[0].name}")
+        if not isinstance(whole_value, (tuple, list)) or not _is_like(value, whole_value[node.args[1]]):
+            raise damaged(f"{where}: {node.name} is not item {node.args[1]} of {node.args[0].name}")
         return
     returns = node.target._schema.returns if node.op == "call_function" else ()
     yields_one = node.op == "placeholder" or (len(returns) == 1 and str(returns[0].type) == "Tensor")
     if yields_one and not isinstance(value, torch.Tensor):
         raise damaged(f"{where}: {node.name} has no tensor")
+
+
+def _is_like(value: Any, other: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(value) is type(other)
+    return (value.dtype, value.shape) == (other.dtype, other.shape)

@@ -209,7 +209,7 @@ _FITTING: dict[str, tuple[type, ...]] = {
     "FloatType": (int, float),
     "NumberType": _NUMBERS,
     "ComplexType": _NUMBERS,
-    "BoolType": (bool, int),
+    "BoolType": (bool,),
     "StringType": (str,),
     "DeviceObjType": (torch.device,),
 }
@@ -222,4 +222,5 @@ def _fits(kind: Any, value: Any) -> bool:
     if name == "ListType":
         inner = kind.getElementType()
         return all(_fits(inner, one) for one in value) if isinstance(value, (list, tuple)) else _fits(inner, value)
-    return isinstance(value, _FITTING.get(name, ()))
+    known = _FITTING.get(name, ())
+    return isinstance(value, known) and (bool in known or not isinstance(value, bool))

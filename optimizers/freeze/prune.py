@@ -40,7 +40,7 @@ def match_inputs(trace: Trace, patterns: Sequence[str], decide: Decide) -> set[s
     for pattern in patterns:
         hits = _hits(pattern.removeprefix(UNFREEZE), candidates)
         if not hits:
-            raise UnknownValue(_unknown(pattern, candidates))
+            raise UnknownValue(_unknown(pattern, candidates), pattern)
         unfreezes = pattern.startswith(UNFREEZE)
         if idle := _why_idle(unfreezes, hits, with_gradient, frozen):
             decide(Decision(pattern, *idle))

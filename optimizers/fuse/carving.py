@@ -80,17 +80,18 @@ class Carver:
     def _parts(
         self, nodes: list[fx.Node], obstacle: Obstacle, stands_for: Sequence[fx.Node], outputs: list[fx.Node]
     ) -> list[list[fx.Node]]:
+        # Every part is smaller than `nodes`, or carving would never end: the culprit may be remade from outside.
         inside, culprit = set(nodes), stands_for[obstacle.at]
         before = _closure([culprit], inside)
         if obstacle.fitting is not None:
             upper = _closure([outputs[at] for at in obstacle.fitting], inside)
             before = before if culprit in upper else upper
         after = inside - before
-        if after:
+        if before and after:
             return [*_connected(before), *_connected(after)]
         alone = _with_parts(culprit) & inside
         rest = before - alone
-        return [*_connected(rest), list(alone)] if rest else []
+        return [*_connected(rest), list(alone)] if rest and alone else []
 
     def _turned_parts(self, whole: Piece, kernel: Kernel, stands_for: Sequence[fx.Node]) -> list[list[fx.Node]]:
         """What computes a value that is read in several orders of memory, and the rest, if apart they move fewer bytes.

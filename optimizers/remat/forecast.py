@@ -40,8 +40,10 @@ class Forecast:
         self._forward = [i for i, half in ops if half == "forward"]
         self._backward = [i for i, half in ops if half == "backward"]
         self._draws = {i for i, n in enumerate(nodes) if n.op == "call_function" and is_random(n) and not is_getitem(n)}
-        self._item = {i: n.args[1] for i, n in enumerate(nodes) if is_getitem(n)}
-        self._free = {i: _width(n) for i, n in enumerate(nodes) if n.op == "call_function" and not does_work(n)}
+        self._item = {i: _part(n) for i, n in enumerate(nodes) if is_getitem(n)}
+        self._free = {
+            i: len(_values(val(n))) for i, n in enumerate(nodes) if n.op == "call_function" and not does_work(n)
+        }
         self._storages = {i: _storages(n) for i, n in enumerate(nodes) if i not in self._free}
 
         pairs = [(out, self._index[node]) for out, node in zip(trace.outputs, trace.returned, strict=True)]
@@ -81,7 +83,7 @@ class Forecast:
 
     def _home(self, op: int, source: list[Home], memory: _Memory, time: int) -> Home:
         if op in self._item:
-            return (source[0][self._item[op]],)
+            return source[0][self._item[op]]
         if op in self._free:
             return source[0][:1] * self._free[op]
         return memory.allocate(self._storages[op], time)
@@ -147,16 +149,21 @@ class _Memory:
         return max(accumulate(change))
 
 
-def _width(node: fx.Node) -> int:
-    """How many values an op yields."""
-    value = val(node)
-    return len(value) if isinstance(value, (tuple, list)) else 1
+def _values(value: Any) -> list[Any]:
+    """The single values of what an op yields, in order: a fused optimizer yields lists of tensors."""
+    return [one for part in value for one in _values(part)] if isinstance(value, (tuple, list)) else [value]
+
+
+def _part(item: fx.Node) -> slice:
+    """Where the value that a getitem takes stands among the `_values` of its source."""
+    source, index = item.args
+    start = len(_values(val(source)[:index]))  # type: ignore[arg-type,index]
+    return slice(start, start + len(_values(val(item))))
 
 
 def _storages(node: fx.Node) -> list[tuple[int, int]]:
     """(id, bytes) of the storage of each value that an op yields; no bytes for what is no tensor."""
-    value = val(node)
-    return [_storage(v) for v in (value if isinstance(value, (tuple, list)) else (value,))]
+    return list(map(_storage, _values(val(node))))
 
 
 def _storage(value: Any) -> tuple[int, int]:

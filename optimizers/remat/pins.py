@@ -58,7 +58,7 @@ def _pin(pins: dict[fx.Node, Pin], node: fx.Node, pin: Pin) -> None:
 def _matches(forward: Forward, glob: str, action: Action) -> list[tuple[fx.Node, bool]]:
     matched = [n for n in forward.nodes if fnmatchcase(n.name, glob) or _in_module(n, glob)]
     if not matched:
-        raise UnknownValue(_unknown(forward, glob))
+        raise UnknownValue(_unknown(forward, glob), glob)
     names = any(n.name == glob for n in matched)
     values = dict.fromkeys(value for n in matched for value in _savable(forward, behind_views(n)))
     if action == "save":

@@ -27,7 +27,8 @@ from results import environment, parser, write
 
 import tracefuse
 from tracefuse.demo import batch
-from tracefuse.measure.peers import COMPILE, PEERS, check_names, stand_in
+from tracefuse.measure.peer_names import COMPILE, PEERS
+from tracefuse.measure.peers import check_names, stand_in
 from tracefuse.variant import Variant
 
 PROGRAMS = ("bf16", "tf32")

@@ -16,6 +16,6 @@ def test_large_numbers_have_all_their_digits(number: float, digits: int, text: s
     assert figure(number, digits) == text
 
 
-def test_long_times_are_told_without_an_exponent() -> None:
-    assert time_text(1_084_000) == "1,084 ms"
+def test_times_are_told_in_the_unit_that_fits_without_an_exponent() -> None:
+    assert [time_text(us) for us in (31.7, 999.7, 8_234, 1_084_000)] == ["31.7 µs", "1,000 µs", "8.23 ms", "1.08 s"]
     assert Estimate(26183.0, 25000.0, 1234567.0, 0.95, 40).text() == "26,183 [25,000, 1,234,567]"

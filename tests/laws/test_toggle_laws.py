@@ -114,7 +114,7 @@ def test_there_and_back_is_the_same_variant(option: str) -> None:
 def test_a_toggle_runs_the_passes_behind_it_alone_and_the_way_back_none(option: str) -> None:
     """A step is kept for each prefix of the passes."""
     capture = captured("gpt", 2)
-    first, known = capture.variant(Config()), capture.known_steps
+    first, known = capture.variant(Config()), capture.known_records
     names = [step.name for step in first.steps]
     before = set(known)
     off = first.with_config(**{option: None if option == "remat" else False})

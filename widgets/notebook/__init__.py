@@ -1,4 +1,4 @@
-"""What IPython sees: the magic, the transformed cell, tracebacks and rich display.
+"""IPython sees of tracefuse the magic, the cell that it transforms, tracebacks and rich display.
 
 Nothing imports this package but `load_ipython_extension`.
 """

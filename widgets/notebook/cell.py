@@ -1,4 +1,4 @@
-"""What `%%tracefuse` makes of a cell's text and of its syntax tree. Pure; `magic` installs it in IPython.
+"""A cell under `%%tracefuse` has its text and its syntax tree changed by the pure functions here; `magic` installs them.
 
     %%tracefuse -o c              '%%tracefuse -o c'              with Recording('-o c') as __tracefuse_recording__:
     y = f(x)             ->       y = f(x)              ->            y = f(x)

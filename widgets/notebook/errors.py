@@ -1,4 +1,4 @@
-"""Tracebacks without our frames of what we raise when a user's line asks for too much."""
+"""Tracebacks of what we raise, when a user's line asks for too much, are shown without our frames."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""`%%tracefuse` on a cell, `%tracefuse` on an expression.
+"""`%%tracefuse` records a cell, and `%tracefuse` an expression.
 
 The cell runs once, as it would without the magic: an input transformer and an AST transformer
-(`tracefuse.widgets.notebook.cell`) turn
-it into `with Recording(ARGS): ...`, and keep no state between cells. Awaits stay at the top level, and the value of the last
-expression is handed to IPython after the block, which displays it.
+(`tracefuse.widgets.notebook.cell`) turn it into `with Recording(ARGS): ...`, and keep no state between cells. Awaits stay at
+the top level, and the value of the last expression is handed to IPython after the block, which displays it.
 
 If the cell raises, the error leaves as it is, no view is shown and nothing is assigned.
 """

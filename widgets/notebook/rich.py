@@ -1,4 +1,4 @@
-"""A variant or a capture as the value of a cell: shown as the view that explores it. Its plain form stays its `repr`."""
+"""A variant or a capture as the value of a cell is shown as the view that explores it; its plain form stays its `repr`."""
 
 from __future__ import annotations
 

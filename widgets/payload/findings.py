@@ -21,7 +21,7 @@ from tracefuse.variant import Variant
 def finding_records(
     before: Variant, after: Variant, times: tuple[OpTimes, OpTimes], tried: Mapping[TrialKey, Said]
 ) -> list[dict[str, Any]]:
-    """Those of the trace after the passes, then as `fixed` those that they have done away with."""
+    """The findings of the trace after the passes, then as `fixed` those that the passes have done away with."""
     left = after.findings(times[1])
     names = {one.name for one in left}
     gone = [one for one in before.findings(times[0]) if one.name not in names]

@@ -33,7 +33,7 @@ class Measured:
 
     @classmethod
     def of(cls, variant: Variant) -> Measured:
-        """With what was measured where the capture's session file was saved; nothing of a capture of this process."""
+        """What was measured where the capture's session file was saved; nothing for a capture of this process."""
         known = variant.capture.restored
         shares = next(((found, config) for config, found in reversed(known.ablations.items())), None)
         return cls(dict(known.timings), shares, op_by_op=OpByOp.of(variant), tried=dict(known.trials))

@@ -67,7 +67,7 @@ class OpByOp:
 
     @classmethod
     def of(cls, variant: Variant) -> OpByOp:
-        """With the timelines of the capture's session file; that of `variant` beside the captured program comes last."""
+        """What the capture's session file has; the timeline of `variant` beside the captured program comes last."""
         known = variant.capture.restored
         own = known.timelines.get((variant.config, None))
         found = cls(own or next(reversed(known.timelines.values()), None), known.peaks)
@@ -101,7 +101,7 @@ class OpByOp:
         }
 
     def _of(self, variant: Variant) -> Measured | None:
-        """Of the variant, or of one that is the same program: a pass that changes nothing changes no time."""
+        """What was measured of the variant, or of the same program: a pass that changes nothing changes no time."""
         if variant.config in self._known:
             return self._known[variant.config]
         for config, found in self._known.items():

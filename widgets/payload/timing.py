@@ -99,8 +99,7 @@ def share_record(name: str, shown: Config, shares: tuple[Ablation, Config] | Non
 
 def measured_peak_bytes(timing: Timing, input_bytes: tuple[int, int]) -> list[int] | None:
     """Peak memory (`tracefuse.tables.memory`) of the baseline and the shown program on a GPU: the added peak of a
-    replay, and the
-    `input_bytes` of each that lay there before it. None on a CPU."""
+    replay, and the `input_bytes` of each that lay there before it. None on a CPU."""
     shown = _shown(timing)
     peaks = [timing.baseline.peak_nbytes, shown.peak_nbytes if shown else None]
     known = [peak + inputs for peak, inputs in zip(peaks, input_bytes, strict=True) if peak is not None]

@@ -1,4 +1,4 @@
-"""The live view: one widget on one variant. A switch re-runs the pipeline, a button measures, a click selects.
+"""The live view is one widget on one variant. A switch re-runs the pipeline, a button measures, a click selects.
 
 Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they raise goes back to the panel that asked, in
 `status.error`:
@@ -13,37 +13,32 @@ Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they 
 from __future__ import annotations
 
 import json
-import threading
-import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from tracefuse.config.configuration import PASS_OF
 from tracefuse.errors import OptionError
-from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.passes import config_record, step_record
 from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.text import to_text
+from tracefuse.widgets.view.answering import Answering
 from tracefuse.widgets.view.report import report
 from tracefuse.widgets.view.still import StillForm
 from tracefuse.widgets.view.takeaway import TAKEAWAYS
-from tracefuse.widgets.view.tasks import POLL_S, Task, cells
+from tracefuse.widgets.view.tasks import Task
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
-IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
 
 
-class Explorer(anywidget.AnyWidget):
+class Explorer(Answering):
     """Both traces of a variant, its passes as switches, times and kernels.
 
     `variant` is what is shown now, `baseline` the pinned variant that it is compared with (None: the captured program).
@@ -58,7 +53,6 @@ class Explorer(anywidget.AnyWidget):
     payload = traitlets.Dict().tag(sync=True)
     selected = traitlets.Unicode("").tag(sync=True)
     config = traitlets.Dict().tag(sync=True)
-    status = traitlets.Dict(IDLE).tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
     timeline = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
@@ -85,10 +79,7 @@ class Explorer(anywidget.AnyWidget):
         self.cuda_graph, self.tune, self.peers = cuda_graph, tune, tuple(peers)
         self.measured = Measured.of(variant)
         self.measured.adopt(variant)
-        self._task = Task(is_timed=False)
-        cells.watch(is_in_cell=True)  # where there is IPython, views are made by cells
-        self._lock = threading.RLock()  # Traits are set by the view, by cells and by a task's thread.
-        self._others = threading.Condition(self._lock)
+        self._begin()
         self.still = StillForm()
         last = self.measured.op_by_op.last
         super().__init__(
@@ -171,21 +162,6 @@ class Explorer(anywidget.AnyWidget):
         """Time what the finding of this id offers, with progress in the view; an error is shown there too."""
         self._run("findings", lambda task: self._try_fix(task, finding, choice))
 
-    def cancel(self) -> None:
-        """Stop what is being measured at the next round; what was measured so far is kept if it is enough."""
-        self._task.cancel()
-
-    def wait(self) -> None:
-        """Until what the view asked for is done."""
-        while self._task.is_running and not self._task.is_this_thread():
-            self._let_others(POLL_S)
-        self._task.wait()
-
-    def _let_others(self, seconds: float) -> None:
-        """Wait without the lock, however often this thread has taken it: a task needs it to go on, and to end."""
-        with self._others:
-            self._others.wait(seconds)
-
     def save_html(self, path: str | Path) -> Path:
         """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
         return write_html(self.variant, path, self.name, self.held, self.measured.timeline)
@@ -249,9 +225,6 @@ class Explorer(anywidget.AnyWidget):
         file = TAKEAWAYS[what](self)
         self.send({"type": "file", "name": file.name, "mime": file.mime}, buffers=[file.data])
 
-    def _progress(self, fraction: float, text: str) -> None:
-        self._tell(progress=fraction, text=text)
-
     # --- messages and answers -----------------------------------------------------------------------------------------
 
     def _on_message(self, _: Any, message: dict[str, Any], __: Any) -> None:
@@ -286,52 +259,6 @@ class Explorer(anywidget.AnyWidget):
                 f"the view sent {kind!r}, which is none of its messages: restart the kernel after an update"
             )
 
-    def _start(self, panel: str, work: Callable[[Task], None], is_timed: bool = False, at: str = "") -> None:
-        """Begin `work` in a thread, if nothing else is at work."""
-        if self._task.is_running:
-            message = "something else is running: wait for it, or cancel it"
-            self._tell(error={"panel": panel, "at": at, "message": message})
-            return
-        self._task = task = Task(is_timed)
-        self._tell(**IDLE | {"busy": panel})  # before the next message is read
-        task.start(lambda: self._answer(panel, lambda: work(task), at, is_main=True))
-
-    def _run(self, panel: str, work: Callable[[Task], None]) -> None:
-        """Do `work` here and now: whoever asks in Python can interrupt it, and comes before what the view asked for."""
-        self._task.cancel()
-        self.wait()
-        self._task = task = Task(is_timed=True)
-        self._answer(panel, lambda: work(task), is_main=True)
-
-    def _answer(self, panel: str, act: Callable[[], None], at: str = "", is_main: bool = False) -> None:
-        """Run `act` for `panel`, at the pass called `at`. Nothing else shows what a widget's callback raises.
-
-        While a task is at work the view goes on showing that one's progress: only the task itself `is_main` then.
-        """
-        is_main = is_main or not self._task.is_running
-        self._tell(**({**IDLE, "busy": panel} if is_main else {"error": None}))
-        error = None
-        try:
-            with self._between_rounds() if panel == "passes" else nullcontext():
-                act()
-        except Exception as problem:
-            error = {"panel": panel, "at": at, "message": _sentence(problem)}
-        except BaseException:  # an interrupt: leave, but not with a view that says it is busy
-            error = {"panel": panel, "at": at, "message": "interrupted"}
-            raise
-        finally:
-            # Without an error of its own, a task leaves that of a switch meanwhile.
-            said = {"error": error} if error else {}
-            self._tell(**({**IDLE, "error": self.status["error"]} if is_main else {}) | said)
-
-    def _between_rounds(self) -> AbstractContextManager[None]:
-        """What a switch sets off would be in the times of what is being measured, which waits for it."""
-        return self._task.between_rounds(self._let_others)
-
-    def _tell(self, **status: Any) -> None:
-        with self._lock:
-            self.status = {**self.status, **status}
-
     # --- other forms --------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
@@ -349,10 +276,3 @@ class Explorer(anywidget.AnyWidget):
         view, metadata = super()._repr_mimebundle_()
         display({**view, "text/plain": "tracefuse: the view"}, metadata=metadata, raw=True)
         self.still.show(self.payload)
-
-
-def _sentence(error: Exception) -> str:
-    """Our own errors say what to do; of any other, the traceback's end says where it happened."""
-    if isinstance(error, TracefuseError):
-        return str(error)
-    return "".join(traceback.format_exception(error)[-3:]).rstrip()

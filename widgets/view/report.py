@@ -1,4 +1,6 @@
-"""What a view shows as one JSON document, for scripts and CI: `tracefuse FILE --json PATH`, `explorer.save_report(path)`.
+"""The report is what a view shows as one JSON document, for scripts and CI.
+
+`tracefuse FILE --json PATH` and `explorer.save_report(path)` write it:
 
     report = {
       format: "tracefuse report", version: 1, tracefuse, torch       versions, as text

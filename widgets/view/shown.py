@@ -1,4 +1,4 @@
-"""What is taken away from a view: the little that files and reports know of it."""
+"""A view as the files and reports see it that are made of it."""
 
 from __future__ import annotations
 

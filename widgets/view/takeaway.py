@@ -1,4 +1,4 @@
-"""What the reader takes along: files made of what a view shows, each a row of `TAKEAWAYS`."""
+"""Files that a reader takes along are made of what a view shows; each is a row of `TAKEAWAYS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that a view asked for and that takes seconds: in a thread of its own, so that the kernel goes on reading messages.
+"""Work that a view asks for and that takes seconds runs in a thread of its own, so that the kernel goes on reading messages.
 
 What is timed runs alone in the process. Explorers take turns, and the user's cells come first: while one runs nothing is
 timed, and one that starts stops what is being timed at the next round. Two programs at once would be the time of neither,

@@ -95,7 +95,8 @@ def try_program(name: str, device: str, tell: Callable[[dict[str, Any]], None]) 
     try:
         eager, repeats = _eager(row)
     except Exception as error:
-        row.verdict, row.reason = NOT_RUN, _text(error)
+        missing = isinstance(error, ModuleNotFoundError) and f"needs {error.name}"
+        row.verdict, row.reason = NOT_RUN, missing or _text(error)
         return at("eager")
     near: Nearness | None = None
     try:
@@ -217,17 +218,18 @@ def _complete(capture: tracefuse.Capture, made: Made, before: Seen) -> None:
 
 def _as_seen(capture: tracefuse.Capture, made: Made, outputs: list[Tensor], returned: Any, before: Seen) -> Seen:
     """The trace's outputs by what they are of the run; a result is the one that is next to what the run returned, a gradient
-    is what the run adds to the one that was there before."""
+    is all of it, or what the run adds to the one that was there before."""
     live = {entry.name: id(t) for entry, t in zip(capture.trace.inputs, capture.live_inputs, strict=True)}
     of = {id(t): name for name, t in made.tensors()}
     found, results = {}, []
     for out, tensor in zip(capture.trace.outputs, outputs, strict=True):
         if out.kind == "result":
             results.append(tensor)
-        elif live[out.of] in of and not (out.kind == "gradient" and _is_gone(capture, out.of)):
+        elif live[out.of] in of and not (out.kind == "gradient" and _live(capture, out.of).grad is None):
             label = f"{'gradient' if out.kind == 'gradient' else 'value'} of {of[live[out.of]]}"
-            is_added = out.kind == "gradient" and label in before
-            found[label] = before[label] + tensor if is_added else tensor
+            found[label] = tensor
+            if out.kind == "gradient" and label in before and not is_same(tensor, _live(capture, out.of).grad):
+                found[label] = before[label] + tensor
     for at, tensor in enumerate(_tensors(returned)):
         alike = [one for one in results if (one.shape, one.dtype) == (tensor.shape, tensor.dtype)]
         if not alike:
@@ -236,9 +238,8 @@ def _as_seen(capture: tracefuse.Capture, made: Made, outputs: list[Tensor], retu
     return found
 
 
-def _is_gone(capture: tracefuse.Capture, name: str) -> bool:
-    at = [entry.name for entry in capture.trace.inputs].index(name)
-    return capture.live_inputs[at].grad is None
+def _live(capture: tracefuse.Capture, name: str) -> Tensor:
+    return capture.live_inputs[[entry.name for entry in capture.trace.inputs].index(name)]
 
 
 def _passes(row: Row, capture: tracefuse.Capture, variant: tracefuse.Variant, expected: list[Tensor]) -> Nearness:

@@ -27,7 +27,7 @@ from tracefuse.captures import Capture
 from tracefuse.execution.replays import Replays
 from tracefuse.measure.op_times import modelled
 from tracefuse.measure.peaks import peaks_of
-from tracefuse.measure.peers import MODES
+from tracefuse.measure.peer_names import MODES
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.liveness import saved_bytes

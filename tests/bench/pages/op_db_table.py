@@ -26,7 +26,7 @@ COLUMNS = (EXACT, CLOSE, UNDEFINED, NO_PROGRAM, REFUSED, LAYOUT, WRONG, CRASHED)
 NOTHING_TO_HOLD = (UNDEFINED, NO_PROGRAM)
 """Verdicts on samples of which a trace cannot be right or wrong."""
 
-_OWN_LINE = re.compile(r" \(op_samples\.py:\d+: .*?\)(?= |,|$)")
+_OWN_LINE = re.compile(r" \(op_samples\.py:\d+:? .*?\)(?= |,|$)")
 """Every operator is called by the same line, which tells nothing."""
 
 

@@ -60,4 +60,19 @@ def pictured(model: str, pixels: int = 64, **options: Any) -> None:
     add(f"{model} of timm", Program("timm", make, "timm"))
 
 
-pictured("resnetv2_18", layers=(1, 1), channels=(16, 32))
+NARROW = {"depth": 2, "embed_dim": 32}
+
+pictured("regnetx_002")
+pictured("mobilenetv3_small_050")
+pictured("ghostnet_050")
+pictured("dla46_c")
+pictured("skresnet18")
+pictured("eca_resnext26ts")
+pictured("mobilevitv2_050")
+pictured("edgenext_xx_small")
+pictured("coatnet_pico_rw_224", img_size=64)
+pictured("deit3_small_patch16_224", img_size=64, num_heads=4, **NARROW)
+pictured("beit_base_patch16_224", img_size=64, num_heads=4, **NARROW)
+pictured("eva02_tiny_patch14_224", pixels=56, img_size=56, num_heads=4, **NARROW)
+pictured("cait_xxs24_224", img_size=64, num_heads=4, **NARROW)
+pictured("xcit_nano_12_p16_224", cls_attn_layers=1, **NARROW)

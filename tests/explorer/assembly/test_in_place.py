@@ -291,7 +291,7 @@ def test_running_statistics_are_new_values(make) -> None:
 
 def test_an_operator_that_writes_and_has_no_functional_form_is_refused_by_name() -> None:
     @torch.library.custom_op("tracefuse_tests::add_one_", mutates_args=("x",))
-    def add_one_(x: Tensor) -> None:
+    def add_one_(x: Tensor | None) -> None:
         x.numpy()[...] += 1
 
     def run() -> Tensor:
@@ -448,3 +448,26 @@ def test_a_write_that_cannot_be_made_functional_is_refused_with_op_and_line() ->
     with pytest.raises(CaptureError, match=r"first by aten\.mul_.*y\.real\.mul_\(3\)\), .* Write the") as caught:
         _ = tracefuse.capture(run).trace
     assert "torch.compile" not in str(caught.value)
+
+
+def test_an_operator_of_a_users_that_mutates_gets_a_twin() -> None:
+    @torch.library.custom_op("tf_test::add_to", mutates_args={"buffer", "more"})
+    def add_to(buffer: Tensor, x: Tensor, more: list[Tensor], by: float = 2.0) -> Tensor:
+        buffer.add_(x, alpha=by)
+        for one in more:
+            one.mul_(3)
+        return x.exp()
+
+    buffer, others, w = torch.zeros(3), [torch.ones(2), torch.ones(4)], torch.randn(3, requires_grad=True)
+
+    def run() -> Tensor:
+        scaled = w * 2
+        grown = add_to(buffer, scaled.detach(), others)
+        loss = (scaled * buffer * grown).sum() + others[1].sum()
+        loss.backward()
+        return loss
+
+    c = tracefuse.capture(run)
+    assert "bit for bit" in str(c.check())
+    assert [o.kind for o in c.trace.outputs].count("mutation") == 3
+    c.optimize().compile()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tracefuse
+from tracefuse.errors import CaptureError
 from tracefuse.widgets.payload.program import notes
 
 
@@ -72,7 +73,7 @@ def test_a_forward_on_another_thread() -> None:
         made[0].sum().backward()
 
     (text,) = said(step)
-    assert "(test_blind_spots.py:" in text
+    assert "(test_unshown.py:" in text
     assert "made[0].sum().backward()" in text
     assert "on another thread, and gradients behind it are no part of the trace" in text
 
@@ -129,3 +130,43 @@ def test_a_program_that_writes_to_what_it_reads_is_shown_whole() -> None:
         state.square().sum().backward()
 
     assert not said(step)
+
+
+def test_ops_whose_result_nobody_reads_are_told() -> None:
+    net, aux, x = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 512), nn.GELU(), nn.Linear(512, 8)), torch.randn(256, 8)
+    with tracefuse.capture() as c:
+        aux(net(x))
+        held = x * 2
+        loss = net(x).square().mean()
+        loss.backward()
+    assert [(one.op, one.origin.module) for one in c.dropped] == [
+        ("aten.addmm.default", ""), ("aten.addmm.default", "0"), ("aten.gelu.default", "1"), ("aten.addmm.default", "2"),
+    ]  # fmt: skip
+    assert all(one.modelled_us > 0 and one.nbytes > 0 for one in c.dropped)
+    assert held.numel()
+    (finding,) = [f for f in c.findings() if f.name == "computed and never used"]
+    assert "4 ops computed what nothing used" in finding.title
+    assert "aux(net(x))" in str(finding)
+
+
+def test_a_range_of_a_profiler_is_no_number_that_python_read() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with tracefuse.capture() as c, torch.profiler.record_function("mine"):
+        x.sin().sum().backward()
+    assert c.guards == ()
+
+
+def test_a_forward_on_another_thread_is_refused_by_name() -> None:
+    net, found = nn.Linear(3, 2), []
+
+    def run() -> None:
+        thread = threading.Thread(target=lambda: found.append(net(torch.ones(1, 3)).sum()))
+        thread.start()
+        thread.join()
+        found[0].backward()
+
+    for _ in range(50):  # autograd numbers the ops of each thread
+        net(torch.ones(1, 3))
+    c = tracefuse.capture(run)
+    with pytest.raises(CaptureError, match="another thread"):
+        c.optimize()

@@ -14,7 +14,7 @@ from tracefuse.cli.choices import configuration
 from tracefuse.cli.command import main
 from tracefuse.cli.flags import PASS_OPTIONS, add_arguments
 from tracefuse.config.configuration import REMAT_OPTIONS, Config
-from tracefuse.config.names import FLAG_OF_REMAT, PASS_OF, PASSES
+from tracefuse.config.names import OPTION_OF, PASS_OF, PASSES
 from tracefuse.config.pass_options import PassOption, options_of, read, read_all, written
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
@@ -78,9 +78,8 @@ def test_a_number_that_lost_its_unit_is_not_taken_for_bytes(given: Any, named: s
 
 
 def test_every_field_of_remat_is_an_option_with_a_sentence() -> None:
-    flags = {flag for option in PASS_OPTIONS for flag in option.flags}
-    assert set(FLAG_OF_REMAT.values()) <= flags
-    assert {f.name for f in dataclasses.fields(Remat)} == {*FLAG_OF_REMAT, *REMAT_OPTIONS}
+    assert set(OPTION_OF["remat"].values()) <= {option.name for option in PASS_OPTIONS}
+    assert {f.name for f in dataclasses.fields(Remat)} == {*OPTION_OF["remat"], *REMAT_OPTIONS}
     for option in options_of(Remat).values():
         assert option.help, f"{option.name} needs metadata={{'help': ...}}"
         assert option.default == getattr(Remat(), option.name)
@@ -142,6 +141,10 @@ def test_bad_options_name_the_remedy(given: Any, message: str) -> None:
         (["--remat-option", "distance_base=1.0", "--remat-option", "longest_chain=8"],
          {"remat_options": {"distance_base": 1.0, "longest_chain": 8}}),
         (["--no-pass", "cat", "--pass", "remat"], {"cat": False}),
+        (["--pass", "remat:longest_chain=8", "--remat", "0"], {"remat": 0, "remat_options": {"longest_chain": 8}}),
+        (["--pass", "remat:memory_budget=0.4"], {"memory_budget": 0.4}),
+        (["--pass", "remat:producer_input_weight=0"], {"remat": 0}),
+        (["--pass", "freeze:patterns=h.*"], {"freeze": "h.*"}),
     ],
 )  # fmt: skip
 def test_flags_and_the_magic_say_the_same_as_python(flags: list[str], options: dict[str, Any]) -> None:
@@ -161,14 +164,8 @@ def test_flags_and_the_magic_say_the_same_as_python(flags: list[str], options: d
             "--no-pass memory_budget: .* of the pass remat: write --memory-budget to set it",
         ),
         (["--pass", "remat_options"], "is an option of the pass remat: write --remat-option to set it, and leave"),
-        (
-            ["--pass", "remat:longest_chain=8"],
-            "--pass remat:longest_chain=8: .* written --remat-option longest_chain=8$",
-        ),
-        (["--pass", "remat:memory_budget=0.4"], "that option of remat is written --memory-budget 0.4$"),
-        (["--pass", "remat:producer_input_weight=0"], "that option of remat is written --remat 0$"),
-        (["--pass", "freeze:patterns=h.*"], r"what it freezes is written --freeze h\.\*$"),
-        (["--pass", "cat:packing=x"], "the pass cat has no options, write --pass cat$"),
+        (["--pass", "remat:longest_chian=8"], "remat has no 'longest_chian': did you mean longest_chain"),
+        (["--pass", "cat:packing=x"], "cat has no 'packing': there is nothing to choose, leave it out"),
         (["--pass", "cat", "--no-pass", "cat"], "--pass cat and --no-pass cat contradict each other"),
         (["--pass", "cat", "--no-cat"], "--pass cat and --no-cat contradict each other"),
         (["--remat", "0", "--no-pass", "remat"], "--remat and --no-pass remat contradict each other"),
@@ -236,6 +233,15 @@ def test_a_remat_stands_for_its_options(given: Remat) -> None:
     )
 
 
+def test_options_of_a_built_in_pass_are_given_like_those_of_ones_own() -> None:
+    given = {"longest_chain": "8", "producer_input_weight": 0, "memory_budget": "2GiB", "save": "h.0"}
+    assert Config.of(remat=given) == Config.of(
+        remat=0, memory_budget="2GiB", save="h.0", remat_options={"longest_chain": 8}
+    )
+    assert Config.of(freeze={"patterns": "h.*"}) == Config.of(freeze="h.*")
+    assert Config.off().changed(remat={}) == Config.off().changed(remat=True)
+
+
 def test_other_instances_stand_for_their_switches() -> None:
     assert Config.of(freeze=Freeze(("h.*",)), cat=Cat(), fuse=Fuse()) == Config.of(freeze="h.*")
     assert Config.off().changed(cat=Cat()).cat
@@ -251,7 +257,8 @@ def test_other_instances_stand_for_their_switches() -> None:
         ({"remat": Freeze()}, "is another pass"),
         ({"fuse": Fuse(dropout_threads=7)}, "finds out about the GPU itself: pass fuse=True"),
         ({"remat": Remat}, "is no weight"),
-        ({"remat": {"longest_chain": 8}}, r"is no weight: .*its other options go into remat_options=\{"),
+        ({"remat": {"longest_chian": 8}}, "remat has no 'longest_chian': did you mean longest_chain"),
+        ({"cat": {"packing": 1}}, "cat has no 'packing': there is nothing to choose, leave it out"),
     ],
 )
 def test_an_instance_of_another_pass_is_refused(given: dict[str, Any], message: str) -> None:

@@ -16,7 +16,9 @@ from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import diagnose
 from tracefuse.diagnose.finding import Case, Finding
 from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
+from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.ops import op_name
+from tracefuse.optimizers.remat.forecast import Forecast
 from tracefuse.optimizers.trace import Trace
 
 MiB = 2**20
@@ -29,6 +31,28 @@ def case(capture: tracefuse.Capture, trace: Trace | None = None) -> Case:
 
 def found(name: str, of: Case) -> list[Finding]:
     return [one for one in diagnose(of) if one.name == name]
+
+
+# --- whole steps ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_whole_step_has_findings(fused: bool) -> None:
+    """Of an optimizer that is one op, with lists of lists of results."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    optimizer, x = torch.optim.AdamW(model.parameters(), fused=fused), torch.randn(512, 64)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    c = tracefuse.capture(step)
+    assert Forecast(c.trace).peak(frozenset()) == peak_bytes(c.trace)
+    assert "unfused pointwise work" in {one.name for one in c.findings()}
+    assert c.findings() == c.variant(Config.off()).findings()
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 import tracefuse
 from tracefuse.diagnose import modes as mode_findings
 from tracefuse.diagnose.finding import Case, line
-from tracefuse.diagnose.launch_findings import FEWEST
+from tracefuse.diagnose.host import FEWEST
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.peaks import DevicePeaks
 from tracefuse.measure.timing import Estimate

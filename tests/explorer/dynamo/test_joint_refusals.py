@@ -65,7 +65,7 @@ def either_between_graphs(y: Tensor) -> Tensor:
 CASES = {
     "an op that writes": (
         overwritten,
-        r"fill_with\.default \(test_joint_refusals\.py:\d+: fill_with\(.*overwrites its arguments.*returns the new values",
+        r"fill_with\.default \(test_joint_refusals\.py:\d+  fill_with\(.*overwrites its arguments.*returns the new values",
         lambda y: y * filled_with(y.detach()),
     ),
     "an effect": (
@@ -152,7 +152,7 @@ def test_a_size_that_depends_on_numbers() -> None:
     with (
         torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
         pytest.warns(
-            UserWarning, match=r"the size of \w+ \(test_joint_refusals\.py:\d+: .*depends on numbers: let dynamo"
+            UserWarning, match=r"the size of \w+ \(test_joint_refusals\.py:\d+  .*depends on numbers: let dynamo"
         ),
     ):
         assert torch.compile(positive, backend=backend)(x).tolist() == [2, 4]

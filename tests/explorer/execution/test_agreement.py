@@ -282,3 +282,23 @@ def test_a_replay_runs_with_mkldnn_off_where_the_program_did() -> None:
     assert torch._C._get_mkldnn_enabled()
     assert str(c.check()).endswith("bit for bit.")
     assert torch._C._get_mkldnn_enabled()
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=str)
+def test_a_later_step_of_an_optimizer_is_no_difference(options: dict[str, bool]) -> None:
+    net, x = nn.Linear(64, 64), torch.randn(8, 64)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3, **options)
+
+    def step() -> None:
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with tracefuse.capture() as c:
+        step()
+    step()
+    assert "written to since" in str(c.check())
+    with tracefuse.capture() as c:
+        step()
+    assert "bit for bit" in str(c.check())

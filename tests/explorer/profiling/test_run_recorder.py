@@ -133,3 +133,26 @@ def test_on_a_gpu_a_value_that_is_read_in_each_step_is_found() -> None:
     x = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
     found = tracefuse.profile_run(lambda: [(x @ x).sum().item() for _ in range(20)]).findings()
     assert "waits for the GPU" in {finding.name for finding in found}
+
+
+@pytest.mark.parametrize("part", ["_profiler", "marked", "_stamp", "_wait", "_timeline"])
+def test_a_block_goes_on_where_profiling_fails(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(f"tracefuse.profiling.recorder.{part}", fail)
+    with pytest.warns(UserWarning, match="goes on without it") as told, tracefuse.profile_run() as run:
+        total = torch.ones(3).sum().item()
+    assert total == 3
+    assert len(told) == 1
+    with pytest.raises(MeasureError, match="injected"):
+        _ = run.timeline
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_what_a_profiled_block_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError), tracefuse.profile_run():
+        torch.ones(1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        tracefuse.profile_run(lambda: torch.ones(1 // 0))
+    assert not torch.autograd._profiler_enabled()

@@ -26,6 +26,7 @@ from tracefuse.recording.recorder import Recorder
 SHIELD = {
     "Shield.note", "Shield.survive", "Shield.survive_all", "Shield._fail",
     "Recorder.__init__", "Recorder.__enter__", "Recorder.__exit__", "Recorder.__torch_dispatch__", "_run_conjugating",
+    "Run.__init__", "Run.start", "Run.stop",
     "Shield.__init__", "ModuleStack.__init__", "WeakMap.__init__", "Thaw.__init__", "Thaw.__enter__", "Thaw.__exit__",
     "BackwardHook._run", "LaunchHook._wrap.<locals>.tell_and_run", "Methods._wrapped.<locals>.read", "_collect_all",
     "_Thawed.take", "WeakMap.__del__", "shielded.<locals>.noted",
@@ -169,7 +170,7 @@ def test_the_functions_are_found() -> None:
 def ops() -> int:
     with tracefuse.capture() as c:
         run(fresh())
-    return len(c._recorder.recording.calls)
+    return len(c.run.recorder.recording.calls)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

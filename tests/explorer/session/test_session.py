@@ -174,7 +174,7 @@ def test_what_needs_the_inputs_says_so(loaded: tracefuse.Capture, ask: Callable[
 
 
 def test_a_loaded_capture_records_nothing_more(loaded: tracefuse.Capture) -> None:
-    with pytest.raises(tracefuse.TracefuseError, match="has already run"), loaded:
+    with pytest.raises(TypeError, match="'LoadedCapture' object does not support the context manager protocol"), loaded:
         pass
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cuda_traces import on_cuda
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tracefuse
 from tracefuse.config.configuration import Config
@@ -44,6 +45,38 @@ def test_the_rows_add_up_to_the_trace(name: str) -> None:
     assert sum(row.saved_bytes[1] for row in rows) == saved_bytes(v.trace)
     us = sum(row.forward_us[1] + row.backward_us[1] for row in rows)
     assert us == pytest.approx(sum(v.op_times.us.values()))
+
+
+def steps_of(count: int, checkpointed: bool = False) -> tracefuse.Capture:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(6, 8)
+
+    def train() -> None:
+        for _ in range(count):
+            out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+            loss = out.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train()
+    return tracefuse.capture(train)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_the_forwards_of_later_steps_are_forward(checkpointed: bool) -> None:
+    """Although all that comes after an optimizer step is in the second half of the trace."""
+
+    def ops(count: int, passes: Config) -> dict[str, tuple[int, int]]:
+        rows = steps_of(count, checkpointed).variant(passes).layers()
+        return {
+            row.path: (row.forward_ops[0], row.backward_ops[0]) for row in rows if row.module_type in {"Linear", "GELU"}
+        }
+
+    one, three = ops(1, Config.off()), ops(3, Config.off())
+    assert len(one) == 3
+    assert three == {path: (3 * forward, 3 * backward) for path, (forward, backward) in one.items()}
+    assert ops(3, Config(remat=1.0)) == three
 
 
 def test_before_and_after_are_those_of_both_traces() -> None:

@@ -23,7 +23,8 @@ from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.text import to_static_form, to_text
-from tracefuse.widgets.view.explorer import IDLE, Explorer
+from tracefuse.widgets.view.answering import IDLE
+from tracefuse.widgets.view.explorer import Explorer
 
 CASTS = "weights cast every step"
 COPIED = "gradient copied to the host"

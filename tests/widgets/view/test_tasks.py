@@ -19,7 +19,8 @@ from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.view import tasks
-from tracefuse.widgets.view.explorer import IDLE, Explorer
+from tracefuse.widgets.view.answering import IDLE
+from tracefuse.widgets.view.explorer import Explorer
 
 PATIENCE_S = 20
 ONE_MS = {"step": estimate([1.0] * 8)}
@@ -34,7 +35,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventManager]:
     shell.events = EventManager(shell, available_events)
     monkeypatch.setattr(tasks, "get_ipython", lambda: shell)
     monkeypatch.setattr(tasks, "cells", tasks.Cells())
-    monkeypatch.setattr("tracefuse.widgets.view.explorer.cells", tasks.cells)
+    monkeypatch.setattr("tracefuse.widgets.view.answering.cells", tasks.cells)
     tasks.cells.watch(is_in_cell=False)
     yield shell.events
     assert not shell.events.callbacks["pre_run_cell"]

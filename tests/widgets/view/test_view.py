@@ -22,7 +22,8 @@ from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.notebook import magic
 from tracefuse.widgets.payload.pack import decode
-from tracefuse.widgets.view.explorer import IDLE, Explorer
+from tracefuse.widgets.view.answering import IDLE
+from tracefuse.widgets.view.explorer import Explorer
 from tracefuse.widgets.view.takeaway import TAKEAWAYS
 
 ONE_MS = {"step": estimate([1.0] * 8)}

@@ -1,0 +1,114 @@
+"""Gradients: what was there before, what `torch.autograd.grad` gives, what is returned, and what is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tracefuse
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, 1e-3),
+    "fused AdamW": lambda p: torch.optim.AdamW(p, 1e-3, fused=True),
+}
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("backwards", [1, 2])
+@pytest.mark.parametrize("accumulated", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_steps_by_all_of_the_gradient(name: str, accumulated: bool, backwards: int, clip: bool) -> None:
+    net, x = nn.Linear(8, 4), torch.randn(16, 8)
+    optimizer = OPTIMIZERS[name](net.parameters())
+    if accumulated:
+        net(x + 1).square().mean().backward()
+    with tracefuse.capture() as c:
+        for _ in range(backwards):
+            net(x).square().mean().backward()
+        if clip:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        optimizer.step()
+    assert "bit for bit" in str(c.check())
+    found = dict(zip(c.trace.outputs, c.replay(), strict=True))
+    weight = next(i.name for i in c.trace.inputs if i.source == "weight")
+    assert torch.equal(next(v for o, v in found.items() if o.kind == "mutation" and o.of == weight), net.weight)
+
+
+@pytest.mark.parametrize("by", ["module", "foreach"])
+def test_gradients_set_to_zero_are_no_part_of_a_step(by: str) -> None:
+    net, x = nn.Linear(8, 4), torch.randn(16, 8)
+    net(x).square().mean().backward()
+    zeroing = net if by == "module" else torch.optim.SGD(net.parameters(), 0.1, foreach=True)
+    with tracefuse.capture() as c:
+        zeroing.zero_grad(set_to_none=False)
+        loss = net(x).square().mean()
+        loss.backward()
+    assert [o.kind for o in c.trace.outputs] == ["result", "gradient", "gradient"]
+    found = c.replay()
+    assert torch.equal(found[1], net.weight.grad)
+    assert torch.equal(found[2], net.bias.grad)
+    c.optimize().compile()
+
+
+@pytest.fixture
+def step() -> tuple[nn.Module, Callable[[], Tensor]]:
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(3, 4)
+    return net, lambda: net(x).square().mean()
+
+
+def kinds(c: tracefuse.Capture) -> list[str]:
+    return [out.kind for out in c.trace.outputs]
+
+
+def test_gradients_that_autograd_grad_returns_are_gradients(step) -> None:
+    net, loss = step
+    c = tracefuse.capture(lambda: torch.autograd.grad(loss(), list(net.parameters())))
+    assert kinds(c) == ["result"] + ["gradient"] * 4
+    assert [o.of for o in c.trace.outputs[1:]] == [i.name for i in c.trace.inputs if i.trainable]
+    expected = torch.autograd.grad(loss(), list(net.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(c.replay()[1:], expected, strict=True))
+    c.optimize().compile()
+
+
+def test_a_gradient_of_a_leaf_may_be_returned(step) -> None:
+    net, loss = step
+
+    def run() -> Tensor:
+        loss().backward()
+        return net[0].weight.grad
+
+    c = tracefuse.capture(run)
+    assert kinds(c) == ["result"] + ["gradient"] * 4
+    assert "bit for bit" in str(c.check())
+    c.optimize().compile()
+
+
+def test_two_backwards_from_one_loss_are_one_of_twice_the_gradient(step) -> None:
+    net, loss = step
+
+    def run() -> Tensor:
+        out = loss()
+        out.backward(retain_graph=True)
+        out.backward()
+        return out
+
+    c = tracefuse.capture(run)
+    assert "bit for bit" in str(c.check())
+    assert [i.kind for i in c.trace.inputs].count("cotangent") == 1
+    assert torch.equal(c.replay()[1], net[0].weight.grad)
+    c.optimize().compile()
+
+
+def test_a_gradient_that_was_there_has_a_name() -> None:
+    net, x = nn.Linear(8, 4), torch.randn(16, 8)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    net(x).sum().backward()
+    with tracefuse.capture() as c:
+        net(x).square().mean().backward()
+        optimizer.step()
+    assert {"weight_grad", "bias_grad"} <= {i.source for i in c.trace.inputs}

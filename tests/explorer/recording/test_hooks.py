@@ -1,0 +1,39 @@
+"""Modules that run know where they are in the tree, also those that no attribute leads to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.optimizers.trace import origin
+
+
+class Classifier(nn.Module):
+    """It makes its loss in its forward, as models of transformers do, and keeps blocks in a list of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.hidden = [nn.Sequential(nn.Linear(4, 4), nn.ReLU())]
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return nn.CrossEntropyLoss()(self.head(self.hidden[0](x)), labels)
+
+
+class Wrapper(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.model(*args)
+
+
+def test_a_loss_made_in_a_forward_is_not_the_root() -> None:
+    model = Wrapper(Classifier())
+    c = tracefuse.capture(lambda: model(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])).backward())
+    places = {(origin(n).module, origin(n).module_type) for n in c.trace.ops}
+    assert {("model.head", "Linear"), ("model.CrossEntropyLoss", "CrossEntropyLoss")} <= places
+    assert {("model.Sequential.0", "Linear"), ("model.Sequential.1", "ReLU")} <= places
+    assert not any(path == "" and kind for path, kind in places)

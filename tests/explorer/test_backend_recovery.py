@@ -1,0 +1,249 @@
+"""`torch.compile(model, backend="tracefuse")` never raises where eager runs: what fails in us is done without, and said once."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from fake_graphs import FakeGraphs
+from torch import Tensor, nn
+
+import tracefuse.backend
+from tracefuse.backend import tracefuse as backend
+from tracefuse.dynamo import graphed_halves, halves
+from tracefuse.errors import CaptureError
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.variant import Variant
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """A batch norm, whose statistics the forward overwrites, between matmuls and what fuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.norm(self.up(x)))) + x
+
+
+def trained(model: nn.Module, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Results, gradients and buffers of two steps and an evaluation."""
+    torch.manual_seed(1)
+    found = []
+    for _ in range(2):
+        out = run(torch.randn(5, 6, dtype=torch.float64))
+        out.square().mean().backward()
+        found.append(out.detach())
+    with torch.no_grad():
+        found.append(run(torch.randn(5, 6, dtype=torch.float64)))
+    return [*found, *(p.grad for p in model.parameters()), *model.buffers()]
+
+
+def said_while_it_trains_as_eager(build: Callable[[], nn.Module] = Net, **given: Any) -> list[str]:
+    """What was warned of while a compiled model gave eager's numbers."""
+    torch.manual_seed(0)
+    eager = build().double()
+    model = copy.deepcopy(eager)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = trained(model, torch.compile(model, backend=backend, **given))
+    torch.testing.assert_close(ours, trained(eager, eager))
+    return [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+
+
+def broken(*_: object, **__: object) -> Any:
+    raise ValueError("injected")
+
+
+# --- while it compiles ------------------------------------------------------------------------------------------------
+
+PASSES = ("Simplify", "Freeze", "Decompose", "Remat", "Fuse")
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_that_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = __import__(f"tracefuse.optimizers.{name.lower()}", fromlist=[name])
+    monkeypatch.setattr(getattr(module, name), "run", broken)
+    said = said_while_it_trains_as_eager()
+    assert all(f"runs op by op, without tracefuse: {name.lower()}: ValueError: injected" in one for one in said)
+    assert said
+
+
+STAGES: dict[str, tuple[object, str]] = {
+    "the names of dynamo's graph": (tracefuse.backend, "inputs_of"),
+    "the trace": (tracefuse.backend, "joint_trace"),
+    "the capture": (tracefuse.backend, "CompiledGraph"),
+    "the kernels": (Variant, "build"),
+    "the text": (halves, "functions_source"),
+    "the module": (halves, "load"),
+    "the machine code": (halves, "preload"),
+    "the halves as graphs": (tracefuse.backend, "_as_graphs"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_that_fails(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*STAGES[stage], broken)
+    said = said_while_it_trains_as_eager()
+    assert said
+    assert all("ValueError: injected" in one and "defect of tracefuse" in one for one in said), said
+    assert all(__file__ in one for one in said), "the line that raised"
+
+
+def test_the_view_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracefuse.backend, "joint_trace", broken)
+    model = nn.Linear(3, 3)
+    with pytest.warns(UserWarning, match="runs op by op"):
+        torch.compile(model, backend=backend)(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(CaptureError, match="ValueError: injected"):
+        tracefuse.explore(model)
+
+
+# --- while it runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def generated(monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
+    """The modules that are generated from now on, which `spoil` has changed."""
+    made, load = [], halves.load
+
+    def loading(source: str) -> ModuleType:
+        made.append(load(source))
+        return made[-1]
+
+    monkeypatch.setattr(halves, "load", loading)
+    return made
+
+
+def test_a_forward_that_fails_runs_op_by_op(generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    load = halves.load
+
+    def spoilt(source: str) -> ModuleType:
+        module = load(source)
+        module.forward = broken
+        return module
+
+    monkeypatch.setattr(halves, "load", spoilt)
+    said = said_while_it_trains_as_eager()
+    assert len(generated) == 2, "of training and of evaluation"
+    assert [one.partition(":")[0] for one in said] == [
+        "the forward of a graph of this model runs op by op, as the generated one failed"
+    ] * 2
+
+
+def test_a_kernel_that_fails_runs_as_its_ops(generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    load, spoilt = halves.load, list[str]()
+
+    def spoiling(source: str) -> ModuleType:
+        module = load(source)
+        names = [name for name in vars(module) if name.startswith("fused_") and f"{name}_reference" in vars(module)]
+        for name in names:
+            setattr(module, name, broken)
+        spoilt.extend(names)
+        return module
+
+    monkeypatch.setattr(halves, "load", spoiling)
+    said = said_while_it_trains_as_eager()
+    assert len(said) == len(spoilt) > 2
+    assert all(f"the kernel {name} of this model runs as ATen ops" in "".join(said) for name in spoilt)
+    kernels = [value for module in generated for name, value in vars(module).items() if name in spoilt]
+    assert all(isinstance(one, Kernel) for one in kernels), "from then on"
+
+
+def test_a_kernel_that_works_costs_nothing_more(generated: list[ModuleType]) -> None:
+    assert said_while_it_trains_as_eager() == []
+    names = [(m, name) for m in generated for name in vars(m) if f"{name}_reference" in vars(m)]
+    assert names
+    assert all(vars(module)[name].__module__ == module.__name__ for module, name in names)
+
+
+def test_the_programs_own_error_leaves_as_in_eager() -> None:
+    table = nn.Embedding(3, 4)
+    run = torch.compile(table, backend=backend)
+    run(torch.tensor([0, 1])).sum().backward()
+    with pytest.raises(IndexError, match="index out of range"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(torch.tensor([0, 7]))
+
+
+def test_running_out_of_memory_leaves(generated: list[ModuleType]) -> None:
+    run = torch.compile(nn.Linear(3, 3), backend=backend)
+    run(torch.ones(2, 3)).sum().backward()
+
+    def out_of_memory(*_: Tensor) -> Any:
+        raise torch.OutOfMemoryError("injected")
+
+    generated[0].forward = out_of_memory
+    with pytest.raises(torch.OutOfMemoryError, match="injected"):
+        run(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("method", ["__init__", "forward", "backward"])
+def test_a_cuda_graph_that_fails(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed_halves, "check_replayable", lambda trace, overwrites: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(graphed_halves, "Graphs", type("Broken", (FakeGraphs,), {method: broken}))
+    said = said_while_it_trains_as_eager(mode="reduce-overhead")
+    assert said
+    assert all("runs without CUDA graphs: ValueError: injected" in one for one in said)
+
+
+# --- globs of several graphs ------------------------------------------------------------------------------------------
+
+
+class Broken(nn.Module):
+    """Two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        return torch.sigmoid(self.second(x))
+
+
+@pytest.mark.parametrize(
+    "options", [{"recompute": ["first"]}, {"recompute": ["second"]}, {"save": ["second"], "recompute": ["first"]}]
+)
+def test_a_glob_holds_for_the_graph_that_has_it(options: dict[str, Any]) -> None:
+    assert said_while_it_trains_as_eager(Broken, options=options) == []
+
+
+@pytest.mark.parametrize("frozen", ["first", "second"])
+def test_what_one_of_several_graphs_freezes(frozen: str) -> None:
+    model = Broken()
+    run = torch.compile(model, backend=backend, options={"freeze": [f"{frozen}.*"]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(torch.randn(5, 6)).sum().backward()
+        with torch.no_grad():
+            run(torch.randn(5, 6))
+    assert {name for name, p in model.named_parameters() if p.grad is None} == {f"{frozen}.weight", f"{frozen}.bias"}
+
+
+def test_a_glob_that_no_graph_has_is_told_once() -> None:
+    options = {"freeze": ["first.bias", "frist.*"], "save": ["second"], "recompute": ["nothing"]}
+    model = Broken()
+    run = torch.compile(model, backend=backend, options=options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            run(torch.randn(5, 6)).sum().backward()
+    said = [str(one.message).removeprefix("no graph of this model has it: ") for one in caught]
+    assert [one.split(" ")[0] for one in said] == ["'frist.*'", '"nothing"']
+    assert model.first.bias.grad is None
