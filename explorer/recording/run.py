@@ -92,7 +92,7 @@ def _sample(tensor: torch.Tensor, memory_of: MemoryOf) -> torch.Tensor | None:
     row = tensor.detach().resolve_conj().resolve_neg()
     while row.dim() > 1:
         row = row[0]
-    return row.reshape(-1)[:SAMPLED].clone().view(torch.uint8)
+    return row.reshape(-1)[:SAMPLED].clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _version(tensor: torch.Tensor) -> int:
