@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_clock import FakeClock
 from kernels import kernel_of
-from test_triton import rand
+from shaped import rand
 from triton import OutOfResources
 
 from tracefuse.build import trials

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_bench import SLOW, FakeBench
 from kernels import HOPPER_GPU
-from test_triton import INTERPRETED, rand
-from test_tuning import SLOW, FakeBench
+from shaped import INTERPRETED, rand
 
 import tracefuse
 from tracefuse.build import tuning

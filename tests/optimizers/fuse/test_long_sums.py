@@ -11,7 +11,7 @@ import pytest
 import torch
 from kernels import check_kernel, triton_ir
 from programs import summed_chain
-from test_triton import INTERPRETED, interpreted
+from shaped import INTERPRETED, interpreted
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from traces import Tried, captured, tried

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernels import check_kernel, kernel_of
-from test_triton import POINTWISE, SHAPED, rand
+from shaped import POINTWISE, SHAPED, rand
 
 pytestmark = pytest.mark.gpu
 aten = torch.ops.aten
