@@ -39,15 +39,21 @@ class Shield:
 
     def note(self, take: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What `take(*args, **kwargs)` returns; None where it fails, and from then on."""
-        return None if self.failure else self.survive(take, *args, **kwargs)
-
-    def survive(self, take: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As `note`, but after a failure too: for what must be undone."""
+        if self.failure:
+            return None
         try:
             return take(*args, **kwargs)
-        except _PASSED_ON:
-            raise
         except Exception as error:
+            _let_pass(error)
+            self._fail(error)
+            return None
+
+    def survive(self, take: Callable[..., Any], *args: Any) -> Any:
+        """As `note`, but after a failure too: for what must be undone."""
+        try:
+            return take(*args)
+        except Exception as error:
+            _let_pass(error)
             self._fail(error)
             return None
 
@@ -56,9 +62,8 @@ class Shield:
         """As `survive`, for what serves every taker at once."""
         try:
             return take(*args)
-        except _PASSED_ON:
-            raise
         except Exception as error:
+            _let_pass(error)
             for shield in list(cls._raised):
                 shield._fail(error)
             return None
@@ -77,6 +82,11 @@ class Shield:
             raise  # warnings are errors here
         except Exception:
             warnings.warn(text, stacklevel=2)
+
+
+def _let_pass(error: Exception) -> None:
+    if isinstance(error, _PASSED_ON):
+        raise error
 
 
 def shielded(note: Callable[..., None]) -> Callable[..., None]:
