@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreter import INTERPRETED
+from kernel_programs import rand
 from kernels import HOPPER_GPU
-from test_triton import INTERPRETED, rand
 from test_tuning import SLOW, FakeBench
 
 import tracefuse

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from fake_clock import FakeClock
+from interpreter import interpreted
+from kernel_programs import SHAPED, rand
 from kernels import HOPPER_GPU, check_kernel, kernel_of, kernel_of_types
-from test_triton import SHAPED, interpreted, rand
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
