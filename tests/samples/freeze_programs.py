@@ -16,10 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from traces import captured
 
+import tracefuse
 from tracefuse.demo import GPT, batch
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+def capture(model: nn.Module, args: tuple[torch.Tensor, ...]) -> tracefuse.Capture:
+    torch.manual_seed(3)
+    return captured(programs.of_module(model, *args).fresh().run)
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import programs
 import pytest
 import torch
-from freeze_programs import convolutional, stack
-from torch import nn
+from freeze_programs import capture, convolutional, stack
 from traces import captured, ops, tried
 
-import tracefuse
 from tracefuse.optimizers.errors import UnknownValue
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.ops import op_name
-
-
-def capture(model: nn.Module, args: tuple[torch.Tensor, ...]) -> tracefuse.Capture:
-    torch.manual_seed(3)
-    return captured(programs.of_module(model, *args).fresh().run)
 
 
 def test_the_input_is_no_longer_trainable_and_its_gradient_is_gone():

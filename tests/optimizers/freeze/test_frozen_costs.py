@@ -5,8 +5,7 @@ from __future__ import annotations
 import programs
 import pytest
 import torch
-from freeze_programs import convolutional, gpt, stack
-from test_freeze import capture
+from freeze_programs import capture, convolutional, gpt, stack
 from torch import nn
 
 import tracefuse

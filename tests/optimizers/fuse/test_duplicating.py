@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from test_regions import fused, kernels
+from fused import fused, kernels
 from torch import Tensor
 
 bf16 = torch.bfloat16

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from fused import fused, kernels
 from torch import Tensor, nn
-from traces import Tried, captured, ops, tried
+from traces import ops, tried
 
 import tracefuse
 from tracefuse.demo import GPT, batch
@@ -20,14 +21,6 @@ from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import phase
-
-
-def fused(fn, *inputs: Tensor) -> Tried:  # type: ignore[no-untyped-def]
-    return tried(Fuse(), captured(fn, *inputs))
-
-
-def kernels(result: Tried) -> list[Kernel]:
-    return [n.target for n in result.after.ops if isinstance(n.target, Kernel)]
 
 
 def test_a_chain_becomes_one_kernel_and_its_result_keeps_its_name() -> None:
