@@ -12,10 +12,6 @@ import torch
 from fake_clock import FakeClock
 from kernel_programs import rand
 from kernels import kernel_of
-<<<<<<< HEAD
-from shaped import rand
-=======
->>>>>>> opt
 from triton import OutOfResources
 
 from tracefuse.build import trials

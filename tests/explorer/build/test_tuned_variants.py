@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-<<<<<<< HEAD
 from fake_bench import SLOW, FakeBench
-from kernels import HOPPER_GPU
-from shaped import INTERPRETED, rand
-=======
 from interpreter import INTERPRETED
 from kernel_programs import rand
 from kernels import HOPPER_GPU
-from test_tuning import SLOW, FakeBench
->>>>>>> opt
 
 import tracefuse
 from tracefuse.build import tuning

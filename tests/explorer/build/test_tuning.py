@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-<<<<<<< HEAD
 from fake_bench import SLOW, WIDE, FakeBench
-from kernels import HOPPER_GPU, check_kernel, kernel_of, kernel_of_types
-from shaped import SHAPED, interpreted, rand
-=======
-from fake_clock import FakeClock
 from interpreter import interpreted
 from kernel_programs import SHAPED, rand
 from kernels import HOPPER_GPU, check_kernel, kernel_of, kernel_of_types
->>>>>>> opt
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -12,10 +12,6 @@ import torch
 from interpreter import INTERPRETED, interpreted
 from kernels import check_kernel, triton_ir
 from programs import summed_chain
-<<<<<<< HEAD
-from shaped import INTERPRETED, interpreted
-=======
->>>>>>> opt
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from traces import Tried, captured, tried

@@ -22,10 +22,6 @@ from interpreter import INTERPRETED, interpreted
 from kernel_programs import POINTWISE, SHAPED, rand
 from kernels import check_kernel, kernel_of, kernel_of_op, run_poisoned
 from programs import PROGRAMS
-<<<<<<< HEAD
-from shaped import INTERPRETED, POINTWISE, SHAPED, interpreted, rand
-=======
->>>>>>> opt
 from torch import Tensor
 
 import tracefuse

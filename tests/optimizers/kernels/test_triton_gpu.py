@@ -6,10 +6,6 @@ import pytest
 import torch
 from kernel_programs import POINTWISE, SHAPED, rand
 from kernels import check_kernel, kernel_of
-<<<<<<< HEAD
-from shaped import POINTWISE, SHAPED, rand
-=======
->>>>>>> opt
 
 pytestmark = pytest.mark.gpu
 aten = torch.ops.aten
