@@ -13,13 +13,13 @@ from torch.profiler import ProfilerActivity, profile
 
 import tracefuse
 from tracefuse.diagnose import modes as mode_findings
-from tracefuse.diagnose.finding import Case, line
+from tracefuse.diagnose.finding import Case
 from tracefuse.diagnose.host import FEWEST
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.peaks import DevicePeaks
 from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import phase
+from tracefuse.optimizers.trace import line_of, phase
 
 HOPPER = (("capability", "9.0"), ("tf32", "False"), ("cudnn", "on"), ("cudnn benchmark", "on"))
 
@@ -191,7 +191,7 @@ def test_a_loop_over_the_steps_of_a_sequence(of) -> None:
     assert finding.title.startswith(f"a loop launches {6 * FEWEST} kernels in the forward and ")
     assert finding.source.endswith("# a round")
     assert "each round needs the one before" in finding.fix
-    backward = [n for n in capture.trace.ops if does_work(n) and phase(n) == "backward" and "# a round" in line(n)]
+    backward = [n for n in capture.trace.ops if does_work(n) and phase(n) == "backward" and "# a round" in line_of(n)]
     assert finding.title.split(" in the backward")[0].endswith(f" and {len(backward)}")
     assert {n.name for n in backward} < set(finding.values)
 
