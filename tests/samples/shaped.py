@@ -1,4 +1,4 @@
-"""Functions, pointwise ones and ones over awkward shapes, that become one kernel each; what reads them runs under Triton's interpreter."""
+"""Functions, pointwise ones and ones over awkward shapes, that become one kernel each."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@
 
 Prints what came of it as JSON. Only `SessionError` may leave `tracefuse.load`, and nothing may be executed, compiled,
 imported, written or started on the way, as an audit hook sees; a file that still loads must hold a program that is one
-function as text, and only `PassError` may leave its `optimize()`. What takes too long ends the process, with the place where it was.
+function as text, and only `PassError` may leave its `optimize()`. What takes too long ends
+the process, with the place where it was.
 """
 
 from __future__ import annotations
