@@ -1,4 +1,4 @@
-"""decompose: losses and log-softmax as the ops that kernels hold, so that what lies between them is never stored.
+"""The pass `decompose` writes losses and log-softmax as ops that kernels hold: what lies between them is never stored.
 
 ATen's composites store whole matrices for each other. Of R rows of C logits x, with targets t and gradient s per row:
 

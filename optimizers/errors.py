@@ -1,4 +1,4 @@
-"""What a user can get wrong, one class each; every message ends with the remedy."""
+"""Errors, one class for each thing that a user can get wrong; every message ends with the remedy."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Facts about a value or an op that are worked out once, and are known in every copy of it.
+"""Facts about a value or an op: they are worked out once, and are known in every copy of it.
 
     @once_per_value                          @once_per_op
     def devices(value): ...                  def refusal(node): ...

@@ -1,4 +1,4 @@
-"""When Python looks for garbage: not while graphs are made."""
+"""Garbage collection pauses while graphs are made."""
 
 from __future__ import annotations
 

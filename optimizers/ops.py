@@ -1,4 +1,4 @@
-"""What an op is: its name and its arguments, and whether it is a view, draws random numbers or writes to an operand."""
+"""An op: its name and arguments, and whether it is a view, draws random numbers or writes to an operand."""
 
 from __future__ import annotations
 

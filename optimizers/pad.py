@@ -1,4 +1,4 @@
-"""Matmuls over rows that are not aligned, over rows that are: columns of zeros on the operands, and the result without them.
+"""The pass `pad` adds columns of zeros to operands of matmuls whose rows are not aligned, and takes the result without them.
 
     y = mm(x, w.t())  # bf16[8192, 50257]               rows of 100,514 bytes: no tensor core is fed 16 bytes at a time
 

@@ -1,4 +1,4 @@
-"""Simplify: remove what computes nothing new.
+"""The pass `simplify` removes what computes nothing new.
 
     rule                  before                              after
     dead code             y = op(x), read by nobody           (random ops stay: those after them draw the same numbers)

@@ -1,4 +1,4 @@
-"""Matmuls over rows of which the bytes from one to the next are no multiple of 16: tensor cores are not fed whole vectors.
+"""Alignment of matmuls: tensor cores are fed whole vectors where the bytes from row to row are a multiple of 16.
 
     x, w      bf16[8192, 768], bf16[50257, 768]
     mm(x, w.t())    rows of the result lie 100,514 bytes apart: a dimension of 50,257 lies along them, 50,304 would be aligned

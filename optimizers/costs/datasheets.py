@@ -1,4 +1,4 @@
-"""What the vendor promises of a GPU: the figures that models and prices go by where nothing was measured.
+"""Datasheets of GPUs: what the vendor promises, which models and prices go by where nothing was measured.
 
 Sources are NVIDIA's datasheets of the H100 Tensor Core GPU, the H200 Tensor Core GPU and the A100 Tensor Core GPU: memory
 bandwidth, and the rate of bf16 on tensor cores without sparsity, which is half of what the first two print.

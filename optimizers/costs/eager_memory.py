@@ -1,4 +1,4 @@
-"""When eager PyTorch frees each storage of the captured step, modelled: later than the trace does, which frees after the last
+"""A model of when eager PyTorch frees each storage of the captured step: later than the trace, which frees it after its last
 reader.
 
     autograd    a node of the backward releases what it read when it has run, all at once

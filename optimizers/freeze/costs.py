@@ -1,4 +1,4 @@
-"""What each parameter's gradient costs: its ops, what the forward keeps only for it, and modelled time.
+"""The cost of each parameter's gradient: its ops, what the forward keeps only for it, and modelled time.
 
     costs = frozen_costs(trace, ["*", "!*.lora_*"]);  print(costs)
 

@@ -1,4 +1,4 @@
-"""Pruning: which inputs are frozen, and what goes with their gradients; `freeze` describes it."""
+"""Pruning finds the inputs that are frozen, and drops what goes with their gradients; `freeze` describes it."""
 
 from __future__ import annotations
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.fusible import is_constant, is_free, is_remade, slow_in_aten
+from tracefuse.optimizers.fuse.fusible import is_free, slow_in_aten
 from tracefuse.optimizers.fuse.pieces import Piece
 from tracefuse.optimizers.fuse.rebuild import Carved
+from tracefuse.optimizers.fuse.remaking import is_constant, is_remade
 from tracefuse.optimizers.kernels.functions import Misfit, lower
 from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_value
 from tracefuse.optimizers.lowering.lowering import NotFusible

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.fusible import is_constant, is_free
+from tracefuse.optimizers.fuse.fusible import is_free
 from tracefuse.optimizers.fuse.pieces import Piece, inputs_of, traits_of, with_views
-from tracefuse.optimizers.lowering.expressions import POINTWISE, TRANSCENDENTAL
-from tracefuse.optimizers.lowering.lowering import COPIES
+from tracefuse.optimizers.fuse.remaking import is_cheap, is_constant, reads_of, sources
 from tracefuse.optimizers.ops import behind_views, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, val
@@ -140,15 +139,13 @@ class _Table:
 
 def _cheap_ops(value: fx.Node, home: Piece) -> list[fx.Node]:
     """What of `home` computes `value`, if it costs next to nothing but what it reads, and that is no more than it writes."""
-    inside, found, read = set(home.nodes), {}, {}
+    inside, found = set(home.nodes), {}
     stack = [value]
     while stack:
         node = stack.pop()
         if node in inside and node not in found:
             found[node] = None
             stack += () if is_constant(node) else node.all_input_nodes
-        elif node not in inside:
-            read[behind_views(node)] = nbytes(behind_views(node))
     work = [node for node in found if not is_free(node)]
-    is_cheap = all((n.target in POINTWISE or n.target in COPIES) and n.target not in TRANSCENDENTAL for n in work)
-    return list(found) if is_cheap and len(work) <= MOST_OPS and sum(read.values()) <= nbytes(value) else []
+    is_worth = len(work) <= MOST_OPS and sum(reads_of(sources(found)).values()) <= nbytes(value)
+    return list(found) if is_worth and all(map(is_cheap, work)) else []

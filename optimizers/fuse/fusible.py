@@ -1,4 +1,4 @@
-"""Which ops may share a generated kernel, and for the others the reason why not.
+"""Fusible ops may share a generated kernel; for every other op there is a reason why it may not.
 
 `refusal(node)` looks at one op alone. What its neighbours rule out is found when regions form (`regions`) and when the
 kernel's text is written (`triton`).
@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import once_per_op
-from tracefuse.optimizers.lowering.composites import COMPOSITES, CONSTANTS, REDUCTIONS
+from tracefuse.optimizers.fuse.remaking import is_constant, is_remade
+from tracefuse.optimizers.lowering.composites import COMPOSITES, REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
 from tracefuse.optimizers.lowering.gathers import gather_refusal
 from tracefuse.optimizers.lowering.geometry import SUMS, are_few_and_long, columns_of, operand_of, reduced_dims, rows_of
@@ -53,24 +54,9 @@ def refusal(node: fx.Node) -> str | None:
     return _op_refusal(node)
 
 
-def is_constant(node: fx.Node) -> bool:
-    """Whether the op yields numbers that are known without its operands: cheap enough to be made again in every kernel."""
-    return node.op == "call_function" and node.target in CONSTANTS
-
-
-def is_remade(node: fx.Node) -> bool:
-    """Whether every kernel that reads the value computes it itself: a constant, or the mask of a dropout."""
-    return is_constant(node) or is_mask(node)
-
-
 def is_free(node: fx.Node) -> bool:
     """Whether the op is no work of its own: a view, the part of a multi-output op, or what readers make themselves."""
     return node.target is operator.getitem or is_view(node) or is_remade(node)
-
-
-def is_for_reader(node: fx.Node) -> bool:
-    """Whether the op is a copy for the kernel that reads it (`between`): it joins that one, never that of its operands."""
-    return bool((node.meta.get("custom") or {}).get("for_reader"))
 
 
 def slow_in_aten(node: fx.Node) -> str | None:

@@ -16,13 +16,14 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved
-from tracefuse.optimizers.fuse.fusible import is_free, is_remade, slow_in_aten
+from tracefuse.optimizers.fuse.fusible import is_free, slow_in_aten
 from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.regions import Sizes, loops_of
+from tracefuse.optimizers.fuse.remaking import is_remade, reads_of
 from tracefuse.optimizers.ops import behind_views, is_getitem, is_random, is_view
 from tracefuse.optimizers.passes import Decision
-from tracefuse.optimizers.trace import human_bytes, nbytes, phase, tensors
+from tracefuse.optimizers.trace import human_bytes, phase, tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,10 +139,5 @@ def traits_of(piece: Piece) -> Traits:
     rows, columns = {rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns}
     values = [tensor for node in piece.work for tensor in tensors(node)]
     numel = max([t.numel() for t in values] + [math.prod(sizes) for sizes in rows | columns])
-    reads: dict[fx.Node, int] = {}
-    for value in inputs_of(piece):
-        if not is_remade(value):
-            root = behind_views(value)
-            reads[root] = min(nbytes(root), reads.get(root, 0) + nbytes(value))
     device = next((t.device for t in values), None)
-    return Traits((phase(piece.work[0]), device), numel, rows, columns, reads)
+    return Traits((phase(piece.work[0]), device), numel, rows, columns, reads_of(inputs_of(piece)))

@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from tracefuse.optimizers.costs.cost import touched_nbytes
 from tracefuse.optimizers.facts import devices
-from tracefuse.optimizers.fuse.fusible import is_for_reader, is_remade
+from tracefuse.optimizers.fuse.remaking import is_for_reader, is_remade, reads_of, sources
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, columns_of, rows_of
 from tracefuse.optimizers.lowering.random_ops import is_draw, is_mask
@@ -210,14 +209,11 @@ def _own_operands(node: fx.Node, region_of: dict[fx.Node, Region]) -> set[fx.Nod
 
 
 def _is_no_dearer(moved: set[fx.Node], node: fx.Node, target: Region) -> bool:
-    """Whether a region that computes `node` by the ops `moved` reads no more bytes for that than `node` has.
-
-    Of what a view looks at, a kernel reads only what the view shows.
-    """
+    """Whether a region that computes `node` by the ops `moved` reads no more bytes for that than `node` has."""
     if all(map(is_view, moved)):
         return True
-    read = {a for one in moved for a in one.all_input_nodes if a not in moved}
-    return sum(touched_nbytes(a) for a in read if not _is_at_hand(a, target)) <= nbytes(node)
+    read = reads_of(a for a in sources(moved) if not _is_at_hand(a, target))
+    return sum(read.values()) <= nbytes(node)
 
 
 def _is_at_hand(value: fx.Node, region: Region) -> bool:

@@ -1,4 +1,4 @@
-"""Which loop layout a kernel gets.
+"""Blocking chooses the loop layout of a kernel.
 
     columns where it sums down columns, rows where it reduces rows       as the reduction's operand lies
     tiles   where a costly value is broadcast, or an input is read       so that it is computed once per table entry, and

@@ -1,4 +1,4 @@
-"""How generated launchers reach the GPU: text that stands once above the kernels of a file.
+"""Generated launchers reach the GPU through text that stands once above the kernels of a file.
 
 `kernel[(programs,)](*tensors, ...)` is Triton's public launch. At each call it looks up type and alignment of every argument,
 builds a key of that as text, describes the launch to hooks that nobody set, and asks the driver whether each pointer is

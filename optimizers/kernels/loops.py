@@ -1,4 +1,4 @@
-"""Where the statements of a kernel stand: before its loop, in it, or after it.
+"""Each statement of a kernel stands before its loop, in it, or after it; here it is decided where.
 
 A kernel whose layout has a loop goes through it once for each *level*. What varies along the loop's lane is computed in the
 loop, again in each that needs it; everything else stands between the loops.

@@ -1,4 +1,4 @@
-"""What the values of a kernel are called in its text.
+"""Names of the values of a kernel in its text.
 
 h_3_mlp_add_1 -> h_mlp_add         without numbers: they tell which layer came first, and equal layers share a kernel
 sum           -> sum_value         the text says `sum` itself

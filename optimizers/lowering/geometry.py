@@ -1,4 +1,4 @@
-"""Which axis an op reduces, as the loops of a kernel see it: along rows, or down columns.
+"""The geometry of a reduction: which axis it reduces, along rows or down columns, as the loops of a kernel see it.
 
 The elements that a reduction reads are seen as `outer x rows x cols`, in the order of its operand's dimensions:
 

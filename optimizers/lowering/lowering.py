@@ -1,4 +1,4 @@
-"""From ATen ops to the statements of a Triton kernel, pulled from the outputs: which value does a store need, at which index?
+"""Lowering turns ATen ops into the statements of a Triton kernel, pulled from the outputs.
 
 `Lowering.value(node, at)` is the text of one block of `node`'s elements at the indices `at`, the statements that compute it
 having been emitted. Views only change `at`; loads happen where the pull reaches an input. f16 and bf16 are computed in f32;

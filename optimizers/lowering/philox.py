@@ -1,4 +1,4 @@
-"""Which random word decides over which element in ATen's CUDA dropout, as index algebra.
+"""Philox in ATen's CUDA dropout: which random word decides over which element, as index algebra.
 
 ATen draws by Philox4x32-10: a function of a key (the generator's seed) and a 128-bit counter that yields four 32-bit words,
 so that any element's number can be computed by itself, at any time. curand lays the counter out as

@@ -1,4 +1,4 @@
-"""Between regions: what one region would write only for others is computed again where it is read, if that weighs less.
+"""Recomputing between regions: what a region would write only for others is computed where it is read, if that weighs less.
 
     add_1 = aten.add.Tensor(mm_1, x)        region 1        add_1 = aten.add.Tensor(mm_1, x)            region 1
     tanh_1 = aten.tanh.default(add_1)                       tanh_1 = aten.tanh.default(add_1)
@@ -30,7 +30,7 @@ One cut for each reading region, over all that it reads, takes the place of one 
 
 Only pointwise ops, casts, copies, gathers and views are copied: a reduction computed again has loops of its own, and what is
 drawn or heavy is never computed twice. The table of a gather weighs all its bytes: it is read in pieces. A copy is marked
-(`fusible.is_for_reader`), so that the pass fuse puts it into the kernel that reads it and not into that of its operands; it
+(`remaking.is_for_reader`), so that the pass fuse puts it into the kernel that reads it and not into that of its operands; it
 remembers its original, as all copies do (`schedule.forget`).
 
 Sources: the weight of a producer's input is that of Thunder's `find_cut` (lightning-thunder,
@@ -44,8 +44,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
-from tracefuse.optimizers.costs.cost import touched_nbytes
-from tracefuse.optimizers.fuse.fusible import is_constant, is_free
+from tracefuse.optimizers.fuse.fusible import is_free
+from tracefuse.optimizers.fuse.remaking import is_constant, nbytes_read
 from tracefuse.optimizers.ops import behind_views, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
@@ -175,7 +175,7 @@ def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
         return 0.0
     if is_view(node) and not borders.is_stored(node):
         return math.inf
-    size = min(touched_nbytes(node), nbytes(root))
+    size = nbytes_read(node)
     if root not in borders.stored:
         return size * (1.0 if root in borders.crossing else 2.0)
     if root in borders.outside[region]:

@@ -1,4 +1,4 @@
-"""What crosses the borders between the regions of a trace: facts that the choice of `between` is made from."""
+"""Borders between the regions of a trace, and what crosses them: the facts that `between` chooses by."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.fusible import is_constant, refusal
+from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import form_regions
-from tracefuse.optimizers.lowering.expressions import POINTWISE
-from tracefuse.optimizers.lowering.gathers import GATHERS
-from tracefuse.optimizers.lowering.lowering import COPIES
+from tracefuse.optimizers.fuse.remaking import is_constant, is_copyable
 from tracefuse.optimizers.ops import is_view, readers
 from tracefuse.optimizers.trace import phase
 
@@ -87,8 +85,3 @@ class Borders:
         if value.op == "placeholder" or any(r.op == "output" for r in readers(value)):
             return math.inf
         return max((self.position[r] for r in readers(value)), default=0)
-
-
-def is_copyable(node: fx.Node) -> bool:
-    """Whether a kernel that reads the value can compute it: a pointwise op, a cast, a copy, a gather, or a view."""
-    return is_view(node) or any(node.target in known for known in (POINTWISE, COPIES, GATHERS))

@@ -1,4 +1,4 @@
-"""The cut that takes the fewest seconds among those that save no more bytes than a budget.
+"""A memory budget: of the cuts that save no more bytes than it allows, the one that takes the fewest seconds.
 
     minimise  modelled seconds of recomputing + saved bytes / rate
 

@@ -1,4 +1,4 @@
-"""What the forward keeps and what the backward computes again, as a minimum cut of the forward; see `remat` for the model.
+"""The choice of what the forward keeps and the backward computes again, as a minimum cut; see `remat` for the model.
 
 choice = the values kept, those computed again, and the numbers that decided
 cut    = one edge per value, of its weight; one from the source, of its price; infinite ones from values to their readers,

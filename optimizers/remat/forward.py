@@ -1,4 +1,4 @@
-"""What may cross from the forward to the backward: facts about forward values that a choice of cut is made from.
+"""The forward of a trace: facts about its values, by which it is chosen what crosses to the backward.
 
 The captured program computes some values a second time itself, in its backward, as `torch.utils.checkpoint` does. A
 checkpointed block is captured as it ran: its ops once in the forward, and once more in the backward, from the block's

@@ -38,7 +38,7 @@ class RematOptions:
     reduction_ratio: float = _option(
         4.0, "without a budget, an op whose result is that many times smaller than what it reads is not run again"
     )
-    longest_chain: int | None = _option(None, "the most ops recomputed one after another; None is no limit")
+    longest_chain: int | None = _option(None, "the most ops recomputed one after another; unlimited if None")
     recompute_materialized: bool = _option(
         False,
         "recompute also what the backward then writes to memory for a reader outside its kernels: less memory, more time",
@@ -65,7 +65,7 @@ class RematOptions:
         True, "compute a value again in each region that reads it, where that weighs less than to read it"
     )
     between_chain: int | None = _option(
-        8, "the most ops computed again one after another between regions; None is no limit"
+        8, "the most ops computed again one after another between regions; unlimited if None"
     )
     peaks: Peaks = field(
         default=H100_SXM_DATASHEET,

@@ -1,4 +1,4 @@
-"""Why remat keeps a value, or recomputes it: a decision for each, with numbers."""
+"""Reasons of remat: a decision for each value that it keeps or recomputes, with numbers."""
 
 from __future__ import annotations
 

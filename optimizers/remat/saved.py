@@ -1,4 +1,4 @@
-"""Why each storage is kept for the backward: what reads it there, or what was decided about it.
+"""Saved storages, each with why the backward needs it: what reads it there, or what was decided about it.
 
     for saved in explain_saved(trace):
         print(saved.name, saved.nbytes, saved.reason, REASONS[saved.reason])

@@ -1,4 +1,4 @@
-"""When the backward recomputes: copies of forward ops, made, taken back, and run as late as their first reader allows.
+"""The schedule of recomputing: copies of forward ops, made, taken back, and run as late as their first reader allows.
 
 A recomputed copy of `x` is called `x_again`, has phase "backward" and remembers `x` in
 `node.meta["custom"]["recomputes"]`. That makes rematerialisation reversible: `forget` gives the trace as it was, so that a

@@ -1,4 +1,4 @@
-"""What memory costs in time, and what a rematerialisation weight costs in memory, as data.
+"""Tradeoffs of rematerialisation as data: what memory costs in time, and what a weight costs in memory.
 
 `pareto` lists the choices of rematerialisation for budgets and weights:
 
@@ -43,7 +43,7 @@ class Point:
     """One choice. `budget` is as it was given, `weight` the producer input weight; sizes are bytes of the trace before fuse.
 
     `recompute_seconds` are modelled (`budget.fused_seconds`), `recomputed_ops` counts ops that do work. `met` says whether
-    no more is saved than the budget allows; None is no budget.
+    no more is saved than the budget allows; there is no budget where it is None.
     """
 
     budget: int | float | None

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from traces import Tried, captured, ops, tried
 
 from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.fuse.fusible import is_for_reader
+from tracefuse.optimizers.fuse.remaking import is_for_reader
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.liveness import live_bytes, peak_bytes
