@@ -117,7 +117,9 @@ def compiled(model: nn.Module) -> list[CompiledGraph]:
     """
     known = [graph for ref in _known if (graph := ref()) is not None]
     own = [graph for graph in known if graph.has_parameter_of(model)]
-    return own or [graph for graph in known if graph.has_parameters_like(model)]
+    if own or _why_refused(model) is not None:
+        return own
+    return [graph for graph in known if graph.has_parameters_like(model)]
 
 
 def note_refused(inputs: Sequence[Any], reason: str) -> None:
@@ -146,8 +148,12 @@ def explore(model: nn.Module, **options: Any) -> Explorer:
     )
 
 
+def _why_refused(model: nn.Module) -> str | None:
+    return next((why for p in model.parameters() if (why := _refused.get(p)) is not None), None)
+
+
 def _why_none(model: nn.Module) -> str:
-    reason = next((why for p in model.parameters() if (why := _refused.get(p)) is not None), None)
+    reason = _why_refused(model)
     if reason is not None:
         return f"nothing of this model was compiled: its graph runs op by op, without tracefuse: {reason}."
     return (

@@ -15,6 +15,7 @@ place in autograd's graph: the results beside it have.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class Halves:
         built = [kernel for kernel in self.variant.kernels if kernel.name not in self.variant.fallbacks]
         preload(self.module, built, self.variant.tunings)
         for kernel in built:
-            self._try_first(kernel)
+            _try_first(self.module, kernel)
         self._is_op_by_op = False
         forward, backward = self.variant.forward, self.variant.backward
         primals = [entry.name for entry in forward.inputs]
@@ -92,26 +93,6 @@ class Halves:
             )
             return outputs
 
-    def _try_first(self, kernel: Kernel) -> None:
-        """Let the generated module take a kernel's ATen ops if its first launch fails, and its launcher if it does not."""
-        launch = getattr(self.module, kernel.name)
-
-        def tried(*tensors: torch.Tensor) -> Any:
-            chosen: Callable[..., Any] = launch
-            try:
-                made = launch(*tensors)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                chosen, made = kernel, kernel(*tensors)
-                warn_user(
-                    f"the kernel {kernel.name} of this model runs as ATen ops, as its launch failed: {shown(error)}."
-                )
-            setattr(self.module, kernel.name, chosen)
-            return made
-
-        setattr(self.module, kernel.name, tried)
-
     def backward(self, boxed: list[Any]) -> list[Any]:
         return self.among(self.module.backward(boxed), self.gradients)
 
@@ -131,6 +112,25 @@ class Halves:
     @staticmethod
     def among(values: Sequence[Any], positions: Sequence[int | None]) -> list[Any]:
         return [None if at is None else values[at] for at in positions]
+
+
+def _try_first(module: ModuleType, kernel: Kernel) -> None:
+    """Let the generated module take a kernel's ATen ops if its first launch fails, and its launcher if it does not."""
+    launch = getattr(module, kernel.name)
+
+    def tried(*tensors: torch.Tensor) -> Any:
+        chosen: Callable[..., Any] = launch
+        try:
+            made = launch(*tensors)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            chosen, made = kernel, kernel(*tensors)
+            warn_user(f"the kernel {kernel.name} of this model runs as ATen ops, as its launch failed: {shown(error)}.")
+        setattr(module, kernel.name, chosen)
+        return made
+
+    setattr(module, kernel.name, tried)
 
 
 def shown(error: BaseException) -> str:
