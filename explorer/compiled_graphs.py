@@ -1,4 +1,4 @@
-"""What `torch.compile(model, backend="tracefuse")` compiled, as captures: to look at, to switch passes, to measure.
+"""Captures of what `torch.compile(model, backend="tracefuse")` compiled: to look at, to switch passes, to measure.
 
     tracefuse.compiled(model)       a `CompiledGraph` for each graph of a compiled model, in the order of compiling
     tracefuse.explore(model)        the view of the largest of them

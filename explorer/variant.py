@@ -13,7 +13,7 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -322,16 +322,23 @@ class Variant:
             for made_before in ("source", "_compiled", "_graphed"):
                 vars(self).pop(made_before, None)
 
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path, imports: Sequence[str] = ()) -> Path:
         """Write one Python file that needs only torch and triton; `python FILE` checks it and times it.
 
-        Returns the path. Raises `ExportError` for a program that is more than one differentiable step, and for a path
-        that is no `.py` file in a directory that exists.
+        A program with operators of the user's own needs what registers them: `imports=["my_ops"]` are modules that the file
+        imports first. Returns the path. Raises `ExportError` for a program that is more than one differentiable step, and for
+        a path that is no `.py` file in a directory that exists.
         """
-        from tracefuse.execution.export import python_file
+        from tracefuse.execution.export import operators_to_register, python_file, with_imports
 
         path = python_file(Path(path))
-        path.write_text(self.source)
+        needed = operators_to_register(self.program.trace)
+        if needed and not imports:
+            text = (
+                f"{path.name} runs only where {', '.join(needed)} is registered: pass imports=['the module that does']"
+            )
+            warnings.warn(text, stacklevel=2)
+        path.write_text(with_imports(self.source, imports))
         return path
 
     @functools.cached_property

@@ -18,7 +18,7 @@ from tracefuse.assembly.functional import Built
 from tracefuse.optimizers.ops import arguments, is_getitem, is_mutable, is_random
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import origin, tensors, val
-from tracefuse.recording.origins import default_generator, device_of
+from tracefuse.recording.operators import default_generator, device_of
 
 aten = torch.ops.aten
 

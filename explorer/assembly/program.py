@@ -161,7 +161,7 @@ def captured_program(
         thawed=tuple(
             entry.source
             for entry, tensor in zip(trace.inputs, live, strict=True)
-            if recorder.value_of(tensor) in ended.thawed
+            if recorder.values.value_of(tensor) in ended.thawed
         ),
         pinned=pinned_among(trace, examples),
         unrecorded=blind_spots(recorder),

@@ -21,7 +21,6 @@ REMEDIES = {
     "batched": "Use `torch.func.vmap`, or a loop over the gradients (`is_grads_batched=False`, `vectorize=False`)",
     "uninitialised": "Call the model once before the capture",
     "fake": "Leave `FakeTensorMode`; a program that is too large to run is shown with `device='meta'`",
-    "storage-made": "Copy tensors (`tensor.clone()`) and not their storages",
     "opaque": "Switch that backend's layout off (`torch.backends.mkldnn.flags(enabled=False)`)",
 }
 """For each kind of tensor that is not plain and dense."""
@@ -89,6 +88,11 @@ def _of_higher_order(call: Call) -> str:
 
 def _check_dense(values: list[Value], what: str) -> None:
     kind = next((value.kind for value in values if value.kind is not None), None)
+    if kind == "storage-made":
+        raise CaptureError(
+            f"{what.removesuffix(' computes with')} works on a storage, which no operator filled. Write to and copy tensors "
+            "(`tensor.zero_()`, `tensor.clone()`), or capture a smaller piece."
+        )
     if kind is not None:
         remedy = REMEDIES.get(kind, f"Capture the program without {kind} (on one process, before it is sharded)")
         raise CaptureError(

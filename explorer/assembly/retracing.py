@@ -49,7 +49,7 @@ def functionalize(
 
 
 def _functional_graph(module: fx.GraphModule, recording: Recording, inputs: Mapping[Value, torch.Tensor]) -> fx.Graph:
-    program = _Program(module, recording.rng_states)
+    program = _Redrawing(module, recording.rng_states)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with without_tracebacks():
@@ -62,7 +62,7 @@ def _functional_graph(module: fx.GraphModule, recording: Recording, inputs: Mapp
             raise _not_functional(program) from error
 
 
-def _not_functional(program: _Program) -> CaptureError:
+def _not_functional(program: _Redrawing) -> CaptureError:
     nodes = [n for n in program.module.graph.nodes if n.op == "call_function"]
     writes = [_described(n) for n in nodes if is_mutable(n)]
     at = f" at {_described(program.at)}" if program.at in nodes else ""
@@ -76,7 +76,7 @@ def _described(node: fx.Node) -> str:
     return f"{node.target}{where(origin(node).source)}"
 
 
-def _traced(program: _Program, inputs: Sequence[torch.Tensor]) -> fx.Graph:
+def _traced(program: _Redrawing, inputs: Sequence[torch.Tensor]) -> fx.Graph:
     def run(*args: torch.Tensor) -> Any:
         with torch.no_grad():
             return program.run(*args)
@@ -85,7 +85,7 @@ def _traced(program: _Program, inputs: Sequence[torch.Tensor]) -> fx.Graph:
         return make_fx(torch.func.functionalize(run, remove="mutations"))(*inputs).graph
 
 
-class _Program(fx.Interpreter):
+class _Redrawing(fx.Interpreter):
     """Runs the recorded ops; `at` is the one that runs. Random ones draw what they drew, and leave the generator as it was:
     those that read no tensor draw numbers even where the inputs are fake."""
 

@@ -77,6 +77,11 @@ def _backward_elsewhere(recorder: Recorder) -> str:
 
 
 def _made_elsewhere(recorder: Recorder) -> str:
+    if recorder.has_forward_elsewhere:
+        return (
+            "A backward of this program starts from a tensor that was computed before the capture or on another thread: the "
+            "forward behind it is no part of the trace. Compute it inside, on the thread that captures."
+        )
     line = next(_lines_of_histories(recorder), None) if recorder.recording.roots else None
     if line is None:
         return ""

@@ -230,7 +230,7 @@ def values(arguments: argparse.Namespace, options: Iterable[Option]) -> dict[str
     return {o.name: False if o.name in off else o.default if given[o.name] is None else given[o.name] for o in options}
 
 
-def add_arguments(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+def add_arguments(parser: argparse._ActionsContainer, options: Iterable[Option]) -> None:
     """Add `options` to an argparse parser."""
     for option in options:
         for flags, keywords in option.arguments():

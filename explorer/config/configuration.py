@@ -110,7 +110,7 @@ class Config:
 
     def _remat(self, weight: float, peaks: Peaks) -> Remat:
         budget = {} if self.memory_budget is None else {"memory_budget": self.memory_budget}
-        rest = {"peaks": peaks} | budget | dict(self.remat_options)
+        rest: dict[str, Any] = {"peaks": peaks} | budget | dict(self.remat_options)
         return Remat(producer_input_weight=weight, save=self.save, recompute=self.recompute, **rest)
 
     def passes(self, machine: Machine | None = None) -> list[Pass]:

@@ -11,7 +11,7 @@ PASSES = {
 }
 """What each built-in pass does, in pipeline order."""
 
-PASS_OF = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"), "remat")
+PASS_OF: dict[str, str] = dict.fromkeys(("memory_budget", "save", "recompute", "remat_options"), "remat")
 """Option -> the pass that it belongs to, where it is not called like that."""
 
 OPTION_OF = {

@@ -1,5 +1,7 @@
-"""A finding and what detectors know: types, and the words that findings share. Detectors: `tracefuse.diagnose.diagnose`
-lists them."""
+"""Findings, the cases that detectors look at, and the words that findings share.
+
+`tracefuse.diagnose.diagnose` lists the detectors.
+"""
 
 from __future__ import annotations
 

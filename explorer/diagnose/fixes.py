@@ -143,7 +143,7 @@ def _check_known(trace: Trace, fix: Fix) -> None:
 
 
 def _on_device(trace: Trace, names: tuple[str, ...]) -> Trace:
-    """The inputs lie where the forward moves them to, as what they are."""
+    """The trace whose inputs lie on the device that the forward moves them to, in their own dtype."""
     return retyped(trace, {node.name: Place(_target(node), val(node).dtype) for node in map(trace.node, names)})
 
 
@@ -163,7 +163,7 @@ def _moves(node: fx.Node) -> list[fx.Node]:
 
 
 def _as_cast(trace: Trace, names: tuple[str, ...]) -> Trace:
-    """The inputs have the dtype that every reader casts them to."""
+    """The trace whose inputs have the dtype that every reader casts them to."""
     nodes = [trace.node(name) for name in names]
     for node in nodes:
         if only_dtype(node) == val(node).dtype:
@@ -174,13 +174,13 @@ def _as_cast(trace: Trace, names: tuple[str, ...]) -> Trace:
 
 
 def _pinned_input(trace: Trace, names: tuple[str, ...]) -> Trace:
-    """The host does not wait for the moves of the inputs, which `with_fix` pins."""
+    """The trace whose host does not wait for the moves of the inputs, which `fixed_program` pins."""
     new = trace.copy()
     return _unwaited(new, [move for name in names for move in _moves(new.node(name))])
 
 
 def _pinned_gradient(trace: Trace, names: tuple[str, ...]) -> Trace:
-    """The host does not wait for the gradients' copies, for which torch takes pinned memory: whoever reads them waits."""
+    """The trace whose host does not wait for the gradients' copies, which torch pins: whoever reads them waits."""
     new = trace.copy()
     inputs = [new.node(name) for name in names]
     back = [copy for node in inputs for copy in conversions_back(new, node, Place(_target(node), val(node).dtype))]

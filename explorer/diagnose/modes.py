@@ -97,7 +97,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
 
 
 def _rates() -> tuple[Peaks, Peaks]:
-    """Of float32 without and with tensor cores: of this machine's GPU where they were measured, else of a datasheet."""
+    """The speeds of float32 without and with tensor cores: this machine's where they were measured, else a datasheet's."""
     found = known_peaks("cuda")
     if found is None or not {"fp32", "tf32"} <= found.flops_per_s.keys():
         return FP32, TF32

@@ -1,4 +1,4 @@
-"""Findings about work that need not be done, or not so: casts of weights, concatenations, unfused ops, unaligned matmuls."""
+"""Findings about work that a program could avoid: casts of weights, concatenations, unfused ops, unaligned matmuls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same program for inputs that lie on another device, or have another dtype, than those it was captured with.
+"""Retyping makes the same program for inputs on another device, or of another dtype, than those it was captured with.
 
     moved = _to_copy(x, device="cuda:0")            x is on cuda:0: the move, and the gradient's way back, are gone
     h = mm(moved, w)                                h = mm(x, w)
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 class Place(NamedTuple):
-    """Where an input lies, and as what."""
+    """The device and the dtype of an input."""
 
     device: torch.device
     dtype: torch.dtype
@@ -110,7 +110,7 @@ def _place(node: fx.Node, place: Place) -> None:
 
 
 def _evaluate(node: fx.Node) -> bool:
-    """Type the op anew. Whether its layout changed."""
+    """Type the op anew, and say whether its layout changed."""
     try:
         value = evaluate(node.graph, node.target, node.args, node.kwargs, {})  # type: ignore[arg-type]
     except (RuntimeError, ValueError) as error:

@@ -22,9 +22,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tracefuse.dynamo.halves import Halves, shown
 from tracefuse.dynamo.joint import Joint
 from tracefuse.errors import NotSupported
+from tracefuse.execution.graphed_program import check_replayable
 from tracefuse.execution.graphs import Graphs, Recordable
 from tracefuse.execution.optimised import Optimised
-from tracefuse.execution.replayable import check_replayable
 from tracefuse.optimizers.trace import fake_mode, val
 from tracefuse.recording.frames import warn_user
 
@@ -33,7 +33,7 @@ IDLE = 4
 that. Where there are more, weights move at each step, and each recording would hold memory for nothing."""
 
 
-class _Recording:
+class _LentGraphs:
     """Graphs, and whether what they keep may still be read."""
 
     def __init__(self, graphs: Graphs) -> None:
@@ -62,7 +62,7 @@ class GraphedHalves(Halves):
             val(p) for p, i in zip(back.placeholders, back.inputs, strict=True) if i.kind == "cotangent"
         ]
         self._is_differentiated = bool(joint.gradients)
-        self._recordings: dict[tuple[int, ...], _Recording] = {}
+        self._recordings: dict[tuple[int, ...], _LentGraphs] = {}
         self._warned: set[str] = set()
         self._is_plain = False
         try:
@@ -106,7 +106,7 @@ class GraphedHalves(Halves):
             self._run_plainly(shown(error))
             return None
 
-    def _free_recording(self, inputs: list[Any]) -> _Recording | None:
+    def _free_recording(self, inputs: list[Any]) -> _LentGraphs | None:
         """One around these inputs whose memory nobody waits for; None for a plain run."""
         if self._is_plain or torch.cuda.is_current_stream_capturing():
             return None
@@ -118,7 +118,7 @@ class GraphedHalves(Halves):
             return None
         return self._recordings[key]
 
-    def _recorded(self, key: tuple[int, ...], inputs: list[Any]) -> _Recording | None:
+    def _recorded(self, key: tuple[int, ...], inputs: list[Any]) -> _LentGraphs | None:
         idle = [one for one in self._recordings.values() if not one.is_awaited]
         if len(idle) >= IDLE:
             self._run_plainly(
@@ -133,7 +133,7 @@ class GraphedHalves(Halves):
         except Exception as reason:
             self._run_plainly(str(reason) if isinstance(reason, NotSupported) else shown(reason))
             return None
-        self._recordings[key] = _Recording(graphs)
+        self._recordings[key] = _LentGraphs(graphs)
         return self._recordings[key]
 
     def _ones(self, _: Any) -> list[torch.Tensor]:

@@ -4,23 +4,32 @@ What no operator does is in no trace: a write through `.numpy()` or by a library
 numbers tell: a replay from the captured inputs must give those of the run. Nothing is kept alive to compare with. Results of
 a few bytes are copied when the program ends, and so are running statistics, since a batch norm does not count its writes to
 them; of all else it is known which tensor it is and whether it was written to since.
+
+Outputs that no operator defines show what lay in memory that an `empty` took, other numbers in each run: replays with that
+memory filled tell them apart.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import fx
 
 from tracefuse.assembly.draws import undisturbed
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.execution.difference import max_abs_difference
-from tracefuse.execution.replay import replayed
-from tracefuse.execution.undefined import undefined_outputs
-from tracefuse.optimizers.trace import Output
+from tracefuse.execution.replay import replay, replayed
+from tracefuse.optimizers.ops import op_name
+from tracefuse.optimizers.trace import Output, Trace, call
 from tracefuse.recording.run import Left
+
+aten = torch.ops.aten
+
+_EMPTY = re.compile(r"aten\.(new_)?empty(_\w+)?\.")
 
 
 @dataclass(frozen=True)
@@ -128,3 +137,37 @@ def _magnitude(output: Output, found: Mapping[Output, tuple[float, float]]) -> f
 
 def _relative(output: Output, found: Mapping[Output, tuple[float, float]]) -> float:
     return found[output][0] / (_magnitude(output, found) or 1.0)
+
+
+# --- what no operator defines ---
+
+
+def undefined_outputs(program: CapturedProgram) -> frozenset[Output]:
+    """The outputs of which a number depends on what such memory held, by trial: three replays, where there is such memory."""
+    if not any(map(_is_empty, program.trace.ops)):
+        return frozenset()
+    first, again, other = (_replayed_filled(program, filled_with) for filled_with in (0, 0, 1))
+    return frozenset(
+        output
+        for output, a, b, c in zip(program.trace.outputs, first, again, other, strict=True)
+        if not max_abs_difference("a replay", a, c) <= 2 * max_abs_difference("a replay", a, b)
+    )
+
+
+def _is_empty(node: fx.Node) -> bool:
+    return _EMPTY.match(op_name(node)) is not None
+
+
+def _replayed_filled(program: CapturedProgram, number: int) -> tuple[torch.Tensor, ...]:
+    with undisturbed(program.example_inputs):
+        return replay(_filled(program.trace, number), program.example_inputs, program.rng_states)
+
+
+def _filled(trace: Trace, number: int) -> Trace:
+    """`trace` with `number` in all memory that it takes."""
+    new = trace.copy()
+    for node in filter(_is_empty, new.ops):
+        with new.graph.inserting_after(node):
+            filled = call(node, aten.fill.Scalar, node, number)
+        node.replace_all_uses_with(filled, delete_user_cb=lambda user, filled=filled: user is not filled)
+    return new

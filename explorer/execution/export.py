@@ -12,8 +12,9 @@ Random ops draw fresh numbers at each run, also where the program seeded its gen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from tracefuse.device.dropout import support
 from tracefuse.device.packed_attention import support as packing_support
 from tracefuse.errors import ExportError
+from tracefuse.execution.drawn import MAX_INTEGERS, drawn_row
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.kernels.launch import LAUNCH
@@ -33,9 +35,9 @@ from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, 
 _RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
 _RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
 _BOXED = "boxed"
-MAX_SORTED = 2**20
+_IMPORT_TORCH = "import torch"
+_OF_TORCH = {"aten", "prim", "prims", "rngprims", "quantized", "mkldnn", "c10d", "_c10d_functional", "inductor"}
 MAX_GUARDS = 20  # Lines of a file's head that say which path was taken.
-MAX_INTEGERS = 64  # Captured integers of one input that a file holds: a line that people still read.
 
 
 def python_file(path: Path) -> Path:
@@ -146,11 +148,11 @@ def _header(variant: Optimised) -> str:
         "import sys",
         "import time",
         "",
-        "import torch",
+        _IMPORT_TORCH,
     ]
     if variant.kernels:
         lines += ["import triton", "import triton.language as tl"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_register_lines(variant.program.trace)])
 
 
 def _path_taken(variant: Optimised) -> list[str]:
@@ -182,7 +184,7 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
     rows = [
         f"    {_input_row(i.name, i.source, p)}," for i, p in zip(forward.inputs, forward.placeholders, strict=True)
     ]
-    drawn = [f"    {_drawn_row(t)}," for t in variant.program.example_inputs[: len(names)]]
+    drawn = [f"    {drawn_row(t)}," for t in variant.program.example_inputs[: len(names)]]
     cotangents = [i for i in backward.inputs if i.kind == "cotangent"]
     seeds = variant.program.example_inputs[len(names) :]
     return "\n".join(
@@ -192,7 +194,7 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             *rows,
             "]",
             "# what example_inputs draws from: the captured mean, standard deviation, least and greatest, of complex tensors",
-            f"# of both parts; of integers the captured values, {MAX_INTEGERS} from least to greatest if there are more",
+            f"# of both parts; of integers the captured ones, or how more than {MAX_INTEGERS} are drawn and of which values",
             "DRAWN = [",
             *drawn,
             "]",
@@ -228,33 +230,34 @@ def _layout(placeholder: torch.fx.Node) -> Any:
     return tuple(val(placeholder).shape), tuple(val(placeholder).stride())
 
 
-def _drawn_row(tensor: torch.Tensor) -> str:
-    """The row of DRAWN: of integers the values themselves, since what lies between a label and `ignore_index` is no label."""
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.detach().resolve_conj())
-    if not tensor.is_floating_point():
-        return literal(_some_values(tensor))
-    wide = tensor.detach().double()
-    finite = wide[wide.isfinite()]
-    if finite.numel() == 0:
-        return literal((0.0, 1.0, -1.0, 1.0))
-    deviation = float(finite.std(correction=0))
-    return literal((float(finite.mean()), deviation, float(finite.min()), float(finite.max())))
+def with_imports(source: str, imports: Sequence[str]) -> str:
+    """The file that imports these modules first. Raises `ExportError` for what is no module's name."""
+    for name in imports:
+        if not all(part.isidentifier() and not iskeyword(part) for part in name.split(".")):
+            raise ExportError(f"imports={name!r} is no module: pass the names of modules, such as imports=['my_ops']")
+    lines = "".join(f"import {name}\n" for name in imports)
+    return source.replace(f"\n{_IMPORT_TORCH}\n", f"\n{_IMPORT_TORCH}\n{lines}", 1)
 
 
-def _some_values(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its distinct values in ascending order; of more than `MAX_INTEGERS` as many, evenly spaced in that order.
+def operators_to_register(trace: Trace) -> list[str]:
+    """The operators of `trace` that are none of PyTorch's own, "my_ops::twice": whoever runs it must have registered them."""
+    found = (n.target for n in trace.ops if isinstance(n.target, torch._ops.OpOverload))
+    return sorted({one._schema.name for one in found if one.namespace not in _OF_TORCH})
 
-    Of a large tensor those of a sample, the least and the greatest among them: `unique` sorts, and takes only so many.
-    """
-    if tensor.numel() > MAX_SORTED:
-        sample = tensor.flatten()[:: tensor.numel() // MAX_SORTED]
-        tensor = torch.cat([sample, tensor.amin()[None], tensor.amax()[None]])
-    values = tensor.unique().tolist()
-    if len(values) <= MAX_INTEGERS:
-        return tuple(values)
-    last = len(values) - 1
-    return tuple(values[step * last // (MAX_INTEGERS - 1)] for step in range(MAX_INTEGERS))
+
+def _register_lines(trace: Trace) -> list[str]:
+    """Lines that raise where an operator is not registered, before a line that calls it does."""
+    return [
+        line
+        for namespace, _, name in (one.partition("::") for one in operators_to_register(trace))
+        for line in (
+            f"if not hasattr(torch.ops.{namespace}, {name!r}):",
+            f"{INDENT}raise ImportError(",
+            f'{INDENT * 2}"nothing has registered the operator {namespace}::{name}, which this program calls: "',
+            f"{INDENT * 2}\"import the module that does before this file, or export it with imports=['that_module']\"",
+            f"{INDENT})",
+        )
+    ]
 
 
 def _constant(tensor: torch.Tensor) -> float | complex | None:

@@ -150,7 +150,8 @@ def run(*inputs):
 
 
 def example_inputs(device=DEVICE, seed=0, rounded=False):
-    """Random tensors of the captured shapes and strides: floats within the captured range, integers that were captured.
+    """Random tensors of the captured shapes and strides: floats within the captured range, integers that were captured, in
+    order where they were.
 
     With `rounded` each float is up or down by one rounding.
     """
@@ -166,8 +167,18 @@ def example_inputs(device=DEVICE, seed=0, rounded=False):
             if rounded:
                 parts *= 1 + torch.finfo(dtype).eps * torch.empty_like(parts).uniform_(-1, 1, generator=signs).sign()
         elif memory.numel() > 0:
-            places = torch.randint(len(drawn), memory.shape, generator=generator, device=device)
-            memory = torch.tensor(drawn, dtype=dtype, device=device)[places]
+            how, values = drawn
+            known = torch.tensor(values, dtype=dtype, device=device)
+            places = torch.randint(len(values), memory.shape, generator=generator, device=device)
+            if how == "captured":
+                places = torch.arange(len(values), device=device)
+            elif how == "ordered":
+                places = places.sort().values
+                places[0] = 0
+            if how == "permuted":
+                known = known + torch.randperm(memory.numel(), generator=generator, device=device).to(dtype)
+                places = torch.arange(memory.numel(), device=device)
+            memory = known[places]
         made.append(memory.as_strided(shape, stride))
     return made
 

@@ -16,7 +16,7 @@ from tracefuse.errors import OptionError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.replays import Replays
 from tracefuse.optimizers.trace import origin, tensors
-from tracefuse.recording.origins import default_generator
+from tracefuse.recording.operators import default_generator
 
 
 class Program:

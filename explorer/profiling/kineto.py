@@ -67,7 +67,7 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Recording:
+class Records:
     """What a file holds. `threads` are the names of the host's threads by their number, `Event.resource`."""
 
     events: tuple[Event, ...]
@@ -80,7 +80,7 @@ class Recording:
 
 
 @uncollected()
-def recorded_in(path: str | Path) -> Recording:
+def recorded_in(path: str | Path) -> Records:
     """Read a trace file. Raises `TraceFileError` for what is none, or is cut off, `OSError` as `open` does."""
     header, records = read(path)
     reader = _Reader()
@@ -184,7 +184,7 @@ class _Reader:
 
     # --- when all is read ---------------------------------------------------------------------------------------------
 
-    def recording(self, header: Mapping[str, Any]) -> Recording:
+    def recording(self, header: Mapping[str, Any]) -> Records:
         for place, begun in self.begun.items():
             for record in begun:
                 self._aside(str(record.get("cat", "none")), f"a begin without its end, on {_text(place)}")
@@ -202,7 +202,7 @@ class _Reader:
             for d in header.get("deviceProperties") or ()
             if isinstance(d, dict) and "id" in d
         }
-        return Recording(events, frames, by_flow or _by_sequence(events), names, devices, header, self.account)
+        return Records(events, frames, by_flow or _by_sequence(events), names, devices, header, self.account)
 
     def _links(self, found: Mapping[tuple[Any, int], int]) -> Iterator[tuple[str, int, int]]:
         """(category, index of the event that it starts at, of the one that it ends at) of each flow with both."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from tracefuse.profiling.kineto import Recording
+from tracefuse.profiling.kineto import Records
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import Idle, idle_of_devices, idle_of_streams
 from tracefuse.timeline.host_calls import SYNCHRONIZATION, Host, Interval
@@ -40,7 +40,7 @@ class Run:
     the same stretch.
     """
 
-    recording: Recording
+    recording: Records
     window: Interval
     provenance: str
     clocks: tuple[tuple[str, float, float], ...] = ()

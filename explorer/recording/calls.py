@@ -16,36 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from tracefuse.optimizers.trace import Origin, Source
-from tracefuse.recording.host_reads import Stop, may_read
+from tracefuse.recording.host_reads import Stop
 
 aten = torch.ops.aten
 
 # These write their running statistics although their schema does not say so.
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
-# Wrong in a dispatch mode, as `tests/bench/trust/op_db.py` found: kernels of torch conjugate lazily; modes switch it off. An
-# operator's own hash runs Python.
-CONJUGATING = {id(aten.linalg_pinv.atol_rtol_tensor), id(aten.linalg_pinv.atol_rtol_float)}
-# These return views although their schema does not say so, as these others do whose schema does.
-_VIEWS = {
-    aten.unsafe_split.Tensor: aten.split.Tensor,
-    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
-}
-# These write nothing, but give their tensor other memory.
-_OTHER_MEMORY = {
-    aten.set_.source_Tensor: lambda tensor, source: (aten.alias.default, (source,)),
-    aten.set_.source_Tensor_storage_offset: lambda tensor, source, offset, size, stride=(): (
-        aten.as_strided.default,
-        (source, size, stride, offset),
-    ),
-    aten.set_.default: lambda tensor: (aten.new_empty.default, (tensor, [0])),
-}
-_ON_STORAGES = {aten.set_.source_Storage, aten.set_.source_Storage_storage_offset}
-# It tells the allocator when memory may be used again, and changes no number.
-_RECORD_STREAM = aten.record_stream.default
-# The argument, by position, that holds the weights once more, as cuDNN wants them: without it the op packs them itself.
-_PACKED = {aten._cudnn_rnn.default: 3}
-# It gives its tensors other memory and leaves their numbers.
-_MOVING = {aten._cudnn_rnn_flatten_weight.default}
 
 
 class Value:
@@ -131,6 +107,11 @@ def kind_of(tensor: torch.Tensor) -> str | None:
     return kind.__name__ if runs_operators and kind is not FakeTensor else None  # of fake ones nothing real is computed
 
 
+def is_in_engine() -> bool:
+    """Whether autograd's engine is running on this thread; by a private name of torch, seen on 2.11, 2.13 and 2.15."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_leaf(tensor: torch.Tensor) -> bool:
     """Whether autograd knows of nothing that made it. A view that was made without autograd, of what autograd knows, is none:
     once it was written to, torch raises where it is asked."""
@@ -182,75 +163,13 @@ def values_in(tree: Any) -> list[Value]:
     return [value for one in tree for value in values_in(one)]
 
 
-@dataclass(frozen=True, slots=True)
-class OpFacts:
-    """What the recorder asks of each op that runs, found out once per operator.
-
-    It is recorded as `func`, unless it `computes` nothing; `packed` is the position of an argument that others hold already;
-    `moves`: it only gives the tensors of its first argument other memory; `on_storage`: it gives its tensor a storage, and
-    says nothing of what that holds; `becomes` tells, of an op such as
-    `unsqueeze_` or `set_` with its arguments, which op on which of them makes what its tensor is from then on; `aliased` the
-    position and the name of the arguments, of that op, in whose memory the results may lie.
-    """
-
-    func: OpOverload | HigherOrderOperator
-    is_random: bool = False
-    may_write: bool = False
-    may_read: bool = False
-    computes: bool = True
-    packed: int | None = None
-    moves: bool = False
-    on_storage: bool = False
-    becomes: Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None = None
-    aliased: tuple[tuple[int, str], ...] = ()
-
-
-_FACTS: dict[int, OpFacts] = {}
-
-
-def facts_of(func: OpOverload | HigherOrderOperator) -> OpFacts:
-    facts = _FACTS.get(id(func))  # an operator's own hash runs Python
-    if facts is None:
-        facts = _FACTS[id(func)] = OpFacts(func) if isinstance(func, HigherOrderOperator) else _facts(func)
-    return facts
-
-
-def _facts(func: OpOverload) -> OpFacts:
-    return OpFacts(
-        _VIEWS.get(func, func),
-        is_random=torch.Tag.nondeterministic_seeded in func.tags,
-        may_write=func in BATCH_NORMS
-        or (func not in {*_OTHER_MEMORY, *_ON_STORAGES} and any(map(is_written, func._schema.arguments))),
-        may_read=may_read(func),
-        computes=func is not _RECORD_STREAM and func.namespace != "profiler",
-        packed=_PACKED.get(func),
-        moves=func in _MOVING,
-        on_storage=func in _ON_STORAGES,
-        becomes=_OTHER_MEMORY.get(func) or _view_in_place(func),
-        aliased=() if func in {aten.set_.default, *_ON_STORAGES} else _aliased(_VIEWS.get(func, func)),
-    )
+def is_mutable(func: OpOverload | HigherOrderOperator) -> bool:
+    """Whether an operator overwrites arguments, by its schema."""
+    return isinstance(func, OpOverload) and func._schema.is_mutable
 
 
 def is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _view_in_place(func: OpOverload) -> Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None:
-    if torch.Tag.inplace_view not in func.tags:
-        return None
-    packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
-    twin = aten.transpose.int if func is aten.transpose_.default else getattr(packet, func._overloadname, None)
-    aliases = [a for a in twin._schema.arguments if a.alias_info is not None] if twin is not None else []
-    return (lambda *args: (twin, args)) if aliases and not any(map(is_written, aliases)) else None
-
-
-def _aliased(func: OpOverload) -> tuple[tuple[int, str], ...]:
-    arguments = list(enumerate(func._schema.arguments))
-    if func is aten._unsafe_view.default:  # a view that its schema does not tell of
-        return tuple((position, argument.name) for position, argument in arguments)
-    if all(result.alias_info is None for result in func._schema.returns):
-        return ()
-    return tuple((position, argument.name) for position, argument in arguments if argument.alias_info is not None)
 
 
 @dataclass(slots=True)
@@ -279,7 +198,7 @@ class Call:
 
     def writes(self) -> list[Value]:
         """The values that the op overwrites."""
-        return values_in(self.overwritten()) if facts_of(self.func).may_write else []
+        return values_in(self.overwritten()) if self.func in BATCH_NORMS or is_mutable(self.func) else []
 
 
 def bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:

@@ -1,8 +1,7 @@
 """Hooks on torch: where backwards start and end, and which `nn.Module`s are running.
 
-Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`,
-`torch._C._current_graph_task_id`. Of what is compiled, on 2.13: `nn.Module._compiled_call_impl`,
-`_orig_mod`, and the frame `compile_wrapper`, which calls `fn`.
+Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`. Of what is
+compiled, on 2.13: `nn.Module._compiled_call_impl`, `_orig_mod`, and the frame `compile_wrapper`, which calls `fn`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,11 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.shield import Shield, shielded
 
 _DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
-
-
-def is_in_engine() -> bool:
-    """Whether autograd's engine is running on this thread."""
-    return torch._C._current_graph_task_id() != -1
 
 
 class Backwards(Protocol):

@@ -8,13 +8,16 @@ which lies between the user's tensors and makes malloc take more pages for the n
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from tracefuse.recording.calls import Value, kind_of
+from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, is_leaf, kind_of
+from tracefuse.recording.frames import user_source
 
 T = TypeVar("T")
 
@@ -126,6 +129,144 @@ class Memories:
         layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
         found = [self._values[memory], *self._further.get(memory, ())]
         return next((value for value in found if value.layout == layout), None)
+
+
+class Identities:
+    """Which value each tensor of a program is, and which values it read from outside: these go to `recording`."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.ids: WeakMap[Value] = WeakMap()
+        self.memories = Memories()
+        self._count = 0
+        self._started: set[Value] = set()
+        self._made_memory: set[int | None] = set()
+        self._external_storage: dict[int, Value] = {}
+        self._externals_of: dict[Value, list[Value]] = {}
+
+    def value_of(self, tensor: torch.Tensor) -> Value | None:
+        """The value that this tensor is, if the program met it."""
+        value = self.ids.get(tensor)
+        if value is None:
+            return self.memories.find(tensor)
+        memory = self.memories.of(tensor)
+        is_same = value.memory == memory or value in self.recording.externals
+        return value if is_same else self._lying_where(tensor, memory)
+
+    def memory_of(self, tensor: torch.Tensor) -> int | None:
+        """Equal for tensors that share memory, as long as it is there; None for tensors that have none of their own."""
+        return self.memories.of(tensor)
+
+    def alive(self) -> frozenset[Value]:
+        """The values whose tensors somebody still holds."""
+        return frozenset(self.ids.values())
+
+    def _new(self, tensor: torch.Tensor, memory: int | None) -> Value:
+        value = self.ids[tensor] = Value(self._count, tensor, memory)
+        self._count += 1
+        return value
+
+    def read(self, tensor: torch.Tensor) -> Value:
+        value = self.ids.get(tensor)
+        memory = self.memories.of(tensor)
+        is_replaced = value is not None and value.memory != memory  # `tensor.data = ...`
+        starts = tensor.requires_grad and torch.is_grad_enabled() and is_leaf(tensor)
+        starts = starts and not is_in_engine()  # a checkpoint detaches what it recomputes from
+        if value is not None and not is_replaced and not starts:
+            return value
+        if is_replaced:
+            same = None if self._note_replaced(value) or starts else self._lying_where(tensor, memory)
+        else:
+            same = self.memories.find(tensor) if value is None and not starts else value
+        if same is not None and not (starts and self._made_here(same)):
+            if same is not value:
+                self.ids[tensor] = same
+            if starts:
+                self._started.add(same)
+            return same
+        fresh = self._new(tensor, memory)
+        if starts:
+            self._started.add(fresh)
+        self.recording.externals[fresh] = tensor
+        if value is not None:
+            self.recording.superseded.add(value)
+        if memory is not None and (value is None or is_replaced):
+            fresh.base = self._external_storage.setdefault(memory, fresh)
+        self._externals_of.setdefault(fresh.base, []).append(fresh)
+        return fresh
+
+    def _lying_where(self, tensor: torch.Tensor, memory: int | None) -> Value | None:
+        """A value that has the memory and the layout that `tensor` was given."""
+        same = self.memories.find(tensor)
+        if same is not None or memory not in self._external_storage:
+            return same
+        layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        recording = self.recording
+        made = (value for call in reversed(recording.calls) for value in call.out_values())
+        known = itertools.chain(recording.externals, made)
+        return next((value for value in known if value.memory == memory and value.layout == layout), None)
+
+    def _note_replaced(self, value: Value) -> bool:
+        """Note that the tensor of `value` lies in other memory from now on, if it is an input; whether it is one."""
+        if value in self.recording.externals:
+            self.recording.replaced.setdefault(value, user_source())
+            return True
+        return False
+
+    def become(self, call: Call, made_by: Callable[..., tuple[Any, Any]], tensor: torch.Tensor) -> None:
+        """What the op made of its tensor is a value of its own; `call` makes it from then on, and writes to nothing."""
+        memory = self.memories.of(tensor)
+        if call.args[0].memory != memory:
+            self._note_replaced(call.args[0])
+        call.func, call.args = made_by(*call.args)
+        call.outs = self._new(tensor, memory)
+
+    def _made_here(self, value: Value) -> bool:
+        """Whether a leaf was made or initialised by the program and autograd is about to start at it: from there on it is
+        an input, as if it had been made before."""
+        tensor = self.recording.externals.get(value)
+        initialised_here = value in self.recording.snapshots and self.memories.of(tensor) in self._made_memory
+        return (tensor is None or initialised_here) and value not in self._started
+
+    def made(self, tensor: torch.Tensor) -> Value:
+        value = self.ids.get(tensor)
+        if value is not None:
+            return value
+        new = self._new(tensor, self.memories.of(tensor))
+        if new.memory not in self._external_storage:
+            self._made_memory.add(new.memory)
+            self.memories.add(new)
+        return new
+
+    def snapshot(self, value: Value) -> None:
+        """Keep what the inputs behind `value`'s memory held before the program overwrites them."""
+        recording = self.recording
+        for other in self._externals_of.get(value.base, ()):
+            tensor = recording.externals[other]
+            if other in recording.snapshots:
+                continue
+            if is_there(tensor):
+                recording.snapshots[other] = tensor.detach().clone()
+            else:
+                recording.freed.setdefault(other, user_source())
+
+    def is_clone(self, call: Call, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+        """Note what `set_` made of its tensor: it lies in a storage that no operator filled. A copy of a value that was met
+        before, as `copy.deepcopy` makes, is a clone of it, and `call` becomes that; what lies elsewhere comes from outside, as
+        a batch from a worker does, and is an input once it is read."""
+        self.ids.pop(tensor)
+        source = self.memories.copied_from(storage)
+        if source is None:
+            made = self.memories.of(tensor) in self._made_memory and self.memories.find(tensor) is None
+        else:
+            same = self.memories.find_in(source, tensor) or self._lying_where(tensor, source)
+            if same is not None:
+                call.func, call.args, call.kwargs = torch.ops.aten.clone.default, (same,), {}
+                return True
+            made = source in self._made_memory or source in self._external_storage
+        if made:
+            self._new(tensor, self.memories.of(tensor)).kind = "storage-made"
+        return False
 
 
 def _address(storage: torch.UntypedStorage) -> int:

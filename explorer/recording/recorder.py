@@ -11,7 +11,6 @@ Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,24 +20,14 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tracefuse.recording.calls import (
-    CONJUGATING,
-    Call,
-    OpFacts,
-    Recording,
-    Value,
-    facts_of,
-    is_leaf,
-    map_tensors,
-    node_of,
-)
+from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
 from tracefuse.recording.frames import user_source
 from tracefuse.recording.garbage import SetAside
-from tracefuse.recording.hooks import BackwardHook, ModuleStack, is_in_engine
+from tracefuse.recording.hooks import BackwardHook, ModuleStack
 from tracefuse.recording.host_reads import HostRead, Listener, Methods, Stop, read_by
 from tracefuse.recording.launches import LaunchHook, kernel_name
-from tracefuse.recording.memories import Memories, WeakMap, is_there
-from tracefuse.recording.origins import Origins, without_generator
+from tracefuse.recording.memories import Identities, WeakMap, is_there
+from tracefuse.recording.operators import CONJUGATING, OpFacts, Origins, facts_of, without_generator
 from tracefuse.recording.shield import Shield, shielded
 
 
@@ -60,16 +49,10 @@ class Recorder(TorchDispatchMode, Listener):
     def begin(self) -> None:
         """Forget what was recorded so far: the program begins here."""
         self.recording = Recording()
-        self.has_backward_elsewhere = False
+        self.has_backward_elsewhere = self.has_forward_elsewhere = False
         self._origins = Origins(self.modules)
         self._thread = threading.get_ident()
-        self._ids: WeakMap[Value] = WeakMap()
-        self._count = 0
-        self._started: set[Value] = set()
-        self._made_memory: set[int | None] = set()
-        self._external_storage: dict[int, Value] = {}
-        self._externals_of: dict[Value, list[Value]] = {}
-        self._memories = Memories()
+        self.values = Identities(self.recording)
         self._is_running = self._is_copying = False
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -100,25 +83,12 @@ class Recorder(TorchDispatchMode, Listener):
             enter(*arguments)
             self._hooks.callback(leave, *arguments)
 
-    def value_of(self, tensor: torch.Tensor) -> Value | None:
-        """The value that this tensor is, if the program met it."""
-        value = self._ids.get(tensor)
-        if value is None:
-            return self._memories.find(tensor)
-        memory = self._memories.of(tensor)
-        is_same = value.memory == memory or value in self.recording.externals
-        return value if is_same else self._lying_where(tensor, memory)
-
-    def memory_of(self, tensor: torch.Tensor) -> int | None:
-        """Equal for tensors that share memory, as long as it is there; None for tensors that have none of their own."""
-        return self._memories.of(tensor)
-
     def note_end(self) -> None:
         """The program is over: note the inputs that have other memory now than when it read them, and those that have become
         part of its autograd graph although no operator wrote to them."""
         recording = self.recording
         for value, tensor in recording.externals.items():
-            if self._ids.get(tensor) is value and value.memory != self._memories.of(tensor):
+            if self.values.ids.get(tensor) is value and value.memory != self.values.memories.of(tensor):
                 recording.replaced.setdefault(value, None)
             if value not in recording.snapshots and not is_there(tensor):
                 recording.freed.setdefault(value, None)
@@ -129,10 +99,6 @@ class Recorder(TorchDispatchMode, Listener):
                 and value not in recording.snapshots
             ):
                 recording.unseen.append(made_by.name())
-
-    def alive(self) -> frozenset[Value]:
-        """The values whose tensors somebody still holds."""
-        return frozenset(self._ids.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -159,11 +125,11 @@ class Recorder(TorchDispatchMode, Listener):
             state, kwargs = without_generator(func, args, kwargs)
             origin = replace(origin, rng=len(self.recording.rng_states))
             self.recording.rng_states.append(state)
-        by_name = map_tensors(self._read, kwargs) if kwargs else {}
-        call = Call(facts.func, map_tensors(self._read, args), by_name, None, origin, in_engine)
+        by_name = map_tensors(self.values.read, kwargs) if kwargs else {}
+        call = Call(facts.func, map_tensors(self.values.read, args), by_name, None, origin, in_engine)
         if facts.may_write:
             for value in call.writes():
-                self._snapshot(value)
+                self.values.snapshot(value)
         if facts.may_read and (host_read := read_by(func, args, kwargs)) is not None:
             self.recording.stops.append(Stop(host_read, origin.source, in_engine))
         return call
@@ -171,35 +137,17 @@ class Recorder(TorchDispatchMode, Listener):
     def _note_results(self, call: Call, facts: OpFacts, args: tuple[Any, ...], out: Any) -> None:
         if facts.moves:
             for tensor in args[0]:
-                self._ids.get(tensor).move(tensor, self._memories.of(tensor))
+                self.values.ids.get(tensor).move(tensor, self.values.memories.of(tensor))
             return
-        if facts.on_storage and not self._is_clone(call, out, args[1]):
+        if facts.on_storage and not self.values.is_clone(call, out, args[1]):
             return
         if facts.becomes is None:
-            call.outs = map_tensors(self._made, out)
+            call.outs = map_tensors(self.values.made, out)
         else:  # the same tensor is another value from now on
-            self._become(call, facts, out)
+            self.values.become(call, facts.becomes, out)
         if facts.aliased:
             _link_views(call, facts)
         self.recording.calls.append(call)
-
-    def _is_clone(self, call: Call, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-        """Note what `set_` made of its tensor: it lies in a storage that no operator filled. A copy of a value that was met
-        before, as `copy.deepcopy` makes, is a clone of it, and `call` becomes that; what lies elsewhere comes from outside, as
-        a batch from a worker does, and is an input once it is read."""
-        self._ids.pop(tensor)
-        source = self._memories.copied_from(storage)
-        if source is None:
-            made = self._memories.of(tensor) in self._made_memory and self._memories.find(tensor) is None
-        else:
-            same = self._memories.find_in(source, tensor) or self._lying_where(tensor, source)
-            if same is not None:
-                call.func, call.args, call.kwargs = torch.ops.aten.clone.default, (same,), {}
-                return True
-            made = source in self._made_memory or source in self._external_storage
-        if made:
-            self._new(tensor, self._memories.of(tensor)).kind = "storage-made"
-        return False
 
     @shielded
     def heard(self, read: HostRead) -> None:
@@ -216,7 +164,7 @@ class Recorder(TorchDispatchMode, Listener):
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Note the inputs of which the program gives the memory back."""
         if nbytes < storage.nbytes():
-            memory, recording = self._memories.number_of(storage), self.recording
+            memory, recording = self.values.memories.number_of(storage), self.recording
             gone = (v for v in recording.externals if v.memory == memory and v not in recording.snapshots)
             recording.freed |= {value: user_source() for value in gone if value not in recording.freed}
 
@@ -224,104 +172,13 @@ class Recorder(TorchDispatchMode, Listener):
     def copied(self, target: torch.UntypedStorage, source: torch.UntypedStorage, *rest: Any, **options: Any) -> None:
         """torch copies a storage by operators on bytes, which say less than what is copied."""
         if self.modules.is_ours():
-            self._memories.note_copy(target, source)
+            self.values.memories.note_copy(target, source)
             self._is_copying = True
 
     @shielded
     def done(self) -> None:
         if self.modules.is_ours():
             self._is_copying = False
-
-    # --- values ---
-
-    def _new(self, tensor: torch.Tensor, memory: int | None) -> Value:
-        value = self._ids[tensor] = Value(self._count, tensor, memory)
-        self._count += 1
-        return value
-
-    def _read(self, tensor: torch.Tensor) -> Value:
-        value = self._ids.get(tensor)
-        memory = self._memories.of(tensor)
-        is_replaced = value is not None and value.memory != memory  # `tensor.data = ...`
-        starts = tensor.requires_grad and torch.is_grad_enabled() and is_leaf(tensor)
-        starts = starts and not is_in_engine()  # a checkpoint detaches what it recomputes from
-        if value is not None and not is_replaced and not starts:
-            return value
-        if is_replaced:
-            same = None if self._note_replaced(value) or starts else self._lying_where(tensor, memory)
-        else:
-            same = self._memories.find(tensor) if value is None and not starts else value
-        if same is not None and not (starts and self._made_here(same)):
-            if same is not value:
-                self._ids[tensor] = same
-            if starts:
-                self._started.add(same)
-            return same
-        fresh = self._new(tensor, memory)
-        if starts:
-            self._started.add(fresh)
-        self.recording.externals[fresh] = tensor
-        if value is not None:
-            self.recording.superseded.add(value)
-        if memory is not None and (value is None or is_replaced):
-            fresh.base = self._external_storage.setdefault(memory, fresh)
-        self._externals_of.setdefault(fresh.base, []).append(fresh)
-        return fresh
-
-    def _lying_where(self, tensor: torch.Tensor, memory: int | None) -> Value | None:
-        """A value that has the memory and the layout that `tensor` was given."""
-        same = self._memories.find(tensor)
-        if same is not None or memory not in self._external_storage:
-            return same
-        layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        recording = self.recording
-        made = (value for call in reversed(recording.calls) for value in call.out_values())
-        known = itertools.chain(recording.externals, made)
-        return next((value for value in known if value.memory == memory and value.layout == layout), None)
-
-    def _note_replaced(self, value: Value) -> bool:
-        """Note that the tensor of `value` lies in other memory from now on, if it is an input; whether it is one."""
-        if value in self.recording.externals:
-            self.recording.replaced.setdefault(value, user_source())
-            return True
-        return False
-
-    def _become(self, call: Call, facts: OpFacts, tensor: torch.Tensor) -> None:
-        """What the op made of its tensor is a value of its own; `call` makes it from then on, and writes to nothing."""
-        memory = self._memories.of(tensor)
-        if call.args[0].memory != memory:
-            self._note_replaced(call.args[0])
-        call.func, call.args = facts.becomes(*call.args)
-        call.outs = self._new(tensor, memory)
-
-    def _made_here(self, value: Value) -> bool:
-        """Whether a leaf was made or initialised by the program and autograd is about to start at it: from there on it is
-        an input, as if it had been made before."""
-        tensor = self.recording.externals.get(value)
-        initialised_here = value in self.recording.snapshots and self._memories.of(tensor) in self._made_memory
-        return (tensor is None or initialised_here) and value not in self._started
-
-    def _made(self, tensor: torch.Tensor) -> Value:
-        value = self._ids.get(tensor)
-        if value is not None:
-            return value
-        new = self._new(tensor, self._memories.of(tensor))
-        if new.memory not in self._external_storage:
-            self._made_memory.add(new.memory)
-            self._memories.add(new)
-        return new
-
-    def _snapshot(self, value: Value) -> None:
-        """Keep what the inputs behind `value`'s memory held before the program overwrites them."""
-        recording = self.recording
-        for other in self._externals_of.get(value.base, ()):
-            tensor = recording.externals[other]
-            if other in recording.snapshots:
-                continue
-            if is_there(tensor):
-                recording.snapshots[other] = tensor.detach().clone()
-            else:
-                recording.freed.setdefault(other, user_source())
 
     # --- around a backward ---
 
@@ -331,14 +188,16 @@ class Recorder(TorchDispatchMode, Listener):
         if is_in_engine():
             return
         if threading.get_ident() != self._thread:
-            self.has_backward_elsewhere |= any(isinstance(t, torch.Tensor) and t in self._ids for t in outputs)
+            self.has_backward_elsewhere |= any(isinstance(t, torch.Tensor) and t in self.values.ids for t in outputs)
             return
         known = len(self.recording.roots)
         for output, gradient in zip(outputs, gradients, strict=True):
-            root = self._ids.get(output) if isinstance(output, torch.Tensor) else None
+            root = self.values.ids.get(output) if isinstance(output, torch.Tensor) else None
             if root is not None:
-                given = None if gradient is None else self._read(gradient)
+                given = None if gradient is None else self.values.read(gradient)
                 self.recording.roots.append((root, given, gradient))
+            elif isinstance(output, torch.Tensor) and node_of(output) is not None:
+                self.has_forward_elsewhere = True
         self.recording.backwards += len(self.recording.roots) > known
 
     @shielded
@@ -347,9 +206,9 @@ class Recorder(TorchDispatchMode, Listener):
         gradients of `inputs`."""
         if is_in_engine() or threading.get_ident() != self._thread:
             return
-        self.recording.held.update(self._ids.values())
+        self.recording.held.update(self.values.ids.values())
         for leaf, gradient in zip(inputs, found, strict=True) if found else ():
-            of, value = self._ids.get(leaf), None if gradient is None else self._ids.get(gradient)
+            of, value = self.values.ids.get(leaf), None if gradient is None else self.values.ids.get(gradient)
             if of is not None and value is not None:
                 self.recording.taken[value] = of
 

@@ -31,7 +31,7 @@ class Roles:
 
 def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
     """Inputs' names, results and gradients, by value."""
-    recording, value_of = recorder.recording, recorder.value_of
+    recording, value_of = recorder.recording, recorder.values.value_of
     for thing in namespace.values():
         if isinstance(thing, nn.Module):
             recorder.modules.add_root(thing)
@@ -98,7 +98,7 @@ def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str,
     found: dict[str, frozenset[Value]] = {}
     seen: set[int] = set()
     for name, optimizer in sorted(_optimizers(namespace), key=lambda pair: "." in pair[0]):
-        held = (recorder.value_of(p) for group in optimizer.param_groups for p in group["params"])
+        held = (recorder.values.value_of(p) for group in optimizer.param_groups for p in group["params"])
         values = frozenset(v for v in held if v is not None)
         if values and id(optimizer) not in seen:
             seen.add(id(optimizer))

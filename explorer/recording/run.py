@@ -23,6 +23,8 @@ MemoryOf = Callable[[torch.Tensor], int | None]
 
 SMALL_NBYTES = 4096
 """Of results that are copied: losses and metrics, which mostly live no longer than the call that returns them."""
+
+
 SAMPLED = 16
 """How many numbers are kept of each tensor, to tell writes that no version counts."""
 
@@ -61,12 +63,14 @@ def left_by(
     visible = [t for t in (*namespace.values(), *tree_leaves(returned)) if isinstance(t, torch.Tensor)]
     leaves = [t for t in (*visible, *recording.externals.values()) if t.requires_grad and is_leaf(t)]
     gradients = [gradient for leaf in leaves if (gradient := gradient_of(leaf)) is not None]
-    known = {value: t for t in (*written, *visible, *gradients) if (value := recorder.value_of(t)) is not None}
+    known = {value: t for t in (*written, *visible, *gradients) if (value := recorder.values.value_of(t)) is not None}
     outputs = {*roles.results, *recording.snapshots, *roles.gradients.values()}
     uncounted = {value for call in recording.calls if call.func in BATCH_NORMS for value in call.writes()}
     returned_only = {*roles.results, *recording.taken}
     return {
-        value: Left(t, recorder.memory_of, value in uncounted or (value in returned_only and t.nbytes <= SMALL_NBYTES))
+        value: Left(
+            t, recorder.values.memory_of, value in uncounted or (value in returned_only and t.nbytes <= SMALL_NBYTES)
+        )
         for value, t in known.items()
         if value in outputs
     }
@@ -76,7 +80,7 @@ def read_from_outside(recorder: Recorder) -> list[Left]:
     """What the program read from outside and did not overwrite: replays read it again."""
     recording = recorder.recording
     inputs = (t for value, t in recording.externals.items() if value not in recording.snapshots)
-    return [Left(t, recorder.memory_of) for t in inputs]
+    return [Left(t, recorder.values.memory_of) for t in inputs]
 
 
 def _sample(tensor: torch.Tensor, memory_of: MemoryOf) -> torch.Tensor | None:
@@ -149,9 +153,11 @@ class Run:
             roles=roles,
             left=left_by(recorder, roles, namespace, returned, gradient_of),
             read=read_from_outside(recorder),
-            alive=recorder.alive(),
+            alive=recorder.values.alive(),
             optimized=optimizers_of(recorder, namespace),
-            thawed=frozenset(v for p in (thaw.parameters if thaw else ()) if (v := recorder.value_of(p)) is not None),
+            thawed=frozenset(
+                v for p in (thaw.parameters if thaw else ()) if (v := recorder.values.value_of(p)) is not None
+            ),
         )
 
 

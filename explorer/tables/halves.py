@@ -1,4 +1,4 @@
-"""Forward or backward: which half of its step an op belongs to.
+"""The half of its step, forward or backward, that an op belongs to.
 
 Of a program with several steps, all that comes after the first gradient is in the second half of the trace. A later forward
 is told apart by where its ops come from: no autograd node ran them, and a later one is their twin, or a module ran them.

@@ -8,6 +8,7 @@ takes apart itself, which no trace has, and one that would return very many tens
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from tracefuse.optimizers.formats.plain_data import damaged
 MOST_PARTS = 1 << 14
 """Of an op that returns a list: the longest dimension that it may take apart."""
 
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _UNKNOWN = (
     NotImplementedError,
     DataDependentOutputException,
@@ -57,6 +59,7 @@ class Shapes:
 
     def _run(self, node: fx.Node, args: Any, kwargs: Any, where: str) -> _Kind:
         allowed, self._mode.allow_fallback_kernels = self._mode.allow_fallback_kernels, False
+        was_silent, _LOG.disabled = _LOG.disabled, True  # it prints the traceback of what is told here in a line
         try:
             with self._mode, torch.no_grad():
                 return _first(node.target(*args, **kwargs))  # type: ignore[operator]
@@ -66,7 +69,7 @@ class Shapes:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise damaged(f"{where}: {node.target} refuses its arguments ({reason:.200})") from error
         finally:
-            self._mode.allow_fallback_kernels = allowed
+            self._mode.allow_fallback_kernels, _LOG.disabled = allowed, was_silent
 
 
 def _can_be_run(node: fx.Node) -> bool:

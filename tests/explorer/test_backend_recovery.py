@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="tracefuse")` never raises where eager runs: what fails in us is done without, and said once."""
+"""`torch.compile(model, backend="tracefuse")` never raises where eager runs: it does without what fails, and says so once."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_view_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def generated(monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
-    """The modules that are generated from now on, which `spoil` has changed."""
+    """The modules that are generated from now on."""
     made, load = [], halves.load
 
     def loading(source: str) -> ModuleType:
@@ -133,7 +133,7 @@ def test_a_forward_that_fails_runs_op_by_op(generated: list[ModuleType], monkeyp
 
     def spoilt(source: str) -> ModuleType:
         module = load(source)
-        module.forward = broken
+        monkeypatch.setattr(module, "forward", broken)  # equal texts share a module
         return module
 
     monkeypatch.setattr(halves, "load", spoilt)
@@ -151,13 +151,13 @@ def test_a_kernel_that_fails_runs_as_its_ops(generated: list[ModuleType], monkey
         module = load(source)
         names = [name for name in vars(module) if name.startswith("fused_") and f"{name}_reference" in vars(module)]
         for name in names:
-            setattr(module, name, broken)
+            monkeypatch.setattr(module, name, broken)
         spoilt.extend(names)
         return module
 
     monkeypatch.setattr(halves, "load", spoiling)
     said = said_while_it_trains_as_eager()
-    assert len(said) == len(spoilt) > 2
+    assert len(said) == len(spoilt) > 1
     assert all(f"the kernel {name} of this model runs as ATen ops" in "".join(said) for name in spoilt)
     kernels = [value for module in generated for name, value in vars(module).items() if name in spoilt]
     assert all(isinstance(one, Kernel) for one in kernels), "from then on"
@@ -167,26 +167,28 @@ def test_a_kernel_that_works_costs_nothing_more(generated: list[ModuleType]) -> 
     assert said_while_it_trains_as_eager() == []
     names = [(m, name) for m in generated for name in vars(m) if f"{name}_reference" in vars(m)]
     assert names
-    assert all(vars(module)[name].__module__ == module.__name__ for module, name in names)
+    assert {vars(module)[name].__name__ for module, name in names} == {name for _, name in names}
 
 
 def test_the_programs_own_error_leaves_as_in_eager() -> None:
     table = nn.Embedding(3, 4)
     run = torch.compile(table, backend=backend)
     run(torch.tensor([0, 1])).sum().backward()
-    with pytest.raises(IndexError, match="index out of range"), warnings.catch_warnings():
+    wrong = torch.tensor([0, 7])
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run(torch.tensor([0, 7]))
+        with pytest.raises(IndexError, match="index out of range"):
+            run(wrong)
 
 
-def test_running_out_of_memory_leaves(generated: list[ModuleType]) -> None:
+def test_running_out_of_memory_leaves(generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
     run = torch.compile(nn.Linear(3, 3), backend=backend)
     run(torch.ones(2, 3)).sum().backward()
 
     def out_of_memory(*_: Tensor) -> Any:
         raise torch.OutOfMemoryError("injected")
 
-    generated[0].forward = out_of_memory
+    monkeypatch.setattr(generated[0], "forward", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError, match="injected"):
         run(torch.ones(2, 3))
 
@@ -229,7 +231,7 @@ def test_what_one_of_several_graphs_freezes(frozen: str) -> None:
     model = Broken()
     run = torch.compile(model, backend=backend, options={"freeze": [f"{frozen}.*"]})
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message=".*this model")
         run(torch.randn(5, 6)).sum().backward()
         with torch.no_grad():
             run(torch.randn(5, 6))

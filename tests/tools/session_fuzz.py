@@ -1,4 +1,4 @@
-"""Damages session files in every way, and loads each under an audit hook: `python session_fuzz.py FOLDER COUNT SEED`.
+"""Damages session files in every way, loads and optimises each: `python session_fuzz.py FOLDER COUNT SEED`.
 
     bytes        of the file flipped, cut off, put in, spliced
     archive      members renamed, doubled, dropped, packed otherwise, blown up
@@ -6,13 +6,16 @@
     structure    a part with something replaced, dropped, doubled, moved or taken from elsewhere
 
 Prints what came of it as JSON. Only `SessionError` may leave `tracefuse.load`, and nothing may be executed, compiled,
-imported, written or started on the way; a file that still loads must hold a program that is one function as text.
+imported, written or started on the way, as an audit hook sees; a file that still loads must hold a program that is one
+function as text, and only `PassError` may leave its `optimize()`. What takes too long ends the process, with the place where
+it was.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import faulthandler
 import json
 import random
 import resource
@@ -29,7 +32,7 @@ from typing import Any
 import torch
 
 import tracefuse
-from tracefuse.errors import SessionError
+from tracefuse.errors import PassError, SessionError
 from tracefuse.profiling.lanes import run_lanes
 from tracefuse.timeline.lanes import ProgramTimeline
 from tracefuse.timeline.replayed import Timeline
@@ -39,6 +42,7 @@ FORBIDDEN = (
     "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.remove", "os.rename", "os.mkdir",
     "os.chmod", "os.truncate", "shutil.rmtree", "shutil.copyfile", "socket.connect", "mmap.__new__",
 )  # fmt: skip
+HANG_S = 120
 PARTS = ("session.json", "trace.json", "capture.json", "measured.json")
 
 
@@ -217,6 +221,17 @@ def written(to: Path, members: Members, draw: random.Random | None = None) -> No
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
+def wrong_passes(loaded: tracefuse.Capture) -> list[str]:
+    """What came of the passes but programs and `PassError`s."""
+    try:
+        loaded.optimize()
+    except PassError:
+        return []
+    except BaseException as error:
+        return [f"optimize: {type(error).__name__}: {error!s:.300}"]
+    return []
+
+
 def main(folder: Path, count: int, seed: int) -> dict[str, Any]:
     whole, hurt = whole_file(folder), folder / "hurt.tfz"
     data = whole.read_bytes()
@@ -242,6 +257,7 @@ def main(folder: Path, count: int, seed: int) -> dict[str, Any]:
         kind = draw.choices(list(kinds), weights)[0]
         hurt.unlink(missing_ok=True)  # some file systems write a file that is cut to nothing to the disk at once
         kinds[kind]()
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
         start = time.process_time()  # which no other process on the machine lengthens
         watch.is_on = True
         try:
@@ -255,12 +271,14 @@ def main(folder: Path, count: int, seed: int) -> dict[str, Any]:
             watch.is_on = False
             if [type(one) for one in ast.parse(loaded.trace.code).body] != [ast.FunctionDef]:
                 found["wrong"].append(f"{at} {kind}: more than a function")
+            found["wrong"] += [f"{at} {kind}: {one}" for one in wrong_passes(loaded)]
         finally:
             watch.is_on = False
         found["slowest_s"] = max(found["slowest_s"], time.process_time() - start)
         if watch.seen:
             found["wrong"] += [f"{at} {kind}: {one}" for one in watch.seen]
             watch.seen.clear()
+    faulthandler.cancel_dump_traceback_later()
     found["grown_mib"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     return found
 

@@ -1,6 +1,6 @@
 """A cell under `%%tracefuse` has its text and its syntax tree changed by the pure functions here; `magic` installs them.
 
-    %%tracefuse -o c              '%%tracefuse -o c'              with Recording('-o c') as __tracefuse_recording__:
+    %%tracefuse -o c              '%%tracefuse -o c'              with TracedCell('-o c') as __tracefuse_recording__:
     y = f(x)             ->       y = f(x)              ->            y = f(x)
     y.sum()                       y.sum()                             __tracefuse_recording__.keep(y.sum())
                                                                   __tracefuse_recording__.take()
@@ -44,7 +44,7 @@ class WrapCell(ast.NodeTransformer):
         body = [n for n in body if n not in future]
         body, tail = _split_value(body, self.interactivity())
         enter = _expression(
-            f"__import__('tracefuse.widgets.notebook.magic', fromlist=['Recording']).Recording({line!r})"
+            f"__import__('tracefuse.widgets.notebook.magic', fromlist=['TracedCell']).TracedCell({line!r})"
         )
         block = ast.With(
             items=[ast.withitem(enter, ast.Name(NAME, ast.Store()))], body=body or [ast.copy_location(ast.Pass(), mark)]

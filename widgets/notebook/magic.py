@@ -1,7 +1,7 @@
 """`%%tracefuse` records a cell, and `%tracefuse` an expression.
 
 The cell runs once, as it would without the magic: an input transformer and an AST transformer
-(`tracefuse.widgets.notebook.cell`) turn it into `with Recording(ARGS): ...`, and keep no state between cells. Awaits stay at
+(`tracefuse.widgets.notebook.cell`) turn it into `with TracedCell(ARGS): ...`, and keep no state between cells. Awaits stay at
 the top level, and the value of the last expression is handed to IPython after the block, which displays it.
 
 If the cell raises, the error leaves as it is, no view is shown and nothing is assigned.
@@ -112,7 +112,7 @@ def _shell() -> InteractiveShell:
     return shell
 
 
-class Recording:
+class TracedCell:
     """The `with` block around a traced cell: records its body, then shows the view.
 
     Raises `UsageError` if `line`, the magic's arguments, is wrong.
@@ -128,7 +128,7 @@ class Recording:
         self._names: dict[str, Any] = {}
         self._capture = RecordedCapture(self._names, train_all=bool(self.arguments.train_all))
 
-    def __enter__(self) -> Recording:
+    def __enter__(self) -> TracedCell:
         self._see_names()
         self._capture.__enter__()
         self._names.clear()  # what the cell deletes is not kept alive
@@ -219,7 +219,7 @@ def _run_expression(line: str) -> Any:
     shell = _shell()
     filename = shell.compile.cache(expression, shell.execution_count)
     code = compile(expression, filename, "eval")
-    with Recording(options) as recording:
+    with TracedCell(options) as recording:
         recording.keep(eval(code, shell.user_ns))
         return recording.value
 

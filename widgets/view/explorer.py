@@ -179,7 +179,7 @@ class Explorer(Answering):
     def _measure(self, task: Task) -> None:
         variant, baseline = self.variant.check(), self.baseline
         against = {} if baseline is None else {"against": baseline}
-        with task.turn(variant.capture.example_inputs, self._progress):
+        with task.turn(variant.program.example_inputs, self._progress):
             variant.measure(
                 progress=self._progress,
                 budget_s=self.budget_s,
@@ -199,7 +199,7 @@ class Explorer(Answering):
 
     def _ablate(self, task: Task) -> None:
         variant = self.variant.check()
-        with task.turn(variant.capture.example_inputs, self._progress):
+        with task.turn(variant.program.example_inputs, self._progress):
             # Each pass takes as long as the program that a plain measurement compares with.
             budget_s = self.budget_s * (2 + len(variant.steps)) / 2
             found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
@@ -209,7 +209,7 @@ class Explorer(Answering):
     def _try_fix(self, task: Task, finding: str, choice: int) -> None:
         variant = self.variant.check()
         fix = self.measured.fix(variant, self.baseline, finding, choice)
-        with task.turn(variant.capture.example_inputs, self._progress):
+        with task.turn(variant.program.example_inputs, self._progress):
             # What a fix is for may be a step of half a second, and a verdict takes several rounds.
             found = variant.try_fix(fix, self._progress, 2 * self.budget_s, task.is_cancelled)
         self.measured.note_trial((variant.config, finding, choice), found, variant)

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.browser
 
 
 def test_jupyterlab_shows_an_explorer_and_says_after_how_long(root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(root / "tests" / "bench" / "first_view.py"), "--here", "--out", "out.json"]
+    script = root / "tests" / "bench" / "overhead" / "first_view.py"
+    command = [sys.executable, str(script), "--here", "--out", "out.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     seconds = json.loads((tmp_path / "out.json").read_text())["seconds"]

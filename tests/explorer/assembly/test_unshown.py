@@ -156,7 +156,7 @@ def test_a_range_of_a_profiler_is_no_number_that_python_read() -> None:
     assert c.guards == ()
 
 
-def test_a_forward_on_another_thread_is_refused_by_name() -> None:
+def test_a_whole_forward_on_another_thread_is_told() -> None:
     net, found = nn.Linear(3, 2), []
 
     def run() -> None:
@@ -165,8 +165,11 @@ def test_a_forward_on_another_thread_is_refused_by_name() -> None:
         thread.join()
         found[0].backward()
 
-    for _ in range(50):  # autograd numbers the ops of each thread
-        net(torch.ones(1, 3))
     c = tracefuse.capture(run)
-    with pytest.raises(CaptureError, match="another thread"):
-        c.optimize()
+    try:
+        told = " ".join(c.unrecorded)
+    except (
+        CaptureError
+    ) as error:  # autograd numbers the ops of each thread: whether it seems to be of the capture is chance
+        told = str(error)
+    assert "another thread" in told

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from fake_clock import FakeClock
-from kernel_programs import rand
 from kernels import kernel_of
+from shaped import rand
 from triton import OutOfResources
 
 from tracefuse.build import trials

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreter import INTERPRETED
-from kernel_programs import rand
+from fake_bench import SLOW, FakeBench
 from kernels import HOPPER_GPU
-from test_tuning import SLOW, FakeBench
+from shaped import INTERPRETED, rand
 
 import tracefuse
 from tracefuse.build import tuning

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_clock import FakeClock
-from interpreter import interpreted
-from kernel_programs import SHAPED, rand
+from fake_bench import SLOW, WIDE, FakeBench
 from kernels import HOPPER_GPU, check_kernel, kernel_of, kernel_of_types
+from shaped import SHAPED, interpreted, rand
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tracefuse.build import cache, tuning
 from tracefuse.build.kernels import jitted_text
-from tracefuse.build.trials import Bench
 from tracefuse.build.tuning import CANDIDATES, candidates, choose, is_tunable, tune, tuned
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.launch import HEADER
@@ -28,7 +25,6 @@ from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 
 aten = torch.ops.aten
 bf16, f32, i64 = torch.bfloat16, torch.float32, torch.int64
-WIDE, SLOW = Tuning(1, 1), Tuning(-1, -1)
 
 
 def gelu(rows: int = 8192, scale: int = 2) -> Kernel:
@@ -105,28 +101,6 @@ def test_only_kernels_of_a_gpu_that_have_blocks_are_tuned() -> None:
 
 
 # --- remembering ------------------------------------------------------------------------------------------------------
-
-
-class FakeBench(Bench):
-    """A GPU that reads 1 TB/s, on which each tuning takes as many ms as `times` says, else 1; trials take 10 s per kernel."""
-
-    bytes_per_s = 1e12  # type: ignore[assignment]
-
-    def __init__(self, times: dict[Tuning, float], raises: Exception | None = None) -> None:
-        self.name, self.clock = "a GPU", FakeClock()
-        self.times, self.raises = times, raises
-        self.tried: list[tuple[Kernel, list[Tuning]]] = []
-        self.is_closed = False
-
-    def times_ms(self, kernel: Kernel, tunings: Sequence[Tuning]) -> dict[Tuning, float]:
-        self.tried.append((kernel, list(tunings)))
-        self.clock.now_ms += 10_000  # type: ignore[attr-defined]
-        if self.raises:
-            raise self.raises
-        return {one: self.times.get(one, 1.0) for one in tunings}
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 @pytest.fixture

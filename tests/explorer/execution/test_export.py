@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 
@@ -449,10 +450,53 @@ def test_example_integers_are_captured_ones(values, drawn):
     module = variant.compile().module
     found = {row[0]: example for row, example in zip(module.INPUTS, module.example_inputs(), strict=True)}["values"]
     (row,) = (row for (name, *_), row in zip(module.INPUTS, module.DRAWN, strict=True) if name == "values")
-    assert set(row) == drawn
-    assert {int(values.min()), int(values.max())} <= set(row)
+    how, known = row
+    assert how == ("captured" if values.numel() <= 64 else "ordered")
+    assert set(known) == drawn
+    assert {int(values.min()), int(values.max())} <= set(known)
     assert (found.shape, found.dtype) == (values.shape, values.dtype)
     assert set(found.flatten().tolist()) <= drawn
+
+
+@pytest.mark.parametrize("bags", [3, 90])
+def test_offsets_are_drawn_as_offsets(tmp_path: Path, bags: int) -> None:
+    """An index into a table stays one, and the start of a bag comes after the one before it."""
+    table, tokens = torch.nn.EmbeddingBag(9, 4, mode="mean"), torch.randint(9, (2 * bags,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(2 * bags, (bags - 1,)).sort().values])
+    variant = tracefuse.capture(lambda: table(tokens, offsets).sin().sum().backward()).optimize()
+    done = run_file(variant.export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+def test_a_permutation_is_drawn_as_one() -> None:
+    x, order = torch.randn(100, requires_grad=True), torch.randperm(100) + 7
+    module = tracefuse.capture(lambda: (x * order).sum().backward()).optimize().compile().module
+    found = [one for one in module.example_inputs() if one.dtype == torch.int64]
+    assert [sorted(one.tolist()) for one in found] == [list(range(7, 107))]
+
+
+def test_an_operator_of_ones_own_is_imported_first(tmp_path: Path) -> None:
+    text = (
+        "import torch\n"
+        "@torch.library.custom_op('own_ops::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+        "twice.register_fake(torch.empty_like)\n"
+        "twice.register_autograd(lambda ctx, grad: grad * 2)\n"
+    )
+    (tmp_path / "own_ops.py").write_text(text)
+    exec(text, {"__name__": "own_ops"})
+    x = torch.randn(3, requires_grad=True)
+    variant = tracefuse.capture(lambda: torch.ops.own_ops.twice(x).sum().backward()).optimize()
+    with pytest.warns(UserWarning, match=r"runs only where own_ops::twice is registered: pass imports="):
+        alone = run_file(variant.export(tmp_path / "alone.py"))
+    assert "nothing has registered the operator own_ops::twice, which this program calls" in alone.stderr
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = variant.export(tmp_path / "step.py", imports=["own_ops"])
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    with pytest.raises(ExportError, match="is no module"):
+        variant.export(path, imports=["own_ops; import os"])
 
 
 def test_the_check_takes_nan_for_nan_and_nothing_for_nothing(tmp_path):

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 import tracefuse
 from tracefuse.errors import NotSupported, OptionError
-from tracefuse.execution.replayable import check_replayable
+from tracefuse.execution.graphed_program import check_replayable
 from tracefuse.optimizers.trace import Trace
 
 gpu = pytest.mark.gpu

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tracefuse
 from tracefuse.errors import TraceFileError
-from tracefuse.profiling.kineto import Recording, recorded_in
+from tracefuse.profiling.kineto import Records, recorded_in
 from tracefuse.profiling.run import lines_of
 from tracefuse.profiling.trace_file import nanoseconds
 from tracefuse.timeline.events import Event
@@ -27,7 +27,7 @@ def flow(ph: str, cat: str, number: int, ts: Any, pid: Any = 1, tid: Any = 1) ->
     return {"ph": ph, "cat": cat, "name": cat, "id": number, "pid": pid, "tid": tid, "ts": ts}
 
 
-def read(tmp_path: Path, records: Any, name: str = "trace.json") -> Recording:
+def read(tmp_path: Path, records: Any, name: str = "trace.json") -> Records:
     text = json.dumps(records if isinstance(records, dict) else {"schemaVersion": 1, "traceEvents": records})
     path = tmp_path / name
     path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())

@@ -9,9 +9,9 @@ import re
 
 import pytest
 import torch
-from interpreter import INTERPRETED, interpreted
 from kernels import check_kernel, triton_ir
 from programs import summed_chain
+from shaped import INTERPRETED, interpreted
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from traces import Tried, captured, tried

@@ -18,10 +18,9 @@ from unittest import mock
 
 import pytest
 import torch
-from interpreter import INTERPRETED, interpreted
-from kernel_programs import POINTWISE, SHAPED, rand
 from kernels import check_kernel, kernel_of, kernel_of_op, run_poisoned
 from programs import PROGRAMS
+from shaped import INTERPRETED, POINTWISE, SHAPED, interpreted, rand
 from torch import Tensor
 
 import tracefuse

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_programs import POINTWISE, SHAPED, rand
 from kernels import check_kernel, kernel_of
+from shaped import POINTWISE, SHAPED, rand
 
 pytestmark = pytest.mark.gpu
 aten = torch.ops.aten

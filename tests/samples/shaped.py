@@ -1,16 +1,21 @@
-"""Small functions that become one kernel each, pointwise and with shapes of their own, and numbers to run them on."""
+"""Functions, pointwise and over awkward shapes, that become one kernel each; they run under the interpreter and on a GPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from programs import apply_rope
 from torch import Tensor
 
 aten = torch.ops.aten
-f32, f64, bf16, f16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+f32, f64 = torch.float32, torch.float64
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_numbers_under_the_interpreter")
 
 
 def rand(*shape: int, dtype: torch.dtype = f32) -> Tensor:

@@ -1,0 +1,183 @@
+"""What the recorder asks of an operator that runs: what it does, where it comes from, and what it draws from.
+
+An op comes from a module, a line of the user's, a node of autograd's and its forward twin.
+
+Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._current_autograd_node`,
+`torch.autograd._get_sequence_nr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._pytree import tree_leaves
+
+from tracefuse.optimizers.trace import Origin
+from tracefuse.recording.calls import BATCH_NORMS, is_in_engine, is_written
+from tracefuse.recording.frames import user_source
+from tracefuse.recording.hooks import ModuleStack
+from tracefuse.recording.host_reads import may_read
+
+aten = torch.ops.aten
+
+# Wrong in a dispatch mode, as `tests/bench/trust/op_db.py` found: kernels of torch conjugate lazily; modes switch it off. An
+# operator's own hash runs Python.
+CONJUGATING = {id(aten.linalg_pinv.atol_rtol_tensor), id(aten.linalg_pinv.atol_rtol_float)}
+# These return views although their schema does not say so, as these others do whose schema does.
+_VIEWS = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+# These write nothing, but give their tensor other memory.
+_OTHER_MEMORY = {
+    aten.set_.source_Tensor: lambda tensor, source: (aten.alias.default, (source,)),
+    aten.set_.source_Tensor_storage_offset: lambda tensor, source, offset, size, stride=(): (
+        aten.as_strided.default,
+        (source, size, stride, offset),
+    ),
+    aten.set_.default: lambda tensor: (aten.new_empty.default, (tensor, [0])),
+}
+_ON_STORAGES = {aten.set_.source_Storage, aten.set_.source_Storage_storage_offset}
+# It tells the allocator when memory may be used again, and changes no number.
+_RECORD_STREAM = aten.record_stream.default
+# The argument, by position, that holds the weights once more, as cuDNN wants them: without it the op packs them itself.
+_PACKED = {aten._cudnn_rnn.default: 3}
+# It gives its tensors other memory and leaves their numbers.
+_MOVING = {aten._cudnn_rnn_flatten_weight.default}
+# The engine adds up gradients between nodes.
+_ACCUMULATE = Origin(autograd="accumulate")
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What the recorder asks of each op that runs, found out once per operator.
+
+    It is recorded as `func`, unless it `computes` nothing; `packed` is the position of an argument that others hold already;
+    `moves`: it only gives the tensors of its first argument other memory; `on_storage`: it gives its tensor a storage, and
+    says nothing of what that holds; `becomes` tells, of an op such as
+    `unsqueeze_` or `set_` with its arguments, which op on which of them makes what its tensor is from then on; `aliased` the
+    position and the name of the arguments, of that op, in whose memory the results may lie.
+    """
+
+    func: OpOverload | HigherOrderOperator
+    is_random: bool = False
+    may_write: bool = False
+    may_read: bool = False
+    computes: bool = True
+    packed: int | None = None
+    moves: bool = False
+    on_storage: bool = False
+    becomes: Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None = None
+    aliased: tuple[tuple[int, str], ...] = ()
+
+
+_FACTS: dict[int, OpFacts] = {}
+
+
+def facts_of(func: OpOverload | HigherOrderOperator) -> OpFacts:
+    facts = _FACTS.get(id(func))  # an operator's own hash runs Python
+    if facts is None:
+        facts = _FACTS[id(func)] = OpFacts(func) if isinstance(func, HigherOrderOperator) else _facts(func)
+    return facts
+
+
+def _facts(func: OpOverload) -> OpFacts:
+    return OpFacts(
+        _VIEWS.get(func, func),
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        may_write=func in BATCH_NORMS
+        or (func not in {*_OTHER_MEMORY, *_ON_STORAGES} and any(map(is_written, func._schema.arguments))),
+        may_read=may_read(func),
+        computes=func is not _RECORD_STREAM and func.namespace != "profiler",
+        packed=_PACKED.get(func),
+        moves=func in _MOVING,
+        on_storage=func in _ON_STORAGES,
+        becomes=_OTHER_MEMORY.get(func) or _view_in_place(func),
+        aliased=() if func in {aten.set_.default, *_ON_STORAGES} else _aliased(_VIEWS.get(func, func)),
+    )
+
+
+def _view_in_place(func: OpOverload) -> Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None:
+    if torch.Tag.inplace_view not in func.tags:
+        return None
+    packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
+    twin = aten.transpose.int if func is aten.transpose_.default else getattr(packet, func._overloadname, None)
+    aliases = [a for a in twin._schema.arguments if a.alias_info is not None] if twin is not None else []
+    return (lambda *args: (twin, args)) if aliases and not any(map(is_written, aliases)) else None
+
+
+def _aliased(func: OpOverload) -> tuple[tuple[int, str], ...]:
+    arguments = list(enumerate(func._schema.arguments))
+    if func is aten._unsafe_view.default:  # a view that its schema does not tell of
+        return tuple((position, argument.name) for position, argument in arguments)
+    if all(result.alias_info is None for result in func._schema.returns):
+        return ()
+    return tuple((position, argument.name) for position, argument in arguments if argument.alias_info is not None)
+
+
+class Origins:
+    """Of the ops that run from now on. A backward's op has the module and the line of the forward op that autograd numbered
+    alike, its twin."""
+
+    def __init__(self, modules: ModuleStack) -> None:
+        self._modules = modules
+        self.first_seq = torch.autograd._get_sequence_nr()
+        self._twins: dict[int, Origin] = {}
+        self._last_in_backward = _ACCUMULATE
+
+    def current(self) -> tuple[Origin, bool]:
+        """Where the op that runs comes from, and whether autograd's engine runs it."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return (_ACCUMULATE, True) if is_in_engine() else (self._forward(), False)
+        seq, name = node._sequence_nr(), node.name().rpartition("::")[2]
+        last = self._last_in_backward
+        if last.seq == seq and last.autograd == name:
+            return last, True
+        twin = self._twins.get(seq)
+        if twin is None:
+            return Origin(*self._modules.current(), user_source(), name, seq), True
+        found = self._last_in_backward = Origin(twin.module, twin.module_type, twin.source, name, seq)
+        return found, True
+
+    def _forward(self) -> Origin:
+        seq = torch.autograd._get_sequence_nr() - 1
+        known = seq < self.first_seq or (seq in self._twins and torch.is_grad_enabled())
+        origin = Origin(*self._modules.current(), user_source(), "", None if known else seq)
+        if not known:
+            self._twins.setdefault(seq, origin)
+        return origin
+
+
+def without_generator(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The state of the generator that a random op will draw from, and its arguments as they are recorded. A generator of the
+    user's own is not part of the trace: replaying sets the state on the default one, which draws the same numbers. Overloads
+    that must be given one (`randn.generator`) are given None."""
+    generator = kwargs.get("generator")
+    state = (generator or default_generator(device_of(args, kwargs))).get_state()
+    if generator is None:
+        return state, kwargs
+    (must_be_given,) = (not a.has_default_value() for a in func._schema.arguments if a.name == "generator")
+    recorded = {k: v for k, v in kwargs.items() if k != "generator"}
+    return state, recorded | ({"generator": None} if must_be_given else {})
+
+
+def device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    for given in args:
+        if isinstance(given, torch.Tensor):
+            return given.device
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    return tensors[0].device if tensors else torch.get_default_device()
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        return torch.cuda.default_generators[index]
+    return torch.default_generator
