@@ -185,7 +185,7 @@ class RecordedCapture(Capture):
     def __init__(
         self, namespace: Mapping[str, Any] | None = None, train_all: bool = False, recorder: Recorder | None = None
     ) -> None:
-        super().__init__(self._assembled)
+        super().__init__()
         self.run = Run(recorder or Recorder(), train_all)
         self.returned: Any = None
         self._namespace = namespace
@@ -237,7 +237,7 @@ class RecordedCapture(Capture):
         finally:
             self._namespace = self.returned = None
 
-    def _assembled(self) -> CapturedProgram:
+    def _captured(self) -> CapturedProgram:
         if self._shield.failure:
             raise CaptureError(
                 "taking notes failed inside tracefuse, and your program went on without it. Report this traceback, or "

@@ -43,26 +43,17 @@ class CompiledGraph(Capture):
     """
 
     def __init__(self, trace: Trace, inputs: Sequence[torch.Tensor], config: Config) -> None:
-        program = CapturedProgram(trace, self._tensors, environment())
-        super().__init__(lambda: program)
         self.config = config
         kinds = [entry.kind for entry in trace.inputs]
         self._parameters = [weakref.ref(t) for t, kind in zip(inputs, kinds, strict=False) if kind == "parameter"]
-        self._given = [_kept(*known) for known in zip(inputs, map(val, trace.placeholders), kinds, strict=False)]
+        given = [_kept(*known) for known in zip(inputs, map(val, trace.placeholders), kinds, strict=False)]
+        program = CapturedProgram(trace, functools.partial(_tensors, trace, given), environment())
+        super().__init__(lambda: program)
         _known[:] = [*(ref for ref in _known if ref() is not None), weakref.ref(self)]
 
     def __repr__(self) -> str:
         forward, backward = self.trace.split()
         return f"<tracefuse.CompiledGraph: {forward.op_count} forward and {backward.op_count} backward ops>"
-
-    def _tensors(self) -> Inputs:
-        """Without generator states: a graph is compiled before it draws."""
-        given = tuple(tensor for made in self._given if (tensor := made()) is not None)
-        if len(given) < len(self._given):
-            raise CaptureError("the compiled model's parameters are gone: keep the model, or compile and run it again.")
-        cotangents = (_memory_like(val(p)).fill_(1) for p in self.trace.placeholders[len(given) :])
-        tensors = (*given, *cotangents)
-        return Inputs(tensors, tensors)
 
     def has_parameter_of(self, model: nn.Module) -> bool:
         """Whether the graph reads one of the model's own parameters: how `tracefuse.compiled(model)` finds its graphs."""
@@ -82,6 +73,16 @@ class CompiledGraph(Capture):
         """The view, with the passes that the graph was compiled with, changed by `options`."""
         name = name_of(self, visible_from(sys._getframe(1)))
         return self.variant(self.config.changed(**options)).explore(name or "c")
+
+
+def _tensors(trace: Trace, kept: Sequence[Callable[[], torch.Tensor | None]]) -> Inputs:
+    """What a graph is measured on, without generator states: it is compiled before it draws."""
+    given = tuple(tensor for made in kept if (tensor := made()) is not None)
+    if len(given) < len(kept):
+        raise CaptureError("the compiled model's parameters are gone: keep the model, or compile and run it again.")
+    cotangents = (_memory_like(val(p)).fill_(1) for p in trace.placeholders[len(given) :])
+    tensors = (*given, *cotangents)
+    return Inputs(tensors, tensors)
 
 
 def _kept(tensor: torch.Tensor, layout: torch.Tensor, kind: str) -> Callable[[], torch.Tensor | None]:

@@ -60,12 +60,12 @@ class LoadedCapture(Capture):
 
     def __init__(self, path: Path, session: Session) -> None:
         self.path, self.left_out = path, tuple(session.left_out)
-        self._trace, self._captured = session.trace, session.captured
-        super().__init__(self._read)
+        self._trace, self._saved = session.trace, session.captured
+        super().__init__()
         self.measurements, self.restored = session.measured, session.measured.copied()
 
-    def _read(self) -> CapturedProgram:
-        captured = self._captured
+    def _captured(self) -> CapturedProgram:
+        captured = self._saved
         return CapturedProgram(
             self._trace,
             self._inputs,
@@ -82,7 +82,7 @@ class LoadedCapture(Capture):
     def _inputs(self) -> Inputs:
         """The tensors of the file; those that were trained have a `.grad` to fill, which is nobody's but this capture's."""
         self.check_inputs()
-        data = self._captured.data
+        data = self._saved.data
         assert data is not None
         made = [_tensor(val(node), one) for node, one in zip(self._trace.placeholders, data.inputs, strict=True)]
         tensors = tuple(t.requires_grad_(i.trainable) for i, t in zip(self._trace.inputs, made, strict=True))
@@ -91,7 +91,7 @@ class LoadedCapture(Capture):
     @property
     def machine(self) -> Machine:
         """That of the file, so that passes make the programs that were measured; this one's where they can run."""
-        captured = self._captured
+        captured = self._saved
         if captured.data is not None and self.device.type == "cuda" and torch.cuda.is_available():
             torch.cuda.init()  # what a GPU can do is only asked where one is in use
             return super().machine
@@ -99,7 +99,7 @@ class LoadedCapture(Capture):
 
     def check_inputs(self) -> None:
         """Raise `SessionError` unless the captured tensors are in the file and their devices are here."""
-        if self._captured.data is None:
+        if self._saved.data is None:
             raise SessionError(
                 f"{self.path.name} was saved without its input tensors, which replaying, measuring and exporting take: run "
                 "the program again here, or save it with `c.save(path, inputs=True)` where it ran"

@@ -56,7 +56,7 @@ class Variants:
     `made` gives the program, which is asked for once. `restored` is what was measured where a session file was saved.
     """
 
-    def __init__(self, made: Callable[[], CapturedProgram], machine: Machine | None = None) -> None:
+    def __init__(self, made: Callable[[], CapturedProgram] | None = None, machine: Machine | None = None) -> None:
         self._made, self._machine = made, machine
         self._variants: dict[Config, Variant] = {}
         self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
@@ -67,6 +67,10 @@ class Variants:
     @functools.cached_property
     def program(self) -> CapturedProgram:
         """What ran. Raises `CaptureError` if nothing has, or what ran is no program."""
+        return self._captured()
+
+    def _captured(self) -> CapturedProgram:
+        assert self._made is not None
         return self._made()
 
     def variant(self, config: Config) -> Variant:

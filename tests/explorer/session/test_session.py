@@ -210,8 +210,8 @@ def test_a_session_of_a_gpu_opens_on_a_laptop(tmp_path: Path) -> None:
     x = torch.randn(64, 64, requires_grad=True)
     capture = tracefuse.capture(lambda: torch.native_dropout(x.sin(), 0.3, True)[0].sin().sum().backward())
     elsewhere = tracefuse.load(capture.save(tmp_path / "cpu.tfz"))
-    elsewhere._trace, captured = on_cuda(capture.trace), elsewhere._captured
-    elsewhere._captured = replace(
+    elsewhere._trace, captured = on_cuda(capture.trace), elsewhere._saved
+    elsewhere._saved = replace(
         captured,
         cat=replace(captured.cat, packing=Packing((), "an old GPU")),
         fuse=Fuse(132 * 2048),
@@ -235,7 +235,7 @@ def test_a_session_of_a_gpu_opens_on_a_laptop(tmp_path: Path) -> None:
         mine.measure()
     with_inputs = tracefuse.load(capture.save(tmp_path / "b.tfz", inputs=True))
     with_inputs._trace = loaded.trace
-    with_inputs._captured = replace(loaded._captured, data=with_inputs._captured.data)
+    with_inputs._saved = replace(loaded._saved, data=with_inputs._saved.data)
     with pytest.raises(SessionError, match="captured on NVIDIA H200, and torch sees no CUDA GPU here: open it where"):
         with_inputs.optimize().measure()
 
