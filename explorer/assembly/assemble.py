@@ -32,7 +32,7 @@ _KINDS = ("input", "parameter", "buffer")
 def assemble(built: Built, recording: Recording, roles: Roles) -> tuple[Trace, list[int | torch.Tensor]]:
     """The trace, and for each of its inputs the position of its external or, for a cotangent, the tensor itself."""
     merge_repeated(built, recording.rng_states)
-    roles = replace(roles, results=_named_results(built, roles))
+    roles = replace(roles, results=_named_results(built, roles, {root for root, *_ in recording.roots}))
     cotangents = _cut_cotangents(built, recording, roles)
     _drop_accumulation(built, roles)
     _mark_phases(built.graph, set(cotangents))
@@ -187,11 +187,13 @@ def _outputs(built: Built, roles: Roles) -> list[tuple[str, Value | str, fx.Node
     return [*results, *gradients, *(("mutation", external, node) for external, node in built.mutated.items())]
 
 
-def _named_results(built: Built, roles: Roles) -> dict[Value, str]:
-    """A name of its own for each result: the user's variable where it is known, else "loss" for a scalar."""
+def _named_results(built: Built, roles: Roles, roots: set[Value]) -> dict[Value, str]:
+    """A name of its own for each result: the user's variable where it is known, else "loss" for a scalar that a backward
+    starts from, or any where none does."""
     named: dict[Value, str] = {}
     for value, known in roles.results.items():
-        plain = name = known or _hint(built.nodes[value]) or ("result" if value.shape else "loss")
+        is_loss = not value.shape and (value in roots or not roots)
+        plain = name = known or _hint(built.nodes[value]) or ("loss" if is_loss else "result")
         for count in itertools.count(1):
             if name not in named.values():
                 break

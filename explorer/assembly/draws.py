@@ -110,7 +110,8 @@ def _drop_by_mask(built: Built, node: fx.Node, by: fx.Node) -> dict[fx.Node, fx.
     """Let the results of a repeated `native_dropout` be products with the mask that the first one drew: a checkpoint computes
     them again, and they need not be kept. Returns the first one's result for each."""
     alike: dict[fx.Node, fx.Node] = {}
-    items = {item.args[1]: item for item in by.users if is_getitem(item)}
+    # The first of each: those of an earlier repetition (a checkpoint in a checkpoint) stand where that was, in the backward.
+    items = {item.args[1]: item for item in reversed(by.users) if is_getitem(item)}
     x, p = node.args[:2]
     for item in list(node.users):
         if item.args[1] == 1 and 1 in items:

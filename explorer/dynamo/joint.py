@@ -4,7 +4,8 @@
     trace         inputs with kinds and names, cotangents          results, mutations, gradients; nothing for None
 
 A tensor that the graph itself holds (`torch.tensor([2, 3])` in the forward) is one more input of the trace, behind the
-primals, and a number (`torch.tensor(0.5)`, the zero of `y[:, 0] = 0`) an op that makes it.
+primals, and a number (`torch.tensor(0.5)`, the zero of `y[:, 0] = 0`) an op that makes it. A check that yields nothing
+(`_assert_async`) is left out.
 
 What torch calls its inputs and outputs is private: descriptors in `meta["desc"]`, seen on torch 2.11 to 2.13.
 """
@@ -180,6 +181,8 @@ def _copy_ops(
         for node in graph.nodes:
             if node in constants and node not in new and constants[node].dim():
                 continue  # only other constants read it
+            if node.meta.get("val") is None:
+                continue  # yields nothing: a check, as `one_hot` makes of its classes
             if node.op == "call_function" and phases[node] == phase and not _is_constant(node, new):
                 if node in constants:
                     target, args, kwargs = _instead(constants[node], new.get(node))

@@ -178,6 +178,7 @@ def _rule(title: str) -> str:
 
 def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backward: Trace) -> str:
     results = [out.of for out in forward.outputs if out.kind == "result"]
+    late = [out.of for out in backward.outputs if out.kind == "result"]
     names = [i.name for i in forward.inputs]
     mutations = {out.of: k for k, out in enumerate(forward.outputs) if out.kind == "mutation"}
     captured = variant.program.forward
@@ -199,6 +200,7 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             *drawn,
             "]",
             f"RESULTS = {results!r}",
+            f"LATE = {late!r}  # results that backward returns before the gradients, of which it computes them",
             f"MUTATED = {mutations!r}  # input -> position of its new value in what forward returns",
             f"CAPTURED_MUTATED = { {o.of: k for k, o in enumerate(captured.outputs) if o.kind == 'mutation'}!r}",
             f"ROOTS = {[results.index(i.source) for i in cotangents]!r}  # the results that have a cotangent",
@@ -206,14 +208,18 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             f"SEEDS = {literal([_constant(t) for t in seeds])}  # what the cotangents were, None: not one number",
             f"READ_AGAIN = {[names.index(i.name) for i in backward.inputs if i.name in names]!r}  # inputs of backward too",
             f"CAPTURED_READ_AGAIN = {[names.index(i.name) for i in captured_backward.inputs if i.name in names]!r}",
-            f"GRADIENTS = {[names.index(out.of) for out in backward.outputs]!r}  # the inputs whose gradients are returned",
-            f"CAPTURED_GRADIENTS = {[names.index(out.of) for out in captured_backward.outputs]!r}",
+            f"GRADIENTS = {_gradients(backward, names)!r}  # the inputs whose gradients are returned",
+            f"CAPTURED_GRADIENTS = {_gradients(captured_backward, names)!r}",
             f"COARSEST = {_coarsest(variant.program.trace)}  # the floating dtype that rounds most",
             f"SIZED_BY_DATA = {[n.name for n in variant.program.trace.ops if _has_size_of_data(n)]!r}",
             f"HAS_KERNELS = {bool(variant.kernels)}",
             f'DEVICE = "{_device(variant)}"',
         ]
     )
+
+
+def _gradients(backward: Trace, names: Sequence[str]) -> list[int]:
+    return [names.index(out.of) for out in backward.outputs if out.kind == "gradient"]
 
 
 def _coarsest(trace: Trace) -> torch.dtype:

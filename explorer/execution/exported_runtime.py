@@ -86,9 +86,14 @@ def versions(tensors):
     return [0 if t is None or t.is_inference() else t._version for t in tensors]
 
 
-# Positions among the inputs of those that are overwritten, and among the results of those without a cotangent.
+# Positions among the inputs of those that are overwritten.
 OVERWRITTEN = [position for position, row in enumerate(INPUTS) if row[0] in MUTATED]
-WITHOUT_GRADIENT = [position for position in range(len(RESULTS)) if position not in ROOTS]
+# Without a result to differentiate, what is computed from gradients is computed at once: `run` returns it behind RESULTS.
+AT_ONCE = bool(LATE) and not ROOTS
+# Positions among what `run` returns of those without a cotangent.
+WITHOUT_GRADIENT = [i for i in range(len(RESULTS) + AT_ONCE * len(LATE)) if i not in ROOTS]
+# The LATE of the latest backward, by name.
+late_results = {}
 
 
 class Step(torch.autograd.Function):
@@ -102,6 +107,8 @@ class Step(torch.autograd.Function):
         outputs = forward(*laid_out)
         results, kept = outputs[: len(RESULTS)], outputs[len(RESULTS) + len(MUTATED) :]
         read_again = [laid_out[i] for i in READ_AGAIN]
+        if AT_ONCE:
+            results, kept, read_again = (*results, *backward([*kept, *read_again])), (), []
         if OVERWRITTEN:
             written = [inputs[i] for i in OVERWRITTEN]
             kept, read_again = set_aside(kept, written), set_aside(read_again, written)
@@ -135,14 +142,23 @@ class Step(torch.autograd.Function):
         ctx.kept = None
         boxed += saved
         boxed += [expect(cotangents[i], RESULTS[i], *layout) for i, layout in zip(ROOTS, COTANGENTS, strict=True)]
-        gradients = [None] * len(INPUTS)
-        for position, gradient in zip(GRADIENTS, backward(boxed), strict=True):
-            gradients[position] = gradient
-        return tuple(gradients)
+        return by_input(backward(boxed))
+
+
+def by_input(found):
+    """What `backward` returned as a gradient or None for each of INPUTS; its LATE go to `late_results`."""
+    late_results.update(zip(LATE, found, strict=False))
+    gradients = [None] * len(INPUTS)
+    for position, gradient in zip(GRADIENTS, found[len(LATE) :], strict=True):
+        gradients[position] = gradient
+    return tuple(gradients)
 
 
 def run(*inputs):
-    """RESULTS of INPUTS (the tensor itself if there is one), differentiable in the inputs named by GRADIENTS."""
+    """RESULTS of INPUTS (the tensor itself if there is one), differentiable in the inputs named by GRADIENTS.
+
+    LATE are computed with the gradients, and are in `late_results` then; without a result to differentiate they are returned.
+    """
     if len(inputs) != len(INPUTS):
         raise ValueError(f"run takes {len(INPUTS)} inputs, got {len(inputs)}: {[row[0] for row in INPUTS]}")
     results = Step.apply(*inputs)
@@ -195,7 +211,7 @@ def example_cotangents(dtypes, device=DEVICE, seed=1):
 
 
 def replay(forward, backward, inputs, read_again, mutated, seed=0):
-    """(results, new values of overwritten inputs, gradients, seconds) of one run, random ops drawing from `seed`."""
+    """(results, new values of overwritten inputs, LATE and gradients, seconds) of one run, random ops drawing from `seed`."""
     torch.manual_seed(seed)
     start = time.perf_counter()
     outputs = forward(*inputs)
@@ -205,10 +221,10 @@ def replay(forward, backward, inputs, read_again, mutated, seed=0):
     del outputs
     boxed = [*kept, *(inputs[i] for i in read_again), *cotangents]
     del kept
-    gradients = backward(boxed)
+    found = backward(boxed)
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    return results, written, gradients, time.perf_counter() - start
+    return results, written, found, time.perf_counter() - start
 
 
 def programs():
@@ -238,11 +254,11 @@ def magnitude(tensor):
 def outputs(name, inputs):
     """All that one of `programs` computes, by what it is."""
     front, back, read_again, mutated = programs()[name]
-    results, written, gradients, _ = replay(front, back, inputs, read_again, mutated)
+    results, written, behind, _ = replay(front, back, inputs, read_again, mutated)
     grads_of = CAPTURED_GRADIENTS if name == "captured" else GRADIENTS
-    found = dict(zip(RESULTS, results, strict=True))
+    found = dict(zip(RESULTS, results, strict=True)) | dict(zip(LATE, behind, strict=False))
     found |= {f"new value of {of}": tensor for of, tensor in written.items()}
-    return found | {f"gradient of {INPUTS[i][1]}": g for i, g in zip(grads_of, gradients, strict=True)}
+    return found | {f"gradient of {INPUTS[i][1]}": g for i, g in zip(grads_of, behind[len(LATE) :], strict=True)}
 
 
 @torch.no_grad()

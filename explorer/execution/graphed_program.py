@@ -18,7 +18,7 @@ from torch import fx
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.execution.graphs import Graphs, Recordable
 from tracefuse.execution.optimised import Optimised
-from tracefuse.execution.program import Program
+from tracefuse.execution.program import Program, behind
 from tracefuse.execution.replays import Replays
 from tracefuse.optimizers.lowering.composites import CONSTANTS
 from tracefuse.optimizers.ops import op_name, producer
@@ -35,6 +35,8 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graphs: Graphs, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         results, module = tuple(graphs.forward(_expected(graphs, inputs))), graphs.step.module
+        if module.AT_ONCE:
+            results = (*results, *graphs.backward([]))
         ctx.graphs, ctx.turn = graphs, graphs.turn
         # Kept only for autograd to notice that one was overwritten before the backward read it.
         ctx.save_for_backward(*(inputs[i] for i in module.READ_AGAIN if i in graphs.in_place))
@@ -56,15 +58,12 @@ class _Replay(torch.autograd.Function):
             module.expect(cotangents[i], module.RESULTS[i], *row)
             for i, row in zip(module.ROOTS, module.COTANGENTS, strict=True)
         ]
-        gradients: list[torch.Tensor | None] = [None] * len(module.INPUTS)
-        for position, gradient in zip(module.GRADIENTS, graphs.backward(given), strict=True):
-            gradients[position] = gradient
-        return None, *gradients
+        return None, *module.by_input(graphs.backward(given))
 
 
 def _graphs(module: ModuleType, inputs: Sequence[torch.Tensor], in_place: frozenset[int]) -> Graphs:
     """The graphs of an exported file."""
-    cotangents = functools.partial(_ones, module) if module.GRADIENTS else None
+    cotangents = functools.partial(_ones, module) if behind(module) else None
     step = Recordable(module, len(module.RESULTS), module.READ_AGAIN, cotangents)
     return Graphs(step, _laid_out(module, [t.detach() for t in inputs]), in_place)
 
@@ -137,8 +136,8 @@ class GraphedProgram(Program):
         def backward(state: tuple[Any, None]) -> Sequence[torch.Tensor]:
             return graphs.backward(cotangents)
 
-        gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
-        return Replays(forward, backward if gradients else None, gradients, held_nbytes=graphs.held_nbytes)
+        names = behind(module)
+        return Replays(forward, backward if names else None, names, held_nbytes=graphs.held_nbytes)
 
 
 # --- which traces a graph can replay ---

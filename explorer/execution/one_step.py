@@ -23,17 +23,19 @@ def check_one_step(variant: Optimised) -> None:
             "exported. For that, capture it with its model and inputs on the CPU or a GPU."
         )
     backward = variant.backward
-    late = [out.of for out, _ in computed_from_gradients(backward)]
+    late = computed_from_gradients(backward)
     if is_second_order(backward):
         raise ExportError(
-            f"{_named(late)} {'is' if len(late) == 1 else 'are'} computed from gradients (a gradient penalty, MAML, forces "
-            "by `create_graph`): such a program is shown and replayed, and neither compiled, measured nor exported. For that, "
-            "capture a part of it that is one forward and one backward."
+            f"{_named([out.of for out, _ in late])} {'is' if len(late) == 1 else 'are'} computed from gradients (a gradient "
+            "penalty, MAML, forces by `create_graph`): such a program is shown and replayed, and neither compiled, measured "
+            "nor exported. For that, capture a part of it that is one forward and one backward."
         )
-    if late:
+    if is_written(late):
+        late = [(out, node) for out, node in late if out.kind == "mutation"]
+        changed = [variant.trace.input_of(out.of).source for out, _ in late]
         raise ExportError(
-            "a step is one forward and one backward, and here an optimizer step, a second forward or autograd.grad goes on "
-            f"with gradients: {_named(late)}. Capture only those two."
+            f"a step is one forward and one backward, and here {lines_of(late)} goes on with gradients, as an optimizer does: "
+            f"it changes {_named(changed)}. Capture only those two, and leave that line behind the block."
         )
     roots = _roots(backward)
     if len(set(roots)) != len(roots):
@@ -41,7 +43,7 @@ def check_one_step(variant: Optimised) -> None:
             "two backwards start from the same result (`retain_graph=True`). Add what they start from, and call `.backward()` "
             "once on the sum."
         )
-    if backward.outputs and not roots:
+    if not roots and any(out.kind == "gradient" for out in backward.outputs):
         raise ExportError(
             "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
             "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
@@ -55,8 +57,13 @@ def check_one_step(variant: Optimised) -> None:
 
 def is_second_order(backward: Trace) -> bool:
     """Whether a backward starts from what is computed from gradients, and nothing is written that is: no optimizer's step."""
-    late = [out for out, _ in computed_from_gradients(backward)]
-    return any(out.of in _roots(backward) for out in late) and all(out.kind == "result" for out in late)
+    late = computed_from_gradients(backward)
+    return any(out.of in _roots(backward) for out, _ in late) and not is_written(late)
+
+
+def is_written(late: _Late) -> bool:
+    """Whether any of what is computed from gradients is the new value of an input, as an optimizer's step writes it."""
+    return any(out.kind == "mutation" for out, _ in late)
 
 
 def _roots(backward: Trace) -> list[str]:
@@ -64,7 +71,7 @@ def _roots(backward: Trace) -> list[str]:
 
 
 def computed_from_gradients(backward: Trace) -> _Late:
-    """What the second half returns or writes beside gradients, and the values: none where the program is one step."""
+    """What the second half returns or writes beside gradients, and the values: an optimizer's writes, a norm of gradients."""
     pairs = zip(backward.outputs, backward.returned, strict=True)
     return [(out, node) for out, node in pairs if out.kind in ("result", "mutation")]
 
@@ -81,12 +88,9 @@ def why_no_verdict(backward: Trace) -> str:
 
     What autograd computed itself is backward, also where `torch.autograd.grad` returns it.
     """
-    late = lines_of([(out, node) for out, node in computed_from_gradients(backward) if not origin(node).autograd])
-    part = (
-        "a part that is one forward and one backward"
-        if is_second_order(backward)
-        else "one step, without its optimizer"
-    )
+    found = computed_from_gradients(backward)
+    late = lines_of([(out, node) for out, node in found if not origin(node).autograd])
+    part = "one step, without its optimizer" if is_written(found) else "a part that is one forward and one backward"
     return late and f"No ratios and no slowest module: the backward's times are also those of {late}. Capture {part}."
 
 

@@ -23,7 +23,7 @@ class Program:
     """A differentiable callable. Made by `Variant.compile`.
 
     `program()` runs on the captured inputs, the live parameters among them, so that `program().backward()` fills their
-    `.grad`; inputs are replaced by position or by name: `program(tokens=more)`. Shapes and dtypes must be the captured
+    `.grad`, and `late_results` with what is computed from gradients; inputs are replaced by position or by name: `program(tokens=more)`. Shapes and dtypes must be the captured
     ones (ValueError otherwise). `module` is the imported file, `inputs` are the names in order.
     """
 
@@ -43,6 +43,11 @@ class Program:
         share_graphs(module)
         preload(module, [k for k in variant.kernels if k.name not in variant.fallbacks], variant.tunings)
         return cls(module, inputs, dict(reversed(drawn)))  # type: ignore[arg-type]
+
+    @property
+    def late_results(self) -> Mapping[str, torch.Tensor]:
+        """What the program computed from its gradients, such as their norm, in the latest backward."""
+        return self.module.late_results
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -113,5 +118,10 @@ class Program:
         def backward(state: tuple[Any, list[torch.Tensor]]) -> Sequence[torch.Tensor]:
             return module.backward(state[1])
 
-        gradients = tuple(module.INPUTS[i][0] for i in module.GRADIENTS)
-        return Replays(forward, backward if gradients else None, gradients)
+        names = behind(module)
+        return Replays(forward, backward if names else None, names)
+
+
+def behind(module: ModuleType) -> tuple[str, ...]:
+    """What the backward of an exported file's module returns, by name: results of gradients, then gradients."""
+    return (*(f"result {of}" for of in module.LATE), *(module.INPUTS[i][0] for i in module.GRADIENTS))

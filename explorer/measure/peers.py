@@ -143,11 +143,14 @@ def _notes(programs: Mapping[str, Replays], are_own: bool) -> list[str]:
 def stand_in(variant: Switched, name: str) -> Replays:
     """The peer called `name` of the captured step: forward and backward on the captured inputs and generator states.
 
-    Raises `NotSupported` where a captured gradient does not come out of the forward: a custom `autograd.Function`'s does not.
+    Raises `NotSupported` where a captured gradient does not come out of the forward: a custom `autograd.Function`'s does not,
+    nor do results that are computed from gradients.
     """
     captured = variant.baseline
     program = captured.compile()
     module, rng_states = program.module, variant.program.rng_states
+    if module.LATE:
+        raise NotSupported(f"{module.LATE[0]} is computed from gradients, which autograd of the forward does not do")
     count = len(module.INPUTS)
     tensors = [t.detach() for t in variant.program.example_inputs[:count]]
     cotangents = [t.detach() for t in variant.program.example_inputs[count:]]

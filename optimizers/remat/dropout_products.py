@@ -36,7 +36,7 @@ def restore_products(products: list[Product]) -> None:
 
 
 def _expose(dropout: fx.Node) -> Product | None:
-    parts = {user.args[1]: user for user in dropout.users}
+    parts = {user.args[1]: user for user in dropout.users if phase(user) == "forward"}
     x, p, train = (arguments(dropout)[name] for name in ("input", "p", "train"))
     if train is False or not 0 < p < 1 or parts.keys() != {0, 1}:
         return None

@@ -62,9 +62,10 @@ def compiled_outputs(variant: tracefuse.Variant) -> list[Tensor]:
     with torch.no_grad():
         outputs = module.forward(*inputs)
         kept = outputs[len(module.RESULTS) + len(module.MUTATED) :]
-        gradients = module.backward([*kept, *(inputs[at] for at in module.READ_AGAIN), *cotangents])
+        behind = module.backward([*kept, *(inputs[at] for at in module.READ_AGAIN), *cotangents])
     found = {("result", of): value for of, value in zip(module.RESULTS, outputs, strict=False)}
     found |= {("mutation", of): outputs[at] for of, at in module.MUTATED.items()}
     of_gradients = (module.INPUTS[at][0] for at in module.GRADIENTS)
-    found |= {("gradient", of): value for of, value in zip(of_gradients, gradients, strict=True)}
+    found |= {("result", of): value for of, value in zip(module.LATE, behind, strict=False)}
+    found |= {("gradient", of): value for of, value in zip(of_gradients, behind[len(module.LATE) :], strict=True)}
     return [found[out.kind, out.of] for out in variant.trace.outputs]

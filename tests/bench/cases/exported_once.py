@@ -44,10 +44,12 @@ def outputs(step: ModuleType, inputs: list[Tensor], states: list[Any]) -> dict[s
     given, cotangents = inputs[:count], inputs[count:]
     front = step.forward(*given)
     kept = front[len(step.RESULTS) + len(step.MUTATED) :]
-    gradients = step.backward([*kept, *(given[at] for at in step.READ_AGAIN), *cotangents])
+    behind = step.backward([*kept, *(given[at] for at in step.READ_AGAIN), *cotangents])
     found = {f"result {of}": t for of, t in zip(step.RESULTS, front, strict=False)}
     found |= {f"mutation {of}": front[at] for of, at in step.MUTATED.items()}
-    return found | {f"gradient {step.INPUTS[at][0]}": g for at, g in zip(step.GRADIENTS, gradients, strict=True)}
+    found |= {f"result {of}": t for of, t in zip(step.LATE, behind, strict=False)}
+    of_gradients = (step.INPUTS[at][0] for at in step.GRADIENTS)
+    return found | {f"gradient {of}": g for of, g in zip(of_gradients, behind[len(step.LATE) :], strict=True)}
 
 
 def distance(mine: Tensor, theirs: Tensor) -> float:
