@@ -144,8 +144,10 @@ class _Compiling:
         return variant
 
     def backward_of(self, halves: Halves) -> Boxed:
+        patterns = self.patterns  # not `self`, which holds the caller's tensors
+
         def backward(given: list[Any]) -> Sequence[Any]:
-            self.patterns.tell()
+            patterns.tell()
             return halves.backward(given)
 
         return backward

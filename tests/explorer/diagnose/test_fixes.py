@@ -225,6 +225,7 @@ def test_a_trial_is_cancelled_before_it_has_anything_to_show() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # a verdict needs eight rounds within the budget
 @pytest.mark.parametrize("choice", [0, 1])
 def test_on_a_gpu_a_cpu_leaf_is_fixed_in_both_ways(choice: int) -> None:
     input_ts, freqs = torch.randn(256, 8, 8, 128, requires_grad=True), torch.randn(256, 1, 1, 128, device="cuda")
@@ -233,18 +234,19 @@ def test_on_a_gpu_a_cpu_leaf_is_fixed_in_both_ways(choice: int) -> None:
         out = programs.apply_rope(input_ts.cuda(), freqs)
         out.backward(tangent)
     variant = c.variant(Config.off())
-    trial = variant.try_fix(finding("gradient copied to the host", variant.findings()).trials[choice], budget_s=2)
+    trial = variant.try_fix(finding("gradient copied to the host", variant.findings()).trials[choice], budget_s=4)
     assert trial.difference.results == trial.difference.gradients == 0
     assert trial.verdict == "faster"
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # a verdict needs eight rounds within the budget
 def test_on_a_gpu_an_input_in_pinned_memory_is_moved_faster() -> None:
     x, w = torch.randn(1 << 24), torch.randn(1 << 24, device="cuda", requires_grad=True)
     c = tracefuse.capture(lambda: (x.cuda() * w).sum().backward())
     variant = c.variant(Config.off())
     there, pinned = finding("moved between devices each step", variant.findings()).trials
-    assert variant.try_fix(pinned, budget_s=2).verdict == "faster"
+    assert variant.try_fix(pinned, budget_s=4).verdict == "faster"
     assert variant.try_fix(there, budget_s=2).difference.results == 0
     mended = c.with_fix(pinned)
     assert mended.program.pinned == {"x"}

@@ -38,7 +38,7 @@ READS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("how", READS)
 def test_every_read_is_an_error_with_its_line(how: str) -> None:
-    with pytest.raises(SyncError) as error, assert_no_sync():
+    with pytest.raises(SyncError) as error, assert_no_sync(on_cpu=True):
         READS[how]()
     text = str(error.value)
     assert text.startswith(f"{how} would make the host wait for a GPU (")
@@ -48,7 +48,7 @@ def test_every_read_is_an_error_with_its_line(how: str) -> None:
 
 
 def test_a_formatted_string_of_many_numbers_is_a_read() -> None:
-    with pytest.raises(SyncError, match=r"a formatted string .*24 B from cpu"), assert_no_sync():
+    with pytest.raises(SyncError, match=r"a formatted string .*24 B from cpu"), assert_no_sync(on_cpu=True):
         f"{x}"
 
 
@@ -61,9 +61,9 @@ def test_what_lies_on_the_cpu_counts_only_if_asked_for(how: str) -> None:
 
 def test_writing_one_number_by_a_mask_waits_for_nothing_but_several_do() -> None:
     y = x.clone()
-    with assert_no_sync():
+    with assert_no_sync(on_cpu=True):
         y[mask] = 0.0
-    with pytest.raises(SyncError, match="boolean mask"), assert_no_sync():
+    with pytest.raises(SyncError, match="boolean mask"), assert_no_sync(on_cpu=True):
         y[mask] = torch.ones(4)
 
 
@@ -85,7 +85,7 @@ def test_a_step_without_a_stop_gives_what_it_gave(options: dict[str, bool]) -> N
         optimizer = torch.optim.AdamW(model.parameters(), **options)
         for _ in range(3):
             if guarded:
-                with assert_no_sync():
+                with assert_no_sync(on_cpu=True):
                     loss = train(model, optimizer)
             else:
                 loss = train(model, optimizer)
@@ -106,23 +106,23 @@ class ReadsInBackward(torch.autograd.Function):
 def test_a_read_of_the_backward_is_told() -> None:
     leaf = torch.ones(3, requires_grad=True)
     told = r"in the backward \(ReadsInBackward.*if gradient.sum\(\) > 0"
-    with pytest.raises(SyncError, match=told), assert_no_sync():
+    with pytest.raises(SyncError, match=told), assert_no_sync(on_cpu=True):
         ReadsInBackward.apply(leaf).sum().backward()
 
 
 def test_it_nests_and_leaves_no_trace() -> None:
     own = dict(vars(torch.Tensor))
     with assert_no_sync(on_cpu=False):
-        with pytest.raises(SyncError), assert_no_sync():
+        with pytest.raises(SyncError), assert_no_sync(on_cpu=True):
             t.item()
         assert t.item() == 5.0
-    with pytest.raises(ZeroDivisionError), assert_no_sync():
+    with pytest.raises(ZeroDivisionError), assert_no_sync(on_cpu=True):
         _ = 1 / 0
     assert dict(vars(torch.Tensor)) == own
 
 
 def test_it_decorates() -> None:
-    @assert_no_sync()
+    @assert_no_sync(on_cpu=True)
     def step(value: Tensor) -> Tensor | float:
         return value.sum().item()
 
@@ -133,7 +133,7 @@ def test_it_decorates() -> None:
 
 def test_it_serves_inside_a_capture() -> None:
     def step() -> Tensor:
-        with assert_no_sync():
+        with assert_no_sync(on_cpu=True):
             return (x * 2).sum()
 
     assert torch.equal(tracefuse.capture(step).replay()[0], step())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tracefuse
+from tracefuse.assembly.program import CapturedProgram
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.costs.datasheets import DATASHEETS, datasheet_of, promised
 
@@ -34,7 +35,7 @@ def reasons(capture: tracefuse.Capture) -> str:
 )
 def test_a_gpu_is_priced_by_its_own_figures(device: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     capture = captured()
-    monkeypatch.setattr(tracefuse.Capture, "device", torch.device("cuda"))
+    monkeypatch.setattr(CapturedProgram, "device", torch.device("cuda"))
     monkeypatch.setitem(capture.environment, "device", device)
     assert f"by the {source}" in reasons(capture)
     assert capture.frozen_costs().peaks.source == source
