@@ -367,6 +367,6 @@ def test_what_a_variant_has_is_named_where_a_capture_is_asked_for_it() -> None:
     captured = tracefuse.capture(lambda: torch.ones(2).exp())
     with pytest.raises(AttributeError, match=r"no attribute 'layers': a variant has it, c\.optimize\(\)\.layers"):
         captured.layers()  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         _ = captured.nothing  # type: ignore[attr-defined]
     assert not hasattr(captured, "layers")
