@@ -27,6 +27,7 @@ from tracefuse.optimizers.trace import origin
 from tracefuse.recording.calls import Recording, Value
 
 aten = torch.ops.aten
+_OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
 def functionalize(
@@ -55,18 +56,27 @@ def _functional_graph(module: fx.GraphModule, recording: Recording, inputs: Mapp
     try:
         with without_tracebacks():
             return _traced(program, [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs.values()])
+    except _OUT_OF_MEMORY:
+        raise
     except Exception:
         own = [t.clone() if v in recording.snapshots else t.detach() for v, t in inputs.items()]
         try:
             return _traced(program, own)
+        except _OUT_OF_MEMORY:
+            raise
         except Exception as error:
-            raise _not_functional(program) from error
+            raise _not_functional(program, error) from error
 
 
-def _not_functional(program: _Redrawing) -> CaptureError:
+def _not_functional(program: _Redrawing, error: Exception) -> CaptureError:
     nodes = [n for n in program.module.graph.nodes if n.op == "call_function"]
     writes = [_described(n) for n in nodes if is_mutable(n)]
     at = f" at {_described(program.at)}" if program.at in nodes else ""
+    if not writes:
+        said = f"{type(error).__name__}: {error}"
+        return CaptureError(
+            f"torch cannot trace the program again{at} ({said}). Capture a smaller piece, without that operation."
+        )
     return CaptureError(
         f"the program writes to views of its tensors, first by {writes[0]}, and torch cannot make it functional{at}. Write "
         "the in-place update as an ordinary expression (`torch.where`, `torch.cat`), or capture a smaller piece."

@@ -22,13 +22,11 @@ _LIBRARIES = tuple(
     if (found := importlib.util.find_spec(name)) is not None and found.origin is not None
 )
 _EXPLORER = os.path.dirname(os.path.dirname(__file__))
-_OURS = (
-    os.path.join(_EXPLORER, "recording") + os.sep,
-    os.path.join(_EXPLORER, "dynamo") + os.sep,
-    os.path.join(_EXPLORER, "captures.py"),
-    os.path.join(_EXPLORER, "backend.py"),
+_RECORDER = ("recording", "captures")
+"""The package and its door whose code stands under a user's line while a cell is recorded."""
+_OURS = tuple(
+    os.path.join(_EXPLORER, name) + end for name in (*_RECORDER, "dynamo", "backend") for end in (os.sep, ".py")
 )
-"""Where code of ours lies that stands under a user's line: two packages, and the doors that enter them."""
 
 # A frame in the stack that dynamo notes.
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<text>.*)')
@@ -107,7 +105,7 @@ def label_of(file: str) -> str:
 
 def is_recorder(module: str) -> bool:
     """Whether the frames of `module` stand between the user's line and an operator while a cell is recorded."""
-    return module.startswith("tracefuse.recording.") or module == "tracefuse.captures"
+    return module.startswith("tracefuse.") and module.split(".")[1] in _RECORDER
 
 
 def hide_frames(error: BaseException, is_hidden: Callable[[str], bool] = is_recorder) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any, ClassVar, Protocol
 
@@ -73,20 +74,19 @@ class ModuleStack:
         self._stack: list[tuple[str, str]] = []
         self._paths: WeakMap[str] = WeakMap()
         self._names = names
-        self._handles: list[Any] = []
+        self._hooks = ExitStack()
         self.compiled: dict[str, None] = {}
         """What ran of what `torch.compile` had compiled: classes of modules, and functions that call modules."""
 
     def attach(self) -> None:
         self._thread = threading.get_ident()
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
+        with ExitStack() as hooks:
+            hooks.callback(register_module_forward_pre_hook(self._enter).remove)
+            hooks.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+            self._hooks = hooks.pop_all()
 
     def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        self._hooks.close()
         self._stack.clear()
 
     def current(self) -> tuple[str, str]:

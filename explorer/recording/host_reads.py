@@ -105,9 +105,11 @@ class Methods:
     def enter(cls) -> None:
         with cls._lock:
             if cls._entered == 0:
-                cls._inherited = {name: vars(torch.Tensor).get(name) for name in (*_METHODS, *_UNSEEN)}
-                for name in cls._inherited:
-                    setattr(torch.Tensor, name, cls._wrapped(name, getattr(torch.Tensor, name)))
+                try:
+                    cls._wrap_all()
+                except BaseException:
+                    cls._unwrap_all()
+                    raise
             cls._entered += 1
 
     @classmethod
@@ -115,8 +117,20 @@ class Methods:
         with cls._lock:
             cls._entered -= 1
             if cls._entered == 0:
-                for name, own in cls._inherited.items():
-                    delattr(torch.Tensor, name) if own is None else setattr(torch.Tensor, name, own)
+                cls._unwrap_all()
+
+    @classmethod
+    def _wrap_all(cls) -> None:
+        for name in (*_METHODS, *_UNSEEN):
+            own, wrapped = vars(torch.Tensor).get(name), cls._wrapped(name, getattr(torch.Tensor, name))
+            setattr(torch.Tensor, name, wrapped)
+            cls._inherited[name] = own
+
+    @classmethod
+    def _unwrap_all(cls) -> None:
+        while cls._inherited:
+            name, own = cls._inherited.popitem()
+            delattr(torch.Tensor, name) if own is None else setattr(torch.Tensor, name, own)
 
     @classmethod
     def word(cls) -> str:

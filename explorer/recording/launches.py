@@ -43,18 +43,31 @@ class LaunchHook:
     def enter(cls, witness: Witness) -> None:
         with cls._lock:
             if not cls._witnesses:
-                has_kernels = "triton" in sys.modules or torch.cuda.is_available()
-                for module, name, method, told in (*_STORAGES, *(_KERNELS if has_kernels else ())):
-                    cls._wrap(getattr(importlib.import_module(module), name), method, told)
+                try:
+                    cls._wrap_all()
+                except BaseException:
+                    cls._unwrap_all()
+                    raise
             cls._witnesses = [*cls._witnesses, witness]
 
     @classmethod
     def leave(cls, witness: Witness) -> None:
         with cls._lock:
             cls._witnesses = [one for one in cls._witnesses if one is not witness]
-            while not cls._witnesses and cls._wrapped:
-                kind, method, own = cls._wrapped.pop()
-                delattr(kind, method) if own is None else setattr(kind, method, own)
+            if not cls._witnesses:
+                cls._unwrap_all()
+
+    @classmethod
+    def _wrap_all(cls) -> None:
+        has_kernels = "triton" in sys.modules or torch.cuda.is_available()
+        for module, name, method, told in (*_STORAGES, *(_KERNELS if has_kernels else ())):
+            cls._wrap(getattr(importlib.import_module(module), name), method, told)
+
+    @classmethod
+    def _unwrap_all(cls) -> None:
+        while cls._wrapped:
+            kind, method, own = cls._wrapped.pop()
+            delattr(kind, method) if own is None else setattr(kind, method, own)
 
     @classmethod
     def _wrap(cls, kind: type, method: str, told: str) -> None:
@@ -71,8 +84,9 @@ class LaunchHook:
                 for witness in witnesses:
                     witness.done()
 
-        cls._wrapped.append((kind, method, vars(kind).get(method)))
+        own = vars(kind).get(method)
         setattr(kind, method, tell_and_run)
+        cls._wrapped.append((kind, method, own))
 
 
 def kernel_name(kernel: Any) -> str:

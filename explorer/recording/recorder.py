@@ -59,13 +59,17 @@ class Recorder(TorchDispatchMode, Listener):
         """Called before each op is recorded; for recorders that choose where to `begin`."""
 
     def __enter__(self) -> Recorder:
-        self._hooks = ExitStack()
-        self.shield.note(self._attach)
-        return super().__enter__()
+        with ExitStack() as self._hooks:
+            self.shield.note(self._attach)
+            super().__enter__()
+            self._hooks = self._hooks.pop_all()
+        return self
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        self.shield.survive(self._hooks.close)
+        try:
+            super().__exit__(*exc)
+        finally:
+            self.shield.survive(self._hooks.close)
         if self.shield.failure:  # what nobody can show need not be kept
             self.recording = Recording()
 

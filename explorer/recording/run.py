@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,9 @@ SMALL_NBYTES = 4096
 
 SAMPLED = 16
 """How many numbers are kept of each tensor, to tell writes that no version counts."""
+
+# `take` reads a few numbers at any strides, without a copy of the tensor, but knows no float8.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Left:
@@ -84,15 +88,18 @@ def read_from_outside(recorder: Recorder) -> list[Left]:
 
 
 def _sample(tensor: torch.Tensor, memory_of: MemoryOf) -> torch.Tensor | None:
-    """The bytes of the tensor's first numbers; None of one without memory, such as one of a vmap or a parameter that FSDP has
-    sharded."""
+    """The bytes of a few numbers from all over the tensor; None of one without memory, such as one of a vmap or a parameter
+    that FSDP has sharded."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (tensor.is_quantized or tensor.is_meta)
     if not is_plain or memory_of(tensor) is None or not tensor.numel() or not is_there(tensor):
         return None
-    row = tensor.detach().resolve_conj().resolve_neg()
-    while row.dim() > 1:
-        row = row[0]
-    return row.reshape(-1)[:SAMPLED].clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    stored = tensor.detach()
+    stored = stored.conj() if stored.is_conj() else stored
+    stored = torch._neg_view(stored) if stored.is_neg() else stored
+    stored = stored.view(_BITS.get(stored.itemsize, stored.dtype))
+    count = min(SAMPLED, tensor.numel())
+    at = torch.arange(count, device=tensor.device).mul_(tensor.numel() - 1).floor_divide_(max(count - 1, 1))
+    return stored.take(at).view(torch.uint8)
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -127,16 +134,18 @@ class Run:
         self._thaw: Thaw | None = None
 
     def start(self, namespace: Mapping[str, Any]) -> None:
-        if self.train_all:
-            self._thaw = Thaw(namespace, self.recorder.shield).__enter__()
-        self.recorder.__enter__()
+        with ExitStack() as undo:
+            if self.train_all:
+                self._thaw = undo.enter_context(Thaw(namespace, self.recorder.shield))
+            self.recorder.__enter__()
+            undo.pop_all()
         self.is_recording = True
 
     def stop(self, namespace: Mapping[str, Any], returned: Any, completed: bool) -> None:
         """Note who is who while the program's tensors are still there; keep nothing of the user's alive."""
-        self.recorder.__exit__(None, None, None)
         self.is_recording = False
         try:
+            self.recorder.__exit__(None, None, None)
             if completed:
                 self.ended = self.recorder.shield.note(self._noted, namespace, returned)
         finally:

@@ -11,6 +11,7 @@ import functools
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
@@ -79,9 +80,10 @@ class Shield:
         try:
             warn_user(text)
         except Warning:
-            raise  # warnings are errors here
+            pass  # the user's filter makes it an error, which would end the program; the capture tells of the failure
         except Exception:
-            warnings.warn(text, stacklevel=2)
+            with suppress(Warning):
+                warnings.warn(text, stacklevel=2)
 
 
 def _let_pass(error: Exception) -> None:

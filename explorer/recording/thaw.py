@@ -73,8 +73,9 @@ class Thaw:
         return [t.parameter for t in self._thawed.values()]
 
     def __enter__(self) -> Thaw:
-        self._undo = ExitStack()
-        self.shield.note(self._begin)
+        with ExitStack() as self._undo:
+            self.shield.note(self._begin)
+            self._undo = self._undo.pop_all()
         self._namespace = None
         return self
 

@@ -224,11 +224,6 @@ def obstacle_of(kernel: Kernel) -> Obstacle | None:
     return _known[kernel.key]
 
 
-def forget_obstacles() -> None:
-    """Have every kernel lowered again."""
-    _known.clear()
-
-
 def _find(kernel: Kernel) -> Obstacle | None:
     order = {node: at for at, node in enumerate(kernel.body.graph.nodes)}
     if not kernel.body.inputs:

@@ -22,7 +22,7 @@ import torch
 import tracefuse
 from tracefuse.captures import Capture
 from tracefuse.demo import GPT, batch
-from tracefuse.optimizers.fuse.carving import forget_obstacles
+from tracefuse.optimizers.fuse import carving
 from tracefuse.widgets.payload.program import payload
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -36,7 +36,7 @@ def session_seconds(captured: Capture) -> dict[str, float]:
     """The first view of a capture that keeps nothing yet, then the toggles."""
     captured.known_records.clear()
     captured._variants.clear()
-    forget_obstacles()
+    carving._known.clear()
     return {"first view": view_seconds(captured, {}), **toggle_seconds(captured)}
 
 

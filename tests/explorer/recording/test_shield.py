@@ -106,7 +106,7 @@ def failing(request: pytest.FixtureRequest) -> Iterator[list[str]]:
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     original.__kwdefaults__ = function.__kwdefaults__
-    undoes = function.__name__ in ("leave", "detach", "__exit__", "undo")
+    undoes = function.__name__ in ("leave", "detach", "__exit__", "undo", "_unwrap_all")
     code, defaults = function.__code__, (function.__defaults__, function.__kwdefaults__)
 
     def fail(*args: Any, **kwargs: Any) -> Any:
