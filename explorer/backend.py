@@ -135,12 +135,11 @@ class _Compiling:
 
     def matched(self, variant: Variant) -> Variant:
         """The variant without the globs that its graph does not have."""
-        missing: dict[str, str] = {}
+        asked, missing = variant.config, dict[str, str]()
         while (failed := _unmatched(variant)) is not None and failed.pattern not in missing:
             missing[failed.pattern] = str(failed)
             variant = variant.under(_without(variant.config, failed.pattern))
-        config = self.config
-        self.patterns.note((*(config.freeze or ()), *config.save, *config.recompute), missing)
+        self.patterns.note((*(asked.freeze or ()), *asked.save, *asked.recompute), missing)
         return variant
 
     def backward_of(self, halves: Halves) -> Boxed:

@@ -249,3 +249,19 @@ def test_a_glob_that_no_graph_has_is_told_once() -> None:
     said = [str(one.message).removeprefix("no graph of this model has it: ") for one in caught]
     assert [one.split(" ")[0] for one in said] == ["'frist.*'", '"nothing"']
     assert model.first.bias.grad is None
+
+
+@pytest.mark.parametrize("is_evaluated_first", [True, False])
+def test_a_glob_that_no_graph_has_is_told_where_one_evaluates(is_evaluated_first: bool) -> None:
+    """An evaluation freezes and saves nothing, and so its graph finds no glob."""
+    model, x = Broken(), torch.randn(5, 6)
+    run = torch.compile(model, backend=backend, options={"freeze": ["frist.*"], "recompute": ["nothing"]})
+    with pytest.warns(UserWarning, match="no graph of this model has it") as said:
+        if is_evaluated_first:
+            with torch.no_grad():
+                run(x)
+        out = run(x)
+        with torch.no_grad():
+            run(x)
+        out.sum().backward()
+    assert sum("no graph of this model has it" in str(one.message) for one in said) == 2
