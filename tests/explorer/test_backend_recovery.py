@@ -12,6 +12,7 @@ import pytest
 import torch
 from fake_graphs import FakeGraphs
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import tracefuse.backend
 from tracefuse.backend import tracefuse as backend
@@ -101,6 +102,30 @@ def test_a_stage_that_fails(stage: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert said
     assert all("ValueError: injected" in one and "defect of tracefuse" in one for one in said), said
     assert all(__file__ in one for one in said), "the line that raised"
+
+
+@pytest.mark.parametrize("raised", [MemoryError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("stage", ["the names of dynamo's graph", "the trace", "the machine code"])
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_running_out_of_memory_leaves_and_is_no_defect(
+    stage: str, raised: type[Exception], is_trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object, **__: object) -> Any:
+        raise raised("injected")
+
+    monkeypatch.setattr(*STAGES[stage], out_of_memory)
+    run = torch.compile(Net(), backend=backend)
+    with torch.set_grad_enabled(is_trained), pytest.raises((raised, BackendCompilerFailed), match="injected"):
+        run(torch.randn(5, 6))
+
+
+@pytest.mark.parametrize("stage", ["the names of dynamo's graph", "the trace"])
+def test_a_filter_that_makes_errors_of_warnings_ends_no_run(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*STAGES[stage], broken)
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs op by op")
+        torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
 
 
 def test_the_view_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
