@@ -57,6 +57,17 @@ class Capture(Variants):
         """The first half of `trace`: from the inputs to the results and to what is saved for the backward."""
         return self.program.forward
 
+    def __getattr__(self, name: str) -> Any:
+        """Says where what a variant has is found. Raises `AttributeError`."""
+        if hasattr(type(self), name):
+            return object.__getattribute__(
+                self, name
+            )  # once more: what a property of ours raised is not this name's lack
+        where = (
+            f": a variant has it, c.optimize().{name}" if not name.startswith("_") and hasattr(Variant, name) else ""
+        )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{where}")
+
     @property
     def backward(self) -> Trace:
         """The second half of `trace`: from saved values and cotangents to gradients; without ops if none was captured."""

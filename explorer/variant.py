@@ -333,7 +333,8 @@ class Variant:
         imports first. Returns the path. Raises `ExportError` for a program that is more than one differentiable step, and for
         a path that is no `.py` file in a directory that exists.
         """
-        from tracefuse.execution.export import operators_to_register, python_file, with_imports
+        from tracefuse.execution.export import python_file
+        from tracefuse.execution.own_operators import operators_to_register, with_imports
 
         path = python_file(Path(path))
         needed = operators_to_register(self.program.trace)

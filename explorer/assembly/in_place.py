@@ -50,6 +50,12 @@ def functional_twin(func: OpOverload) -> OpOverload | None:
 
 _MADE = torch.library.Library("tracefuse_functional", "DEF")
 """Twins of users' operators, which `torch.library` leaves without one."""
+_MADE_FOR: dict[OpOverload, OpOverload] = {}
+
+
+def made_for(twin: Any) -> OpOverload | None:
+    """The user's operator that `twin` was made for, if it was."""
+    return _MADE_FOR.get(twin)
 
 
 @functools.cache
@@ -67,7 +73,9 @@ def _made_twin(func: OpOverload) -> OpOverload | None:
     run = functools.partial(_on_copies, func)
     _MADE.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tracefuse_functional::{name}", run, lib=_MADE)
-    return getattr(torch.ops.tracefuse_functional, name).default
+    twin = getattr(torch.ops.tracefuse_functional, name).default
+    _MADE_FOR[twin] = func
+    return twin
 
 
 def _on_copies(func: OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ import re
 
 RESERVED_NAMES = frozenset(
     [
+        "AT_ONCE",
         "NOISE",
         "OVERWRITTEN",
         "ROUNDINGS",
@@ -22,6 +23,7 @@ RESERVED_NAMES = frozenset(
         "attention_backward",
         "benchmark",
         "boxed",
+        "by_input",
         "check",
         "copy_strided",
         "described_graph",
@@ -33,6 +35,7 @@ RESERVED_NAMES = frozenset(
         "expect",
         "expect_sizes",
         "laid_over",
+        "late_results",
         "launch",
         "magnitude",
         "main",

@@ -19,6 +19,7 @@ from torch.fx.traceback import preserve_node_meta
 from tracefuse.assembly.draws import draw_from
 from tracefuse.assembly.fake_values import without_tracebacks
 from tracefuse.assembly.functional import Built
+from tracefuse.assembly.in_place import functional_twin
 from tracefuse.assembly.refusals import where
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.ops import is_mutable
@@ -101,6 +102,21 @@ class _Redrawing(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = origin(self.at).rng
-        if state is None:
-            return super().call_function(target, args, kwargs)
-        return draw_from(self._rng_states[state], target, args, kwargs)
+        if state is not None:
+            return draw_from(self._rng_states[state], target, args, kwargs)
+        if (promoted := _promoted(self.at, args, kwargs)) is not None:
+            return args[0].copy_(promoted)
+        found = super().call_function(target, args, kwargs)
+        kept = self.at.meta.get("dtype", getattr(found, "dtype", None))  # of a twin that stands for an in-place op
+        return found if kept == getattr(found, "dtype", None) else found.to(kept)
+
+
+def _promoted(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """What an in-place op would write if it did not keep its tensor's dtype, where that is another: torch's own functional
+    form of the op promotes, and does not cast back."""
+    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor)}
+    if len(dtypes) < 2 or not is_mutable(node) or node.target is aten.copy_.default:
+        return None
+    twin = functional_twin(node.target)  # type: ignore[arg-type]
+    found = None if twin is None else twin(*args, **kwargs)
+    return found if isinstance(found, torch.Tensor) and found.dtype != args[0].dtype else None

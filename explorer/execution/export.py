@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import MAX_INTEGERS, drawn_row
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.execution.optimised import Optimised
+from tracefuse.execution.own_operators import IMPORT_TORCH, on_copies, register_lines
 from tracefuse.optimizers.kernels.launch import LAUNCH
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS
@@ -35,8 +35,6 @@ from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, 
 _RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
 _RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
 _BOXED = "boxed"
-_IMPORT_TORCH = "import torch"
-_OF_TORCH = {"aten", "prim", "prims", "rngprims", "quantized", "mkldnn", "c10d", "_c10d_functional", "inductor"}
 MAX_GUARDS = 20  # Lines of a file's head that say which path was taken.
 
 
@@ -56,8 +54,10 @@ def module_source(variant: Optimised) -> str:
     forward, backward = variant.forward, variant.backward
     captured_forward, captured_backward = variant.program.forward, variant.program.backward
     check_one_step(variant)
+    twins = on_copies(variant.program.trace)
     sections = [
         _header(variant),
+        *(text for _, text in twins.values()),
         *_functions(variant),
         _rule("the program as it was captured"),
         _rendered(captured_forward).replace("def forward(", "def captured_forward(", 1),
@@ -67,7 +67,10 @@ def module_source(variant: Optimised) -> str:
         _rule("running it"),
         _RUNTIME,
     ]
-    return "\n\n".join(s.strip("\n") for s in sections if s) + "\n"
+    source = "\n\n".join(s.strip("\n") for s in sections if s) + "\n"
+    for call, (name, _) in twins.items():
+        source = source.replace(f"{call}(", f"{name}(")
+    return source
 
 
 def functions_source(variant: Optimised) -> str:
@@ -148,11 +151,11 @@ def _header(variant: Optimised) -> str:
         "import sys",
         "import time",
         "",
-        _IMPORT_TORCH,
+        IMPORT_TORCH,
     ]
     if variant.kernels:
         lines += ["import triton", "import triton.language as tl"]
-    return "\n".join([*lines, *_register_lines(variant.program.trace)])
+    return "\n".join([*lines, *register_lines(variant.program.trace)])
 
 
 def _path_taken(variant: Optimised) -> list[str]:
@@ -234,36 +237,6 @@ def _input_row(name: str, source: str, placeholder: torch.fx.Node) -> str:
 
 def _layout(placeholder: torch.fx.Node) -> Any:
     return tuple(val(placeholder).shape), tuple(val(placeholder).stride())
-
-
-def with_imports(source: str, imports: Sequence[str]) -> str:
-    """The file that imports these modules first. Raises `ExportError` for what is no module's name."""
-    for name in imports:
-        if not all(part.isidentifier() and not iskeyword(part) for part in name.split(".")):
-            raise ExportError(f"imports={name!r} is no module: pass the names of modules, such as imports=['my_ops']")
-    lines = "".join(f"import {name}\n" for name in imports)
-    return source.replace(f"\n{_IMPORT_TORCH}\n", f"\n{_IMPORT_TORCH}\n{lines}", 1)
-
-
-def operators_to_register(trace: Trace) -> list[str]:
-    """The operators of `trace` that are none of PyTorch's own, "my_ops::twice": whoever runs it must have registered them."""
-    found = (n.target for n in trace.ops if isinstance(n.target, torch._ops.OpOverload))
-    return sorted({one._schema.name for one in found if one.namespace not in _OF_TORCH})
-
-
-def _register_lines(trace: Trace) -> list[str]:
-    """Lines that raise where an operator is not registered, before a line that calls it does."""
-    return [
-        line
-        for namespace, _, name in (one.partition("::") for one in operators_to_register(trace))
-        for line in (
-            f"if not hasattr(torch.ops.{namespace}, {name!r}):",
-            f"{INDENT}raise ImportError(",
-            f'{INDENT * 2}"nothing has registered the operator {namespace}::{name}, which this program calls: "',
-            f"{INDENT * 2}\"import the module that does before this file, or export it with imports=['that_module']\"",
-            f"{INDENT})",
-        )
-    ]
 
 
 def _constant(tensor: torch.Tensor) -> float | complex | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from torch import fx
@@ -10,6 +11,7 @@ from tracefuse.assembly.draws import repeated
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.trace import Output, Trace, origin, tensors
+from tracefuse.text import counted
 
 _Late = Sequence[tuple[Output, fx.Node]]
 NAMED = 5  # of the values that go beyond one step
@@ -35,7 +37,7 @@ def check_one_step(variant: Optimised) -> None:
         changed = [variant.trace.input_of(out.of).source for out, _ in late]
         raise ExportError(
             f"a step is one forward and one backward, and here {lines_of(late)} goes on with gradients, as an optimizer does: "
-            f"it changes {_named(changed)}. Capture only those two, and leave that line behind the block."
+            f"it changes {_inputs(changed)}. Capture only those two, and leave that line behind the block."
         )
     roots = _roots(backward)
     if len(set(roots)) != len(roots):
@@ -92,6 +94,13 @@ def why_no_verdict(backward: Trace) -> str:
     late = lines_of([(out, node) for out, node in found if not origin(node).autograd])
     part = "one step, without its optimizer" if is_written(found) else "a part that is one forward and one backward"
     return late and f"No ratios and no slowest module: the backward's times are also those of {late}. Capture {part}."
+
+
+def _inputs(names: Sequence[str]) -> str:
+    """Inputs by what the user calls them; how many have no name that he could find."""
+    known = [name for name in names if not re.fullmatch(r"constant(_\d+)?", name)]
+    unknown = counted(len(names) - len(known), "tensor") + " without a name"
+    return " and ".join(filter(None, [_named(known), unknown * (len(known) < len(names))]))
 
 
 def _named(names: Sequence[str]) -> str:

@@ -23,8 +23,9 @@ class Program:
     """A differentiable callable. Made by `Variant.compile`.
 
     `program()` runs on the captured inputs, the live parameters among them, so that `program().backward()` fills their
-    `.grad`, and `late_results` with what is computed from gradients; inputs are replaced by position or by name: `program(tokens=more)`. Shapes and dtypes must be the captured
-    ones (ValueError otherwise). `module` is the imported file, `inputs` are the names in order.
+    `.grad`, and `late_results` with what is computed from gradients. Inputs are replaced by position or by name:
+    `program(tokens=more)`. Shapes and dtypes must be the captured ones (ValueError otherwise). `module` is the imported
+    file, `inputs` are the names in order.
     """
 
     def __init__(

@@ -361,3 +361,12 @@ def test_what_is_refused_says_so_in_its_repr() -> None:
     with tracefuse.capture() as c:
         pass
     assert repr(c).startswith("<tracefuse.Capture: nothing was captured")
+
+
+def test_what_a_variant_has_is_named_where_a_capture_is_asked_for_it() -> None:
+    captured = tracefuse.capture(lambda: torch.ones(2).exp())
+    with pytest.raises(AttributeError, match=r"no attribute 'layers': a variant has it, c\.optimize\(\)\.layers"):
+        captured.layers()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        _ = captured.nothing  # type: ignore[attr-defined]
+    assert not hasattr(captured, "layers")

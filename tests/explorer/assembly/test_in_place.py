@@ -471,3 +471,20 @@ def test_an_operator_of_a_users_that_mutates_gets_a_twin() -> None:
     assert "bit for bit" in str(c.check())
     assert [o.kind for o in c.trace.outputs].count("mutation") == 3
     c.optimize().compile()
+
+
+@pytest.mark.parametrize("is_traced_again", [False, True])
+def test_a_sum_in_place_keeps_its_dtype(is_traced_again: bool) -> None:
+    """As in AdaLoRA, whose loss of float32 gets a term of float64; a write to a view makes the program be traced again."""
+    w, memory = torch.rand(3, 3, dtype=torch.float64, requires_grad=True), torch.zeros(4)
+
+    def run() -> Tensor:
+        if is_traced_again:
+            row = memory[1:]
+            row += w.detach().sum(0)
+        loss = (w * memory.sum()).float().mean()
+        loss += w.norm()
+        loss.backward()
+        return loss
+
+    replayed(run, trained=[w], written=[memory] if is_traced_again else [])

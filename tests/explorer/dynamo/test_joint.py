@@ -134,3 +134,19 @@ def test_without_gradients_too() -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*runs op by op")
         torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+
+
+def test_a_check_of_the_data_yields_nothing_and_is_left_out() -> None:
+    """`one_hot` checks its classes, as the experts of transformers do, in a graph without gradients."""
+
+    def experts(x: Tensor, chosen: Tensor) -> Tensor:
+        with torch.no_grad():
+            hit = torch.nn.functional.one_hot(chosen, 4)
+        return x * hit.sum(1, keepdim=True)
+
+    x, chosen = torch.randn(6, 3, requires_grad=True), torch.randint(4, (6,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(torch.compile(experts, backend=backend)(x, chosen), experts(x, chosen))
+        with torch.no_grad():
+            torch.testing.assert_close(torch.compile(experts, backend=backend)(x, chosen), experts(x, chosen))

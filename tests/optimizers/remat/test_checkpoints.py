@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 
 import pytest
 import torch
@@ -143,3 +144,23 @@ def test_a_gpu_s_dropout_in_a_checkpoint_is_drawn_once_and_its_result_not_kept(k
     assert checkpointed
     assert {s.name for s in saved_values(after)}.isdisjoint(checkpointed)
     verify(Fuse(H100_THREADS).run(after, lambda _: None))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_in_a_checkpoint_read_the_mask_that_the_forward_drew(reentrant: bool) -> None:
+    """Each inner block is computed three times, by one draw."""
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), DropoutOfGpu(0.2)) for _ in range(2))
+    again = functools.partial(checkpoint, use_reentrant=reentrant)
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def inside(x: Tensor) -> Tensor:
+        for block in blocks:
+            x = x + again(block, x)
+        return x
+
+    c = captured(lambda: again(inside, x.sin()).cos().sum().backward())
+    assert ops(c.trace).count("native_dropout") == 2
+    items = [n for n in c.trace.ops if n.target is operator.getitem and "native_dropout" in n.args[0].name]
+    assert {phase(n) for n in items} == {"forward"}
+    tried(Remat(), c)
