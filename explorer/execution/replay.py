@@ -24,8 +24,8 @@ def replay(
     """The outputs of `trace` on `inputs`, in the order of `trace.outputs`.
 
     A random op draws from the state that `rng_states` holds for it (as captured), else from the default generator.
-    Values are freed after their last reader. Where some are `known` by name, only what is still wanted is made, and inputs that
-    nothing of it reads may be anything. Raises `ReplayError` naming the op and the user's line where an op raises.
+    Values are freed after their last reader. Where some are `known` by name, only what is still wanted is made, and inputs
+    that nothing of it reads may be anything. Raises `ReplayError` naming the op and the user's line where an op raises.
     """
     if len(inputs) != len(trace.inputs):
         raise ReplayError(

@@ -230,9 +230,7 @@ def test_the_programs_own_error_leaves_as_in_eager() -> None:
 
 
 @pytest.mark.parametrize("half", ["forward", "backward"])
-def test_running_out_of_memory_leaves(
-    half: str, generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_out_of_memory_leaves(half: str, generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
     run = torch.compile(nn.Linear(3, 3), backend=backend)
     run(torch.ones(2, 3)).sum().backward()
 
