@@ -1,14 +1,17 @@
 """What `people.py` wrote, on one machine or several, as one page.
 
-cd tests/bench/results && python ../people_table.py people_*.json --out people.md
+cd tests/bench/results && python ../pages/people_table.py people_*.json --out people.md
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
 from pages.models_table import in_a_cell, written
 
 COLUMNS = ("program", "kind", "verdict", "ops", "with all passes", "kernels", "eager", "replay", "max \\|Δ\\| / max",
