@@ -8,8 +8,8 @@
     cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
 What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op, and so does a graph that one
-of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing but
-`OptionError`, for what the user asked, leaves the backend.
+of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing
+leaves the backend but `OptionError`, for what the user asked, and running out of memory.
 
 Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`, `_disable_current_modes`: torch 2.11 to
 2.13.
@@ -20,6 +20,7 @@ from __future__ import annotations
 import operator
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +47,10 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 MODES: Mapping[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-overhead": {"cuda_graph": True}}
 """torch's names -> our options."""
+
+
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""What says nothing of the graph: it leaves while a graph is compiled, as it does while one runs."""
 
 
 def tracefuse(
@@ -76,6 +81,8 @@ def tracefuse(
     config = Config.of(**chosen)
     try:
         inputs = inputs_of(module, example_inputs)
+    except OUT_OF_MEMORY:
+        raise
     except Exception as reason:
         _run_op_by_op(reason, example_inputs)
         return module.forward
@@ -108,6 +115,8 @@ class _Compiling:
         try:
             halves = self.halves(joint.graph, num_fwd_outputs, self.config)
             graphs = _as_graphs(halves, self.backward_of(halves))
+        except OUT_OF_MEMORY:
+            raise
         except Exception as reason:
             self.refuse(reason)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
@@ -120,6 +129,8 @@ class _Compiling:
             returned = module.graph.output_node().args[0]
             config = replace(self.config, freeze=self.config.freeze and (), save=(), recompute=())
             return boxed(self.halves(module.graph, len(returned), config).forward)  # type: ignore[arg-type]
+        except OUT_OF_MEMORY:
+            raise
         except Exception as reason:
             self.refuse(reason)
             return make_boxed_func(module.forward)
@@ -135,12 +146,11 @@ class _Compiling:
 
     def matched(self, variant: Variant) -> Variant:
         """The variant without the globs that its graph does not have."""
-        missing: dict[str, str] = {}
+        asked, missing = variant.config, dict[str, str]()
         while (failed := _unmatched(variant)) is not None and failed.pattern not in missing:
             missing[failed.pattern] = str(failed)
             variant = variant.under(_without(variant.config, failed.pattern))
-        config = self.config
-        self.patterns.note((*(config.freeze or ()), *config.save, *config.recompute), missing)
+        self.patterns.note((*(asked.freeze or ()), *asked.save, *asked.recompute), missing)
         return variant
 
     def backward_of(self, halves: Halves) -> Boxed:
@@ -160,7 +170,8 @@ class _Compiling:
 def _run_op_by_op(reason: Exception, examples: Sequence[Any]) -> None:
     said = str(reason) if isinstance(reason, TracefuseError) else _defect(reason)
     note_refused(examples, said)
-    warn_user(f"a graph of this model runs op by op, without tracefuse: {said.rstrip('.')}.")
+    with suppress(Warning):  # a filter makes an error of it, which would end the compiling; `explore` says it too
+        warn_user(f"a graph of this model runs op by op, without tracefuse: {said.rstrip('.')}.")
 
 
 def _defect(error: Exception) -> str:

@@ -3,8 +3,8 @@
     forward     primals -> results and mutations, None where the graph returns None; then what is kept for the backward
     backward    what was kept, tangents -> a gradient per primal, or None
 
-Both take one list, which they empty. What fails in them is done without: a forward by its trace, op by op, a kernel by its
-ATen ops, each with one warning. An op that fails by itself too is the program's own error, which leaves as it is in eager.
+Both take one list, which they empty. What fails in them is done without: a half by its trace, op by op, a kernel by its ATen
+ops, each with one warning. An op that fails by itself too is the program's own error, which leaves as it is in eager.
 
 `watching` makes a write in place to a result an error where the backward reads that result, as it is in eager. AOTAutograd
 hands out a result that is a view of what the forward computed as a tensor with a version counter of its own (`_unsafe_view`),
@@ -14,8 +14,9 @@ place in autograd's graph: the results beside it have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import ModuleType
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Halves:
         preload(self.module, built, self.variant.tunings)
         for kernel in built:
             _try_first(self.module, kernel)
-        self._is_op_by_op = False
+        self._by_op: set[str] = set()
         forward, backward = self.variant.forward, self.variant.backward
         primals = [entry.name for entry in forward.inputs]
         self.results = _positions(joint.results, forward.outputs)
@@ -79,7 +80,7 @@ class Halves:
 
     def _outputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """What the generated forward returns; op by op from the first time on that it fails."""
-        if self._is_op_by_op:
+        if "forward" in self._by_op:
             return _op_by_op(self.variant.forward, inputs)
         try:
             return self.module.forward(*inputs)
@@ -87,14 +88,34 @@ class Halves:
             raise
         except Exception as error:
             outputs = _op_by_op(self.variant.forward, inputs)
-            self._is_op_by_op = True
-            warn_user(
-                f"the forward of a graph of this model runs op by op, as the generated one failed: {shown(error)}."
-            )
+            self._note_op_by_op("forward", error)
             return outputs
 
     def backward(self, boxed: list[Any]) -> list[Any]:
-        return self.among(self.module.backward(boxed), self.gradients)
+        return self.among(self._wanted(boxed), self.gradients)
+
+    def _wanted(self, boxed: list[Any]) -> Sequence[Any]:
+        """What the generated backward returns; op by op from the first time on that it fails.
+
+        It frees what it was given as it goes. Nothing else holds that, so the rest is made of what it had in hand.
+        """
+        if "backward" in self._by_op:
+            return _op_by_op(self.variant.backward, boxed)
+        generated = self.module.backward
+        try:
+            return generated(boxed)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            in_hand = {} if boxed else _locals_of(generated, error)  # it empties the list before anything else
+            given = boxed or [in_hand.get(entry.name) for entry in self.variant.backward.inputs]
+            outputs = _op_by_op(self.variant.backward, given, in_hand)
+            self._note_op_by_op("backward", error)
+            return outputs
+
+    def _note_op_by_op(self, half: str, error: Exception) -> None:
+        self._by_op.add(half)
+        warn_user(f"the {half} of a graph of this model runs op by op, as the generated one failed: {shown(error)}.")
 
     def primals(self) -> list[torch.Tensor]:
         """Fake tensors like those that AOTAutograd hands to the forward."""
@@ -138,10 +159,16 @@ def shown(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
 
 
-def _op_by_op(trace: Trace, inputs: Sequence[Any]) -> Sequence[Any]:
-    """The outputs of `trace`. Raises what one of its ops raises."""
+def _locals_of(function: FunctionType, error: BaseException) -> Mapping[str, Any]:
+    """The variables that the call of `function` had when `error` left it."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((dict(frame.f_locals) for frame in frames if frame.f_code is function.__code__), {})
+
+
+def _op_by_op(trace: Trace, inputs: Sequence[Any], known: Mapping[str, Any] | None = None) -> Sequence[Any]:
+    """The outputs of `trace`, of which the values that are `known` by name are not made again. Raises what an op raises."""
     try:
-        return replay(trace, inputs)
+        return replay(trace, inputs, known=known)
     except ReplayError as error:
         raise (error.__cause__ or error) from None
 

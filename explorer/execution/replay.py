@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,16 @@ from tracefuse.optimizers.trace import Trace, origin
 
 
 def replay(
-    trace: Trace, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()
+    trace: Trace,
+    inputs: Sequence[torch.Tensor],
+    rng_states: Sequence[torch.Tensor] = (),
+    known: Mapping[str, Any] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The outputs of `trace` on `inputs`, in the order of `trace.outputs`.
 
     A random op draws from the state that `rng_states` holds for it (as captured), else from the default generator.
-    Values are freed after their last reader. Raises `ReplayError` naming the op and the user's line where an op raises.
+    Values are freed after their last reader. Where some are `known` by name, only what is still wanted is made, and inputs
+    that nothing of it reads may be anything. Raises `ReplayError` naming the op and the user's line where an op raises.
     """
     if len(inputs) != len(trace.inputs):
         raise ReplayError(
@@ -29,14 +33,29 @@ def replay(
         )
     values: dict[fx.Node, Any] = dict(zip(trace.placeholders, inputs, strict=True))
     left = {n: len(n.users) for n in trace.graph.nodes}
+    ops = trace.ops
+    if known:
+        values |= {node: known[node.name] for node in ops if node.name in known}
+        ops = _still_wanted(trace, values)
     with torch.no_grad():
-        for node in trace.ops:
+        for node in ops:
             values[node] = _run(node, values, rng_states)
             for read in node.all_input_nodes:
                 left[read] -= 1
                 if left[read] == 0:
                     del values[read]
     return tuple(values[node] for node in trace.returned)
+
+
+def _still_wanted(trace: Trace, values: Mapping[fx.Node, Any]) -> list[fx.Node]:
+    """The ops that the outputs want and that are not among `values`."""
+    wanted = set(trace.returned)
+    ops = []
+    for node in reversed(trace.ops):
+        if node in wanted and node not in values:
+            ops.append(node)
+            wanted.update(node.all_input_nodes)
+    return ops[::-1]
 
 
 def replayed(program: CapturedProgram) -> tuple[torch.Tensor, ...]:

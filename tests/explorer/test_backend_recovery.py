@@ -12,6 +12,7 @@ import pytest
 import torch
 from fake_graphs import FakeGraphs
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import tracefuse.backend
 from tracefuse.backend import tracefuse as backend
@@ -103,6 +104,30 @@ def test_a_stage_that_fails(stage: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(__file__ in one for one in said), "the line that raised"
 
 
+@pytest.mark.parametrize("raised", [MemoryError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("stage", ["the names of dynamo's graph", "the trace", "the machine code"])
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_running_out_of_memory_leaves_and_is_no_defect(
+    stage: str, raised: type[Exception], is_trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object, **__: object) -> Any:
+        raise raised("injected")
+
+    monkeypatch.setattr(*STAGES[stage], out_of_memory)
+    run = torch.compile(Net(), backend=backend)
+    with torch.set_grad_enabled(is_trained), pytest.raises((raised, BackendCompilerFailed), match="injected"):
+        run(torch.randn(5, 6))
+
+
+@pytest.mark.parametrize("stage", ["the names of dynamo's graph", "the trace"])
+def test_a_filter_that_makes_errors_of_warnings_ends_no_run(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*STAGES[stage], broken)
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs op by op")
+        torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+
+
 def test_the_view_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracefuse.backend, "joint_trace", broken)
     model = nn.Linear(3, 3)
@@ -128,20 +153,43 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
     return made
 
 
-def test_a_forward_that_fails_runs_op_by_op(generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_a_half_that_fails_runs_op_by_op(
+    half: str, generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
     load = halves.load
 
     def spoilt(source: str) -> ModuleType:
         module = load(source)
-        monkeypatch.setattr(module, "forward", broken)  # equal texts share a module
+        monkeypatch.setattr(module, half, broken)  # equal texts share a module
         return module
 
     monkeypatch.setattr(halves, "load", spoilt)
     said = said_while_it_trains_as_eager()
     assert len(generated) == 2, "of training and of evaluation"
     assert [one.partition(":")[0] for one in said] == [
-        "the forward of a graph of this model runs op by op, as the generated one failed"
-    ] * 2
+        f"the {half} of a graph of this model runs op by op, as the generated one failed"
+    ] * (2 if half == "forward" else 1)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_backward_that_fails_on_the_way_goes_on_from_there(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has emptied the list that it was given, and freed some of what was in it."""
+    load = halves.load
+
+    def spoilt(source: str) -> ModuleType:
+        head, found, body = source.partition("def backward(")
+        lines = body.splitlines(keepends=True)
+        ops = [number for number, line in enumerate(lines) if line.startswith("    ") and " = " in line][1:]
+        if ops:
+            lines.insert(ops[at * (len(ops) - 1) // 3], '    raise ValueError("injected")\n')
+        return load("".join([head, found, *lines]))
+
+    monkeypatch.setattr(halves, "load", spoilt)
+    said = said_while_it_trains_as_eager(Net)
+    assert [one.partition(":")[0] for one in said] == [
+        "the backward of a graph of this model runs op by op, as the generated one failed"
+    ]
 
 
 def test_a_kernel_that_fails_runs_as_its_ops(generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,16 +229,17 @@ def test_the_programs_own_error_leaves_as_in_eager() -> None:
             run(wrong)
 
 
-def test_running_out_of_memory_leaves(generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_running_out_of_memory_leaves(half: str, generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
     run = torch.compile(nn.Linear(3, 3), backend=backend)
     run(torch.ones(2, 3)).sum().backward()
 
     def out_of_memory(*_: Tensor) -> Any:
         raise torch.OutOfMemoryError("injected")
 
-    monkeypatch.setattr(generated[0], "forward", out_of_memory)
+    monkeypatch.setattr(generated[0], half, out_of_memory)
     with pytest.raises(torch.OutOfMemoryError, match="injected"):
-        run(torch.ones(2, 3))
+        run(torch.ones(2, 3)).sum().backward()
 
 
 @pytest.mark.parametrize("method", ["__init__", "forward", "backward"])
@@ -249,3 +298,20 @@ def test_a_glob_that_no_graph_has_is_told_once() -> None:
     said = [str(one.message).removeprefix("no graph of this model has it: ") for one in caught]
     assert [one.split(" ")[0] for one in said] == ["'frist.*'", '"nothing"']
     assert model.first.bias.grad is None
+
+
+@pytest.mark.parametrize("is_evaluated_first", [True, False])
+def test_a_glob_that_no_graph_has_is_told_where_one_evaluates(is_evaluated_first: bool) -> None:
+    """An evaluation freezes and saves nothing, and so its graph finds no glob."""
+    model, x = Broken(), torch.randn(5, 6)
+    run = torch.compile(model, backend=backend, options={"freeze": ["frist.*"], "recompute": ["nothing"]})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if is_evaluated_first:
+            with torch.no_grad():
+                run(x)
+        out = run(x)
+        with torch.no_grad():
+            run(x)
+        out.sum().backward()
+    assert sum("no graph of this model has it" in str(one.message) for one in said) == 2

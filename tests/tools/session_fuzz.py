@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._subclasses.schema_check_mode  # which torch imports when it first meets some operators
+from torch.fx.operator_schemas import _torchscript_type_to_python_type
 
 import tracefuse
 from tracefuse.errors import PassError, SessionError
@@ -42,7 +44,7 @@ FORBIDDEN = (
     "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.remove", "os.rename", "os.mkdir",
     "os.chmod", "os.truncate", "shutil.rmtree", "shutil.copyfile", "socket.connect", "mmap.__new__",
 )  # fmt: skip
-HANG_S = 120
+HANG_S = 30
 PARTS = ("session.json", "trace.json", "capture.json", "measured.json")
 
 
@@ -58,8 +60,13 @@ class Watch:
         if not self.is_on:
             return
         writes = event == "open" and (any(c in str(arguments[1] or "") for c in "wax+") or (arguments[2] or 0) & 0o3)
-        if writes or event in FORBIDDEN:
+        if writes or (event in FORBIDDEN and not _reads_a_schema(event)):
             self.seen.append(f"{event} {arguments!r:.200}")
+
+
+def _reads_a_schema(event: str) -> bool:
+    """Whether what runs is torch's reading of an operator's schema, whose types it evaluates: the first time for each."""
+    return event in ("exec", "compile") and sys._getframe(2).f_code is _torchscript_type_to_python_type.__code__
 
 
 # --- the file that is damaged -----------------------------------------------------------------------------------------

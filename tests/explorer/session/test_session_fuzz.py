@@ -40,15 +40,38 @@ def test_damaged_files_take_neither_time_nor_memory(found: dict) -> None:
     assert found["grown_mib"] < 500
 
 
+WATCHED = """
+import os, torch, session_fuzz
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+@torch.library.custom_op("fuzz::noop", mutates_args=())
+def noop(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+@noop.register_fake
+def _(x):
+    exec("'in a fake kernel'")
+    return torch.empty_like(x)
+
+watch = session_fuzz.Watch()
+watch.is_on = True
+exec('1'); open('x', 'w').close(); os.system('true'); import colorsys
+with FakeTensorMode():
+    torch.fx.operator_schemas.normalize_function(torch.ops.aten.addmm.default, (torch.ones(2),) * 3)
+    noop(torch.ones(2))
+watch.is_on = False
+import json
+print(json.dumps(watch.seen))
+"""
+
+
 def test_the_watch_sees_what_it_must(tmp_path: Path) -> None:
-    program = (
-        "import session_fuzz, os\nwatch = session_fuzz.Watch()\nwatch.is_on = True\n"
-        "exec('1'); open('x', 'w').close(); os.system('true'); import colorsys\n"
-        "print([one.split()[0] for one in watch.seen])"
-    )
     path = f"{TOOLS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", WATCHED]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
     )
-    assert {"exec", "compile", "open", "os.system", "import"} <= set(json.loads(done.stdout.replace("'", '"')))
+    seen = json.loads(done.stdout)
+    assert {"exec", "compile", "open", "os.system", "import"} <= {one.split()[0] for one in seen}
+    assert any(one.startswith("compile") and "in a fake kernel" in one for one in seen)
+    assert not any(one.startswith("compile (b'Tensor'") for one in seen), "torch's reading of the schema of addmm"
