@@ -66,9 +66,9 @@ assert all(map(torch.equal, found, expected)), "other numbers"
 for c in captures:
     try:
         c.replay()
-        print(rank, "captured", flush=True)
+        sys.stdout.write(f"{rank} captured\\n")
     except tracefuse.TracefuseError as error:
-        print(rank, "refused", str(error).replace("\\n", " "), flush=True)
+        sys.stdout.write(f"{rank} refused " + str(error).replace("\\n", " ") + "\\n")
 dist.destroy_process_group()
 """
 
