@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tracefuse.assembly.functional import Built
+from tracefuse.assembly.functional import Built, Results
 from tracefuse.optimizers.ops import is_view
 from tracefuse.recording.calls import Value
 
@@ -55,7 +55,7 @@ def _fake_value(node: fx.Node) -> Any:
         if all(layout is None for layout in layouts):
             raise
         # No shape function, or one that needs the data (nonzero): what was recorded is all there is to know.
-        made = tuple(None if layout is None else _empty(layout) for layout in layouts)
+        made = tuple(map(_made, layouts))
         return made if len(made) > 1 else made[0]
     if is_view(node) or not layouts:
         return value
@@ -65,15 +65,24 @@ def _fake_value(node: fx.Node) -> Any:
     return _as_recorded(value, layouts[0])
 
 
-def _as_recorded(value: Any, layout: Value | None) -> Any:
+def _made(layout: Results) -> Any:
+    """Fake values of what was recorded: one, a list, or nothing."""
+    if isinstance(layout, tuple):
+        return [_made(one) for one in layout]
+    return None if layout is None else _empty(layout)
+
+
+def _as_recorded(value: Any, layout: Results) -> Any:
     """The fake value, or one of the layout that was recorded where that is another."""
+    if isinstance(layout, tuple):
+        return [*map(_as_recorded, value, layout)]
     if layout is None or not isinstance(value, torch.Tensor):
         return value
     agrees = (tuple(value.shape), value.stride(), value.dtype) == (layout.shape, layout.stride, layout.dtype)
     return value if agrees else _empty(layout)
 
 
-def _recorded_layouts(node: fx.Node) -> tuple[Value | None, ...]:
+def _recorded_layouts(node: fx.Node) -> tuple[Results, ...]:
     """What was recorded for exactly this op, for each of its results; nothing for items of them, which are what they are, and
     for what functionalisation added around it."""
     recorded = (node.meta.get("custom") or {}).get("recorded")

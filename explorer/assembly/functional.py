@@ -32,15 +32,19 @@ from tracefuse.recording.calls import BATCH_NORMS, Call, Guard, Recording, Value
 aten = torch.ops.aten
 
 
+Results = Value | tuple["Results", ...] | None
+"""What an op yields in one place: a tensor, a list of them, or what is no tensor."""
+
+
 @dataclass(frozen=True)
 class Recorded:
     """What the recorder knows of one op, kept in `node.meta["custom"]["recorded"]`: torch copies "custom" when it retraces.
 
-    `values` are the outputs (None for those that are no tensors), `hint` the variables that the user's line assigns.
+    `values` are the outputs, `hint` the variables that the user's line assigns.
     """
 
     func: Any
-    values: tuple[Value | None, ...]
+    values: tuple[Results, ...]
     in_engine: bool
     hint: tuple[str, ...] = ()
 
@@ -92,12 +96,18 @@ def _emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()
     node = built.graph.create_node("call_function", func, args, kwargs, func.overloadpacket.__name__.strip("_"))
     set_origin(node, call.origin)
     outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
-    values = tuple(v if isinstance(v, Value) else None for v in outs)
+    values = tuple(map(_results, outs))
     node.meta["custom"]["recorded"] = Recorded(func, values if func is call.func else (None,), call.in_engine, hint)
     node.meta["custom"][IN_PLACE] = call.func._schema.is_mutable
     if (dtype := implied_dtype(call)) is not None:
         state_dtype(node, call, dtype)
     return node
+
+
+def _results(out: Any) -> Results:
+    if isinstance(out, (tuple, list)):
+        return tuple(map(_results, out))
+    return out if isinstance(out, Value) else None
 
 
 def _bind(built: Built, outs: Any, node: fx.Node) -> None:
