@@ -47,10 +47,11 @@ def test_the_default_place_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_another_version_of_triton_or_torch_or_another_gpu_has_its_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_folders, "software", cache_folders.software.__wrapped__)  # a process asks once
     found = [versioned("NVIDIA H100 80GB HBM3"), versioned("NVIDIA H200")]
     monkeypatch.setattr("torch.__version__", "9.9.9")
     found.append(versioned("NVIDIA H200"))
-    monkeypatch.setattr("tracefuse.build.cache_folders.version", lambda name: "8.8.8")
+    monkeypatch.setattr(cache_folders, "version", lambda name: "8.8.8")
     found.append(versioned("NVIDIA H200"))
     assert len(set(found)) == 4
     assert found[-1].name == "triton-8.8.8_torch-9.9.9_NVIDIA-H200"
@@ -198,7 +199,7 @@ def test_what_is_no_size_is_refused_by_the_command_and_costs_a_run_one_warning(
     problem = r"TRACEFUSE_CACHE_SIZE=much is no size: .* such as 2G"
     with pytest.raises(OptionError, match=problem):
         size_limit()
-    assert main(["cache"]) == 1
+    assert main(["cache"]) == 2
     assert "TRACEFUSE_CACHE_SIZE=much is no size" in capsys.readouterr().err
     with pytest.warns(UserWarning, match=f"may take 1G, as {problem}") as said:
         [cache.write_module("one", "value = 1") for _ in range(2)]
