@@ -2,8 +2,7 @@
 
 An in-place op whose memory nobody sees through another view is renamed into its functional twin, and later readers read
 the twin's output. Where other views of the same memory are read later, `tracefuse.assembly.retracing` rewrites the
-whole program
-(slower: it traces it again).
+whole program, which is slower: it traces it again.
 """
 
 from __future__ import annotations
