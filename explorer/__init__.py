@@ -7,23 +7,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracefuse.captures import Capture, capture
-    from tracefuse.compiled_graphs import CompiledGraph, compiled, explore
-    from tracefuse.config.configuration import Config
-    from tracefuse.config.registry import register, unregister
-    from tracefuse.device.environment import machine
-    from tracefuse.errors import SyncError, TracefuseError
-    from tracefuse.execution.replay import replay
-    from tracefuse.loaded import load
-    from tracefuse.profiling.recorder import profile_run
-    from tracefuse.profiling.timeline import load_timeline
-    from tracefuse.recording.no_sync import assert_no_sync
-    from tracefuse.variant import Variant
+    from tracefuse.captures import Capture as Capture
+    from tracefuse.compiled_graphs import CompiledGraph as CompiledGraph
+    from tracefuse.compiled_graphs import compiled as compiled
+    from tracefuse.compiled_graphs import explore as explore
+    from tracefuse.config.configuration import Config as Config
+    from tracefuse.config.registry import register as register
+    from tracefuse.config.registry import unregister as unregister
+    from tracefuse.device.environment import machine as machine
+    from tracefuse.errors import SyncError as SyncError
+    from tracefuse.errors import TracefuseError as TracefuseError
+    from tracefuse.execution.replay import replay as replay
+    from tracefuse.loaded import load as load
+    from tracefuse.profiling.recorder import profile_run as profile_run
+    from tracefuse.profiling.timeline import load_timeline as load_timeline
+    from tracefuse.recorded import capture as capture
+    from tracefuse.recording.no_sync import assert_no_sync as assert_no_sync
+    from tracefuse.step_capture import capture_step as capture_step
+    from tracefuse.variant import Variant as Variant
 
     __version__: str
 
 _HOMES = {
-    "captures": ("Capture", "capture"),
+    "captures": ("Capture",),
     "compiled_graphs": ("CompiledGraph", "compiled", "explore"),
     "config.configuration": ("Config",),
     "config.registry": ("register", "unregister"),
@@ -34,30 +40,14 @@ _HOMES = {
     "profiling.timeline": ("load_timeline",),
     "recording.no_sync": ("assert_no_sync",),
     "loaded": ("load",),
+    "recorded": ("capture",),
+    "step_capture": ("capture_step",),
     "variant": ("Variant",),
 }
 """The module that each public name is imported from: what type checkers read above."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Capture",
-    "CompiledGraph",
-    "Config",
-    "SyncError",
-    "TracefuseError",
-    "Variant",
-    "assert_no_sync",
-    "capture",
-    "compiled",
-    "explore",
-    "load",
-    "load_timeline",
-    "machine",
-    "profile_run",
-    "register",
-    "replay",
-    "unregister",
-]
+__all__ = list(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,16 +11,16 @@ What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as i
 of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing
 leaves the backend but `OptionError`, for what the user asked, and running out of memory.
 
-Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`, `_disable_current_modes`: torch 2.11 to
-2.13.
+Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`, `_disable_current_modes`: torch 2.11,
+2.13 and 2.15.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import operator
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,20 +37,16 @@ from tracefuse.dynamo.graphed_halves import GraphedHalves
 from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.dynamo.joint import inputs_of, joint_trace
 from tracefuse.dynamo.joint_refusals import GraphInput
-from tracefuse.dynamo.patterns import Patterns
 from tracefuse.errors import OptionError, TracefuseError, UnknownValue
-from tracefuse.optimizers.trace import val
-from tracefuse.recording.frames import warn_user
+from tracefuse.optimizers.passes import OUT_OF_MEMORY
+from tracefuse.optimizers.trace import Trace, origin, val
+from tracefuse.recording.frames import tell_user
 from tracefuse.variant import Variant
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 MODES: Mapping[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-overhead": {"cuda_graph": True}}
 """torch's names -> our options."""
-
-
-OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
-"""What says nothing of the graph: it leaves while a graph is compiled, as it does while one runs."""
 
 
 def tracefuse(
@@ -94,6 +90,7 @@ def tracefuse(
         partition_fn=compiling.partition,
     )
     called = run(module, example_inputs)
+    compiling.examples = ()  # torch 2.11 keeps `compiling` with what it compiled, and these are the caller's
     return watching(called, compiling.read_results) if compiling.read_results else called
 
 
@@ -128,7 +125,9 @@ class _Compiling:
         try:
             returned = module.graph.output_node().args[0]
             config = replace(self.config, freeze=self.config.freeze and (), save=(), recompute=())
-            return boxed(self.halves(module.graph, len(returned), config).forward)  # type: ignore[arg-type]
+            halves = self.halves(module.graph, len(returned), config)  # type: ignore[arg-type]
+            self.patterns.note(_met(self.config, halves.variant.capture.trace), {})
+            return boxed(halves.forward)
         except OUT_OF_MEMORY:
             raise
         except Exception as reason:
@@ -150,7 +149,7 @@ class _Compiling:
         while (failed := _unmatched(variant)) is not None and failed.pattern not in missing:
             missing[failed.pattern] = str(failed)
             variant = variant.under(_without(variant.config, failed.pattern))
-        self.patterns.note((*(asked.freeze or ()), *asked.save, *asked.recompute), missing)
+        self.patterns.note(_globs(asked), missing)
         return variant
 
     def backward_of(self, halves: Halves) -> Boxed:
@@ -170,8 +169,7 @@ class _Compiling:
 def _run_op_by_op(reason: Exception, examples: Sequence[Any]) -> None:
     said = str(reason) if isinstance(reason, TracefuseError) else _defect(reason)
     note_refused(examples, said)
-    with suppress(Warning):  # a filter makes an error of it, which would end the compiling; `explore` says it too
-        warn_user(f"a graph of this model runs op by op, without tracefuse: {said.rstrip('.')}.")
+    tell_user(f"a graph of this model runs op by op, without tracefuse: {said.rstrip('.')}.")
 
 
 def _defect(error: Exception) -> str:
@@ -182,18 +180,64 @@ def _defect(error: Exception) -> str:
 
 # --- globs ------------------------------------------------------------------------------------------------------------
 
+
+class Patterns:
+    """What is known of the globs of one `torch.compile` call: those that some graph has, and why others did not match.
+
+    A glob need not match in every graph, only somewhere in the model. That it matches nowhere is known when a graph's backward
+    runs for the first time, after the forwards of all.
+    """
+
+    def __init__(self) -> None:
+        self._found: set[str] = set()
+        self._missing: dict[str, str] = {}
+        self._is_all_known = True
+
+    def note(self, asked: Collection[str], missing: Mapping[str, str]) -> None:
+        """A graph was compiled that has none of `missing`, globs with their reasons."""
+        self._found |= set(asked) - missing.keys()
+        self._missing |= missing
+
+    def note_refused(self) -> None:
+        """A graph runs without tracefuse: nobody knows what it would have matched."""
+        self._is_all_known = False
+
+    def tell(self) -> None:
+        """Warn, once for each, of globs that no graph of the model has."""
+        missing, self._missing = self._missing, {}
+        for glob, reason in missing.items():
+            if self._is_all_known and glob not in self._found:
+                tell_user(f"no graph of this model has it: {reason}")
+
+
+MOST_CALLS = 64
+"""The calls of `torch.compile` whose globs are known at a time."""
 _patterns: dict[int, tuple[Any, Patterns]] = {}
-"""By the `options` of a `torch.compile` call, which are held, so that no others have their `id`."""
+"""By the `options` of a call, which are held, so that no others have their `id`."""
 
 
 def _patterns_of(options: Mapping[str, Any] | None) -> Patterns:
     """Those of the call that all graphs of a model are compiled for: torch hands each the same `options`."""
+    while len(_patterns) >= MOST_CALLS and id(options) not in _patterns:
+        del _patterns[next(iter(_patterns))]
     return _patterns.setdefault(id(options), (options, Patterns()))[1] if options else Patterns()
 
 
 def _unmatched(variant: Variant) -> UnknownValue | None:
     causes = (step.cause for step in variant.steps)
     return next((cause for cause in causes if isinstance(cause, UnknownValue) and cause.pattern), None)
+
+
+def _globs(config: Config) -> tuple[str, ...]:
+    return (*(config.freeze or ()), *config.save, *config.recompute)
+
+
+def _met(config: Config, trace: Trace) -> list[str]:
+    """The globs that name an input, a value or a module of `trace`."""
+    texts = {text for one in trace.inputs for text in (one.name, one.source)}
+    texts |= {text for node in trace.ops for text in (node.name, origin(node).module)}
+    below = {text[:at] for text in texts for at, sign in enumerate(text) if sign == "."}
+    return [glob for glob in _globs(config) if fnmatch.filter(texts | below, glob.removeprefix("!"))]
 
 
 def _without(config: Config, glob: str) -> Config:

@@ -1,8 +1,5 @@
 """Captures of what `torch.compile(model, backend="tracefuse")` compiled: to look at, to switch passes, to measure.
 
-    tracefuse.compiled(model)       a `CompiledGraph` for each graph of a compiled model, in the order of compiling
-    tracefuse.explore(model)        the view of the largest of them
-
 A graph is found by its parameters: those of `model`, or else any of the same names, shapes and dtypes, since torch runs models
 of one class by one graph, and FSDP gathers other tensors than the model's. It is known as long as the code that runs it.
 """
@@ -23,6 +20,7 @@ from tracefuse.captures import Capture
 from tracefuse.config.configuration import Config
 from tracefuse.device.environment import environment
 from tracefuse.errors import CaptureError
+from tracefuse.execution.graphs import memory_like
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.namespace import name_of, visible_from
@@ -80,7 +78,7 @@ def _tensors(trace: Trace, kept: Sequence[Callable[[], torch.Tensor | None]]) ->
     given = tuple(tensor for made in kept if (tensor := made()) is not None)
     if len(given) < len(kept):
         raise CaptureError("the compiled model's parameters are gone: keep the model, or compile and run it again.")
-    cotangents = (_memory_like(val(p)).fill_(1) for p in trace.placeholders[len(given) :])
+    cotangents = (memory_like(val(p)).fill_(1) for p in trace.placeholders[len(given) :])
     tensors = (*given, *cotangents)
     return Inputs(tensors, tensors)
 
@@ -91,7 +89,7 @@ def _kept(tensor: torch.Tensor, layout: torch.Tensor, kind: str) -> Callable[[],
         return functools.partial(_alive, weakref.ref(tensor), layout)
     if not tensor.is_floating_point() and not tensor.is_complex():
         host = tensor.detach().to("cpu", copy=True)  # the caller's memory may go
-        return lambda: _memory_like(layout).copy_(host)
+        return lambda: memory_like(layout).copy_(host)
     return functools.partial(_drawn_like, layout)
 
 
@@ -104,11 +102,7 @@ def _alive(ref: weakref.ref[torch.Tensor], layout: torch.Tensor) -> torch.Tensor
 
 def _drawn_like(layout: torch.Tensor) -> torch.Tensor:
     drawn_as = layout.dtype if layout.is_complex() else torch.float32  # there are no draws of float8
-    return _memory_like(layout).copy_(torch.randn(layout.shape, dtype=drawn_as, device=layout.device))
-
-
-def _memory_like(layout: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=layout.device)
+    return memory_like(layout).copy_(torch.randn(layout.shape, dtype=drawn_as, device=layout.device))
 
 
 def compiled(model: nn.Module) -> list[CompiledGraph]:
@@ -157,6 +151,12 @@ def _why_none(model: nn.Module) -> str:
     reason = _why_refused(model)
     if reason is not None:
         return f"nothing of this model was compiled: its graph runs op by op, without tracefuse: {reason}."
+    if any(type(one).__name__ == "DistributedDataParallel" for one in model.modules()):
+        return (
+            "nothing of this model was compiled: torch.compile looks for code of yours within DistributedDataParallel, and "
+            "leaves torch's own (nn.Sequential, nn.Linear) to Python. Compile the model before it is wrapped: "
+            'DistributedDataParallel(torch.compile(model, backend="tracefuse")).'
+        )
     return (
         'nothing of this model was compiled: call it once after torch.compile(model, backend="tracefuse"). Where you did, '
         "torch left it to Python: TORCH_LOGS=graph_breaks names the line (a value read in a loop, such as `.item()`)."

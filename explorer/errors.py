@@ -1,25 +1,9 @@
 """What a user can get wrong when running things, one class each; every message ends with the remedy."""
 
-from tracefuse.optimizers.errors import NotSupported, SessionError, TracefuseError, UnknownValue
-
-__all__ = [
-    "BuildError",
-    "Cancelled",
-    "CaptureError",
-    "ExportError",
-    "FixError",
-    "MeasureError",
-    "NotSupported",
-    "OptionError",
-    "PassError",
-    "RegistrationError",
-    "ReplayError",
-    "SessionError",
-    "SyncError",
-    "TraceFileError",
-    "TracefuseError",
-    "UnknownValue",
-]
+from tracefuse.optimizers.errors import NotSupported as NotSupported
+from tracefuse.optimizers.errors import SessionError as SessionError
+from tracefuse.optimizers.errors import TracefuseError as TracefuseError
+from tracefuse.optimizers.errors import UnknownValue as UnknownValue
 
 
 class CaptureError(TracefuseError):

@@ -6,21 +6,26 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import fx
 
-from tracefuse.assembly.program import CapturedProgram, Inputs
+from tracefuse.assembly.program import CapturedProgram, Inputs, with_update
 from tracefuse.captures import Capture
 from tracefuse.config.configuration import Config, Machine
 from tracefuse.errors import SessionError
+from tracefuse.execution.replay import replayed
 from tracefuse.optimizers.pad import Pad
-from tracefuse.optimizers.trace import val
+from tracefuse.optimizers.split import handed_over
+from tracefuse.optimizers.trace import Input, val
 from tracefuse.recording.calls import Guard
 from tracefuse.session.files import Session, opened
+from tracefuse.session.parts import SHARED, SavedInputs
 from tracefuse.variant import Variant
 
 if TYPE_CHECKING:
@@ -60,33 +65,37 @@ class LoadedCapture(Capture):
 
     def __init__(self, path: Path, session: Session) -> None:
         self.path, self.left_out = path, tuple(session.left_out)
-        self._trace, self._saved = session.trace, session.captured
+        self._trace, self._update, self._saved = session.trace, session.update, session.captured
         super().__init__()
         self.measurements, self.restored = session.measured, session.measured.copied()
 
+    def __repr__(self) -> str:
+        return f"<tracefuse.load({str(self.path)!r}): {self.counts}>"
+
     def _captured(self) -> CapturedProgram:
         captured = self._saved
-        return CapturedProgram(
+        joint = CapturedProgram(
             self._trace,
             self._inputs,
-            dict(captured.environment),
-            guards=tuple(Guard(one.op, one.value, one.source) for one in captured.guards),
-            stops=captured.stops,
-            dropped=captured.dropped,
-            optimizers=captured.optimizers,
-            thawed=captured.thawed,
-            pinned=captured.pinned,
-            order=captured.order,
+            guards=tuple(
+                Guard(one.op, one.value, one.source, one.in_optimizer, one.in_update) for one in captured.guards
+            ),
+            **{name: getattr(captured, name) for name in SHARED},
         )
+        return joint if self._update is None else with_update(joint, self._update, self._update_inputs, replayed)
+
+    def _update_inputs(self) -> Inputs:
+        """Those tensors of the file that the update reads and the joint program does not make."""
+        self.check_inputs()
+        assert self._update is not None
+        made = handed_over(self._trace, self._update)
+        read = zip(self._update.inputs, self._update.placeholders, strict=True)
+        return _inputs_of(((entry, node) for entry, node in read if entry.name not in made), self._saved.update)
 
     def _inputs(self) -> Inputs:
         """The tensors of the file; those that were trained have a `.grad` to fill, which is nobody's but this capture's."""
         self.check_inputs()
-        data = self._saved.data
-        assert data is not None
-        made = [_tensor(val(node), one) for node, one in zip(self._trace.placeholders, data.inputs, strict=True)]
-        tensors = tuple(t.requires_grad_(i.trainable) for i, t in zip(self._trace.inputs, made, strict=True))
-        return Inputs(tensors, tensors, tuple(torch.from_numpy(state.copy()) for state in data.rng_states))
+        return _inputs_of(zip(self._trace.inputs, self._trace.placeholders, strict=True), self._saved.data)
 
     @property
     def machine(self) -> Machine:
@@ -131,6 +140,13 @@ def load(path: str | Path) -> LoadedCapture:
     for sentence in session.left_out:
         warnings.warn(f"{path.name}: {sentence}", stacklevel=2)
     return LoadedCapture(path, session)
+
+
+def _inputs_of(read: Iterable[tuple[Input, fx.Node]], data: SavedInputs | None) -> Inputs:
+    assert data is not None
+    pairs = list(zip(read, data.inputs, strict=True))
+    tensors = tuple(_tensor(val(node), one).requires_grad_(entry.trainable) for (entry, node), one in pairs)
+    return Inputs(tensors, tensors, tuple(torch.from_numpy(state.copy()) for state in data.rng_states))
 
 
 def _tensor(like: torch.Tensor, data: np.ndarray) -> torch.Tensor:

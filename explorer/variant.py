@@ -31,6 +31,7 @@ from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.passes import Pass, PassRecord, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 from tracefuse.recording.namespace import name_of, visible_from
+from tracefuse.steps.steps import Steps
 from tracefuse.timeline.measurements import Build, Measurements, Said
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
     from tracefuse.measure.peers import Asked
+    from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
     from tracefuse.measure.timing import Timing
     from tracefuse.optimizers.lowering.layouts import Tuning
@@ -50,11 +52,17 @@ if TYPE_CHECKING:
     from tracefuse.widgets.view.explorer import Explorer
 
 
+NOTHING_TUNED = "nothing is tuned: Triton kernels run on a CUDA GPU, and this program is on the CPU"
+
+
 class Variants:
     """A captured program under every choice of passes, and what its variants share: passes that ran, and measurements.
 
     `made` gives the program, which is asked for once. `restored` is what was measured where a session file was saved.
     """
+
+    part = ""
+    """Which part of a capture's program this is: `.update`."""
 
     def __init__(self, made: Callable[[], CapturedProgram] | None = None, machine: Machine | None = None) -> None:
         self._made, self._machine = made, machine
@@ -73,6 +81,20 @@ class Variants:
         assert self._made is not None
         return self._made()
 
+    @functools.cached_property
+    def updates(self) -> Variants | None:
+        """The program's update, which is a program too; None where it has none."""
+        update = self.program.update
+        return None if update is None else Updates(lambda: update, self.machine)
+
+    @functools.cached_property
+    def followed_updates(self) -> Variants | None:
+        """The update as a step is compiled: what changes from step to step is an input of it."""
+        from tracefuse.training.rates import with_rates
+
+        update = self.program.update
+        return None if update is None else Updates(lambda: with_rates(update), self.machine)
+
     def variant(self, config: Config) -> Variant:
         """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
         if config not in self._variants:
@@ -81,6 +103,11 @@ class Variants:
 
     def _variant(self, config: Config) -> Variant:
         return Variant(self, config)
+
+    @property
+    def steps(self) -> Steps | None:
+        """The training steps that ran, of which one is captured; None where that is not known."""
+        return None
 
     @property
     def machine(self) -> Machine:
@@ -97,6 +124,12 @@ class Variants:
         return None
 
 
+class Updates(Variants):
+    """The update of a captured program under every choice of passes."""
+
+    part = ".update"
+
+
 class Variant:
     """A captured program under a `Config`, as a program that runs. Made by `Capture.optimize` and `with_config`."""
 
@@ -111,7 +144,7 @@ class Variant:
         from tracefuse.tables.summary import unmet
 
         counts = f"{self.trace.op_count} ops, {len(self.kernels)} kernels"
-        return "\n".join([f"<tracefuse.Variant {self.call}: {counts}>", *unmet(self)])
+        return "\n".join([f"<tracefuse.Variant {self.call}{self.capture.part}: {counts}>", *unmet(self)])
 
     @property
     def program(self) -> CapturedProgram:
@@ -169,6 +202,32 @@ class Variant:
         """The second half of `trace`: from saved values and cotangents to the gradients, recomputation included."""
         return self.trace.split()[1]
 
+    @property
+    def update(self) -> Variant | None:
+        """The update under the same passes, a variant of a program of its own: `v.update.trace.code`, `v.update.kernels`. None
+        where the program has none."""
+        updates = self.capture.updates
+        return None if updates is None else updates.variant(self.config.for_update())
+
+    @property
+    def _followed_update(self) -> Variant | None:
+        updates = self.capture.followed_updates
+        return None if updates is None else updates.variant(self.config.for_update()).check()
+
+    @functools.cached_property
+    def whole(self) -> Trace:
+        """The whole step as one trace, for those who look at it: `trace`, and behind it the update's where there is one."""
+        update = self.update
+        return self.trace if update is None else self.program.whole_of(self.trace, update.trace)
+
+    @functools.cached_property
+    def whole_in_place(self) -> Trace:
+        """`whole` with an update that writes where what it updates lies: what is timed, and what memory it takes."""
+        from tracefuse.execution.in_place import in_place
+
+        update = self.update
+        return self.trace if update is None else self.program.whole_of(self.trace, in_place(update.trace))
+
     @functools.cached_property
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels of the trace, each once, in the order of their first use."""
@@ -203,7 +262,7 @@ class Variant:
     def op_times(self) -> OpTimes:
         """Time of each op of the trace: measured where a timeline of this variant was taken, else modelled, by this
         GPU's measured peaks where they are known."""
-        return self.capture.measurements.op_times(self.config) or modelled(self.trace)
+        return self.capture.measurements.op_times(self.config) or modelled(self.whole)
 
     def layers(self) -> Layers:
         """What each module takes in the forward and in the backward, as captured and with the passes. Print it.
@@ -212,11 +271,11 @@ class Variant:
         """
         from tracefuse.tables.layers import layers
 
-        known, before = self.capture.measurements, self.program.trace
+        known, before = self.capture.measurements, self.program.whole
         times = known.op_times(self.baseline.config), known.op_times(self.config)
         if times[0] is None or times[1] is None:  # one measured beside one modelled would look like a change
-            times = modelled(before), modelled(self.trace)
-        return layers(before, self.trace, times)
+            times = modelled(before), modelled(self.whole)
+        return layers(before, self.whole, times)
 
     def memory(self, measure: bool = False) -> Memory:
         """The memory that the step needs, as captured and with the passes: bytes alive while each op runs, by kind; what is
@@ -238,14 +297,15 @@ class Variant:
         from tracefuse.diagnose.diagnose import diagnose
         from tracefuse.diagnose.finding import Case
 
-        return diagnose(Case.of(self.program, self.trace, times or self.op_times)).under(self.config, self.steps)
+        update = None if self.update is None else self.update.trace
+        return diagnose(Case(self.program, self.trace, times or self.op_times, update)).under(self.config, self.steps)
 
     def try_fix(
         self,
         fix: Finding | Fix,
-        progress: Callable[[float, str], None] | None = None,
+        progress: Progress | None = None,
         budget_s: float = 10.0,
-        is_cancelled: Callable[[], bool] | None = None,
+        is_cancelled: IsCancelled | None = None,
     ) -> Trial:
         """Apply what a finding offers first, or any of its `trials`, to the captured program; time both under these passes.
 
@@ -277,7 +337,7 @@ class Variant:
         self.capture.measurements.note_timeline((self.config, None), found)
         return found
 
-    def kernel_times(self, progress: Callable[[float, str], None] | None = None) -> KernelTimes:
+    def kernel_times(self, progress: Progress | None = None) -> KernelTimes:
         """Every kernel, Triton's and ATen's: its measured time, bytes, speed, bound, and what it reaches of that. Print it.
 
         Times are of profiled replays, op by op. This device's peaks are measured when a machine first needs them, in a few
@@ -289,14 +349,14 @@ class Variant:
 
     @functools.cached_property
     def source(self) -> str:
-        """The text of the exported file, which is also what `compile` runs and `measure` times."""
+        """The text of the file of forward and backward, which `measure` times, and `compile` runs without an update."""
         from tracefuse.execution.export import module_source
 
         self.check_exportable()
         self.build()
         return module_source(self)
 
-    def build(self, progress: Callable[[float, str], None] | None = None) -> None:
+    def build(self, progress: Progress | None = None) -> None:
         """Compile the kernels for this machine's GPU, those that the cache lacks, and note `fallbacks`; nothing on a CPU.
 
         `progress` is called with the fraction done and with `compiling 7 of 31 kernels`.
@@ -307,7 +367,7 @@ class Variant:
         if self.tunings or self.fallbacks:
             self.capture.measurements.builds[self.config] = Build(self.tunings, self.fallbacks)
 
-    def tune(self, progress: Callable[[float, str], None] | None = None) -> None:
+    def tune(self, progress: Progress | None = None) -> None:
         """Try a few block sizes of each kernel on this machine's GPU and keep the fastest: here and in later sessions.
 
         What was tried before is not tried again. `progress` is called with the fraction done and with `tuning 7 of 31
@@ -316,22 +376,21 @@ class Variant:
         from tracefuse.build.tuning import tune
 
         if not self.runs_triton:
-            text = "nothing is tuned: Triton kernels run on a CUDA GPU, and this program is on the CPU; leave out tune"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(f"{NOTHING_TUNED}; leave out tune", stacklevel=2)
             return
         self.check_exportable()
         found = tune(self.kernels, progress)
         if found != self.tunings:
             self.tunings = found
-            for made_before in ("source", "_compiled", "_graphed"):
+            for made_before in ("source", "_compiled", "_graphed", "_steps"):
                 vars(self).pop(made_before, None)
 
     def export(self, path: str | Path, imports: Sequence[str] = ()) -> Path:
         """Write one Python file that needs only torch and triton; `python FILE` checks it and times it.
 
         A program with operators of the user's own needs what registers them: `imports=["my_ops"]` are modules that the file
-        imports first. Returns the path. Raises `ExportError` for a program that is more than one differentiable step, and for
-        a path that is no `.py` file in a directory that exists.
+        imports first. Of a program with an update it is the whole step, with `bind(model, optimizer)`. Returns the path.
+        Raises `ExportError` for what `compile` refuses, and for a path that is no `.py` file in a directory that exists.
         """
         from tracefuse.execution.export import python_file
         from tracefuse.execution.own_operators import operators_to_register, with_imports
@@ -343,7 +402,7 @@ class Variant:
                 f"{path.name} runs only where {', '.join(needed)} is registered: pass imports=['the module that does']"
             )
             warnings.warn(text, stacklevel=2)
-        path.write_text(with_imports(self.source, imports))
+        path.write_text(with_imports(self.exported, imports))
         return path
 
     @functools.cached_property
@@ -358,15 +417,53 @@ class Variant:
 
         return GraphedProgram.load(self)
 
-    def compile(
-        self, cuda_graph: bool = False, progress: Callable[[float, str], None] | None = None, tune: bool = False
-    ) -> Program:
-        """The variant as a differentiable callable. See `tracefuse.execution.program.Program`.
+    def compile(self, cuda_graph: bool = False, progress: Progress | None = None, tune: bool = False) -> Any:
+        """The variant as a differentiable callable: see `tracefuse.execution.program.Program`. Of a program with an update the
+        whole training step, which writes parameters, buffers and the optimizer's state: see `tracefuse.training`.
 
         `progress` is called as by `build`. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`.
         With `tune` block sizes are tried first: see `tune`; those that were found before serve in any case. With `cuda_graph`
-        it replays two CUDA graphs: see `tracefuse.execution.graphs.GraphedProgram`, also for what is refused.
+        it replays two CUDA graphs (`tracefuse.execution.graphs`), a step replays one.
+
+        Raises `ExportError` for what is more than one differentiable step, and for a step that no later one could be run by,
+        with the line and the remedy; `NotSupported` for what no CUDA graph can replay.
         """
+        if self.program.update is None:
+            return self.halves(cuda_graph, progress, tune)
+        from tracefuse.training.live import training_step
+
+        if tune:
+            self.tune(progress)
+        if cuda_graph not in self._steps:
+            source, update = self._step_source(progress), self._followed_update
+            assert update is not None
+            self._steps[cuda_graph] = training_step(self, update, source, cuda_graph)
+        return self._steps[cuda_graph]
+
+    @functools.cached_property
+    def _steps(self) -> dict[bool, Any]:
+        return {}
+
+    def _step_source(self, progress: Progress | None = None) -> str:
+        """The text of the whole step's file. Raises `ExportError` for a step that no later one could be run by."""
+        from tracefuse.training.live import check_step
+        from tracefuse.training.source import step_source
+
+        update, steps = self._followed_update, self.capture.steps
+        assert update is not None
+        self.check_exportable()
+        check_step(self, update, () if steps is None else steps.varying)
+        for part in (self, update):
+            part.build(progress)
+        return step_source(self, update)
+
+    @property
+    def exported(self) -> str:
+        """The text of the file that `export` writes: of a program with an update that of the whole step."""
+        return self.source if self.program.update is None else self._step_source()
+
+    def halves(self, cuda_graph: bool = False, progress: Progress | None = None, tune: bool = False) -> Program:
+        """Forward and backward alone, as `compile` makes them of a program without an update: what is measured."""
         if tune:
             self.tune(progress)
         if "_compiled" not in vars(self):
@@ -376,12 +473,12 @@ class Variant:
 
     def measure(
         self,
-        progress: Callable[[float, str], None] | None = None,
+        progress: Progress | None = None,
         budget_s: float = 10.0,
         cuda_graph: bool = False,
         tune: bool = False,
         against: Variant | None = None,
-        is_cancelled: Callable[[], bool] | None = None,
+        is_cancelled: IsCancelled | None = None,
         peers: Asked = (),
     ) -> Timing:
         """Time the captured program and this one by interleaved replays of their traces, within `budget_s` seconds. On top of
@@ -413,10 +510,7 @@ class Variant:
         return self.timing
 
     def ablate(
-        self,
-        progress: Callable[[float, str], None] | None = None,
-        budget_s: float = 20.0,
-        is_cancelled: Callable[[], bool] | None = None,
+        self, progress: Progress | None = None, budget_s: float = 20.0, is_cancelled: IsCancelled | None = None
     ) -> Ablation:
         """What each pass that is on is worth by itself: the step with it minus the step without it, the others kept.
 

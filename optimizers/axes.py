@@ -21,11 +21,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_random
-from tracefuse.optimizers.trace import val
-
-
-def shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(val(node).shape)
+from tracefuse.optimizers.trace import shape_of, val
 
 
 def clamp(index: int | None, length: int, default: int) -> int:
@@ -66,7 +62,7 @@ def as_range(node: fx.Node) -> Range | None:
     if node.target is aten.select.int:
         base, axis, index = node.args
         axis = axis % val(base).dim()  # type: ignore[operator]
-        index = index % shape(base)[axis]  # type: ignore[arg-type, operator]
+        index = index % shape_of(base)[axis]  # type: ignore[arg-type, operator]
         return Range(base, axis, index, index + 1, squeezes=True)  # type: ignore[arg-type]
     return None
 
@@ -74,7 +70,7 @@ def as_range(node: fx.Node) -> Range | None:
 def _slice_range(node: fx.Node) -> Range | None:
     a = arguments(node)
     base, axis = a["self"], a["dim"] % val(a["self"]).dim()
-    length = shape(base)[axis]
+    length = shape_of(base)[axis]
     start, stop = clamp(a["start"], length, 0), clamp(a["end"], length, length)
     return Range(base, axis, start, max(start, stop)) if a["step"] == 1 else None
 
@@ -85,9 +81,9 @@ def as_interleaved(node: fx.Node) -> Range | None:
         return None
     a = arguments(node)
     base, axis, step = a["self"], a["dim"] % val(a["self"]).dim(), a["step"]
-    length = shape(base)[axis]
+    length = shape_of(base)[axis]
     start = clamp(a["start"], length, 0)
-    if step == 1 or not is_every(step, start, shape(node)[axis], length):
+    if step == 1 or not is_every(step, start, shape_of(node)[axis], length):
         return None
     return Range(base, axis, start, start + 1, squeezes=True, step=step)
 
@@ -119,13 +115,13 @@ def is_uniform(cat: fx.Node) -> bool:
     return {val(n).dtype for n in cat.all_input_nodes} == {val(cat).dtype}
 
 
-def cat_ranges(cat: fx.Node) -> tuple[int, list[tuple[fx.Node, int, int]]]:
+def cat_parts(cat: fx.Node) -> tuple[int, list[tuple[fx.Node, int, int]]]:
     """(axis, [(operand, start, stop), ...]) of a `cat`; operands without elements left out."""
     operands = [n for n in cat.args[0] if val(n).numel()]  # type: ignore[union-attr]
     axis = arguments(cat)["dim"] % val(cat).dim()
     found, stop = [], 0
     for operand in operands:
-        start, stop = stop, stop + shape(operand)[axis]
+        start, stop = stop, stop + shape_of(operand)[axis]
         found.append((operand, start, stop))
     return axis, found
 
@@ -157,19 +153,23 @@ def permutation(node: fx.Node) -> tuple[int, ...] | None:
     return tuple(order)
 
 
+def is_pointwise(op: fx.Node) -> bool:
+    """Whether each element of the result is computed from the elements of the operands in the same place."""
+    target = op.target
+    if not isinstance(target, torch._ops.OpOverload) or is_random(op) or not isinstance(val(op), torch.Tensor):
+        return False
+    return target in ELEMENTWISE_COPIES or torch.Tag.pointwise in target.tags
+
+
 def is_elementwise(node: fx.Node) -> bool:
     """Whether the op maps one tensor elementwise, its other arguments being numbers: it commutes with concatenation."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or is_random(node) or len(node.all_input_nodes) != 1:
-        return False
-    if target not in ELEMENTWISE_COPIES and torch.Tag.pointwise not in target.tags:
-        return False
-    return isinstance(val(node), torch.Tensor) and shape(node) == shape(node.all_input_nodes[0])
+    operands = node.all_input_nodes
+    return len(operands) == 1 and is_pointwise(node) and shape_of(node) == shape_of(operands[0])
 
 
 def axes_after(node: fx.Node, axis: int) -> Iterator[int]:
     """The axes of `node`'s value that concatenation along `axis` of its first operand becomes; none if it cannot follow."""
-    before, after = shape(node.args[0]), shape(node)  # type: ignore[arg-type]
+    before, after = shape_of(node.args[0]), shape_of(node)  # type: ignore[arg-type]
     order = permutation(node)
     if order is not None:
         yield order.index(axis)
@@ -191,9 +191,5 @@ def axes_after(node: fx.Node, axis: int) -> Iterator[int]:
 
 def is_replayable(node: fx.Node) -> bool:
     """Whether `axes_after` knows the op."""
-    return (
-        permutation(node) is not None
-        or node.target in RESHAPES
-        or node.target in (aten.unsqueeze.default, aten.squeeze.dim)
-        or is_elementwise(node)
-    )
+    is_known = node.target in (*RESHAPES, aten.unsqueeze.default, aten.squeeze.dim)
+    return is_known or permutation(node) is not None or is_elementwise(node)

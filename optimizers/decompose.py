@@ -37,16 +37,13 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.lowering.geometry import reduced_dims
-from tracefuse.optimizers.lowering.views import shape_of
 from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_overwritten, mark_overwritten, replace_by, replace_value, views_of
-from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, phase, val
+from tracefuse.optimizers.trace import HALVES, Trace, call, eliminate_dead_code, phase, shape_of, val
 
 NONE, MEAN = 0, 1
 """ATen's numbers for a loss's reduction; 2 is the sum."""
-
-HALVES = (torch.float16, torch.bfloat16)
 
 RowSums = dict[fx.Node, fx.Node]
 """For gradients `[R, C]` whose sum along the rows is known without adding up: that sum, `[R, 1]`."""

@@ -12,7 +12,7 @@ All numbers are bytes that the program needs, not what an allocator takes: no ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
@@ -21,12 +21,15 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import storage_id, storages
-from tracefuse.optimizers.trace import OutputKind, Trace, phase, tensors
+from tracefuse.optimizers.trace import OutputKind, Trace, is_read_late, phase, tensors
 
-Kind = Literal["input", "saved", "gradient", "result", "temporary"]
+Kind = Literal["input", "state", "saved", "gradient", "result", "temporary"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""Inputs, parameters and buffers; what the forward made and the backward reads; gradients and results that are returned;
-everything else."""
+"""Inputs, parameters and buffers; what an optimizer keeps; what the forward made and the backward reads; gradients and
+results that are returned; everything else."""
+
+
+_Group, _Returned = list[tuple[fx.Node, torch.Tensor]], dict[fx.Node, OutputKind]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Lifetime:
 
     @property
     def is_input(self) -> bool:
-        return self.kind == "input"
+        return self.kind in ("input", "state")
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,16 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
     """One per storage, in the order of allocation."""
     ops = trace.ops
     position = {node: index for index, node in enumerate(ops)}
-    returned = {node: out.kind for out, node in zip(trace.outputs, trace.returned, strict=True)}
+    pairs = list(zip(trace.outputs, trace.returned, strict=True))
+    returned = {node: out.kind for out, node in pairs if out.kind == "mutation"}  # which a clipped gradient is, too
+    returned |= {node: out.kind for out, node in pairs if out.kind != "mutation"}
     handed_over = {entry.name for entry in trace.inputs if entry.kind == "saved"}
-    groups: dict[int, list[tuple[fx.Node, torch.Tensor]]] = {}
-    for node, tensor in _values(trace):
-        groups.setdefault(storage_id(tensor), []).append((node, tensor))
-    return [_lifetime(group, position, returned, handed_over) for group in groups.values()]
+    kept = {entry.name for entry in trace.inputs if entry.kind == "state"}
+    groups: dict[int, _Group] = {}
+    for node in (*trace.placeholders, *ops):
+        for tensor in tensors(node):
+            groups.setdefault(storage_id(tensor), []).append((node, tensor))
+    return [_lifetime(group, position, returned, handed_over, kept) for group in groups.values()]
 
 
 def live_bytes(trace: Trace, known: Iterable[Lifetime] | None = None) -> list[int]:
@@ -100,17 +107,23 @@ def saved_values(trace: Trace) -> list[Saved]:
 
     Inputs, parameters and their views are not among them: the caller holds those anyway.
     """
+    found = saved_storages(trace).values()
+    return [Saved(name, count, tuple(reader.name for reader in readers)) for name, count, readers in found]
+
+
+def saved_storages(trace: Trace) -> dict[int, tuple[str, int, dict[fx.Node, None]]]:
+    """Storage -> (first value in it that the backward reads or returns, bytes, the backward's ops that read it)."""
     theirs = {memory for node in trace.placeholders for memory in storages(node)}
     gradients = {node for out, node in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
-    found: dict[int, tuple[str, int, dict[str, None]]] = {}
+    found: dict[int, tuple[str, int, dict[fx.Node, None]]] = {}
     for node in trace.ops:
-        readers = [u.name for u in node.users if u.op == "call_function" and phase(u) == "backward"]
+        readers = [u for u in node.users if u.op == "call_function" and phase(u) == "backward"]
         if phase(node) == "backward" or not (readers or node in gradients):
             continue
         for memory, count in storages(node).items():
             if memory not in theirs:
                 found.setdefault(memory, (node.name, count, {}))[2].update(dict.fromkeys(readers))
-    return [Saved(name, nbytes, tuple(readers)) for name, nbytes, readers in found.values()]
+    return found
 
 
 def saved_bytes(trace: Trace) -> int:
@@ -118,17 +131,8 @@ def saved_bytes(trace: Trace) -> int:
     return sum(saved.nbytes for saved in saved_values(trace))
 
 
-def _values(trace: Trace) -> Iterator[tuple[fx.Node, torch.Tensor]]:
-    for node in trace.graph.nodes:
-        if node.op != "output":
-            yield from ((node, tensor) for tensor in tensors(node))
-
-
 def _lifetime(
-    group: list[tuple[fx.Node, torch.Tensor]],
-    position: dict[fx.Node, int],
-    returned: dict[fx.Node, OutputKind],
-    handed_over: set[str],
+    group: _Group, position: dict[fx.Node, int], returned: _Returned, handed_over: set[str], kept: set[str]
 ) -> Lifetime:
     nodes = list(dict.fromkeys(node for node, _ in group))
     is_input = nodes[0].op == "placeholder"
@@ -138,22 +142,18 @@ def _lifetime(
     end = len(position) - 1 if pinned else last_read
     nbytes = group[0][1].untyped_storage().nbytes()
     name = next((n for n in nodes if len(tensors(n)) == 1), nodes[0]).name
-    kind = _kind(nodes, returned, handed_over)
+    kind = "state" if is_input and nodes[0].name in kept else _kind(nodes, returned, handed_over)
     return Lifetime(name, nbytes, start, end, tuple(n.name for n in nodes), kind)
 
 
-def _kind(nodes: list[fx.Node], returned: dict[fx.Node, OutputKind], handed_over: set[str]) -> Kind:
+def _kind(nodes: list[fx.Node], returned: _Returned, handed_over: set[str]) -> Kind:
     if nodes[0].op == "placeholder":
         return "saved" if nodes[0].name in handed_over else "input"
     returned_as = {returned[node] for node in nodes if node in returned}
     if "saved" in returned_as:
         return "saved"
-    if phase(nodes[0]) == "forward" and ("gradient" in returned_as or _is_read_by_backward(nodes)):
+    if phase(nodes[0]) == "forward" and ("gradient" in returned_as or any(map(is_read_late, nodes))):
         return "saved"
     if "gradient" in returned_as:
         return "gradient"
     return "result" if returned_as else "temporary"
-
-
-def _is_read_by_backward(nodes: list[fx.Node]) -> bool:
-    return any(u.op == "call_function" and phase(u) == "backward" for node in nodes for u in node.users)

@@ -5,27 +5,23 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 aten = torch.ops.aten
 
-# These return a view although their schema does not say so.
-_UNDECLARED_VIEWS = {aten._unsafe_view.default}
+T = TypeVar("T")
 
 
 def op_name(node: fx.Node) -> str:
     """ "aten.mul.Tensor", "getitem", or the kernel's name."""
     if node.op != "call_function":
         return node.op
-    return (
-        str(node.target)
-        if isinstance(node.target, torch._ops.OpOverload)
-        else getattr(node.target, "__name__", str(node.target))
-    )
+    plain = str(node.target)
+    return plain if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", plain)
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
@@ -63,11 +59,14 @@ def producer(node: fx.Node) -> fx.Node:
 def is_view(node: fx.Node) -> bool:
     """Whether the node's memory belongs to its first argument: it costs no kernel and no bytes.
 
-    A view of a Python number, such as the `_conj(1j)` that autograd makes, is a value of its own.
+    A view of a Python number, such as the `_conj(1j)` that autograd makes, is a value of its own. Passes ask this more often
+    than anything else: the operator is not hashed, which torch does in Python.
     """
-    if is_getitem(node):
+    target = node.target
+    if target is operator.getitem:
         return is_view(node.args[0])  # type: ignore[arg-type]
-    if not isinstance(node.target, torch._ops.OpOverload) or not _returns_view(node.target):
+    is_declared = getattr(target, "is_view", False)
+    if not is_declared and target is not aten._unsafe_view.default:
         return False
     return not (node.args and isinstance(node.args[0], (int, float, complex)))
 
@@ -85,10 +84,16 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
         yield from readers(user) if is_view(user) else (user,)
 
 
-@functools.cache
-def _returns_view(target: torch._ops.OpOverload) -> bool:
-    aliases = [a.alias_info for a in target._schema.arguments if a.alias_info is not None]
-    return target in _UNDECLARED_VIEWS or (bool(aliases) and not any(a.is_write for a in aliases))
+def reached(starts: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, None]:
+    """`starts` and all that `onward` leads to from them, each once, depth first."""
+    found: dict[T, None] = {}
+    stack = list(starts)
+    while stack:
+        one = stack.pop()
+        if one not in found:
+            found[one] = None
+            stack += onward(one)
+    return found
 
 
 def does_work(node: fx.Node) -> bool:
@@ -109,12 +114,7 @@ def _draws(target: torch._ops.OpOverload) -> bool:
 
 def draws_nothing(op: fx.Node) -> bool:
     """Whether a random op draws no number: attention counts as random for its dropout; at probability 0 it is not."""
-    names = [argument.name for argument in op.target._schema.arguments]  # type: ignore[union-attr]
-    if "dropout_p" not in names:
-        return False
-    position = names.index("dropout_p")
-    given = op.args[position] if position < len(op.args) else op.kwargs.get("dropout_p", 0.0)
-    return given == 0.0
+    return arguments(op).get("dropout_p") == 0.0
 
 
 def is_mutable(node: fx.Node) -> bool:

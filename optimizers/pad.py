@@ -114,17 +114,13 @@ def _seconds(node: fx.Node, dims: Dims, share: float) -> float:
 
 
 def _pad(node: fx.Node, wide: Dims, copies: Copies, is_copied: bool) -> str | None:
-    """Replace the matmul by a padded one and note the copies that it takes. Returns None when done, else why not.
-
-    With `is_copied` the result is copied out of its padded rows, for readers to whom its strides matter.
-    """
+    """Replace the matmul by a padded one, its result `is_copied` out of the padded rows for readers of its strides, and note
+    the copies that it takes. Returns None when done, else why not."""
     made = dict(copies)
 
     def built() -> fx.Node:
-        product = _multiplied(node, wide, made)
-        return (
-            call(product, aten.clone.default, product, memory_format=torch.contiguous_format) if is_copied else product
-        )
+        found = _multiplied(node, wide, made)
+        return call(found, aten.clone.default, found, memory_format=torch.contiguous_format) if is_copied else found
 
     padding = (math.prod(wide[::2]) - math.prod(dims_of(node)[::2])) * nbytes(node) // math.prod(dims_of(node)[::2])
     reason = replace_under_name(node, built, may_keep=padding)

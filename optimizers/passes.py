@@ -4,7 +4,7 @@
     decision  = one choice of a pass about one value, with its reason
     record    = one pass on one trace: before, after, seconds, decisions
 
-The order is fixed and is the order of the toggles: simplify, freeze, cat, decompose, pad, remat, fuse.
+The order is fixed and is the order of the toggles: simplify, freeze, cat, decompose, pad, remat, optimizer_step, fuse.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
-from torch import fx
+import torch
 
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.optimizers.verify import verify
+
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""What says nothing of a trace or a pass: it leaves, as it does while the program runs."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Decision:
 
 
 Decide = Callable[[Decision], None]
+
+
+def attempted(value: str, action: str, reason: str, refusal: str | None, nbytes: int = 0) -> Decision:
+    """The decision about a rewrite of `value`: its `action`, or "kept" where there is a `refusal`."""
+    return Decision(value, "kept", f"{reason}, but {refusal}") if refusal else Decision(value, action, reason, nbytes)
 
 
 class Pass(Protocol):
@@ -75,10 +83,7 @@ class PassRecord:
     @cached_property
     def is_unchanged(self) -> bool:
         """Whether `after` is the same program as `before`, the names of its values included."""
-        if self.after is self.before:
-            return True
-        some, other = self.before.graph.nodes, self.after.graph.nodes
-        return len(some) == len(other) and all(map(_is_same, some, other))
+        return self.after is self.before or _printed(self.after) == _printed(self.before)
 
     def __str__(self) -> str:
         """What the pass did, then its decisions, one a line."""
@@ -94,11 +99,9 @@ class PassRecord:
         return f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
 
 
-def _is_same(some: fx.Node, other: fx.Node) -> bool:
+def _printed(trace: Trace) -> list[tuple[Any, ...]]:
     # An argument that is a node prints as its name.
-    return (some.name, some.target, str(some.args), str(some.kwargs)) == (
-        other.name, other.target, str(other.args), str(other.kwargs),
-    )  # fmt: skip
+    return [(node.name, node.target, str(node.args), str(node.kwargs)) for node in trace.graph.nodes]
 
 
 def _missing(some: Trace, other: Trace) -> tuple[str, ...]:
@@ -140,11 +143,11 @@ def _recorded(one: Pass, trace: Trace, clock: Callable[[], float], on_error: str
 
 
 def _checked(one: Pass, trace: Trace, decide: Decide) -> Trace:
-    """What the pass makes of `trace`, verified. Raises nothing but `TracefuseError`s."""
+    """What the pass makes of `trace`, verified. Raises nothing but `TracefuseError`s, and where memory is short."""
     try:
         after = one.run(trace, decide)
         verify(after)
-    except TracefuseError:
+    except (TracefuseError, *OUT_OF_MEMORY):
         raise
     except Exception as error:
         raise PassDefect(

@@ -53,7 +53,7 @@ def body_lines(trace: Trace) -> Iterator[tuple[str, str | None]]:
             yield "", None
             yield f"{INDENT}# {'  '.join(header)}", None
             above = header
-        yield INDENT + _with_comment(render_op(node), _value_comment(node)), node.name
+        yield f"{INDENT}{render_op(node).ljust(COMMENT_COLUMN)}  # {_value_comment(node)}", node.name
         if dying.get(node):
             yield f"{INDENT}del {', '.join(dying[node])}", None
     returned = ", ".join(n.name for n in trace.returned)
@@ -94,9 +94,8 @@ def literal(value: Any) -> str:
         return f"slice({literal(value.start)}, {literal(value.stop)}, {literal(value.step)})"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
-    raise NotSupported(
-        f"an op takes a {type(value).__name__}, which has no Python text. Capture the program without that op."
-    )
+    what = f"an op takes a {type(value).__name__}, which has no Python text"
+    raise NotSupported(f"{what}. Capture the program without that op.")
 
 
 def last_uses(trace: Trace) -> dict[fx.Node, list[str]]:
@@ -116,11 +115,8 @@ def last_uses(trace: Trace) -> dict[fx.Node, list[str]]:
 
 
 def _header(where: Origin) -> tuple[str, ...] | None:
-    if where.source is None and not where.module and not where.autograd:
-        return None
-    source = where.source
-    line = (source.place, source.text) if source else ()
-    return tuple(filter(None, (where.module, where.autograd, *line)))
+    line = (where.source.place, where.source.text) if where.source else ()
+    return tuple(filter(None, (where.module, where.autograd, *line))) or None
 
 
 def _input_comment(entry: Input, node: fx.Node) -> str:
@@ -137,7 +133,3 @@ def _value_comment(node: fx.Node) -> str:
 def _typed(value: Any) -> str:
     elsewhere = {str(t.device) for t in tensors_in(value)} - {"cpu", "cuda:0"}
     return " ".join([tensor_type(value), *sorted(elsewhere)])
-
-
-def _with_comment(text: str, comment: str) -> str:
-    return f"{text.ljust(COMMENT_COLUMN)}  # {comment}"

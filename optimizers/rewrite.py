@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import storages, stored_bytes
-from tracefuse.optimizers.ops import behind_views, is_getitem, is_named, is_random, is_view
+from tracefuse.optimizers.facts import devices, storages, stored_bytes
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_named, is_random, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, phase, tensor_type, tensors, val
+from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, is_read_late, phase, tensor_type, val
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -47,12 +47,7 @@ def aliases(node: fx.Node) -> set[fx.Node]:
 
 def views_of(node: fx.Node) -> set[fx.Node]:
     """The node and the views of it, of those, and so on."""
-    found, pending = {node}, [node]
-    while pending:
-        views = [u for u in pending.pop().users if u.op == "call_function" and u not in found and _moves(u)]
-        found.update(views)
-        pending += views
-    return found
+    return set(reached([node], lambda one: [u for u in one.users if u.op == "call_function" and _moves(u)]))
 
 
 def is_newly_saved(value: fx.Node) -> bool:
@@ -66,11 +61,6 @@ def is_newly_saved(value: fx.Node) -> bool:
     lying_there = [n for n in aliases(value) if phase(n) == "forward"]
     is_kept_input = behind_views(value).op == "placeholder" and not is_overwritten(value)
     return not (is_kept_input or any(is_read_late(n) for n in lying_there))
-
-
-def is_read_late(node: fx.Node) -> bool:
-    """Whether an op of the backward reads the value."""
-    return any(user.op == "call_function" and phase(user) == "backward" for user in node.users)
 
 
 def mark_overwritten(trace: Trace) -> None:
@@ -162,8 +152,7 @@ def _type_conflict(old: fx.Node, new: fx.Node) -> str | None:
     before, after = tensor_type(val(old)), tensor_type(val(new))
     if before != after:
         return f"its type would change from {before} to {after}"
-    moved = [t.device for t in tensors(old)] != [t.device for t in tensors(new)]
-    return f"{new.name} lies on another device" if moved else None
+    return f"{new.name} lies on another device" if devices(old) != devices(new) else None
 
 
 def _phase_conflict(old: fx.Node, new: fx.Node, may_keep: int) -> str | None:
@@ -173,9 +162,9 @@ def _phase_conflict(old: fx.Node, new: fx.Node, may_keep: int) -> str | None:
     if "backward" not in phases or not is_newly_saved(new):
         return None
     freed, kept = stored_bytes(old) if phase(old) == "forward" else 0, stored_bytes(new)
-    return (
-        f"{new.name} would have to be saved for the backward, {human_bytes(kept)}" if kept > freed + may_keep else None
-    )
+    if kept <= freed + may_keep:
+        return None
+    return f"{new.name} would have to be saved for the backward, {human_bytes(kept)}"
 
 
 def _overwrite_conflict(old: fx.Node, new: fx.Node) -> str | None:

@@ -23,10 +23,10 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from tracefuse.optimizers.axes import as_range, permutation
+from tracefuse.optimizers.axes import RESHAPES, as_range, permutation
 from tracefuse.optimizers.facts import storage_id
 from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_mutable, is_named, is_random, is_view
-from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.passes import Decide, Decision, attempted
 from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_under_name, replace_value, until_settled
 from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, nbytes, phase, recomputes, val
 
@@ -78,9 +78,6 @@ def view_of_itself(node: fx.Node) -> Rewrite | None:
     return Same(same[-1], f"reads the same elements as {same[-1].name}") if same else None
 
 
-RESHAPES = {aten.view.default, aten._unsafe_view.default}
-
-
 def view_of_view(node: fx.Node) -> Rewrite | None:
     if node.target not in MERGES or not isinstance(node.args[0], fx.Node):
         return None
@@ -117,8 +114,7 @@ def merge_slices(node: fx.Node, inner: fx.Node) -> Rewrite | None:
 
 
 MERGES: dict[Any, Callable[[fx.Node, fx.Node], Rewrite | None]] = {
-    aten.view.default: merge_reshapes,
-    aten._unsafe_view.default: merge_reshapes,
+    **dict.fromkeys(RESHAPES, merge_reshapes),
     aten.t.default: merge_permutations,
     aten.transpose.int: merge_permutations,
     aten.permute.default: merge_permutations,
@@ -261,12 +257,9 @@ def _apply(node: fx.Node, rewrite: Rewrite, decide: Decide) -> bool:
             left.name = node.name
     else:
         refusal = replace_under_name(node, lambda: call(node, rewrite.target, *rewrite.args, **(rewrite.kwargs or {})))
-    if refusal:
-        decide(Decision(node.name, "kept", f"{rewrite.reason}, but {refusal}"))
-        return False
     spared = 0 if is_view(node) or is_getitem(node) else nbytes(node)
-    decide(Decision(node.name, "simplified", rewrite.reason, spared))
-    return True
+    decide(attempted(node.name, "simplified", rewrite.reason, refusal, spared))
+    return refusal is None
 
 
 def _simplify_node(node: fx.Node, seen: dict[Hashable, fx.Node], decide: Decide) -> bool:
@@ -274,7 +267,8 @@ def _simplify_node(node: fx.Node, seen: dict[Hashable, fx.Node], decide: Decide)
         rewrite = rule(node)
         if rewrite is not None and _apply(node, rewrite, decide):
             return True
-    key = expression(node)
+    # Torch 2.11 cannot type pinned memory.
+    key = None if node.target is aten._pin_memory.default else expression(node)
     first = node if key is None else seen.setdefault(key, node)
     return first is not node and _apply(node, Same(first, f"computes the same as {first.name}"), decide)
 

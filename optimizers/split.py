@@ -1,6 +1,8 @@
-"""A joint trace as its two halves, cut where the phases meet. `Trace.split` keeps the result."""
+"""A joint trace as its two halves, cut where the phases meet (`Trace.split` keeps them), and with its update as one trace."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from torch import fx
 
@@ -10,8 +12,10 @@ from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, phase
 
 @uncollected()
 def split(trace: Trace) -> tuple[Trace, Trace]:
+    """The halves; of a whole step those before its update, while a trace that is an update is a first half."""
     backward_ops = [n for n in trace.ops if phase(n) == "backward"]
-    pairs = list(zip(trace.outputs, trace.returned, strict=True))
+    front = "update" if trace.ops and all(phase(n) == "update" for n in trace.ops) else "forward"
+    pairs = [pair for pair in zip(trace.outputs, trace.returned, strict=True) if phase(pair[1]) in (front, "backward")]
     belongs_back = [out.kind == "gradient" or phase(node) == "backward" for out, node in pairs]
     back_pairs = [p for p, b in zip(pairs, belongs_back, strict=True) if b]
     front_pairs = [p for p, b in zip(pairs, belongs_back, strict=True) if not b]
@@ -25,7 +29,7 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
     forward = _half(
         "forward",
         [(kinds[p.name], p) for p in trace.placeholders if kinds[p.name].kind != "cotangent"],
-        [n for n in trace.ops if phase(n) == "forward"],
+        [n for n in trace.ops if phase(n) == front],
         [*front_pairs, *((Output("saved", n.name), n) for n in saved)],
     )
     backward = _half(
@@ -41,9 +45,10 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
     return forward, backward
 
 
-def _half(
-    name: str, inputs: list[tuple[Input, fx.Node]], ops: list[fx.Node], returned: list[tuple[Output, fx.Node]]
-) -> Trace:
+_Inputs, _Outputs = list[tuple[Input, fx.Node]], list[tuple[Output, fx.Node]]
+
+
+def _half(name: str, inputs: _Inputs, ops: list[fx.Node], returned: _Outputs) -> Trace:
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for entry, node in inputs:
@@ -54,3 +59,32 @@ def _half(
         new[node] = copy_node(graph, node, new)
     graph.output(tuple(new[node] for _, node in returned))
     return Trace(graph, tuple(e for e, _ in inputs), tuple(out for out, _ in returned), name)
+
+
+def handed_over(joint: Trace, update: Trace) -> dict[str, Output]:
+    """What a step's update reads of what its joint program returns, by the update's inputs. Both are as captured."""
+    returned = {node.name: out for out, node in zip(joint.outputs, joint.returned, strict=True)}
+    inputs = {i.name for i in update.inputs}
+    written = {out.of: out for name, out in returned.items() if out.kind == "mutation" and name not in inputs}
+    made = {i.name: returned[i.name] for i in update.inputs if i.kind in ("gradient", "result")}
+    return made | {i.name: written[i.name] for i in update.inputs if i.name in written}
+
+
+@uncollected()
+def joined(joint: Trace, update: Trace, handed: Mapping[str, Output]) -> Trace:
+    """The whole step as one trace, for those who look at it: forward, backward, update. What the update reads of the joint
+    program is as `handed_over` says; of what a pass dropped there, it is an input where it still reads that."""
+    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    inputs = {entry.name: node for entry, node in zip(joint.inputs, joint.placeholders, strict=True)}
+    made = dict(zip(joint.outputs, joint.returned, strict=True))
+    same = {p: made.get(handed[p.name]) if p.name in handed else inputs.get(p.name) for p in update.placeholders}
+    own = [p for p in update.placeholders if same[p] is None and (p.users or p.name not in handed)]
+    for node in (*joint.placeholders, *own, *joint.ops):
+        new[node] = copy_node(graph, node, new)
+    new |= {p: new[node] for p, node in same.items() if node is not None}
+    for node in update.ops:
+        new[node] = copy_node(graph, node, new)
+    pairs = [*zip(joint.outputs, joint.returned, strict=True), *zip(update.outputs, update.returned, strict=True)]
+    graph.output(tuple(new[node] for _, node in pairs))
+    kinds = {entry.name: entry for entry in update.inputs}
+    return Trace(graph, (*joint.inputs, *(kinds[p.name] for p in own)), tuple(out for out, _ in pairs))

@@ -10,7 +10,8 @@ here:
 
 * a value's id is its node's name; `Trace.copy` keeps names, and so must passes for values that they do not replace
 * `node.meta["val"]` is a `FakeTensor` (or a tuple of them); all values of a trace share one `FakeTensorMode`
-* `node.meta["phase"]` is "forward" or "backward"; a forward op never reads a backward value
+* `node.meta["phase"]` is "forward" or "backward"; a forward op never reads a backward value. What an optimizer does with the
+  gradients is a trace of its own, each op of which has the phase "update"
 * `node.meta["custom"]["tracefuse"]` is the `Origin`: where in the user's program the op comes from
 """
 
@@ -27,8 +28,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from tracefuse.optimizers.facts import once_per_value, share_facts, tensors_in
 from tracefuse.optimizers.ops import does_work, is_getitem, is_mutable, is_random
 
-Phase = Literal["forward", "backward"]
-InputKind = Literal["input", "parameter", "buffer", "cotangent", "saved"]
+Phase = Literal["forward", "backward", "update"]
+InputKind = Literal[
+    "input", "parameter", "buffer", "cotangent", "saved", "gradient", "state", "hyperparameter", "result"
+]
 OutputKind = Literal["result", "gradient", "mutation", "saved"]
 
 SHORT_DTYPE = {
@@ -36,6 +39,7 @@ SHORT_DTYPE = {
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
     torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
+HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,9 @@ class Input:
 
     `name` is the placeholder's name, `source` what the user calls it ("h.0.attn.weight"; for a cotangent, the result it
     belongs to), `trainable` whether a gradient was asked for.
+
+    Of an update, a `gradient` is what the backward left of the parameter `source`, a `result` another value of the step, a
+    `state` ("exp_avg of 0.weight") and a `hyperparameter` ("opt.param_groups[0]['lr']") what the optimizer keeps.
     """
 
     name: str
@@ -210,6 +217,11 @@ def phase(node: fx.Node) -> Phase:
     return node.meta.get("phase", "forward")
 
 
+def is_read_late(node: fx.Node) -> bool:
+    """Whether an op of the backward reads the value."""
+    return any(user.op == "call_function" and phase(user) == "backward" for user in node.users)
+
+
 def origin(node: fx.Node) -> Origin:
     return (node.meta.get("custom") or {}).get("tracefuse", NOWHERE)
 
@@ -236,6 +248,10 @@ def recomputes_in(node: fx.Node) -> Phase:
 def val(node: fx.Node) -> Any:
     """The node's `FakeTensor`, or tuple of them."""
     return node.meta["val"]
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    return tuple(val(node).shape)
 
 
 def tensors(node: fx.Node) -> tuple[FakeTensor, ...]:

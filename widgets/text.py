@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +10,7 @@ from typing import Any
 from tracefuse.diagnose.finding import Bar, bars_text
 from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.tables.folding import OUTSIDE
+from tracefuse.tables.folding import OUTSIDE, grouped
 from tracefuse.text import aligned, figure
 from tracefuse.widgets.payload.kernels import NOT_MEASURED
 
@@ -64,6 +63,7 @@ def _summary(payload: dict[str, Any]) -> list[str]:
     lines = [
         f"tracefuse  {payload['call'] or 'run it with -o c to use it in Python'}",
         beside,
+        payload["steps"]["said"] if payload["steps"] else "",
         f"{before} -> {after} ops, {saved}, {_count(kernels['unique'], 'Triton kernel')}{launches}",
         payload["blocked"] or "",
     ]
@@ -74,7 +74,7 @@ def _tables(payload: dict[str, Any]) -> list[Table]:
     notes = tuple(f"{p['name']}: {p['note']}" for p in payload["passes"] if p["note"])
     passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]], below=notes)
     times = _times(payload["timing"], bool(payload["kernels"]) and not payload["runs_triton"])
-    return [passes, times, *_layers(payload), *_kernels(payload["kernels"])]
+    return [passes, times, *_layers(payload), *_kernels(payload["kernels"]), *_unused(payload["unused"])]
 
 
 def _findings(payload: dict[str, Any]) -> list[str]:
@@ -123,26 +123,35 @@ def _time(time: dict[str, Any] | None) -> str:
 
 
 def _ratio(row: dict[str, Any]) -> str:
-    return f"{Estimate(**row['ratio']).text(3)} {row['verdict']}"
+    return f"{Estimate(**row['ratio']).text(3)} {row['verdict']}" if row["ratio"] else ""
 
 
 def _layers(payload: dict[str, Any]) -> list[Table]:
     """Modules with identical ones in one line; none where the program has no modules."""
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in payload["layers"]:
-        groups[row["folded"] or row["module_type"] or OUTSIDE].append(row)
+    groups = grouped(payload["layers"], lambda row: row["folded"] or row["module_type"] or OUTSIDE)
     if not set(groups) - {OUTSIDE}:
         return []
-    titles = ("module", "type", "forward us", "backward us", "backward is mostly")
+    has_update = payload["update"] is not None
+    titles = ("module", "type", "forward us", "backward us", *["update us"] * has_update, "backward is mostly")
     above = f"modules: {payload['times']['after']}"
-    return [Table(titles, [_layer(path, rows) for path, rows in groups.items()], above)]
+    below = (_share_of_update(payload["layers"]),) if has_update else ()
+    return [Table(titles, [_layer(path, rows, has_update) for path, rows in groups.items()], above, below)]
 
 
-def _layer(path: str, rows: Sequence[dict[str, Any]]) -> Row:
+def _share_of_update(rows: Sequence[dict[str, Any]]) -> str:
+    forward, backward, update = (
+        sum(row[f"{phase}_us"][1] for row in rows) for phase in ("forward", "backward", "update")
+    )
+    whole = forward + backward + update
+    return f"the optimizer takes {update / whole:.0%} of the step" if whole else ""
+
+
+def _layer(path: str, rows: Sequence[dict[str, Any]], has_update: bool) -> Row:
     name = f"{path} x{len(rows)}" if len(rows) > 1 else rows[0]["path"] or path
     causes = dict.fromkeys(row["cause"] for row in rows if row["cause"])
     backward = _both(rows, "backward_us") if any(sum(row["backward_ops"]) for row in rows) else "no backward"
-    return name, rows[0]["module_type"], _both(rows, "forward_us"), backward, next(iter(causes), "")
+    update = [_both(rows, "update_us") if any(sum(row["update_ops"]) for row in rows) else ""] * has_update
+    return name, rows[0]["module_type"], _both(rows, "forward_us"), backward, *update, next(iter(causes), "")
 
 
 def _both(rows: Sequence[dict[str, Any]], side: str) -> str:
@@ -160,6 +169,27 @@ def _kernels(kernels: Sequence[dict[str, Any]]) -> list[Table]:
 def _kernel_time(kernel: dict[str, Any]) -> str:
     time_us = kernel["time_us"]
     return kernel["provenance"] if time_us is None else f"{figure(time_us, 4)} us, {kernel['provenance']}"
+
+
+def _unused(unused: dict[str, Any]) -> list[Table]:
+    """Ops alike, of one line in modules of one class, as one row."""
+    groups = grouped(unused["ops"], lambda one: (one["op"], one["module_type"] or one["module"], one["source"]))
+    rows = [
+        (
+            f"{op} x{len(ops)}" if len(ops) > 1 else op,
+            where,
+            line,
+            figure(_sum(ops, "time_us"), 4),
+            human_bytes(_sum(ops, "nbytes")),
+        )
+        for (op, where, line), ops in groups.items()
+    ]
+    above = f"computed, never used ({unused['provenance']})"
+    return [Table(("op", "module", "line", "time us", "writes"), rows, above)] if rows else []
+
+
+def _sum(ops: Sequence[dict[str, Any]], of: str) -> Any:
+    return sum(one[of] for one in ops)
 
 
 # --- how it is written ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tracefuse.profiling.findings import RunFindings, diagnose_run
+from tracefuse.profiling.findings import LOOKED_FOR, diagnose_run
 from tracefuse.profiling.lanes import RunLanes, run_lanes
 from tracefuse.profiling.run import Run, lines_of
 from tracefuse.timeline.events import Event
@@ -56,7 +56,7 @@ def run_record(run: Run, lanes: RunLanes) -> dict[str, Any]:
         name: _value(event, lanes.twins.get(name, ()), lines[event], run) for name, event in lanes.operators.items()
     }
     findings = [asdict(one) | {"id": one.id, "fixed": False, "trials": []} for one in diagnose_run(run)]
-    return {"values": values, "findings": findings, "looked_for": RunFindings.looked_for(), "text": str(run)}
+    return {"values": values, "findings": findings, "looked_for": list(LOOKED_FOR), "text": str(run)}
 
 
 def _value(event: Event, twins: tuple[str, ...], line: str, run: Run) -> dict[str, Any]:

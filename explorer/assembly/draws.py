@@ -55,7 +55,8 @@ def repeated(ops: Iterable[fx.Node], states: Sequence[torch.Tensor]) -> list[tup
 
 
 def merge_repeated(built: Built, states: Sequence[torch.Tensor]) -> None:
-    """Let the readers of a repeated draw read the first one: same operator, same state, operands computed alike."""
+    """Let the readers of a repeated draw read the first one: same operator, same state, operands computed alike, or, of a
+    dropout, laid out alike."""
     if not repeated(built.graph.nodes, states):
         return
     first: dict[Hashable, fx.Node] = {}
@@ -67,6 +68,10 @@ def merge_repeated(built: Built, states: Sequence[torch.Tensor]) -> None:
         same[node] = node if key is None else first.setdefault(key, node)
         if same[node] is not node and draws(node) and not _is_late(same[node], node):
             same |= _replace(built, node, same[node])
+        elif same[node] is node and (mask := _mask(node, states)) is not None:
+            drawn = first.setdefault(mask, node)
+            if drawn is not node and not _is_late(drawn, node) and any(item.args[1] == 1 for item in drawn.users):
+                _replace(built, node, drawn)
     refresh_views(built.graph)  # items and views of the later draw lie in the memory of the first one now
 
 
@@ -122,6 +127,17 @@ def _drop_by_mask(built: Built, node: fx.Node, by: fx.Node) -> dict[fx.Node, fx.
             item.args = (x, items[1], 0.0 if p == 1 else 1 / (1 - p))  # type: ignore[operator]
             alike[item] = items.get(0, item)
     return alike
+
+
+def _mask(node: fx.Node, states: Sequence[torch.Tensor]) -> Hashable | None:
+    """A key equal for dropouts that draw the same mask, whatever the numbers that they drop: reversible layers compute these
+    again from their results, rounded otherwise."""
+    if node.target is not aten.native_dropout.default or not draws(node):
+        return None
+    x, *how = node.args
+    given = val(x)  # type: ignore[arg-type]
+    layout = (tuple(given.shape), given.stride(), given.storage_offset(), given.dtype)
+    return "mask", _state(node, states), layout, _frozen(how, {})
 
 
 def _computation(node: fx.Node, same: dict[fx.Node, fx.Node], states: Sequence[torch.Tensor]) -> Hashable | None:

@@ -11,9 +11,9 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tracefuse.assembly.functional import Built, Results
+from tracefuse.assembly.functional import Built, Results, emit
 from tracefuse.optimizers.ops import is_view
-from tracefuse.recording.calls import Value
+from tracefuse.recording.calls import Call, Value
 
 aten = torch.ops.aten
 
@@ -27,11 +27,23 @@ def propagate(built: Built, inputs: Sequence[torch.Tensor]) -> None:
         if node.op == "placeholder":
             node.meta["val"] = mode.from_tensor(next(given).detach(), static_shapes=True)
         elif node.op == "call_function":
-            with mode, torch.no_grad(), without_tracebacks():
+            with mode:
                 node.meta["val"] = _fake_value(node)
             wanted = node.meta.pop("dtype", None)
             if wanted is not None and node.meta["val"].dtype != wanted:
                 _cast_after(built, node, wanted)
+
+
+def alone(call: Call) -> fx.Node:
+    """A node of one recorded op with its fake value, in a graph of which everything that it read is an input."""
+    built = Built(fx.Graph())
+    with FakeTensorMode():
+        for value in dict.fromkeys(call.reads()):
+            built.nodes[value] = built.graph.placeholder(f"input_{len(built.nodes)}")
+            built.nodes[value].meta["val"] = _empty(value)
+        node = emit(built, call, call.func)
+        node.meta["val"] = _fake_value(node)
+    return node
 
 
 @contextmanager
@@ -50,7 +62,8 @@ def _fake_value(node: fx.Node) -> Any:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     layouts = _recorded_layouts(node)
     try:
-        value = node.target(*args, **kwargs)  # type: ignore[operator]
+        with torch.no_grad(), without_tracebacks():
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception:
         if all(layout is None for layout in layouts):
             raise

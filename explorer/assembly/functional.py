@@ -26,7 +26,7 @@ from tracefuse.assembly.refusals import where
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
 from tracefuse.optimizers.trace import Source, set_origin
-from tracefuse.recording.calls import BATCH_NORMS, Call, Guard, Recording, Value
+from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value
 
 aten = torch.ops.aten
 
@@ -46,24 +46,30 @@ class Recorded:
     values: tuple[Results, ...]
     in_engine: bool
     hint: tuple[str, ...] = ()
+    in_optimizer: bool = False
 
 
 @dataclass
 class Built:
     """The graph and its edges: the placeholder of each external, the node of each value, the nodes that hold overwritten
-    externals' new contents, the Python values that were baked in, and whether in-place ops are left (`functionalize`)."""
+    externals' new contents, and whether in-place ops are left (`functionalize`). Of each
+    value that was written to, `history` has the nodes that held it, one after the other; `wrote_to_views` are the optimizer's
+    ops among those that are left."""
 
     graph: fx.Graph
     placeholders: dict[Value, fx.Node] = field(default_factory=dict)
     nodes: dict[Value, fx.Node] = field(default_factory=dict)
     mutated: dict[Value, fx.Node] = field(default_factory=dict)
-    guards: list[Guard] = field(default_factory=list)
     needs_functionalize: bool = False
+    history: dict[Value, list[fx.Node]] = field(default_factory=dict)
+    wrote_to_views: list[Call] = field(default_factory=list)
 
     def rename(self, old: fx.Node, new: fx.Node) -> None:
         """Let the values that `old` holds be held by `new`."""
         for table in (self.nodes, self.mutated):
             table.update({value: new for value, node in table.items() if node is old})
+        for held in self.history.values():
+            held[:] = [new if node is old else node for node in held]
 
 
 def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Value, str]) -> Built:
@@ -77,18 +83,19 @@ def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Valu
     for position, call in enumerate(recording.calls):
         hint = hints.get(position, ())
         if not call.out_values() and not call.writes():
-            built.guards.append(Guard(str(call.func), call.outs, call.origin.source))
+            continue  # a number that Python read: `tracefuse.assembly.cut.guards_of`
         elif call.func is aten.detach.default:
             # Autograd's bookkeeping: the same value, and a trace has no autograd to hide it from.
             built.nodes[call.outs] = built.nodes[call.args[0]]
         elif call.writes():
             _add_in_place(built, call, hint, lifetimes, position)
         else:
-            _bind(built, call.outs, _emit(built, call, call.func, hint))
+            _bind(built, call.outs, emit(built, call, call.func, hint))
     return built
 
 
-def _emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()) -> fx.Node:
+def emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()) -> fx.Node:
+    """A node of `func`, the call's own operator or its twin, on the nodes of what the call read."""
     args, kwargs = tree_map(
         lambda leaf: built.nodes[leaf] if isinstance(leaf, Value) else leaf, arguments_of(call, func)
     )
@@ -96,7 +103,9 @@ def _emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()
     set_origin(node, call.origin)
     outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
     values = tuple(map(_results, outs))
-    node.meta["custom"]["recorded"] = Recorded(func, values if func is call.func else (None,), call.in_engine, hint)
+    node.meta["custom"]["recorded"] = Recorded(
+        func, values if func is call.func else (None,), call.in_engine, hint, call.in_optimizer
+    )
     node.meta["custom"][IN_PLACE] = call.func._schema.is_mutable
     if (dtype := implied_dtype(call)) is not None:
         state_dtype(node, call, dtype)
@@ -152,9 +161,10 @@ def _add_in_place(
                 "Register an operator that returns the new values instead."
             )
         built.needs_functionalize = True
-        _bind(built, call.outs, _emit(built, call, call.func, hint))
+        built.wrote_to_views += [call] if call.in_optimizer else []
+        _bind(built, call.outs, emit(built, call, call.func, hint))
         return
-    node = _emit_bernoulli(built, call) if twin is aten.bernoulli.p else _emit(built, call, twin, hint)
+    node = _emit_bernoulli(built, call) if twin is aten.bernoulli.p else emit(built, call, twin, hint)
     if fresh := _made_beside(call, written):
         node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=twin, values=(*fresh, *written))
         _bind(built, fresh, node)
@@ -177,13 +187,13 @@ def _emit_bernoulli(built: Built, call: Call) -> fx.Node:
     value = call.args[0]
     order = sorted(range(len(value.shape)), key=lambda dim: -value.stride[dim])
     if order == sorted(order):
-        return _emit(built, call, aten.bernoulli.p)
+        return emit(built, call, aten.bernoulli.p)
     ordered = replace(call, func=aten.permute.default, args=(value, order), kwargs={}, outs=None)
-    before, built.nodes[value] = built.nodes[value], _emit(built, ordered, aten.permute.default)
-    drawn = _emit(built, call, aten.bernoulli.p)
+    before, built.nodes[value] = built.nodes[value], emit(built, ordered, aten.permute.default)
+    drawn = emit(built, call, aten.bernoulli.p)
     built.nodes[value] = drawn
     back = [order.index(dim) for dim in range(len(order))]
-    found = _emit(built, replace(ordered, args=(value, back)), aten.permute.default)
+    found = emit(built, replace(ordered, args=(value, back)), aten.permute.default)
     built.nodes[value] = before
     return found
 
@@ -210,6 +220,7 @@ def _overwrite(built: Built, families: dict[Value, list[Value]], written: Value,
         if value in built.nodes and value.same_layout(written):
             if value in built.placeholders:
                 built.mutated[value] = node
+            built.history.setdefault(value, [built.nodes[value]]).append(node)
             built.nodes[value] = node
 
 

@@ -144,10 +144,11 @@ class Lifetimes:
             for value in reads:
                 found.first_read.setdefault(value, position)
                 found.last_read[value] = position
+            of_base = {value.base: value for value in reversed(reads)}  # the first that is read of each memory
             for out in call.out_values():
                 if out not in found.sources:
-                    viewed = (found.sources[v] for v in reads if v.base is out.base)
-                    found.sources[out] = next(viewed, out)
+                    viewed = of_base.get(out.base)
+                    found.sources[out] = out if viewed is None else found.sources[viewed]
         found.last_read |= dict.fromkeys(kept, len(recording.calls))
         for value in found.sources:
             found.families.setdefault(value.base, []).append(value)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 
 from tracefuse.assembly.assemble import assemble, mark_held
+from tracefuse.assembly.cut import guards_of
 from tracefuse.assembly.fake_values import propagate
 from tracefuse.assembly.functional import build_graph
+from tracefuse.assembly.parts import Assembled
 from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
-from tracefuse.assembly.unshown import Dropped, blind_spots, dropped, forwards_first
+from tracefuse.assembly.stepped import Stepped, stepped
+from tracefuse.assembly.unshown import Dropped, blind_spots, forwards_first, made_elsewhere, unshown
 from tracefuse.errors import CaptureError
+from tracefuse.optimizers.split import handed_over, joined
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
-from tracefuse.recording.calls import Guard
+from tracefuse.recording.calls import Guard, Value
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
@@ -34,6 +38,10 @@ class Inputs(NamedTuple):
     rng_states: tuple[torch.Tensor, ...] = ()
 
 
+Replayed = Callable[["CapturedProgram"], tuple[torch.Tensor, ...]]
+"""Runs a captured program op by op: its outputs."""
+
+
 @dataclass(frozen=True, eq=False)
 class CapturedProgram:
     """What ran: its trace, inputs and surroundings, and what was baked in. A recorder, AOTAutograd, a session file or a fix
@@ -45,6 +53,10 @@ class CapturedProgram:
     `thawed` the parameters that count as trainable only in the trace, `pinned` the inputs in pinned memory, all by name.
     `unrecorded` says what the trace does not show, `order` for what memory is not the program's. `backwards` are its calls of
     autograd.
+
+    `update` is what an optimizer and what belongs to it do behind the backward, a program of its own: its inputs of the kinds
+    "gradient" and "result" are what this one returns, `outside` gives the others. `uncut` says why a program that has one is
+    not cut there, and `stepped` of an update which optimizers made it.
     """
 
     trace: Trace
@@ -59,6 +71,10 @@ class CapturedProgram:
     unrecorded: tuple[str, ...] = ()
     backwards: int = 1
     order: str = ""
+    update: CapturedProgram | None = None
+    uncut: str = ""
+    stepped: tuple[Stepped, ...] = ()
+    outside: Callable[[], Inputs] | None = None
 
     @functools.cached_property
     def inputs(self) -> Inputs:
@@ -82,6 +98,17 @@ class CapturedProgram:
     @property
     def rng_states(self) -> tuple[torch.Tensor, ...]:
         return self.inputs.rng_states
+
+    @functools.cached_property
+    def whole(self) -> Trace:
+        """The whole step as one trace: forward, backward and, where there is one, the update."""
+        return self.whole_of(self.trace, None if self.update is None else self.update.trace)
+
+    def whole_of(self, joint: Trace, update: Trace | None) -> Trace:
+        """The same of what passes made of both."""
+        if self.update is None or update is None:
+            return joint
+        return joined(joint, update, handed_over(self.trace, self.update.trace))
 
     @property
     def forward(self) -> Trace:
@@ -109,11 +136,46 @@ def pinned_among(trace: Trace, examples: Sequence[torch.Tensor]) -> frozenset[st
     return frozenset(i.name for i, tensor in pairs if tensor.device.type == "cpu" and tensor.is_pinned())
 
 
+def with_update(
+    joint: CapturedProgram,
+    trace: Trace,
+    own: Callable[[], Inputs],
+    replayed: Replayed,
+    steps: tuple[Stepped, ...] = (),
+) -> CapturedProgram:
+    """`joint` with `trace` as its update, whose `own` inputs are those that come from outside. The others are made when they
+    are asked for, by one replay of `joint`."""
+
+    def read_inputs() -> Inputs:
+        of, inputs = handed_over(joint.trace, trace), own()
+        returned = dict(zip(joint.trace.outputs, replayed(joint), strict=True))
+        examples, live = iter(inputs.examples), iter(inputs.live)
+        handed = [returned[of[i.name]] if i.name in of else None for i in trace.inputs]
+        return Inputs(
+            tuple(next(examples) if one is None else one for one in handed),
+            tuple(next(live) if one is None else one for one in handed),
+            inputs.rng_states,
+        )
+
+    update = CapturedProgram(
+        trace,
+        read_inputs,
+        joint.environment,
+        optimizers=joint.optimizers,
+        backwards=0,
+        unrecorded=joint.unrecorded,
+        stepped=steps,
+        outside=own,
+    )
+    return replace(joint, update=update)
+
+
 def captured_program(
-    recorder: Recorder, ended: Ended, environment: Mapping[str, str]
+    recorder: Recorder, ended: Ended, environment: Mapping[str, str], replayed: Replayed
 ) -> tuple[CapturedProgram, tuple[Left | None, ...]]:
-    """The program that `recorder` recorded until it `ended`, and what is left of each of the trace's outputs, as far as that
-    is known. Raises `CaptureError` where there is nothing to show, or what no trace can hold."""
+    """The program that `recorder` recorded until it `ended`, and what is left of each output of its trace and of its
+    update's, as far as that is known. `replayed` runs a program. Raises `CaptureError` where there is nothing to show, or what
+    no trace can hold."""
     recording, roles = recorder.recording, ended.roles
     if not recording.calls:
         raise CaptureError(
@@ -125,47 +187,67 @@ def captured_program(
     externals = list(recording.externals)
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
-    kept = list(dict.fromkeys([*roles.results, *roles.gradients.values(), *seeds]))
+    outputs = (*roles.results, *roles.gradients.values(), *recording.gradients.values(), *roles.replaced.values())
+    known = {*recording.externals, *(value for call in recording.calls for value in call.out_values())}
+    kept = [value for value in dict.fromkeys((*outputs, *roles.kept, *seeds)) if value in known]
     built = build_graph(recording, kept, {value: name for value, (_, name) in roles.sources.items()})
     mark_held(built, recording)
-    # Rewritten, a program tells only those values from their copies that are outputs.
-    is_rewritten = built.needs_functionalize
-    if is_rewritten:
+    if built.needs_functionalize:
         built = functionalize(built, recording, dict(zip(externals, inputs, strict=True)), kept)
+    built.mutated |= {buffer: built.nodes[now] for buffer, now in roles.replaced.items()}
     built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
     propagate(built, inputs)
-    unread = (
-        () if is_rewritten else dropped(built, recording, {*roles.results, *roles.gradients.values(), *ended.alive})
-    )
-    trace, chosen = assemble(built, recording, roles)
-    check_unreplaced(recording, [externals[x] for x in chosen if isinstance(x, int)])
-    verify(trace)
-    examples = tuple(x if isinstance(x, torch.Tensor) else inputs[x] for x in chosen)
-    live = tuple(x if isinstance(x, torch.Tensor) else recording.externals[externals[x]] for x in chosen)
-    name_of_value = {externals[x]: i.name for x, i in zip(chosen, trace.inputs, strict=True) if isinstance(x, int)}
-    optimizers = {
-        name: frozenset(name_of_value[v] for v in held & name_of_value.keys()) for name, held in ended.optimized.items()
-    }
-    # Of a gradient added to an older one the sum is left, and the trace has the summand.
-    summands = [ended.left.get(v) if v not in recording.externals else None for v in roles.gradients.values()]
-    there = (*map(ended.left.get, roles.results), *summands, *map(ended.left.get, built.mutated))
+    elsewhere = made_elsewhere(recorder, {value: name for value, (_, name) in roles.sources.items()})
+    joint, update, uncut = assemble(built, recording, roles, elsewhere)
+    verify(joint.trace)
+    chosen = [x for one in (joint, update) if one is not None for x in one.chosen if isinstance(x, int)]
+    check_unreplaced(recording, [externals[x] for x in chosen])
+    live_externals = [_live(recorder, ended, value) for value in externals]
+    examples, live = _given(joint, inputs), _given(joint, live_externals)
+    pairs = zip(joint.chosen, joint.trace.inputs, strict=True)
+    name_of_value = {externals[x]: i.name for x, i in pairs if isinstance(x, int)}
+    held = {name: values & name_of_value.keys() for name, values in ended.optimized.items()}
     read = Inputs(examples, live, tuple(recording.rng_states))
+    parts = [joint] if update is None else [joint, update]
+    returned = {*outputs, *seeds, *(value for one in parts for value in one.left if value is not None)}
+    unread, beside = unshown(recording, returned, ended.alive, roles.bound)
     made = CapturedProgram(
-        trace,
+        joint.trace,
         lambda: read,
         environment,
-        guards=tuple(built.guards),
+        guards=tuple(guards_of(recording, update is not None)),
         stops=tuple(recording.stops),
         dropped=unread,
-        optimizers=optimizers,
+        optimizers={name: frozenset(name_of_value[v] for v in values) for name, values in held.items()},
         thawed=tuple(
             entry.source
-            for entry, tensor in zip(trace.inputs, live, strict=True)
+            for entry, tensor in zip(joint.trace.inputs, live, strict=True)
             if recorder.values.value_of(tensor) in ended.thawed
         ),
-        pinned=pinned_among(trace, examples),
-        unrecorded=blind_spots(recorder),
+        pinned=pinned_among(joint.trace, examples),
+        unrecorded=(*blind_spots(recorder, elsewhere), *(() if elsewhere else beside)),
         backwards=recording.backwards,
         order=forwards_first(built.graph),
+        uncut=uncut,
     )
-    return made, there
+    left = [None if value is None else ended.left.get(value) for one in parts for value in one.left]
+    if update is not None:
+        verify(update.trace)
+        own = Inputs(_given(update, inputs), _given(update, live_externals), read.rng_states)
+        pairs = zip(update.chosen, update.trace.inputs, strict=True)
+        names = {externals[x]: i.name for x, i in pairs if isinstance(x, int)}
+        steps = stepped(recording, names, made.optimizers)
+        made = with_update(made, update.trace, lambda: own, replayed, steps)
+    return made, tuple(left)
+
+
+def _given(part: Assembled, externals: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The tensors of a part's inputs that come from outside, and its cotangents."""
+    return tuple(x if isinstance(x, torch.Tensor) else externals[x] for x in part.chosen if x is not None)
+
+
+def _live(recorder: Recorder, ended: Ended, value: Value) -> torch.Tensor:
+    """The user's own tensor; of a buffer the one that the program put in its place."""
+    left = ended.left.get(value) if value in ended.roles.replaced else None
+    replaced = None if left is None else left.tensor()
+    return recorder.recording.externals[value] if replaced is None or replaced.requires_grad else replaced

@@ -3,6 +3,8 @@
 It is traced on fake tensors. Where these cannot follow, since a shape depends on numbers (`nonzero`, a boolean mask, a packed
 sequence) or an operator has no shape function, it is run once more on the captured inputs, of which those that it overwrites
 are copied, and draws the numbers that it drew.
+
+Private names, seen on torch 2.11, 2.13 and 2.15: `torch._subclasses.fake_tensor`.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from tracefuse.assembly.in_place import functional_twin
 from tracefuse.assembly.refusals import where
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.ops import is_mutable
+from tracefuse.optimizers.passes import OUT_OF_MEMORY
 from tracefuse.optimizers.trace import origin
 from tracefuse.recording.calls import Recording, Value
 
 aten = torch.ops.aten
-_OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
 def functionalize(
@@ -36,18 +38,26 @@ def functionalize(
     """`built` without in-place ops, by tracing it again on `inputs`, the externals as the program found them; only `kept`
     values have nodes. Raises `CaptureError` with the op and the line where torch cannot."""
     values = [*kept, *built.mutated]
-    built.graph.output((*(built.nodes[v] for v in kept), *built.mutated.values()))
+    followed = {*recording.gradients.values(), *recording.externals} if recording.backwards else set()
+    history = [(value, node) for value in followed & built.history.keys() for node in built.history[value]]
+    held = (*(built.nodes[v] for v in kept), *built.mutated.values(), *(node for _, node in history))
+    built.graph.output(held)
     graph = _functional_graph(fx.GraphModule(torch.nn.Module(), built.graph), recording, inputs)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     by_placeholder = dict(zip(placeholders, inputs, strict=True))
     start = dict(zip(inputs, placeholders, strict=True))
-    found = list(zip(values, graph.output_node().args[0], strict=True))
+    returned = graph.output_node().args[0]
+    found = list(zip(values, returned, strict=False))
     copies = [n for n in graph.nodes if n.target is aten.copy_.default and n.args[0] in by_placeholder]
     mutated = {by_placeholder[n.args[0]]: n.args[1] for n in copies} | dict(found[len(kept) :])
     graph.erase_node(graph.output_node())
     for node in copies:
         graph.erase_node(node)
-    return Built(graph, start, start | dict(found[: len(kept)]), mutated, built.guards)
+    again = Built(graph, start, start | dict(found[: len(kept)]), mutated)
+    for (value, node), now in zip(history, returned[len(values) :], strict=True):
+        again.history.setdefault(value, []).append(start[value] if node is built.placeholders.get(value) else now)
+    again.wrote_to_views = built.wrote_to_views
+    return again
 
 
 def _functional_graph(module: fx.GraphModule, recording: Recording, inputs: Mapping[Value, torch.Tensor]) -> fx.Graph:
@@ -56,13 +66,13 @@ def _functional_graph(module: fx.GraphModule, recording: Recording, inputs: Mapp
     try:
         with without_tracebacks():
             return _traced(program, [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs.values()])
-    except _OUT_OF_MEMORY:
+    except OUT_OF_MEMORY:
         raise
     except Exception:
         own = [t.clone() if v in recording.snapshots else t.detach() for v, t in inputs.items()]
         try:
             return _traced(program, own)
-        except _OUT_OF_MEMORY:
+        except OUT_OF_MEMORY:
             raise
         except Exception as error:
             raise _not_functional(program, error) from error

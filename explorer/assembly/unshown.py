@@ -7,20 +7,22 @@ the operators of its own thread, and under one dynamo runs compiled code as it i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import linecache
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from tracefuse.assembly.draws import is_in_engine
-from tracefuse.assembly.functional import Built
+from tracefuse.assembly.fake_values import alone
 from tracefuse.assembly.refusals import where
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, packet_name, roofline_seconds
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Origin, nbytes, origin, phase
-from tracefuse.recording.calls import Recording, Value, is_leaf
+from tracefuse.optimizers.trace import Origin, Source, nbytes, origin, phase
+from tracefuse.recording.calls import Call, Recording, Value, is_leaf
 from tracefuse.recording.recorder import Recorder
+from tracefuse.text import counted
 
 # Bookkeeping, mostly autograd's, costs no kernel that a user could spare.
 _BOOKKEEPING = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -37,28 +39,62 @@ class Dropped:
     modelled_us: float
 
 
-def dropped(built: Built, recording: Recording, wanted: Collection[Value]) -> tuple[Dropped, ...]:
-    """The ops that none of `wanted`, no overwritten input and no number that Python read depends on."""
-    read = {value for call in recording.calls if not call.out_values() for value in call.reads()}
-    pending = [*built.mutated.values(), *(built.nodes[v] for v in {*wanted, *read} if v in built.nodes)]
-    live = set(pending)
-    while pending:
-        new = [a for a in pending.pop().all_input_nodes if a not in live]
-        live.update(new)
-        pending += new
-    dead = (n for n in built.graph.nodes if n.op == "call_function" and n not in live)
-    return tuple(_dropped(n) for n in dead if does_work(n) and packet_name(n) not in _BOOKKEEPING)
+def unshown(
+    recording: Recording, returned: Collection[Value], alive: Collection[Value], bound: Mapping[Value, str]
+) -> tuple[tuple[Dropped, ...], tuple[str, ...]]:
+    """Of the ops that none of `returned` depends on: those that nothing used, and a sentence on those that Python ran for what
+    variables hold."""
+    never_used = _unread(recording, {*returned, *alive})
+    of_python = {value for call in recording.calls if not call.in_engine for value in call.out_values()}
+    known = set(map(id, _unread(recording, {*returned, *(of_python & bound.keys())})))
+    # What a backward starts from that is no part of the trace is no variable's.
+    seeds = {given for _, given, _ in recording.roots if given is not None}
+    held = [call for call in _unread(recording, {*returned, *seeds}) if id(call) not in known]
+    return _dropped(never_used), _beside(held, bound)
 
 
-def _dropped(node: fx.Node) -> Dropped:
-    us = 1e6 * roofline_seconds(node, H100_SXM_DATASHEET)
-    assert isinstance(node.target, torch._ops.OpOverload)
-    return Dropped(str(node.target), origin(node), nbytes(node), us)
+def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
+    """The calls that none of `wanted`, no overwritten input and no number that Python read depends on; a write to memory is
+    for whoever reads that memory afterwards."""
+    live = {value.base for value in (*wanted, *recording.snapshots)}
+    found = []
+    for call in reversed(recording.calls):
+        made = [*call.out_values(), *call.writes()]
+        if made and live.isdisjoint(value.base for value in made):
+            found.append(call)
+        else:
+            live.update(value.base for value in call.reads())
+    return found[::-1]
 
 
-def blind_spots(recorder: Recorder) -> tuple[str, ...]:
-    """A sentence for each kind of thing that the recorded program did and the recording does not show."""
-    return tuple(text for found in (_compiled, _backward_elsewhere, _made_elsewhere) if (text := found(recorder)))
+def _dropped(calls: Iterable[Call]) -> tuple[Dropped, ...]:
+    """Those of `calls` that do work."""
+    nodes = (n for n in map(alone, calls) if does_work(n) and packet_name(n) not in _BOOKKEEPING)
+    return tuple(
+        Dropped(str(n.target), origin(n), nbytes(n), 1e6 * roofline_seconds(n, H100_SXM_DATASHEET)) for n in nodes
+    )
+
+
+def _beside(calls: Sequence[Call], bound: Mapping[Value, str]) -> tuple[str, ...]:
+    count = len(_dropped(calls))
+    if not count:
+        return ()
+    made = {value.base for call in calls for value in call.out_values()}
+    held = ", ".join(dict.fromkeys(name for value, name in bound.items() if value.base in made))
+    if not held:
+        return ()
+    return (
+        f"{held}: {counted(count, 'op')} computed it beside the step"
+        f"{where(calls[-1].origin.source)}. No result and no gradient needs it, and it is no part of the trace. Return it, "
+        "in a block by `c.returned = …`, to have it shown.",
+    )
+
+
+def blind_spots(recorder: Recorder, made: str) -> tuple[str, ...]:
+    """A sentence for each kind of thing that the recorded program did and the recording does not show; `made` says what was
+    made elsewhere."""
+    found = (_compiled(recorder), _interleaved(recorder), _backward_elsewhere(recorder), made)
+    return tuple(filter(None, found))
 
 
 def _compiled(recorder: Recorder) -> str:
@@ -69,6 +105,13 @@ def _compiled(recorder: Recorder) -> str:
     )
 
 
+def _interleaved(recorder: Recorder) -> str:
+    return recorder.is_interleaved * (
+        "Another task ran on this thread while this program waited: operators of both are recorded as one program, or some "
+        "of this one are missing. Do not `await` inside a capture."
+    )
+
+
 def _backward_elsewhere(recorder: Recorder) -> str:
     return recorder.has_backward_elsewhere * (
         "A backward of this program ran on another thread, and only the thread that captures is recorded: its gradients are "
@@ -76,23 +119,31 @@ def _backward_elsewhere(recorder: Recorder) -> str:
     )
 
 
-def _made_elsewhere(recorder: Recorder) -> str:
+def made_elsewhere(recorder: Recorder, names: Mapping[Value, str]) -> str:
+    """What was computed before the capture or on another thread and has gradients behind it, with the remedy; "" if nothing
+    was. `names` are the variables of what comes from outside."""
     if recorder.has_forward_elsewhere:
         return (
             "A backward of this program starts from a tensor that was computed before the capture or on another thread: the "
             "forward behind it is no part of the trace. Compute it inside, on the thread that captures."
         )
-    line = next(_lines_of_histories(recorder), None) if recorder.recording.roots else None
-    if line is None:
+    found = next(_reads_of_histories(recorder), None) if recorder.recording.roots else None
+    if found is None:
         return ""
+    value, source = found
+    if assigned := _only_assignment(names.get(value, ""), source):
+        return (
+            f"The graph of `{names[value]}` begins before the capture: move line {assigned[0]} ({assigned[1]}) inside, since "
+            "gradients behind it are no part of the trace."
+        )
     return (
-        f"A tensor that the program reads{line} has a history for autograd: it was computed before the capture or on another "
-        "thread, and gradients behind it are no part of the trace. Compute it inside, on the thread that captures."
+        f"A tensor that the program reads{where(source)} has a history for autograd: it was computed before the capture or on "
+        "another thread, and gradients behind it are no part of the trace. Compute it inside, on the thread that captures."
     )
 
 
-def _lines_of_histories(recorder: Recorder) -> Iterator[str]:
-    """Where the forward reads a tensor of outside that is no leaf."""
+def _reads_of_histories(recorder: Recorder) -> Iterator[tuple[Value, Source | None]]:
+    """Each tensor of outside that is no leaf, and where the forward reads it."""
     recording = recorder.recording
     made = {
         value
@@ -100,8 +151,17 @@ def _lines_of_histories(recorder: Recorder) -> Iterator[str]:
         if value not in recording.snapshots and not is_leaf(tensor)
     }
     for call in recording.calls:
-        if not call.in_engine and not made.isdisjoint(call.reads()):
-            yield where(call.origin.source)
+        if not call.in_engine:
+            yield from ((value, call.origin.source) for value in call.reads() if value in made)
+
+
+def _only_assignment(name: str, read: Source | None) -> tuple[int, str] | None:
+    """The line above `read` that gives a variable its value; None where another line of the file does so too."""
+    if read is None or not name:
+        return None
+    pattern = re.compile(rf"\s*{re.escape(name)}\s*=[^=]")
+    lines = [(at, text.strip()) for at, text in enumerate(linecache.getlines(read.file), 1) if pattern.match(text)]
+    return lines[0] if len(lines) == 1 and lines[0][0] < read.line else None
 
 
 def forwards_first(graph: fx.Graph) -> str:

@@ -5,7 +5,6 @@
         modules/NAME.py      generated text; Triton and `inspect` read the source of a function from a file
         machine/HASH/        PTX, cubin and metadata of one kernel, in Triton's own layout
         facts/HASH.json      JSON by key: what a build told, which configuration was fastest
-      tracefuse_generated_*  left by versions of ours that had no such folders
 
 A file appears whole or not at all (written beside its place, then renamed), so that any number of processes may share the
 cache: two that make the same entry make the same code, and the last one wins. An entry's time of modification is that
@@ -26,7 +25,7 @@ import tempfile
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +37,6 @@ from tracefuse.text import read_size
 
 DEFAULT_SIZE = "1G"
 GRACE_S = 600.0  # Far above what a process takes from finding an entry to having read it.
-NO_VERSION = "no version"
-"""What stands for the version of files that lie in no version's folder."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +113,13 @@ def read_json(key: str) -> Any:
     return None
 
 
+def read_record(key: str, types: Mapping[str, type]) -> dict[str, Any] | None:
+    """As `read_json`; None also for what is no object with parts of these types."""
+    found = read_json(key)
+    is_whole = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in types.items())
+    return found if is_whole else None
+
+
 def write_json(key: str, value: Any) -> None:
     """Keep `value`, anything that JSON can hold, under `key` for this version and GPU. Raises as `write` does."""
     write(_fact(key), json.dumps({"key": key, "value": value}))
@@ -177,11 +181,10 @@ def _nbytes_or_default(text: str) -> int:
 
 def entries(root: Path | None = None) -> list[Entry]:
     """All that the cache holds, or another one in the folder `root`, in no order."""
-    root = root or cache_directory()
-    return [*_loose(root), *_of_versions(root)]
+    return list(_entries(root or cache_directory()))
 
 
-def _of_versions(root: Path) -> Iterator[Entry]:
+def _entries(root: Path) -> Iterator[Entry]:
     for folder in _versions(root):
         for kind in KINDS:
             for path in _children(folder / kind):
@@ -195,13 +198,6 @@ def _taken(path: Path) -> int:
         return path.stat().st_size
     with os.scandir(path) as found:
         return sum(_taken(Path(one)) if one.is_dir() else one.stat().st_size for one in found)
-
-
-def _loose(root: Path) -> Iterator[Entry]:
-    for path in _children(root):
-        with suppress(FileNotFoundError):
-            if path.name.startswith("tracefuse_generated_"):
-                yield Entry(path, NO_VERSION, "modules", path.stat().st_size, path.stat().st_mtime)
 
 
 def _versions(root: Path) -> list[Path]:
@@ -254,7 +250,7 @@ def clear(root: Path | None = None) -> int:
     """
     root = root or cache_directory()
     removed = sum(e.nbytes for e in entries(root))
-    for path in [*_versions(root), *(e.path for e in _loose(root))]:
+    for path in _versions(root):
         remove(path)
     return removed
 

@@ -1,10 +1,5 @@
 """Where the disk cache lies, and whether anything can be kept there.
 
-    chosen_directory()    what the user says ($TRACEFUSE_CACHE), else the platform's place for caches
-    trouble(chosen)       why nothing can be kept there, with the remedy
-    cache_directory()     the folder in use: the chosen one, or if that is in trouble a temporary one for this session
-    versioned()           in it, the folder of this triton, this torch and this GPU
-
 A cache saves time and is needed for nothing else, so one that cannot be written costs a warning and no run.
 """
 

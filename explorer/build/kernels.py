@@ -1,9 +1,5 @@
 """Machine code for this machine's GPU before the first launch: unique kernels, in parallel, kept on disk.
 
-    refused = build(kernels, progress)     compile what the cache lacks; kernel name -> why it cannot run here
-    build_all([(kernel, tuning), ...])     the same, where a kernel may be asked for under several tunings
-    preload(module, kernels)               hand the machine code to the module's jitted functions
-
 `build` looks up each launch among the cache's facts. What is missing is shared out over lanes: this process, which can
 begin at once, and compiling processes (`tracefuse.build.workers`), as many as there are processors and work for. All write to
 Triton's disk cache in our folder; a launch itself would look in the user's, so `preload` takes every launch up to the
@@ -192,14 +188,11 @@ def _segment(source: str, node: ast.stmt) -> str:
 
 
 def _known(task: _Task, folder: Path) -> dict[str, Any] | None:
-    """What is known of a task, if its machine code is still there, and is what was compiled.
-
-    Triton would take what it finds: half of an entry raises, and half of a file goes to the GPU.
-    """
+    """What is known of a task, if its machine code is still there and whole: Triton would send half of a file to the GPU."""
     if (folder, task.key) in _refused:
         return {"error": _refused[folder, task.key]}
-    fact = cache.read_json(task.key)
-    if not _is_whole(fact):
+    fact = cache.read_record(task.key, {"entry": str, "shared_bytes": int, "digest": str})
+    if fact is None:
         return None
     entry = folder / fact["entry"]
     if cache.digest(entry) != fact["digest"]:
@@ -209,11 +202,6 @@ def _known(task: _Task, folder: Path) -> dict[str, Any] | None:
         return None
     cache.touch(entry)
     return fact
-
-
-def _is_whole(fact: Any) -> bool:
-    types = {"entry": str, "shared_bytes": int, "digest": str}
-    return isinstance(fact, dict) and all(isinstance(fact.get(name), type) for name, type in types.items())
 
 
 # --- lanes ------------------------------------------------------------------------------------------------------------

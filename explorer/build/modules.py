@@ -1,12 +1,6 @@
 """Generated text to modules, a kernel to its launcher, and what the compiler makes of it for a chosen GPU.
 
-    load(text)            the module, from a file named by the text's hash (Triton reads a kernel's source from a file)
-    launcher(kernel)      a function that runs the kernel: on CUDA tensors by Triton, on CPU tensors by its ATen reference
-    machine_code(kernel)  PTX, cubin and metadata for a chosen GPU, with no GPU in the machine
-    resources(kernel)     registers, shared memory and spills, of the same
-
-What the launches of this machine's GPU need is made by `tracefuse.build.kernels`, in parallel; the files are
-`tracefuse.build.cache`'s.
+What the launches of this machine's GPU need is made by `tracefuse.build.kernels`, in parallel.
 """
 
 from __future__ import annotations
@@ -33,6 +27,7 @@ from tracefuse.device.dropout import support
 from tracefuse.errors import BuildError
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.launch import HEADER
+from tracefuse.optimizers.kernels.tables import table_support
 from tracefuse.optimizers.kernels.text import Launch, kernel_source, launches
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 
@@ -63,7 +58,10 @@ _lock = threading.RLock()
 
 
 def load(source_text: str) -> ModuleType:
-    """The module that `source_text` defines; the same text gives the same module. Raises what the text raises."""
+    """The module that `source_text` defines; the same text gives the same module. Raises what the text raises.
+
+    From a file that is named by the text's hash: Triton reads a kernel's source from a file.
+    """
     name = f"tracefuse_generated_{hashlib.sha256(source_text.encode()).hexdigest()[:16]}"
     with _lock:  # another thread may not have the module before all of its text has run
         if name in sys.modules:
@@ -99,7 +97,8 @@ def unload(module: ModuleType) -> None:
 
 
 def launcher(kernel: Kernel, tuning: Tuning = GUESS) -> Callable[..., Any]:
-    """The function that runs `kernel`; its arguments and results are those of `Kernel.__call__`."""
+    """The function that runs `kernel`, with the arguments and results of `Kernel.__call__`: on CUDA tensors by Triton, on CPU
+    tensors by its ATen reference."""
     return getattr(module_of(kernel, tuning), kernel.name)
 
 
@@ -111,7 +110,7 @@ def module_of(kernel: Kernel, tuning: Tuning = GUESS) -> ModuleType:
 def module_text(kernel: Kernel, tuning: Tuning = GUESS) -> str:
     """A file with one kernel: all that its text needs, and the text."""
     source = kernel_source(kernel, tuning)
-    return "\n\n".join(filter(None, [HEADER, support(source), source]))
+    return "\n\n".join(filter(None, [HEADER, table_support(source), support(source), source]))
 
 
 # --- kernel to machine code -------------------------------------------------------------------------------------------

@@ -98,9 +98,7 @@ class Bench:
 
 
 def _spilled_words(module: ModuleType, kernel: Kernel, tuning: Tuning) -> float:
-    """The most that a thread of any launch spills; infinite where the GPU cannot hold one of its programs. 0 without a GPU,
-    where there are no launches.
-    """
+    """The most that a thread of any launch spills; infinite where the GPU cannot hold a program; 0 without a GPU."""
     from triton import OutOfResources
 
     try:
@@ -122,7 +120,8 @@ def medians_ms(runs: Sequence[Callable[[], Any]], clock: Clock, evict: Callable[
         run()
     clock.wait()
     for turn in range(ROUNDS):
-        for at, time_ms in _round(runs, _rotated(left, turn), clock, evict).items():
+        first = turn % len(left)
+        for at, time_ms in _round(runs, [*left[first:], *left[:first]], clock, evict).items():
             times_ms[at].append(time_ms)
         if turn + 1 == MIN_ROUNDS:
             left = _hopeful(times_ms)
@@ -144,17 +143,9 @@ def _round(
     return {at: clock.between_ms(start, end) for at, (start, end) in marks.items()}
 
 
-def _rotated(places: Sequence[int], turn: int) -> list[int]:
-    first = turn % len(places)
-    return [*places[first:], *places[:first]]
-
-
 def _hopeful(times_ms: Sequence[Sequence[float]]) -> list[int]:
     medians = [statistics.median(times) for times in times_ms]
     return [at for at, median in enumerate(medians) if median <= HOPELESS * min(medians)]
-
-
-# --- inputs -----------------------------------------------------------------------------------------------------------
 
 
 def random_inputs(kernel: Kernel, device: torch.device | str) -> list[torch.Tensor]:

@@ -1,10 +1,5 @@
 """Block sizes by trial: each kernel under a few tunings, timed once per GPU and remembered.
 
-    candidates(kernel)    the tunings worth a trial, the guess first; of those that give the same text, one
-    choose(times)         the fastest, but the guess unless that is at least 2 % faster
-    tune(kernels)         kernel name -> tuning, from the cache, and by trials (`tracefuse.build.trials`) what the cache lacks
-    tuned(kernels)        the same, from the cache alone
-
 The guess (`optimizers.layout`) is near the best for most kernels, so trials are few and only where they can pay: not for
 kernels so small that launching them takes as long, and not for sums of many tensors, whose loop has no block to choose.
 
@@ -27,6 +22,7 @@ from tracefuse.build import cache
 from tracefuse.build.kernels import Progress, build_all, this_gpu
 from tracefuse.build.trials import Bench
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
@@ -56,7 +52,8 @@ def choose(times: Sequence[float]) -> int:
 
 def is_tunable(kernel: Kernel) -> bool:
     """Whether block sizes can be chosen for a kernel: it has some, and runs on a GPU."""
-    return not isinstance(kernel, LongSum) and all(val(p).device.type == "cuda" for p in kernel.body.placeholders)
+    is_one_size = not isinstance(kernel, (LongSum, ListKernel))
+    return is_one_size and all(val(p).device.type == "cuda" for p in kernel.body.placeholders)
 
 
 def tune(
@@ -106,13 +103,8 @@ def _fastest(kernel: Kernel, tunings: Sequence[Tuning], bench: Bench) -> Tuning:
         return Tuning(note="blocks guessed: trials need more memory than is free on the GPU; free some and tune again")
     timed = list(times_ms)
     best = timed[choose(list(times_ms.values()))]
-    value = {
-        "block": best.block,
-        "warps": best.warps,
-        "speedup": times_ms[GUESS] / times_ms[best],
-        "tried": len(timed),
-        "gpu": bench.name,
-    }
+    speedup = times_ms[GUESS] / times_ms[best]
+    value = {"block": best.block, "warps": best.warps, "speedup": speedup, "tried": len(timed), "gpu": bench.name}
     cache.write_json(_key(kernel), value)
     return _remembered(value)
 
@@ -124,8 +116,8 @@ def tuned(kernels: Iterable[Kernel]) -> dict[str, Tuning]:
     """The tunings that the cache has for `kernels` on the current GPU, by name; none without a GPU."""
     if this_gpu() is None:
         return {}
-    known = {k.name: cache.read_json(_key(k)) for k in kernels if is_tunable(k)}
-    return {name: _remembered(value) for name, value in known.items() if _is_whole(value)}
+    known = {k.name: cache.read_record(_key(k), _REMEMBERED) for k in kernels if is_tunable(k)}
+    return {name: _remembered(value) for name, value in known.items() if value is not None}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -134,15 +126,11 @@ def _key(kernel: Kernel) -> str:
     return f"tuning {kernel.key} {meaning}"
 
 
-def _is_whole(value: Any) -> bool:
-    types = {"block": int, "warps": int, "speedup": float, "tried": int, "gpu": str}
-    return isinstance(value, dict) and all(isinstance(value.get(name), type) for name, type in types.items())
+_REMEMBERED = {"block": int, "warps": int, "speedup": float, "tried": int, "gpu": str}
 
 
 def _remembered(value: Mapping[str, Any]) -> Tuning:
-    tuning = Tuning(value["block"], value["warps"])
-    if tuning.is_guess:
-        note = f"blocks tuned on {value['gpu']}: the guess is within {GAIN - 1:.0%} of the fastest of {value['tried']}"
-    else:
-        note = f"blocks tuned on {value['gpu']}: {value['speedup']:.2f} x faster than the guess"
-    return Tuning(tuning.block, tuning.warps, note)
+    found = f"{value['speedup']:.2f} x faster than the guess"
+    if (value["block"], value["warps"]) == (GUESS.block, GUESS.warps):
+        found = f"the guess is within {GAIN - 1:.0%} of the fastest of {value['tried']}"
+    return Tuning(value["block"], value["warps"], f"blocks tuned on {value['gpu']}: {found}")

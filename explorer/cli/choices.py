@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tracefuse.cli.flags import OPTIONS
@@ -13,6 +14,12 @@ from tracefuse.config.configuration import Config, read_option
 from tracefuse.config.names import PASS_OF
 from tracefuse.config.pass_options import assignment
 from tracefuse.errors import OptionError
+
+
+def check_folder(name: str, path: str | None) -> None:
+    """Raise `OptionError` where a flag names a file that cannot be written for want of its folder."""
+    if path and not Path(path).resolve().parent.is_dir():
+        raise OptionError(f"--{name} {path}: there is no such directory: create it, or name another one")
 
 
 def configuration(arguments: argparse.Namespace) -> Config:

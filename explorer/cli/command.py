@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from tracefuse.cli.flags import (
     CACHE_OPTIONS,
@@ -19,11 +20,11 @@ from tracefuse.cli.flags import (
     PASS_OPTIONS,
     PEAKS_OPTIONS,
     SCRIPT_OPTIONS,
-    SESSION,
     Option,
     add_arguments,
     explain_errors,
 )
+from tracefuse.config.names import SESSION
 from tracefuse.errors import OptionError, TracefuseError
 from tracefuse.optimizers.errors import nearest
 
@@ -49,8 +50,9 @@ COMMANDS = {
 
 HELP = f"""\
 FILE.py is run as `python FILE.py ARGUMENTS` would run it. What it computes from the first module that it calls, or the first
-op that autograd records, to its last line is shown as one trace: its modules, what each pass does to it, and measured times. A
-script that loops over training steps marks the one that it wants to see:
+op that autograd records, to its last line is shown as one trace: its modules, what each pass does to it, and measured times.
+Of a script that trains for several steps the third is shown, and another one with --step N. A script can mark what it wants
+to see:
 
     with tracefuse.capture() as c:
         loss = model(x); loss.backward()
@@ -62,6 +64,25 @@ The exit status is that of the script where it fails, 1 for an error that tracef
 
 commands:
 {"".join(f"  tracefuse {name:<8}{one.help}{chr(10)}" for name, one in COMMANDS.items())}"""
+
+
+class Steps:
+    """`[2/5] optimising …` on `stream` (default: stderr, so that a pipe gets the tables only).
+
+    On a terminal, progress within a step is one line that rewrites itself; elsewhere it is not shown.
+    """
+
+    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+        self.total, self.count, self.stream = total, 0, stream or sys.stderr
+
+    def next(self, text: str) -> None:
+        self.count += 1
+        print(f"[{self.count}/{self.total}] {text}", file=self.stream, flush=True)
+
+    def progress(self, fraction: float, text: str) -> None:
+        if self.stream.isatty():
+            end = "\n" if fraction >= 1 else ""
+            print(f"\r      {fraction:4.0%} {text:<40.40}", end=end, file=self.stream, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,10 +99,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             _run(words[0], words[1:])
         else:
             _show(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_cut_off(sys.stdout):
+            raise
+        return 1
     except TracefuseError as error:
         print(f"tracefuse: {error}", file=sys.stderr)
         return 2 if isinstance(error, OptionError) else 1
     return 0
+
+
+def _is_cut_off(stream: TextIO) -> bool:
+    """Whether nobody reads what is written any more, as behind `| head`. What is left then goes nowhere, so that the flush at
+    the end of the process does not raise again."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return True
+    return False
 
 
 def _run(name: str, words: Sequence[str]) -> None:
@@ -105,6 +142,8 @@ def _check_file(parser: argparse.ArgumentParser, file: str | None, unknown: Sequ
     """End with bad usage unless there is such a file, which can be shown, and all arguments are known."""
     if file is not None and not Path(file).is_file():
         near = nearest(file, COMMANDS)
+        if Path(file).is_dir():
+            parser.error(f"{file} is a directory: name a Python script (.py) or a session ({SESSION}) in it")
         meant = f": did you mean tracefuse {near}?" if near else ""
         parser.error(f"there is no file {file}, and no command of that name{meant}")
     if unknown:

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from tracefuse.captures import Capture, capture
+from tracefuse.captures import Capture
 from tracefuse.cli.choices import configuration
+from tracefuse.cli.command import Steps
 from tracefuse.cli.flags import DEMO_OPTIONS, values
 from tracefuse.cli.machine import known_device
-from tracefuse.cli.steps import Steps
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import OptionError
 from tracefuse.measure.peers import check_names
+from tracefuse.recorded import capture
 from tracefuse.tables.summary import modules_table, remarks, steps_table
 
 HEADS, VOCABULARY, BATCH, LENGTH = 4, 256, 4, 64

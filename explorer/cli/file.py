@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracefuse.cli.choices import configuration
-from tracefuse.cli.flags import PASS_OPTIONS, SCRIPT_OPTIONS, SESSION, Option, values
+from tracefuse.cli.choices import check_folder, configuration
+from tracefuse.cli.command import Steps
+from tracefuse.cli.flags import PASS_OPTIONS, SCRIPT_OPTIONS, Option, values
 from tracefuse.cli.script import run_script
-from tracefuse.cli.steps import Steps
-from tracefuse.config.configuration import Config
+from tracefuse.config.names import SESSION
 from tracefuse.errors import MeasureError, NotSupported, OptionError
 from tracefuse.loaded import load
 from tracefuse.measure.peers import check_names
-from tracefuse.variant import Variant
+from tracefuse.variant import NOTHING_TUNED, Variant
 
 if TYPE_CHECKING:
     from tracefuse.widgets.view.explorer import Explorer
 
-_RUNNING = ("measure", "train_all", "budget_s", "cuda_graph", "tune", "peer")
+_RUNNING = ("measure", "train_all", "step", "budget_s", "cuda_graph", "tune", "peer")
 _WRITING = ("html", "json", "session")
 
 
@@ -42,19 +42,26 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> None:
         capture = load(path)
     else:
         next_step(f"running {' '.join([str(path), *of_script])}")
-        capture, remarks = run_script(path, of_script, chosen["train_all"])
+        capture, remarks = run_script(path, of_script, chosen["train_all"], chosen["step"])
         _tell(remarks)
     config = configuration(arguments)
-    if is_session and not _given(arguments, PASS_OPTIONS):
-        config = _measured_last(capture.measurements.timings, config)
-    explorer = open_view(capture.variant(config).check(), chosen)
+    measured = [one for one, _ in capture.measurements.timings] if is_session else []
+    if measured and config not in measured and not _given(arguments, PASS_OPTIONS):
+        config = measured[-1]  # what a session is opened for, where that is not the default
+    variant = capture.variant(config).check()
+    if chosen["tune"] and not variant.runs_triton:
+        _tell([f"{NOTHING_TUNED}; leave out --tune"])
+        chosen["tune"] = False
+    explorer = open_view(variant, chosen)
     blocked = explorer.payload["blocked"]
     if chosen["measure"] and not is_session and not blocked:
         next_step("measuring the captured trace beside the optimised one")
-        _measure(explorer)
+        explorer.measure()
+        if error := explorer.status["error"]:
+            raise MeasureError(error["message"])
     print(explorer, flush=True)
     if blocked and not is_session:
-        _tell(["nothing was measured: mark one training step by `with tracefuse.capture():` in the script"])
+        _tell([f"nothing was measured: {blocked}"])
     _write(explorer, chosen)
 
 
@@ -73,18 +80,23 @@ def _check(arguments: argparse.Namespace, chosen: dict[str, Any], is_session: bo
         )
     if chosen["inputs"] and not chosen["session"]:
         raise OptionError(f"--inputs says what the session file holds: add --session FILE{SESSION}, or leave it out")
+    if chosen["step"] is not None and chosen["train_all"]:
+        raise OptionError("--train-all adds up gradients of the whole script, and --step shows one step: leave out one")
     if chosen["cuda_graph"] and not torch.cuda.is_available():
         raise NotSupported("--cuda-graph needs a CUDA GPU, and torch sees none on this machine: leave it out")
     check_names(chosen["peer"])
     for name in _WRITING:
-        if chosen[name] and not Path(chosen[name]).resolve().parent.is_dir():
-            raise OptionError(f"--{name} {chosen[name]}: there is no such directory: create it, or name another one")
+        check_folder(name, chosen[name])
     if chosen["session"] and Path(chosen["session"]).suffix != SESSION:
         raise OptionError(
             f"--session {chosen['session']} does not end in {SESSION}: name it {chosen['session']}{SESSION}"
         )
-    if not (arguments.with_pass or arguments.without_pass):  # those may be passes that the script registers
+    try:
         configuration(arguments)
+    except OptionError as error:
+        if is_session or not (arguments.with_pass or arguments.without_pass):
+            raise
+        _tell([f"{str(error).rstrip('.')}. The script may register such a pass, so that it runs first"])
 
 
 def _given(arguments: argparse.Namespace, options: Sequence[Option]) -> list[str]:
@@ -94,23 +106,11 @@ def _given(arguments: argparse.Namespace, options: Sequence[Option]) -> list[str
     return [flag for flag, value in (*on, *off) if value]
 
 
-def _measured_last(timings: Iterable[tuple[Config, Config | None]], default: Config) -> Config:
-    """What a session is opened for: the default if it was measured or nothing was, else what was measured last."""
-    measured = [config for config, _ in timings]
-    return default if default in measured or not measured else measured[-1]
-
-
 def open_view(variant: Variant, chosen: dict[str, Any]) -> Explorer:
     """The view of `variant`, which is also what measures, prints and is written. The room above is opened only here."""
     from tracefuse.widgets.view.explorer import Explorer
 
     return Explorer(variant, "c", chosen["budget_s"], chosen["cuda_graph"], chosen["tune"], chosen["peer"])
-
-
-def _measure(explorer: Explorer) -> None:
-    explorer.measure()
-    if error := explorer.status["error"]:
-        raise MeasureError(error["message"])
 
 
 def _write(explorer: Explorer, chosen: dict[str, Any]) -> None:

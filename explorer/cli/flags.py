@@ -11,14 +11,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 from tracefuse.config.names import DEFAULT_WEIGHT, PASSES
 from tracefuse.measure.peer_names import PEERS
 from tracefuse.optimizers.errors import nearest
-
-SESSION = ".tfz"
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
@@ -45,7 +43,7 @@ class Option:
         calls: list[tuple[tuple[str, ...], dict[str, Any]]] = []
         if self.flags:
             action = {"switch": "store_true", "value": "store", "list": "append"}[self.kind]
-            extra = {} if self.kind == "switch" else {"metavar": self.metavar or self.name.upper(), "type": self.type}
+            extra = {} if self.kind == "switch" else {"metavar": self.metavar, "type": self.type}
             calls.append(
                 (self.flags, {"dest": self.name, "action": action, "default": None, "help": self.help, **extra})
             )
@@ -56,68 +54,78 @@ class Option:
         return calls
 
 
+def _switch(name: str, text: str) -> Option:
+    return Option(name, (_flag(name),), "switch", False, text)
+
+
+def _value(
+    name: str,
+    metavar: str,
+    text: str,
+    default: Any = None,
+    type: Callable[[str], Any] = str,
+    flags: tuple[str, ...] = (),
+) -> Option:
+    return Option(name, flags or (_flag(name),), "value", default, text, type, metavar)
+
+
+def _list(name: str, metavar: str, text: str, flag: str = "") -> Option:
+    return Option(name, (flag or _flag(name),), "list", (), f"{text} (may be repeated)", metavar=metavar)
+
+
 def _pass(name: str) -> Option:
-    return Option(name, (), "switch", True, PASSES[name], off_flag=f"--no-{name}")
+    return Option(name, (), "switch", True, PASSES[name], off_flag=_flag(f"no_{name}"))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 OPTIONS: tuple[Option, ...] = (
     _pass("simplify"),
-    Option(
-        name="freeze",
-        flags=("--freeze",),
-        kind="list",
-        default=(),
-        help="drop the gradients of parameters that match (a name or a glob; may be repeated)",
-        metavar="GLOB",
+    replace(
+        _list("freeze", "GLOB", "drop the gradients of parameters that match, by a name or a glob"),
         off_flag="--no-freeze",
     ),
     _pass("cat"),
     _pass("decompose"),
     _pass("pad"),
-    Option(
-        name="remat",
-        flags=("--remat",),
-        kind="value",
-        default=DEFAULT_WEIGHT,
-        help="how much of its bytes a value counts that is in memory anyway (a matmul or a later kernel reads it), 0 to 1 "
-        "(default: 0.5): the lower, the more is recomputed; `off` recomputes nothing",
-        metavar="WEIGHT",
+    replace(
+        _value(
+            "remat",
+            "WEIGHT",
+            "how much of its bytes a value counts that is in memory anyway (a matmul or a later kernel reads it), 0 to 1 "
+            "(default: 0.5): the lower, the more is recomputed; `off` recomputes nothing",
+            DEFAULT_WEIGHT,
+        ),
         off_flag="--no-remat",
     ),
-    Option(
-        name="memory_budget",
-        flags=("--memory-budget",),
-        kind="value",
-        default=None,
-        help="what the forward may keep for the backward: a fraction such as 0.4, or bytes such as 2GiB (default: no bound)",
-        metavar="SIZE",
+    _value(
+        "memory_budget",
+        "SIZE",
+        "what the forward may keep for the backward: a fraction such as 0.4, or bytes such as 2GiB (default: no bound)",
     ),
-    Option("save", ("--save",), "list", (), "values or modules that the forward must keep (glob)", metavar="GLOB"),
-    Option("recompute", ("--recompute",), "list", (), "those that the backward must recompute (glob)", metavar="GLOB"),
-    Option(
-        name="remat_options",
-        flags=("--remat-option",),
-        kind="list",
-        default=(),
-        help="another option of the pass `remat` (may be repeated; `tracefuse passes` lists them)",
-        metavar="NAME=VALUE",
+    _list("save", "GLOB", "a value or a module that the forward must keep, by a name or a glob"),
+    _list("recompute", "GLOB", "one that the backward must recompute"),
+    _list(
+        "remat_options",
+        "NAME=VALUE",
+        "another option of the pass `remat`; `tracefuse passes` lists them",
+        "--remat-option",
     ),
+    _pass("optimizer_step"),
     _pass("fuse"),
 )
 """What chooses the built-in passes; the same on all three surfaces."""
 
 OWN_PASS_OPTIONS: tuple[Option, ...] = (
-    Option(
-        name="with_pass",
-        flags=("--pass",),
-        kind="list",
-        default=(),
-        help="switch on a pass by its name, one of your own too; NAME:OPTION=VALUE sets an option of it (may be repeated)",
-        metavar="NAME",
+    _list(
+        "with_pass",
+        "NAME",
+        "switch on a pass by its name, one of your own too; NAME:OPTION=VALUE sets an option of it",
+        "--pass",
     ),
-    Option(
-        "without_pass", ("--no-pass",), "list", (), "switch off a pass by its name (may be repeated)", metavar="NAME"
-    ),
+    _list("without_pass", "NAME", "switch off a pass by its name", "--no-pass"),
 )
 """What chooses passes by their name, those of the user's own among them."""
 
@@ -134,91 +142,63 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-_BUDGET = Option(
-    "budget_s", ("--budget-s", "--budget"), "value", 5.0, "seconds of timed replays (default: 5)", _seconds, "SECONDS"
+_TIMED: tuple[Option, ...] = (
+    _value(
+        "budget_s", "SECONDS", "seconds of timed replays (default: 5)", 5.0, _seconds, flags=("--budget-s", "--budget")
+    ),
+    _switch("cuda_graph", "time replays of the program's CUDA graphs too; needs a CUDA GPU"),
+    _switch("tune", "try block sizes of each kernel first, once per kernel; needs a CUDA GPU"),
+    _list(
+        "peer",
+        "NAME",
+        f"time another way to run the step too: {', '.join(PEERS)}; a mode may be given by its last word, such as "
+        "max-autotune",
+    ),
 )
-_CUDA_GRAPH = Option(
-    "cuda_graph", ("--cuda-graph",), "switch", False, "time replays of the program's CUDA graphs too; needs a CUDA GPU"
-)
-_TUNE = Option(
-    "tune", ("--tune",), "switch", False, "try block sizes of each kernel first, once per kernel; needs a CUDA GPU"
-)
-_PEER = Option(
-    "peer",
-    ("--peer",),
-    "list",
-    (),
-    f"time another way to run the step too (may be repeated): {', '.join(PEERS)}; a mode may be given by its last word, "
-    "such as max-autotune",
-    metavar="NAME",
-)
+"""How what is run is timed."""
 
-MAGIC_OPTIONS: tuple[Option, ...] = (
-    Option("output", ("-o", "--output"), "value", None, "assign the result to this variable", metavar="NAME"),
+_SHOWN: tuple[Option, ...] = (
     Option("measure", (), "switch", True, "do not time anything", off_flag="--no-measure"),
-    Option("html", ("--html",), "value", None, "also write the view to this file", metavar="PATH"),
-    Option(
+    _value("html", "PATH", "also write the view to this file"),
+    _switch(
         "train_all",
-        ("--train-all",),
-        "switch",
-        False,
         "record the gradients of frozen parameters too, to try what freezing spares; not for a cell that unfreezes and trains "
         "parameters itself: they stay untrained, a .grad that it clears comes back, and .numpy() and writes in place outside "
         "no_grad raise",
     ),
-    _BUDGET,
-    _CUDA_GRAPH,
-    _TUNE,
-    _PEER,
+    *_TIMED,
+)
+
+MAGIC_OPTIONS: tuple[Option, ...] = (
+    _value("output", "NAME", "assign the result to this variable", flags=("-o", "--output")),
+    *_SHOWN,
 )
 """What only the magic takes."""
 
 DEMO_OPTIONS: tuple[Option, ...] = (
-    Option("layers", ("--layers",), "value", 2, "transformer blocks (default: 2)", int, "N"),
-    Option(
-        "width", ("--width",), "value", 128, "width of the model, a multiple of its 4 heads (default: 128)", int, "N"
-    ),
-    Option("device", ("--device",), "value", "cpu", "cpu or cuda (default: cpu)", metavar="DEVICE"),
-    Option(
-        "out",
-        ("--out",),
-        "value",
-        "tracefuse-demo",
-        "directory of the two files (default: tracefuse-demo)",
-        metavar="DIR",
-    ),
-    _BUDGET,
-    _CUDA_GRAPH,
-    _TUNE,
-    _PEER,
+    _value("layers", "N", "transformer blocks (default: 2)", 2, int),
+    _value("width", "N", "width of the model, a multiple of its 4 heads (default: 128)", 128, int),
+    _value("device", "DEVICE", "cpu or cuda (default: cpu)", "cpu"),
+    _value("out", "DIR", "directory of the two files (default: tracefuse-demo)", "tracefuse-demo"),
+    *_TIMED,
 )
 """What only `tracefuse demo` takes."""
 
-CACHE_OPTIONS: tuple[Option, ...] = (Option("clear", ("--clear",), "switch", False, "remove all of it"),)
+CACHE_OPTIONS: tuple[Option, ...] = (_switch("clear", "remove all of it"),)
 """What `tracefuse cache` takes."""
 
 SCRIPT_OPTIONS: tuple[Option, ...] = (
-    *(option for option in MAGIC_OPTIONS if option.name != "output"),
-    Option(
-        "json", ("--json",), "value", None, "also write it as JSON: see tracefuse.widgets.view.report", metavar="PATH"
-    ),
-    Option(
-        "session",
-        ("--session",),
-        "value",
-        None,
-        "also write a session file, which `tracefuse FILE.tfz` and `tracefuse.load` open",
-        metavar="FILE.tfz",
-    ),
-    Option(
-        "inputs", ("--inputs",), "switch", False, "let the session file hold the tensors, to run it where it is opened"
-    ),
+    *_SHOWN,
+    _value("step", "N", "show the training step number N of the script (default: the third of a loop)", None, int),
+    _value("json", "PATH", "also write it as JSON: see tracefuse.widgets.view.report"),
+    _value("session", "FILE.tfz", "also write a session file, which `tracefuse FILE.tfz` and `tracefuse.load` open"),
+    _switch("inputs", "let the session file hold the tensors, to run it where it is opened"),
 )
 """What `tracefuse FILE` takes besides the passes."""
 
 PEAKS_OPTIONS: tuple[Option, ...] = (
-    Option("again", ("--again",), "switch", False, "measure anew what is known already"),
-    Option("device", ("--device",), "value", None, "cpu or cuda (default: the GPU, if there is one)", metavar="DEVICE"),
+    _switch("again", "measure anew what is known already"),
+    _value("device", "DEVICE", "cpu or cuda (default: the GPU, if there is one)"),
 )
 """What `tracefuse peaks` takes."""
 

@@ -10,8 +10,8 @@ import torch
 
 from tracefuse.build import cache
 from tracefuse.build.cache_folders import KINDS, chosen_directory, trouble, version_name
+from tracefuse.cli.command import Steps
 from tracefuse.cli.flags import CACHE_OPTIONS, PEAKS_OPTIONS, values
-from tracefuse.cli.steps import Steps
 from tracefuse.errors import BuildError, NotSupported, OptionError
 from tracefuse.measure.peaks import peaks_of
 from tracefuse.optimizers.trace import human_bytes

@@ -5,7 +5,11 @@ shown with the traceback that Python would show and ends the process with status
 
 A script that makes captures of its own (`with tracefuse.capture() as c:`) says what it wants to see: the last of them that ran
 to its end is shown, and from the first on nothing else is recorded. Any other script is captured from the first module that
-it calls, or the first op that autograd records, to its last line, as one trace; one without either, from its first line.
+it calls, or the first op that autograd records, to its last line, as one trace; one without either, from its first line. Of
+one that trains for several steps, one step is captured.
+
+Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch.autograd._get_sequence_nr`
+and `torch.utils._python_dispatch._get_current_dispatch_mode`.
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten
 
-from tracefuse.captures import RecordedCapture
 from tracefuse.errors import CaptureError
+from tracefuse.recorded import RecordedCapture
 from tracefuse.recording.frames import hide_frames
 from tracefuse.recording.recorder import Recorder
+from tracefuse.step_capture import StepCapture
 
 
 class _FromFirstUse(Recorder):
@@ -35,11 +40,15 @@ class _FromFirstUse(Recorder):
     model and its data, which are the inputs of what it is looked at for."""
 
     has_begun = False
+    first_seq: int | None = None
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.has_begun and (self.modules.current()[1] or _is_differentiated(args, kwargs)):
+        if self.has_begun:
+            return
+        if self.modules.current()[1] or _is_differentiated(args, kwargs):
             self.has_begun = True
-            self.begin()
+            self.begin(self.first_seq)
+        self.first_seq = torch.autograd._get_sequence_nr()  # autograd numbers an operator before it runs
 
 
 def _is_differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -48,28 +57,37 @@ def _is_differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 class _Watch:
-    """The capture of the whole script, and those that the script makes itself."""
+    """The capture of the whole script or of one step of it, and those that the script makes itself."""
 
-    def __init__(self, module: ModuleType, train_all: bool) -> None:
-        self.whole = RecordedCapture(vars(module), train_all, _FromFirstUse())
+    def __init__(self, module: ModuleType, train_all: bool, step: int | None) -> None:
+        def names() -> dict[str, Any]:
+            return vars(module)
+
+        self.is_step = step is not None
+        self.whole = RecordedCapture(names, train_all, _FromFirstUse()) if step is None else StepCapture(step, names)
         self.own: list[RecordedCapture] = []
 
     def __enter__(self) -> _Watch:
-        self.whole._start({})
-        RecordedCapture.on_start = self._own_starts
+        self.whole.__enter__()
+        self._is_recording = True
+        if not self.is_step:
+            RecordedCapture.on_start = self._own_starts
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         RecordedCapture.on_start = None
-        if self.whole.run.is_recording:
-            names = self.whole._namespace or {}
-            self.whole._stop(names, None, completed=kind is None or _is_success(error))
+        self._stop(completed=kind is None or _is_success(error))
 
     def _own_starts(self, capture: RecordedCapture) -> None:
         self.own.append(capture)
         # Modes are left in the order in which they were entered: below another one, ours stays, and is not shown.
-        if self.whole.run.is_recording and _get_current_dispatch_mode() is self.whole.run.recorder:
-            self.whole._stop({}, None, completed=False)
+        if not self.whole.run.is_recording or _get_current_dispatch_mode() is self.whole.run.recorder:
+            self._stop(completed=False)
+
+    def _stop(self, completed: bool) -> None:
+        if self._is_recording:
+            self._is_recording = False
+            self.whole._stop(None, completed)
 
     def shown(self) -> RecordedCapture:
         """The capture to show. Raises `CaptureError` where there is none."""
@@ -83,8 +101,11 @@ class _Watch:
         return finished[-1]
 
 
-def run_script(path: Path, arguments: Sequence[str], train_all: bool = False) -> tuple[RecordedCapture, list[str]]:
-    """Run the file at `path` with `arguments`, and capture it; with the capture, sentences on what it is of.
+def run_script(
+    path: Path, arguments: Sequence[str], train_all: bool = False, step: int | None = None
+) -> tuple[RecordedCapture, list[str]]:
+    """Run the file at `path` with `arguments`, and capture it, or its training step number `step`; with the capture, sentences
+    on what it is of.
 
     Ends the process as the script would end it: raises `SystemExit` where it exits with another status than 0, or after its
     traceback was shown. Raises `CaptureError` where nothing was captured.
@@ -94,7 +115,7 @@ def run_script(path: Path, arguments: Sequence[str], train_all: bool = False) ->
     sys.argv = [str(path), *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(path.resolve().parent)
-    watch = _Watch(module, train_all)
+    watch = _Watch(module, train_all, step)
     try:
         with watch:
             exec(_code(module), vars(module))
@@ -143,8 +164,10 @@ def _remarks(watch: _Watch, train_all: bool) -> list[str]:
         found.append(
             "--train-all is not for captures that the script makes: write tracefuse.capture(train_all=True) there"
         )
-    backwards = watch.whole.run.recorder.recording.backwards
-    if not watch.own and backwards > 1:
+    backwards, steps = watch.whole.run.recorder.recording.backwards, watch.whole.steps
+    if not watch.own and steps is not None and len(steps) > 1 and steps.captured is not None:
+        found.append(f"{steps.headline}: --step N shows another one")
+    elif not watch.own and backwards > 1:
         found.append(
             f"the script runs {backwards} backwards, and all of it is one trace: where it loops over training steps, put one "
             "of them into `with tracefuse.capture():` to see that step"

@@ -24,6 +24,7 @@ from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.errors import did_you_mean
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.optimizer_step import OptimizerStep
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.passes import Pass
 from tracefuse.optimizers.remat import Remat
@@ -71,6 +72,7 @@ class Config:
     save: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     remat_options: tuple[tuple[str, Any], ...] = ()
+    optimizer_step: bool = True
     fuse: bool = True
     own: tuple[Own, ...] = field(default_factory=registered)
 
@@ -83,7 +85,8 @@ class Config:
     def off(cls) -> Config:
         """No pass at all: the trace as it was captured."""
         own = tuple(one.changed(False) for one in registered())
-        return cls(simplify=False, freeze=None, cat=False, decompose=False, pad=False, remat=None, fuse=False, own=own)
+        off = dict.fromkeys(("simplify", "cat", "decompose", "pad", "optimizer_step", "fuse"), False)
+        return cls(**off, freeze=None, remat=None, own=own)
 
     def changed(self, **options: Any) -> Config:
         """This configuration with `options` changed. Raises `OptionError` for an unknown name or a bad value.
@@ -99,6 +102,10 @@ class Config:
         built_in = {name: read_option(name, value) for name, value in given.items() if name in OPTIONS}
         mine = tuple(one.changed(given[one.name]) if one.name in given else one for one in own)
         return replace(self, own=mine, **built_in)._checked()
+
+    def for_update(self) -> Config:
+        """This configuration for a program without a backward, in which nothing is saved."""
+        return replace(self, memory_budget=None, save=(), recompute=())
 
     def _checked(self) -> Config:
         """This configuration, or `OptionError` for values that the pass remat refuses."""
@@ -123,6 +130,7 @@ class Config:
             "decompose": Decompose() if self.decompose and self.fuse else None,
             "pad": machine.pad if self.pad else None,
             "remat": None if self.remat is None else self._remat(self.remat, machine.peaks),
+            "optimizer_step": OptimizerStep() if self.optimizer_step else None,
             "fuse": machine.fuse if self.fuse else None,
         }
         chosen |= {one.name: one.guarded() for one in self.own}
@@ -137,8 +145,10 @@ class Config:
         """What the pass `name` is here: `on`, `off`, or `off: needs fuse`, whatever its own switch says."""
         if name == "decompose" and not self.fuse:
             return "off: needs fuse"
-        value = self.switch(name)
-        return "off" if value is None or value is False else "on"
+        return "on" if self._is_on(name) else "off"
+
+    def _is_on(self, name: str) -> bool:
+        return not any(self.switch(name) is off for off in (None, False))
 
     def note(self, name: str) -> str:
         """What to know of the pass `name`, which is on, beside the others as they are here; mostly nothing."""
@@ -153,32 +163,26 @@ class Config:
 
     def switch(self, name: str) -> Any:
         """What `optimize` takes as `name`, for this configuration."""
-        return getattr(self, name) if name in PASSES else self._own(name).given
+        return getattr(self, name) if name in PASSES else self._own[name].given
 
     def switched(self, name: str) -> Config:
         """This configuration with the pass `name` off if it is on, and as by default if it is off."""
-        off, is_own = Config.off(), name not in PASSES
-        default = True if is_own else getattr(Config(), name)
-        off_value = False if is_own else getattr(off, name)
-        return self.changed(**{name: default if self.switch(name) == off_value else off_value})
+        return self.changed(**{name: not self._is_on(name)})
 
     def help(self, name: str) -> str:
         """What the pass `name` does, in a sentence."""
-        return PASSES[name] if name in PASSES else self._own(name).help
+        return PASSES[name] if name in PASSES else self._own[name].help
 
     def options(self, name: str) -> list[tuple[PassOption, Any]]:
         """The options of the pass `name` that have no control of their own, each with its value here."""
-        if name == "remat":
-            given, options = dict(self.remat_options), REMAT_OPTIONS
-        elif name in PASSES:
-            return []
-        else:
-            own = self._own(name)
-            given, options = own.given if isinstance(own.given, dict) else {}, own.options
+        own = self._own.get(name)
+        given = dict(own.values if own else self.remat_options)
+        options = own.options if own else REMAT_OPTIONS if name == "remat" else {}
         return [(option, given.get(option.name, option.default)) for option in options.values()]
 
-    def _own(self, name: str) -> Own:
-        return next(one for one in self.own if one.name == name)
+    @property
+    def _own(self) -> dict[str, Own]:
+        return {one.name: one for one in self.own}
 
     def as_code(self, of: str = "c") -> str:
         """The call that makes this configuration, with only what differs from the default: `c.optimize(remat=0.0)`."""

@@ -19,7 +19,7 @@ import torch
 
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.ops import is_getitem, op_name
-from tracefuse.optimizers.passes import Decide, Decision, Pass
+from tracefuse.optimizers.passes import OUT_OF_MEMORY, Decide, Decision, Pass
 from tracefuse.optimizers.rewrite import layout, mark_overwritten
 from tracefuse.optimizers.trace import Output, Trace, phase, tensor_type, val
 from tracefuse.optimizers.verify import verify
@@ -100,7 +100,7 @@ class Guarded:
         try:
             after = self.inner.run(given, functools.partial(self._tell, decide))
             problem = _what_is_wrong(after, trace)
-        except TracefuseError:
+        except (TracefuseError, *OUT_OF_MEMORY):
             raise
         except Exception as error:
             problem = f"{type(error).__name__}: {str(error).rstrip('.')}{_place(error, self.inner)}"

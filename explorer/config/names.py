@@ -1,5 +1,8 @@
 """Passes and their options by name, for what names them before any pass is imported: the command line and its help."""
 
+SESSION = ".tfz"
+"""What the name of a session file ends in."""
+
 PASSES = {
     "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
     "freeze": "drops gradients that are not wanted, and what only they need",
@@ -7,6 +10,7 @@ PASSES = {
     "decompose": "takes cross-entropy, NLL and log-softmax apart into ops for the kernels of `fuse`, which it needs",
     "pad": "pads matmuls whose rows are not aligned, such as a vocabulary of 50,257, to a width that tensor cores load fast",
     "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
+    "optimizer_step": "does an optimizer's step on all parameters, clipping and averages with it, in a few launches",
     "fuse": "turns runs of pointwise ops, casts, views and reductions into Triton kernels; equal ones share one",
 }
 """What each built-in pass does, in pipeline order."""

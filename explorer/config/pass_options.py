@@ -125,7 +125,7 @@ def read(option: PassOption, value: Any, of: str = "", said: str = "") -> Any:
             raise OptionError(f"{said} {error}") from None
         if found is not None:
             return _hashable(found, said)
-    raise OptionError(f"{said} is no {_wanted(option)}: pass {_such_as(option)}")
+    raise OptionError(f"{said} is no {_wanted(option)}: pass {_such_as(option, said)}")
 
 
 def _wanted(option: PassOption) -> str:
@@ -133,10 +133,11 @@ def _wanted(option: PassOption) -> str:
     return " or ".join(_READERS[t].noun if t in _READERS else getattr(t, "__name__", str(t)) for t in wanted)
 
 
-def _such_as(option: PassOption) -> str:
+def _such_as(option: PassOption, said: str) -> str:
     told = [example for one in option.types if one in _READERS and (example := _READERS[one].example)]
     found = " or ".join(told) or ("one" if option.default is None else f"one, such as {option.default!r}")
-    return f"{found}, or None" if type(None) in option.types else found
+    none = "off" if said.startswith("--") else "None"
+    return f"{found}, or {none}" if type(None) in option.types else found
 
 
 def _hashable(value: Any, said: str) -> Any:
@@ -236,9 +237,6 @@ _READERS: dict[Any, _Reader] = {
     Size: _Reader(_size, "budget", "a fraction such as 0.4, or bytes such as '2GiB'"),
     type(None): _Reader(lambda value: None, "None"),
 }
-
-
-# --- as text ----------------------------------------------------------------------------------------------------------
 
 
 def written(value: Any) -> Any:

@@ -57,10 +57,13 @@ class Own:
     @property
     def given(self) -> Any:
         """What `optimize` takes for it: False, True, or the options that differ from the defaults."""
-        if self.chosen is None:
-            return False
-        values = ((name, getattr(self.chosen, name)) for name in self.options)
-        return dict(read_all(values, self.options, self.name)) or True
+        return self.chosen is not None and (dict(self.values) or True)
+
+    @property
+    def values(self) -> tuple[tuple[str, Any], ...]:
+        """`(name, value)` of the options that differ from their defaults; none while it is off."""
+        chosen = [] if self.chosen is None else [(name, getattr(self.chosen, name)) for name in self.options]
+        return read_all(chosen, self.options, self.name)
 
     def guarded(self) -> Pass | None:
         """What the pipeline runs."""

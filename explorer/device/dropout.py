@@ -1,11 +1,5 @@
 """Dropout on the GPU: drawing its states from torch's generator, and whether this torch draws as our kernels do.
 
-    draw_dropout            the host's part: seed and offset of each dropout go to the GPU, 16 bytes, and the generator on
-    support(text)           what generated text calls besides torch and Triton, for the files that it stands in
-    device_threads(device)  how many threads ATen's dropout runs at most there; what a kernel's constants depend on
-    probe(device)           None where our masks are ATen's, else the reason why dropout must stay with ATen
-    fuse_options()          the two as options of the pass `fuse`
-
 All the states that a program draws in a row are drawn at once, as rows of one table that is copied from pinned memory: one
 copy however many dropouts there are, and nothing waits for the GPU. (Filling a state where it lies takes two launches per
 dropout, and copying it from pageable memory waits for all work before it.) The generator is left where ATen's own dropouts
@@ -48,8 +42,6 @@ _IMPLEMENTATION.impl(
     "CompositeExplicitAutograd",
 )  # fmt: skip
 
-
-# --- text -------------------------------------------------------------------------------------------------------------
 
 _FUNCTIONS = (philox.word_of, philox.philox4x32, philox.dropout_mask, philox.apply_dropout, draw_dropout)
 SUPPORT = {f.__name__: inspect.getsource(f).rstrip() for f in _FUNCTIONS} | {"philox_word": PHILOX_WORD.rstrip()}

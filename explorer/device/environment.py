@@ -1,14 +1,14 @@
 """What a program ran on and under which settings, as its capture remembers it.
 
-Private to torch, seen on 2.11 and 2.13: `torch._C._get_mkldnn_enabled`.
+Private to torch, seen on 2.11, 2.13 and 2.15: `torch._C._get_mkldnn_enabled`.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -40,11 +40,9 @@ def environment() -> dict[str, str]:
     return found | {name: "on" for name, is_on in slowing.items() if is_on}
 
 
-@contextmanager
-def as_it_ran(found: Mapping[str, str]) -> Iterator[None]:
+def as_it_ran(found: Mapping[str, str]) -> AbstractContextManager[None]:
     """The flag that decides which kernels run on a CPU as it was where `environment` found it."""
-    with torch.backends.mkldnn.flags(enabled=False) if found.get("mkldnn") == "off" else nullcontext():
-        yield
+    return torch.backends.mkldnn.flags(enabled=False) if found.get("mkldnn") == "off" else nullcontext()
 
 
 def machine() -> str:

@@ -1,9 +1,5 @@
 """Attention's backward into one buffer: what this machine can do of it, and its text for exported files.
 
-    support(text)   the definitions that `text` needs if it calls the packed operator, else nothing
-    share_graphs(m) lets a generated module use the graphs of this process
-    cat_options()   what the pass `cat` must know of this machine
-
 The operator is that of `tracefuse.optimizers.cat.packed_attention`; what it does is `tracefuse.device.packed_runtime`.
 """
 

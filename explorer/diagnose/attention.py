@@ -13,12 +13,12 @@ import torch
 from torch import fx
 
 from tracefuse.diagnose.attention_forms import Attention, attentions
-from tracefuse.diagnose.finding import Case, Finding, dtype, grouped, names
+from tracefuse.diagnose.finding import Case, Finding, dtype, names
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work, is_getitem, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, phase, val
-from tracefuse.tables.folding import work
+from tracefuse.tables.folding import grouped, work
 from tracefuse.text import counted
 
 _FUSED_OFF = "fused attention"
@@ -28,13 +28,9 @@ _FUSED_OFF = "fused attention"
 def attention_in_single_ops(case: Case) -> Iterator[Finding]:
     """Attention written by hand, and attention that torch runs as its math backend."""
     known = {node.name: node for node in case.trace.ops}
-    captured = case.trace if case.captured is None else case.captured
-    large = [one for one in attentions(captured) if one.is_large]
+    large = [one for one in attentions(case.program.trace) if one.is_large]
     left = [one for one in large if {one.scores.product.name, one.mixed.name} <= known.keys()]
-    forms: dict[tuple[str, str, bool], list[Attention]] = {}
-    for one in left:
-        forms.setdefault((line_of(one.softmax), one.call, one.is_math_backend), []).append(one)
-    for group in forms.values():
+    for group in grouped(left, lambda one: (line_of(one.softmax), one.call, one.is_math_backend)).values():
         matrices = _matrices(known[one.scores.product.name] for one in group)
         us = case.us([n for n in case.trace.ops if work(n) != "matmul" and _moved(n, matrices)])
         severity = case.severity(us)
@@ -74,7 +70,7 @@ def _remedy(one: Attention) -> str:
 
 def _why_math(case: Case, one: Attention) -> str:
     """Who chose the math backend, as far as the capture knows."""
-    if dict(case.environment).get(_FUSED_OFF) == "off":
+    if case.program.environment.get(_FUSED_OFF) == "off":
         return "`torch.backends.cuda.enable_*_sdp`, or `sdpa_kernel`, had switched all fused kernels off: leave one on"
     value = val(one.softmax)
     if value.dtype == torch.float64:
@@ -89,10 +85,8 @@ def _why_math(case: Case, one: Attention) -> str:
 
 
 def _matrices(products: Iterable[fx.Node]) -> set[fx.Node]:
-    """The values with an element for each query and key that the scores are made into, in both halves of the trace.
-
-    They are what is connected to the scores through ops other than matmuls, and is as large.
-    """
+    """The values with an element for each query and key that the scores are made into, in both halves: what is as large and is
+    connected to them through ops other than matmuls."""
     found: set[fx.Node] = set()
     left = [(node, val(node).numel()) for node in products]
     while left:

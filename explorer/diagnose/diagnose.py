@@ -41,10 +41,11 @@ class Findings(tuple[Finding, ...]):
     """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for."""
 
     provenance: str
+    looked_for: Iterable[str]
 
-    def __new__(cls, found: Iterable[Finding], provenance: str = "") -> Self:
+    def __new__(cls, found: Iterable[Finding], provenance: str = "", looked_for: Iterable[str] | None = None) -> Self:
         made = super().__new__(cls, found)
-        made.provenance = provenance
+        made.provenance, made.looked_for = provenance, looked_for or DETECTORS
         return made
 
     def under(self, config: Config, steps: Sequence[PassRecord]) -> Findings:
@@ -53,7 +54,7 @@ class Findings(tuple[Finding, ...]):
         return Findings(said, self.provenance)
 
     def __repr__(self) -> str:
-        nothing = f"nothing found; looked for: {'; '.join(DETECTORS)}"
+        nothing = f"nothing found; looked for: {'; '.join(self.looked_for)}"
         return "\n\n".join(filter(None, [*map(str, self), how_to_measure(self.provenance)])) if self else nothing
 
 

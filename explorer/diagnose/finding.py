@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2s
 from typing import Any, Literal
@@ -15,10 +14,8 @@ from typing import Any, Literal
 from torch import fx
 
 from tracefuse.assembly.program import CapturedProgram
-from tracefuse.assembly.unshown import Dropped
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.trace import Phase, Trace, val
-from tracefuse.recording.host_reads import Stop
 from tracefuse.tables.halves import halves
 from tracefuse.text import share_text, time_text
 
@@ -92,33 +89,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What a detector may look at: a trace of the capture, its times, flags and versions, pinned inputs,
-    where the host reads what a GPU computes (`stops`), the trace as `captured` where `trace` is what passes made of it, what
-    autograd computed for nothing (`dropped`), and what optimizers hold."""
+    """What a detector may look at: a `trace` of `program`, as captured or as passes made it, its times, and the step's
+    `update` likewise, if it has one."""
 
+    program: CapturedProgram
     trace: Trace
     times: OpTimes
-    environment: tuple[tuple[str, str], ...] = ()
-    pinned: frozenset[str] = frozenset()
-    """Names of the inputs that lie in pinned memory."""
-    stops: tuple[Stop, ...] = ()
-    captured: Trace | None = None
-    dropped: tuple[Dropped, ...] = ()
-    optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, program: CapturedProgram, trace: Trace, times: OpTimes) -> Case:
-        """The case of `trace`, which is that of `program` or what passes made of it."""
-        return cls(
-            trace,
-            times,
-            tuple(program.environment.items()),
-            pinned=program.pinned,
-            stops=program.stops,
-            captured=program.trace,
-            dropped=program.dropped,
-            optimizers=program.optimizers,
-        )
+    update: Trace | None = None
 
     @cached_property
     def half(self) -> Mapping[fx.Node, Phase]:
@@ -134,9 +111,7 @@ class Case:
 
     def severity(self, us: float, of_us: float | None = None) -> Severity | None:
         """By the share of the step, or of `of_us`; None for less than deserves a word."""
-        whole = self.step_us if of_us is None else of_us
-        share = us / whole if whole else 0.0
-        return next((s for s, least in zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True) if share >= least), None)
+        return severity_of(us, self.step_us if of_us is None else of_us)
 
     def worth(self, us: float) -> str:
         """`us` of the step, with its share and how the times are known."""
@@ -145,6 +120,12 @@ class Case:
 
 
 Detector = Callable[[Case], Iterator[Finding]]
+
+
+def severity_of(part: float, whole: float) -> Severity | None:
+    """How grave a part of the time is, by its share; None for less than deserves a word."""
+    share = part / whole if whole else 0.0
+    return next((s for s, least in zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True) if share >= least), None)
 
 
 # --- words ---
@@ -166,10 +147,3 @@ def device(node: Any) -> str:
 
 def dtype(node: Any) -> str:
     return str(val(node).dtype).removeprefix("torch.")
-
-
-def grouped(nodes: Sequence[fx.Node], key: Callable[[fx.Node], Any]) -> dict[Any, list[fx.Node]]:
-    groups: dict[Any, list[fx.Node]] = defaultdict(list)
-    for node in nodes:
-        groups[key(node)].append(node)
-    return groups

@@ -20,8 +20,8 @@ from tracefuse.assembly.program import CapturedProgram, Inputs, pinned_among
 from tracefuse.diagnose.finding import Finding, Fix, FixKind
 from tracefuse.diagnose.retype import Place, conversions_back, is_conversion, only_dtype, retyped
 from tracefuse.errors import FixError
-from tracefuse.measure import rounds as measure
-from tracefuse.measure.side_by_side import replays, same_program
+from tracefuse.measure.rounds import IsCancelled, Progress, check_arguments, compiling
+from tracefuse.measure.side_by_side import replays, same_program, timed
 from tracefuse.measure.switched import Switched
 from tracefuse.measure.timing import Difference, Estimate, Timing, verdict
 from tracefuse.optimizers.errors import NotSupported
@@ -108,8 +108,8 @@ def fixed_trace(trace: Trace, fix: Fix) -> Trace:
 
 
 def fixed_program(program: CapturedProgram, fix: Fix) -> CapturedProgram:
-    """The program with `fix`, on inputs of its own; `program` itself for passes. Raises `FixError` as `fixed_trace` does, and
-    without the GPU that it needs."""
+    """The program with `fix`, on inputs of its own and without its update; `program` itself for passes. Raises `FixError` as
+    `fixed_trace` does, and without the GPU that it needs."""
     trace = fixed_trace(program.trace, fix)
     if trace is program.trace:
         return program
@@ -124,7 +124,7 @@ def fixed_program(program: CapturedProgram, fix: Fix) -> CapturedProgram:
         for example, old, mine in zip(examples, program.example_inputs, program.live_inputs, strict=True)
     )
     inputs = Inputs(examples, live, program.rng_states)
-    return replace(program, trace=trace, read_inputs=lambda: inputs, pinned=pinned_among(trace, examples))
+    return replace(program, trace=trace, read_inputs=lambda: inputs, pinned=pinned_among(trace, examples), update=None)
 
 
 def _as_typed(tensor: torch.Tensor, like: torch.Tensor, is_pinned: bool) -> torch.Tensor:
@@ -205,9 +205,6 @@ _CHANGES: dict[FixKind, Callable[[Trace, tuple[str, ...]], Trace]] = {
 }
 
 
-# --- the trial --------------------------------------------------------------------------------------------------------
-
-
 def why_not(program: CapturedProgram) -> str:
     """Why no fix of this program can be tried on this machine; "" where there is what it takes."""
     return NO_GPU if program.device.type == "cuda" and not torch.cuda.is_available() else ""
@@ -217,27 +214,21 @@ def try_fix(
     variant: Switched,
     fix: Fix,
     with_fix: Callable[[Fix], Switched],
-    progress: measure.Progress | None = None,
+    progress: Progress | None = None,
     budget_s: float = 10.0,
-    is_cancelled: measure.IsCancelled | None = None,
+    is_cancelled: IsCancelled | None = None,
 ) -> Trial:
     """See `Variant.try_fix`, whose arguments these are; `with_fix` gives the variant of the fixed program."""
-    measure.check_arguments(budget_s, progress)
+    check_arguments(budget_s, progress)
     if reason := why_not(variant.program):
         raise FixError(f"{fix.does}: {reason}")
     variant.check().check_exportable()
     mended = with_fix(fix).check()
     if mended.program is variant.program and same_program(mended, variant):
         raise FixError(f"{fix.does}: it changes nothing here, the program stays the same")
-    report = measure.compiling(progress, is_cancelled)
+    report = compiling(progress, is_cancelled)
     both = {BEFORE: variant, AFTER: mended}
     programs = {name: replays(one.compile(progress=report), one) for name, one in both.items()}
-    with undisturbed([*variant.program.example_inputs, *mended.program.example_inputs]):
-        timing = measure.measure(
-            programs,
-            device=variant.program.device,
-            budget_s=budget_s,
-            progress=progress,
-            is_cancelled=is_cancelled,
-        )
+    with undisturbed(mended.program.example_inputs):
+        timing = timed(variant, programs, None, progress, budget_s, is_cancelled)
     return Trial(fix, timing, (timing.note or "") if mended.kernels else "")

@@ -19,11 +19,11 @@ from tracefuse.text import counted, share_text, time_text
 
 def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
     """Parameters with a gradient that none of the optimizers in sight holds, where one holds others of the program."""
-    held = frozenset().union(*case.optimizers.values())
+    held = frozenset().union(*case.program.optimizers.values())
     unheld = [i for i in _with_gradient(case.trace) if i.kind == "parameter" and i.name not in held]
     if not held or not unheld:
         return
-    optimizers = ", ".join(f"`{name}`" for name in case.optimizers)
+    optimizers = ", ".join(f"`{name}`" for name in case.program.optimizers)
     some = f"gradients of {len(unheld)} parameters" if len(unheld) > 1 else f"the gradient of `{unheld[0].source}`"
     yield from _undemanded(
         case,
@@ -38,7 +38,7 @@ def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
 def gradients_of_data(case: Case) -> Iterator[Finding]:
     """Inputs that are no parameters and get a gradient, in a program that trains parameters: where it trains none, as in an
     attack or a test of an operator, the inputs' gradients are what it is for."""
-    held = frozenset().union(*case.optimizers.values())
+    held = frozenset().union(*case.program.optimizers.values())
     inputs = _with_gradient(case.trace)
     data = [i for i in inputs if i.kind == "input" and i.name not in held]
     if len(data) == len(inputs):
@@ -93,7 +93,7 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
     """Ops of the backward that reached nothing."""
     yield from _never_used(
         case,
-        [one for one in case.dropped if one.origin.autograd],
+        [one for one in case.program.dropped if one.origin.autograd],
         "gradient computed and dropped",
         "of the backward computed what nothing used",
         "compute only what is used: `ctx.needs_input_grad` in a backward of your own, fewer `inputs` of autograd.grad, "
@@ -105,7 +105,7 @@ def never_used(case: Case) -> Iterator[Finding]:
     """Ops that Python ran and whose results reached nothing."""
     yield from _never_used(
         case,
-        [one for one in case.dropped if not one.origin.autograd],
+        [one for one in case.program.dropped if not one.origin.autograd],
         "computed and never used",
         "computed what nothing used",
         "do not call what computes it, or use its result",

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, grouped, names
+from tracefuse.diagnose.finding import Case, Finding, names
 from tracefuse.diagnose.moves import is_on_gpu
 from tracefuse.measure.op_times import modelled
-from tracefuse.optimizers.costs.cost import bytes_moved, op_class
+from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
 from tracefuse.optimizers.ops import does_work, producer
 from tracefuse.optimizers.trace import human_bytes, line_of, origin
 from tracefuse.recording.host_reads import COPY, Kind, Stop
-from tracefuse.tables.folding import work
+from tracefuse.tables.folding import grouped, work
 from tracefuse.text import share_text, time_text
 
 _FIX: dict[Kind, str] = {
@@ -48,12 +48,9 @@ def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
     """One for each line that reads. What lies on the CPU in a program on a GPU makes nobody wait, and gradients that autograd
     copies to the CPU are a finding of their own."""
     on_gpu = is_on_gpu(case.trace)
-    lines: dict[str, list[Stop]] = {}
-    for stop in case.stops:
-        is_autograds = stop.in_backward and stop.read.how == COPY
-        if not is_autograds and (not on_gpu or stop.read.device.type != "cpu"):
-            lines.setdefault(str(stop.source or ""), []).append(stop)
-    for at, stops in lines.items():
+    waited = (one for one in case.program.stops if not on_gpu or one.read.device.type != "cpu")
+    own = [one for one in waited if not (one.in_backward and one.read.how == COPY)]
+    for at, stops in grouped(own, lambda one: str(one.source or "")).items():
         yield _stop(at, stops, on_gpu)
 
 
@@ -87,6 +84,7 @@ def loops_of_small_kernels(case: Case) -> Iterator[Finding]:
     own = grouped([n for n in case.trace.ops if does_work(n) and not origin(n).autograd and line_of(n)], line_of)
     if is_on_gpu(case.trace):  # on a CPU torch's optimizers loop by themselves
         yield from _after_the_backward(case, own)
+        yield from _in_the_update(case)
     yield from _in_the_forward(
         case, [n for ops in own.values() if {case.half[n] for n in ops} == {"forward"} for n in ops]
     )
@@ -99,6 +97,18 @@ def _after_the_backward(case: Case, own: dict[str, list[fx.Node]]) -> Iterator[F
         if any(case.half[n] == "backward" for n in small):
             fix = _OPTIMIZER if "step(" in at else _LISTS
             yield from _loop(case, small, at, f"one line launches {len(small)} kernels", fix)
+
+
+def _in_the_update(case: Case) -> Iterator[Finding]:
+    if case.update is None:
+        return
+    times = replace(case.times, us={**modelled(case.update).us, **case.times.us})
+    whole = replace(case, trace=case.update, times=times)
+    for at, ops in grouped([n for n in case.update.ops if does_work(n) and line_of(n)], line_of).items():
+        # An optimizer's first step makes its state, one tensor after the other.
+        small = [n for n in ops if op_class(n) == "pointwise" and not packet_name(n).endswith("_like")]
+        fix = _OPTIMIZER if "step(" in at else _LISTS
+        yield from _loop(whole, small, at, f"one line launches {len(small)} kernels", fix)
 
 
 def _in_the_forward(case: Case, own: Sequence[fx.Node]) -> Iterator[Finding]:

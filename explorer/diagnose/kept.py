@@ -43,7 +43,7 @@ def kept_for_nothing(case: Case) -> Iterator[Finding]:
     A trace with kernels is not cut: there it is what the captured one would not save, as far as it still does.
     """
     has_kernels = any(not packet_name(producer(n)) for n in case.trace.ops)
-    cut = case.captured if has_kernels and case.captured is not None else case.trace
+    cut = case.program.trace if has_kernels else case.trace
     peaks = roofline_of(cut)
     known = _known.setdefault(cut, {})
     if peaks not in known:

@@ -39,7 +39,7 @@ AMPERE = 8
 
 def modes_that_slow(case: Case) -> Iterator[Finding]:
     """What was switched on, or off, when the program ran."""
-    known = dict(case.environment)
+    known = case.program.environment
     for name, remedy in _FLAGS.items():
         if known.get(name) == "on":
             yield _mode(name, "on", "medium", remedy, [])
@@ -66,7 +66,7 @@ def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[
 
 def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     """Matmuls of float32 on a GPU whose tensor cores a setting keeps out of them."""
-    known = dict(case.environment)
+    known = case.program.environment
     has_tensor_cores = int(known.get("capability", "0").partition(".")[0]) >= AMPERE
     if not has_tensor_cores or known.get("tf32") != "False":
         return

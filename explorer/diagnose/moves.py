@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, grouped, names
+from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, names
 from tracefuse.measure.op_times import Transfer
 from tracefuse.optimizers.ops import behind_views
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, tensors, val
-from tracefuse.tables.folding import work
+from tracefuse.tables.folding import grouped, work
 from tracefuse.text import counted, time_text
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
@@ -88,20 +88,18 @@ def _bars(case: Case, node: fx.Node, found: Transfer | None) -> tuple[Bar, ...]:
     if case.times.is_measured:
         return ()
     earlier = itertools.takewhile(lambda one: one is not node, case.trace.ops)
-    queued = case.us([one for one in earlier if _computes_on(one, val(node.args[0]).device)])  # type: ignore[arg-type]
+    gpu = val(node.args[0]).device  # type: ignore[arg-type]
+    queued = case.us([one for one in earlier if any(tensor.device == gpu for tensor in tensors(one))])
     copied = 1e6 * nbytes(node) / PAGEABLE_BYTES_PER_S
     of = f"{PAGEABLE}, the first touch of its pages included; waiting at most for all that was queued, {case.times.provenance}"
     return Bar("wait", queued, of), Bar(f"copy @ {PAGEABLE_BYTES_PER_S / 1e9:.1f} GB/s", copied, of)
 
 
-def _computes_on(node: fx.Node, where: torch.device) -> bool:
-    return any(tensor.device == where for tensor in tensors(node))
-
-
 def _moves_from(case: Case, inputs: Sequence[str]) -> list[tuple[str, str]]:
     """Whether the inputs, which the forward moves, lie in pinned memory: as evidence."""
     return [
-        ("forward", f"moves `{name}` from {'pinned' if name in case.pinned else 'pageable'} memory") for name in inputs
+        ("forward", f"moves `{name}` from {'pinned' if name in case.program.pinned else 'pageable'} memory")
+        for name in inputs
     ]
 
 
@@ -119,11 +117,7 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
                 "moved between devices each step",
                 severity,
                 f"every forward moves {human_bytes(moved)} from {device(nodes[0].args[0])} to {target}",
-                (
-                    ("bytes", human_bytes(moved)),
-                    ("copies", str(len(nodes))),
-                    *_moves_from(case, inputs),
-                ),
+                (("bytes", human_bytes(moved)), ("copies", str(len(nodes))), *_moves_from(case, inputs)),
                 names(nodes),
                 at,
                 "keep it on the device, or load it into pinned memory and move it with non_blocking=True",
@@ -135,7 +129,7 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
 def _move_fixes(case: Case, inputs: tuple[str, ...], target: str) -> tuple[Fix, ...]:
     listed = ", ".join(f"`{name}`" for name in inputs)
     there = Fix("on device", f"{listed} on {target} already", inputs)
-    if case.pinned.issuperset(inputs):
+    if case.program.pinned.issuperset(inputs):
         return (there,)
     return there, Fix("pinned input", f"{listed} in pinned memory, moved with non_blocking=True", inputs)
 
@@ -178,11 +172,7 @@ def casts_beside_moves(case: Case) -> Iterator[Finding]:
         "two things called ToCopyBackward0",
         "low",
         f"{counted(len(casts), 'dtype cast')} and {counted(len(moves), 'device move')} are both called {_NODE} in a profile",
-        (
-            ("casts", _amount(case, casts)),
-            ("device moves", _amount(case, moves)),
-            ("largest move", largest.name),
-        ),
+        (("casts", _amount(case, casts)), ("device moves", _amount(case, moves)), ("largest move", largest.name)),
         names([*moves, *casts]),
         line_of(largest),
         "read them apart here, by their values: what a profile shows under that name is a cast only where no device changes",

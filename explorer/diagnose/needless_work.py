@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, Fix, dtype, grouped, names
+from tracefuse.diagnose.finding import Case, Finding, Fix, dtype, names
 from tracefuse.diagnose.retype import only_dtype
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
 from tracefuse.optimizers.ops import behind_views, does_work
-from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
-from tracefuse.tables.folding import folded_paths, name_of, work
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
+from tracefuse.recording.operators import LOADER
+from tracefuse.tables.folding import folded_paths, grouped, name_of, work
 
 
 def casts_of_weights(case: Case) -> Iterator[Finding]:
@@ -58,8 +59,9 @@ def _parameters(count: int) -> str:
 
 
 def concatenations(case: Case) -> Iterator[Finding]:
-    """Concatenations, in the backward most of all: one buffer that the parts are written into makes them vanish."""
-    cats = [n for n in case.trace.ops if work(n) == "concatenation"]
+    """Concatenations, in the backward most of all: one buffer that the parts are written into makes them vanish. How a
+    `DataLoader` makes a batch is none of the program's."""
+    cats = [n for n in case.trace.ops if work(n) == "concatenation" and origin(n).module != LOADER[0]]
     empty = [n for n in cats if any(val(part).numel() == 0 for part in _parts(n))]
     if empty:
         yield Finding(
@@ -133,7 +135,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
 
 def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     """Matmuls over a dimension whose rows are no multiple of 16 bytes: tensor cores are fed by slow kernels."""
-    tf32 = dict(case.environment).get("tf32") == "True"
+    tf32 = case.program.environment.get("tf32") == "True"
     nodes = [n for n in case.trace.ops if _on_tensor_cores(n, tf32) and _odd_width(n)]
     for (width, wide), group in grouped(nodes, _odd_width).items():
         us = case.us(group)

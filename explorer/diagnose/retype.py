@@ -87,15 +87,12 @@ def conversions_back(trace: Trace, node: fx.Node, place: Place) -> list[fx.Node]
         if one.op != "call_function" or phase(one) != "backward" or _place_of(one) in (place, None):
             continue
         is_move = val(one).device != place.device
-        if is_conversion(one) and _spares(place, one.args[0], is_move):
+        operand = _place_of(one.args[0]) if is_conversion(one) else None
+        if operand and operand.device == place.device and (is_move or operand.dtype == place.dtype):
             found.append(one)
         elif is_move:  # sums of casts are in full precision: they stay
             front += one.all_input_nodes
     return found
-
-
-def _spares(place: Place, operand: Any, is_move: bool) -> bool:
-    return val(operand).device == place.device and (is_move or val(operand).dtype == place.dtype)
 
 
 def _place_of(node: Any) -> Place | None:

@@ -8,7 +8,7 @@ it has not. A backward replays if its ticket is that of a recording, once: where
 (`retain_graph=True`) it runs plainly, on what the graph kept. Results and gradients are copies, the user's to keep.
 
 Private names: `torch._C._autograd._get_current_graph_task_keep_graph`; `StorageWeakRef`, of a module without an underscore
-that nobody documents. Seen on torch 2.11 to 2.13.
+that nobody documents. Seen on torch 2.11, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tracefuse.dynamo.halves import Halves, shown
 from tracefuse.dynamo.joint import Joint
 from tracefuse.errors import NotSupported
 from tracefuse.execution.graphed_program import check_replayable
-from tracefuse.execution.graphs import Graphs, Recordable
+from tracefuse.execution.graphs import Graphs, Recordable, memory_like
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.trace import fake_mode, val
-from tracefuse.recording.frames import warn_user
+from tracefuse.recording.frames import tell_user
 
 IDLE = 4
 """Recordings that nobody waits for when another is wanted: of a model that is used with other weights in turn, as many as
@@ -137,9 +137,7 @@ class GraphedHalves(Halves):
         return self._recordings[key]
 
     def _ones(self, _: Any) -> list[torch.Tensor]:
-        return [
-            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).fill_(1) for t in self._cotangents
-        ]
+        return [memory_like(t).fill_(1) for t in self._cotangents]
 
     def _run_plainly(self, reason: str) -> None:
         """From now on."""
@@ -150,4 +148,4 @@ class GraphedHalves(Halves):
     def _warn(self, reason: str) -> None:
         if reason not in self._warned:
             self._warned.add(reason)
-            warn_user(f"a graph of this model runs without CUDA graphs: {reason}")
+            tell_user(f"a graph of this model runs without CUDA graphs: {reason}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,7 +32,7 @@ from tracefuse.execution.replay import replay
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.trace import Output, Trace, val
-from tracefuse.recording.frames import warn_user
+from tracefuse.recording.frames import tell_user
 
 
 class Halves:
@@ -73,49 +73,33 @@ class Halves:
         return self._forward(boxed)
 
     def _forward(self, boxed: list[Any]) -> list[Any]:
-        outputs = self._outputs(boxed)
+        outputs = self._run("forward", boxed)
         again = [boxed[at] for at in self.read_again]
         boxed.clear()
         return [*self.among(outputs, self.results), *(outputs[at] for at in self.saved), *again]
 
-    def _outputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """What the generated forward returns; op by op from the first time on that it fails."""
-        if "forward" in self._by_op:
-            return _op_by_op(self.variant.forward, inputs)
-        try:
-            return self.module.forward(*inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            outputs = _op_by_op(self.variant.forward, inputs)
-            self._note_op_by_op("forward", error)
-            return outputs
-
     def backward(self, boxed: list[Any]) -> list[Any]:
-        return self.among(self._wanted(boxed), self.gradients)
+        return self.among(self._run("backward", boxed), self.gradients)
 
-    def _wanted(self, boxed: list[Any]) -> Sequence[Any]:
-        """What the generated backward returns; op by op from the first time on that it fails.
-
-        It frees what it was given as it goes. Nothing else holds that, so the rest is made of what it had in hand.
-        """
-        if "backward" in self._by_op:
-            return _op_by_op(self.variant.backward, boxed)
-        generated = self.module.backward
+    def _run(self, half: Literal["forward", "backward"], given: list[Any]) -> Sequence[Any]:
+        """What the generated half returns; op by op from the first time on that it fails."""
+        trace, generated = getattr(self.variant, half), getattr(self.module, half)
+        if half in self._by_op:
+            return _op_by_op(trace, given)
         try:
-            return generated(boxed)
+            return generated(*given) if half == "forward" else generated(given)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            in_hand = {} if boxed else _locals_of(generated, error)  # it empties the list before anything else
-            given = boxed or [in_hand.get(entry.name) for entry in self.variant.backward.inputs]
-            outputs = _op_by_op(self.variant.backward, given, in_hand)
-            self._note_op_by_op("backward", error)
+            # The backward empties its list before anything else and frees what was in it as it goes. Nothing else holds that,
+            # so the rest is made of what it had in hand.
+            in_hand = {} if given or half == "forward" else _locals_of(generated, error)
+            outputs = _op_by_op(trace, given or [in_hand.get(entry.name) for entry in trace.inputs], in_hand)
+            self._by_op.add(half)
+            tell_user(
+                f"the {half} of a graph of this model runs op by op, as the generated one failed: {shown(error)}."
+            )
             return outputs
-
-    def _note_op_by_op(self, half: str, error: Exception) -> None:
-        self._by_op.add(half)
-        warn_user(f"the {half} of a graph of this model runs op by op, as the generated one failed: {shown(error)}.")
 
     def primals(self) -> list[torch.Tensor]:
         """Fake tensors like those that AOTAutograd hands to the forward."""
@@ -147,7 +131,7 @@ def _try_first(module: ModuleType, kernel: Kernel) -> None:
             raise
         except Exception as error:
             chosen, made = kernel, kernel(*tensors)
-            warn_user(f"the kernel {kernel.name} of this model runs as ATen ops, as its launch failed: {shown(error)}.")
+            tell_user(f"the kernel {kernel.name} of this model runs as ATen ops, as its launch failed: {shown(error)}.")
         setattr(module, kernel.name, chosen)
         return made
 
@@ -177,9 +161,6 @@ def _positions(wanted: Sequence[Output | None], outputs: Sequence[Output]) -> li
     """Where each of `wanted` stands among `outputs`; None for what nobody wants, and for gradients that a pass dropped."""
     at = {out: position for position, out in enumerate(outputs)}
     return [None if out is None else at.get(out) for out in wanted]
-
-
-# --- results that the backward reads ---
 
 
 def watching(run: Callable[..., Sequence[Any]], numbers: Sequence[int]) -> Callable[..., Sequence[Any]]:

@@ -7,7 +7,7 @@ A tensor that the graph itself holds (`torch.tensor([2, 3])` in the forward) is 
 primals, and a number (`torch.tensor(0.5)`, the zero of `y[:, 0] = 0`) an op that makes it. A check that yields nothing
 (`_assert_async`) is left out.
 
-What torch calls its inputs and outputs is private: descriptors in `meta["desc"]`, seen on torch 2.11 to 2.13.
+What torch calls its inputs and outputs is private: descriptors in `meta["desc"]`, seen on torch 2.11, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -31,16 +31,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from tracefuse.assembly.names import Names
 from tracefuse.dynamo.joint_refusals import GraphInput, check_graph, number
 from tracefuse.errors import NotSupported
-from tracefuse.optimizers.trace import (
-    Input,
-    InputKind,
-    Origin,
-    Output,
-    Phase,
-    Trace,
-    eliminate_dead_code,
-    fake_mode,
-)
+from tracefuse.optimizers.trace import Input, InputKind, Origin, Output, Phase, Trace, eliminate_dead_code, fake_mode
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.frames import noted_source
 
@@ -235,9 +226,5 @@ def _name(node: fx.Node, args: Any) -> str:
 def _origin(node: fx.Node) -> Origin:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path, kind = next(reversed(stack.values()), ("", None)) if stack else ("", None)
-    return Origin(_module_path(path), getattr(kind, "__name__", ""), noted_source(node), seq=node.meta.get("seq_nr"))
-
-
-def _module_path(path: str) -> str:
-    """`L['self'].h.0.attn` as "h.0.attn"."""
-    return re.sub(r"^L\['[^']*'\]\.?", "", path).replace("_modules.", "")
+    path = re.sub(r"^L\['[^']*'\]\.?", "", path).replace("_modules.", "")  # `L['self'].h.0.attn`
+    return Origin(path, getattr(kind, "__name__", ""), noted_source(node), seq=node.meta.get("seq_nr"))

@@ -1,6 +1,6 @@
 """What no trace can say of a graph of AOTAutograd's: refused by name, with the user's line where it is known and a remedy.
 
-Private names: the descriptors in `meta["desc"]`, seen on torch 2.11 to 2.13, and of `torch.ops.higher_order`
+Private names: the descriptors in `meta["desc"]`, seen on torch 2.11, 2.13 and 2.15, and of `torch.ops.higher_order`
 `auto_functionalized`, `auto_functionalized_v2`, `with_effects` with their operator as the first or the second argument.
 """
 
@@ -143,7 +143,8 @@ def _constant(node: fx.Node, _: Sequence[GraphInput]) -> str | None:
 
 
 def _operator(node: fx.Node, _: Sequence[GraphInput]) -> str | None:
-    if node.op in ("placeholder", "get_attr", "output") or _is_operator(node):
+    is_operator = node.target is operator.getitem or isinstance(node.target, torch._ops.OpOverload)
+    if node.op in ("placeholder", "get_attr", "output") or is_operator:
         return None
     name = getattr(node.target, "__name__", str(node.target))
     line = where(noted_source(node))
@@ -158,10 +159,6 @@ def _operator(node: fx.Node, _: Sequence[GraphInput]) -> str | None:
         f"{name}{line} runs graphs or functions of its own, and a trace holds operators on tensors: write it in plain Python "
         "(`if` for `torch.cond`), or put it between two graphs (`torch._dynamo.graph_break()`)"
     )
-
-
-def _is_operator(node: fx.Node) -> bool:
-    return node.target is operator.getitem or isinstance(node.target, torch._ops.OpOverload)
 
 
 def _without_effect(func: Any) -> str:

@@ -3,7 +3,8 @@
 What no operator does is in no trace: a write through `.numpy()` or by a library's pointers, a race of threads or streams. The
 numbers tell: a replay from the captured inputs must give those of the run. Nothing is kept alive to compare with. Results of
 a few bytes are copied when the program ends, and so are running statistics, since a batch norm does not count its writes to
-them; of all else it is known which tensor it is and whether it was written to since.
+them; of all else it is known which tensor it is and whether it was written to since, and a few of its numbers are kept, which
+are compared where the tensor is gone.
 
 Outputs that no operator defines show what lay in memory that an `empty` took, other numbers in each run: replays with that
 memory filled tell them apart.
@@ -14,14 +15,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.draws import undisturbed
 from tracefuse.assembly.program import CapturedProgram
-from tracefuse.execution.difference import max_abs_difference
+from tracefuse.errors import MeasureError
 from tracefuse.execution.replay import replay, replayed
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Output, Trace, call
@@ -37,7 +38,8 @@ class Agreement:
     """What a replay said: of `outputs` results, gradients and overwritten inputs, `compared` were still there, `differing`
     of them with other bits. Of these `worst` differs most, by `delta`, where outputs of its kind reach `magnitude`.
     `is_rounding`: none differs by more than rounding explains, or than twice what replays differ by among themselves.
-    Further ones, `undefined`, show memory that no operator wrote to."""
+    Further ones, `undefined`, show memory that no operator wrote to. Of those compared, `sampled` are gone or were written
+    to since, and were held against the few numbers that were kept of each."""
 
     outputs: int
     compared: int
@@ -47,6 +49,7 @@ class Agreement:
     magnitude: float = 0.0
     is_rounding: bool = True
     undefined: int = 0
+    sampled: int = 0
 
     def __str__(self) -> str:
         gone, unset = self.outputs - self.compared - self.undefined, self.undefined
@@ -55,6 +58,11 @@ class Agreement:
             reasons = ["what it read was written to since, or what it left is gone", *reasons]
         if self.compared == 0:
             return f"No replay could be held against the run: {'; '.join(reasons)}."
+        reasons += (
+            [f"{self.sampled} of them by a few numbers each: they were freed or written to since"]
+            if self.sampled
+            else []
+        )
         reasons += [f"{gone} more cannot be compared: freed, or written to"] if gone else []
         rest = f" ({'; '.join(reasons)})" if reasons else ""
         if self.differing == 0:
@@ -71,24 +79,46 @@ class Agreement:
             f"{self.worst}: by {self.delta:.3g}, where the largest is {self.magnitude:.3g}{rest}. {why}."
         )
 
+    def along_with(self, other: Agreement) -> Agreement:
+        """What both say together: that of the update, `other`, and of the program before it."""
+        worse = max(self, other, key=lambda one: one.delta / (one.magnitude or 1.0))
+        return replace(
+            worse,
+            outputs=self.outputs + other.outputs,
+            compared=self.compared + other.compared,
+            differing=self.differing + other.differing,
+            is_rounding=self.is_rounding and other.is_rounding,
+            undefined=self.undefined + other.undefined,
+            sampled=self.sampled + other.sampled,
+        )
+
 
 def agreement(program: CapturedProgram, left: Sequence[Left | None], read: Sequence[Left]) -> Agreement:
-    """Replay the captured trace and compare; `left` is what the program left for each of the trace's outputs, `read` what
-    it read. Nothing is compared where that was written to since."""
+    """Replay the captured program, and its update behind it, and compare; `left` is what it left for each output of these,
+    `read` what it read. Nothing is compared where that was written to since."""
     if any(one.tensor() is None for one in read):
         return Agreement(len(left), 0)
+    if program.update is None:
+        return _agreement(program, left)
+    count = len(program.trace.outputs)
+    return _agreement(program, left[:count]).along_with(_agreement(program.update, left[count:]))
+
+
+def _agreement(program: CapturedProgram, left: Sequence[Left | None]) -> Agreement:
     outputs, replayed = program.trace.outputs, _replay(program)
     found: dict[Output, tuple[float, float]] = {}
+    sampled = 0
     for output, mine, one in zip(outputs, replayed, left, strict=True):
-        theirs = None if one is None else one.tensor()
-        if theirs is not None and theirs.device.type != "meta":  # which holds no numbers
-            found[output] = _difference(mine, theirs)
+        both = None if one is None else one.beside(mine)
+        if both is not None and both[1].device.type != "meta":  # which holds no numbers
+            found[output] = _difference(*both)
+            sampled += both[0] is not mine
     differing = [output for output, (delta, _) in found.items() if delta != 0]
     undefined = undefined_outputs(program).intersection(found) if differing else frozenset()
     found = {output: one for output, one in found.items() if output not in undefined}
     differing = [output for output in differing if output not in undefined]
     if not differing:
-        return Agreement(len(left), len(found), undefined=len(undefined))
+        return Agreement(len(left), len(found), undefined=len(undefined), sampled=sampled)
     far = [
         output
         for output, mine in zip(outputs, replayed, strict=True)
@@ -100,7 +130,7 @@ def agreement(program: CapturedProgram, left: Sequence[Left | None], read: Seque
     worst = max(far or differing, key=lambda output: _relative(output, found))
     return Agreement(
         len(left), len(found), len(differing), f"the {worst.kind} {worst.of}", found[worst][0],
-        _magnitude(worst, found), not far, len(undefined),
+        _magnitude(worst, found), not far, len(undefined), sampled,
     )  # fmt: skip
 
 
@@ -171,3 +201,30 @@ def _filled(trace: Trace, number: int) -> Trace:
             filled = call(node, aten.fill.Scalar, node, number)
         node.replace_all_uses_with(filled, delete_user_cb=lambda user, filled=filled: user is not filled)
     return new
+
+
+def max_abs_difference(name: str, mine: torch.Tensor | None, expected: torch.Tensor | None) -> float:
+    """`max |mine - expected|` in float64, complex numbers in both parts; equal infinities and NaNs differ by 0, a NaN in one
+    alone is NaN.
+
+    Raises `MeasureError` if only one is None or the shapes differ; `name` is for its message.
+    """
+    if mine is None and expected is None:
+        return 0.0
+    if mine is None or expected is None or mine.shape != expected.shape:
+        shapes = [None if t is None else tuple(t.shape) for t in (mine, expected)]
+        raise MeasureError(f"{name} has {shapes[0]} where the reference has {shapes[1]}: compare the same outputs")
+    is_complex = mine.is_complex() or expected.is_complex()
+    a, b = _numbers(mine, is_complex), _numbers(expected.to(mine.device), is_complex)
+    same = (a == b) | (a.isnan() & b.isnan())
+    delta = torch.where(same, 0.0, (a - b).abs())
+    if is_complex:
+        delta = torch.hypot(*delta.unbind(-1))
+    return delta.max().item() if delta.numel() else 0.0
+
+
+def _numbers(tensor: torch.Tensor, is_complex: bool) -> torch.Tensor:
+    """In float64; of complex ones the parts, along a dimension of their own: an infinite part leaves the other as it is."""
+    if not is_complex:
+        return tensor.double()
+    return torch.view_as_real(tensor.detach().to(torch.complex128).resolve_conj())

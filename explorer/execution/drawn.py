@@ -1,25 +1,28 @@
 """Example inputs of an exported file: what the file knows of a captured tensor, to draw one like it.
 
 Integers mean something: lengths, offsets, labels, places. Few are exported as they were; many are drawn of the captured
-values, in order where they were in order, and each once where they were all of a range.
+values, in order where they were in order, and each once where they were all of a range. Those that places are computed from
+(`indexed.py`) are exported as they were, however many.
 """
 
 from __future__ import annotations
 
 import torch
 
+from tracefuse.optimizers.facts import span
 from tracefuse.optimizers.render import literal
 
 MAX_SORTED = 2**20
 MAX_INTEGERS = 64  # Captured integers of one input that a file holds: a line that people still read.
+MAX_PLACES = 2**14  # Of an input that places are computed from; a longer one repeats them.
 
 
-def drawn_row(tensor: torch.Tensor) -> str:
+def drawn_row(tensor: torch.Tensor, makes_places: bool = False) -> str:
     """The row of DRAWN: of integers the values themselves, since what lies between a label and `ignore_index` is no label."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
     if not tensor.is_floating_point():
-        return literal(_integers(tensor))
+        return literal(("captured", _first_rows(tensor)) if makes_places else _integers(tensor))
     wide = tensor.detach().double()
     finite = wide[wide.isfinite()]
     if finite.numel() == 0:
@@ -42,21 +45,21 @@ def _integers(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     return "drawn", _some_values(memory)
 
 
+def _first_rows(tensor: torch.Tensor) -> tuple[int, ...]:
+    """All of its memory, or as many whole rows as fit."""
+    memory = _memory(tensor)
+    row = max((step for step in tensor.stride() if step <= MAX_PLACES), default=1)
+    return tuple(memory[: MAX_PLACES // max(row, 1) * max(row, 1)].tolist())
+
+
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of its memory, from its first to its last."""
-    span = (
-        0
-        if tensor.numel() == 0
-        else 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    )
-    return tensor.detach().as_strided((span,), (1,))
+    return tensor.detach().as_strided((span(tensor.shape, tensor.stride()),), (1,))
 
 
 def _some_values(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its distinct values in ascending order; of more than `MAX_INTEGERS` as many, evenly spaced in that order.
-
-    Of a large tensor those of a sample, the least and the greatest among them: `unique` sorts, and takes only so many.
-    """
+    """Its distinct values in ascending order, at most `MAX_INTEGERS`, evenly spaced; of a large tensor those of a sample, the
+    least and the greatest among them, since `unique` sorts."""
     if tensor.numel() > MAX_SORTED:
         sample = tensor.flatten()[:: tensor.numel() // MAX_SORTED]
         tensor = torch.cat([sample, tensor.amin()[None], tensor.amax()[None]])

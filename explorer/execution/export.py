@@ -13,6 +13,7 @@ Random ops draw fresh numbers at each run, also where the program seeded its gen
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,21 @@ from tracefuse.device.dropout import support
 from tracefuse.device.packed_attention import support as packing_support
 from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import MAX_INTEGERS, drawn_row
+from tracefuse.execution.indexed import behind_places
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.own_operators import IMPORT_TORCH, on_copies, register_lines
 from tracefuse.optimizers.kernels.launch import LAUNCH
+from tracefuse.optimizers.kernels.tables import table_support
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS
 from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
+from tracefuse.recording.calls import Guard
 
 _RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
 _RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
+_MAIN = 'if __name__ == "__main__":\n    main()\n'
 _BOXED = "boxed"
 MAX_GUARDS = 20  # Lines of a file's head that say which path was taken.
 
@@ -49,23 +54,38 @@ def python_file(path: Path) -> Path:
     return path
 
 
-def module_source(variant: Optimised) -> str:
+@dataclass(frozen=True)
+class Further:
+    """What a file of a whole step has beside forward and backward: `about` at its top, the `kernels` and the `function` of the
+    update, which stands with the halves, its `captured` twin, `tables` and the text of what runs it."""
+
+    about: tuple[str, ...]
+    kernels: tuple[str, ...]
+    function: str
+    captured: str
+    tables: str
+    runtime: str
+
+
+def module_source(variant: Optimised, further: Further | None = None) -> str:
     """The file's text. Raises `ExportError` for what is more than one differentiable step."""
     forward, backward = variant.forward, variant.backward
     captured_forward, captured_backward = variant.program.forward, variant.program.backward
     check_one_step(variant)
     twins = on_copies(variant.program.trace)
     sections = [
-        _header(variant),
+        _header(variant, further),
         *(text for _, text in twins.values()),
-        *_functions(variant),
+        *_functions(variant, further),
         _rule("the program as it was captured"),
-        _rendered(captured_forward).replace("def forward(", "def captured_forward(", 1),
+        rendered(captured_forward).replace("def forward(", "def captured_forward(", 1),
         render_boxed(captured_backward, "captured_backward"),
+        further.captured if further else "",
         _rule("its signature"),
         _tables(variant, forward, backward, captured_backward),
+        further.tables if further else "",
         _rule("running it"),
-        _RUNTIME,
+        *([_RUNTIME.removesuffix(_MAIN), further.runtime] if further else [_RUNTIME]),
     ]
     source = "\n\n".join(s.strip("\n") for s in sections if s) + "\n"
     for call, (name, _) in twins.items():
@@ -81,15 +101,22 @@ def functions_source(variant: Optimised) -> str:
     return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n"
 
 
-def _functions(variant: Optimised) -> list[str]:
-    """The kernels and the optimised halves."""
-    kernels = [
-        kernel_source(kernel, variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name))
+def kernel_texts(variant: Optimised) -> dict[str, str]:
+    """The text of each kernel by its name."""
+    return {
+        kernel.name: kernel_source(kernel, variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name))
         for kernel in variant.kernels
-    ]
-    optimised = [_rendered(variant.forward), render_boxed(variant.backward, "backward")]
+    }
+
+
+def _functions(variant: Optimised, further: Further | None = None) -> list[str]:
+    """The kernels and the optimised halves, and the update."""
+    kernels = [*kernel_texts(variant).values(), *(further.kernels if further else ())]
+    optimised = [rendered(variant.forward), render_boxed(variant.backward, "backward")]
+    optimised += [further.function] if further else []
     return [
         *([_rule("kernels"), LAUNCH] if kernels else []),
+        table_support("\n".join(kernels)),
         support("\n".join([*kernels, *optimised])),
         packing_support("\n".join(optimised)),
         *kernels,
@@ -109,7 +136,7 @@ def render_boxed(trace: Trace, name: str) -> str:
     return "\n".join([*lines, *_checked_lines(trace)]) + "\n"
 
 
-def _rendered(trace: Trace) -> str:
+def rendered(trace: Trace) -> str:
     return "\n".join([*head_lines(trace), *_checked_lines(trace)]) + "\n"
 
 
@@ -133,16 +160,21 @@ def _has_size_of_data(node: torch.fx.Node) -> bool:
     )
 
 
-def _header(variant: Optimised) -> str:
+def _header(variant: Optimised, further: Further | None = None) -> str:
     environment = _in_docstring(", ".join(f"{k} {v}" for k, v in variant.program.environment.items()))
-    needs = "torch and triton" if variant.kernels else "torch"
+    has_kernels = bool(variant.kernels or (further and further.kernels))
+    needs, what = (
+        "torch and triton" if has_kernels else "torch",
+        "Whole training step" if further else "Forward and backward",
+    )
     lines = [
-        f'"""Forward and backward of a captured program, written by tracefuse {version("tracefuse")}. Needs only {needs}.',
+        f'"""{what} of a captured program, written by tracefuse {version("tracefuse")}. Needs only {needs}.',
         "",
+        *map(_in_docstring, further.about if further else ()),
         f"Captured with {environment}.",
         f"Passes: {_in_docstring(variant.call)}",
         "",
-        *_path_taken(variant),
+        *_path_taken(variant.program.guards if further else [g for g in variant.program.guards if not g.in_update]),
         "`python` this file to check it against the program as it was captured and to time both. Import it for `run`, a",
         'differentiable function of the inputs listed in INPUTS, or for the bare `forward` and `backward`.\n"""',
         "",
@@ -153,14 +185,13 @@ def _header(variant: Optimised) -> str:
         "",
         IMPORT_TORCH,
     ]
-    if variant.kernels:
+    if has_kernels:
         lines += ["import triton", "import triton.language as tl"]
     return "\n".join([*lines, *register_lines(variant.program.trace)])
 
 
-def _path_taken(variant: Optimised) -> list[str]:
+def _path_taken(guards: Sequence[Guard]) -> list[str]:
     """What inputs must give for the file to hold: the Python values that the captured program read from its tensors."""
-    guards = variant.program.guards
     if not guards:
         return []
     places = [f"  {g.source}" if g.source else "" for g in guards]
@@ -188,7 +219,9 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
     rows = [
         f"    {_input_row(i.name, i.source, p)}," for i, p in zip(forward.inputs, forward.placeholders, strict=True)
     ]
-    drawn = [f"    {drawn_row(t)}," for t in variant.program.example_inputs[: len(names)]]
+    places = behind_places(variant.program.trace)
+    examples = zip(names, variant.program.example_inputs, strict=False)  # behind the inputs come the cotangents
+    drawn = [f"    {drawn_row(t, name in places)}," for name, t in examples]
     cotangents = [i for i in backward.inputs if i.kind == "cotangent"]
     seeds = variant.program.example_inputs[len(names) :]
     return "\n".join(

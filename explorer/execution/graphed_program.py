@@ -1,8 +1,7 @@
 """A variant as CUDA graphs, as one differentiable callable: `Variant.compile(cuda_graph=True)`; and which traces have none.
 
 A graph is a recording of what was queued on one GPU. Whatever the host did between two launches is not in it: a number that
-it read, a tensor that it made, a new value that it would write to one of the user's tensors afterwards. `check_replayable`
-finds that in the trace, without a GPU.
+it read, a tensor that it made, a new value that it would write to one of the user's tensors afterwards.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from torch import fx
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.execution.graphs import Graphs, Recordable
 from tracefuse.execution.optimised import Optimised
-from tracefuse.execution.program import Program, behind
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Program, Replays, behind
 from tracefuse.optimizers.lowering.composites import CONSTANTS
 from tracefuse.optimizers.ops import op_name, producer
 from tracefuse.optimizers.trace import Trace, tensors, val

@@ -34,7 +34,7 @@ WARM_UPS = 3  # As many as `make_graphed_callables` takes: lazy initialisation, 
 
 
 @dataclass(frozen=True)
-class _Draw:
+class Draw:
     """States of dropouts, which the graph reads where they are: `again` draws new ones, as the host does before a replay."""
 
     again: Callable[[], tuple[torch.Tensor, ...]]
@@ -69,13 +69,17 @@ class Graphs:
         self.step, self.in_place = step, in_place
         self.turn = 0  # What the memory that the backward reads is of: counts forwards, and backwards, which use it up.
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self.draws: list[_Draw] = []
+        self.draws: list[Draw] = []
         self._draw: Any = getattr(step.module, "draw_dropout", None)
         self.device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
         on_device, forked = torch.cuda.device(self.device), torch.random.fork_rng([self.device])
-        with _outside_autograd(), on_device, forked, _restored_stream():
+        own_stream = torch.cuda.stream(
+            torch.cuda.current_stream(self.device)
+        )  # `torch.cuda.graph` leaves its own if it fails
+        # What is made outside of inference mode may be written anywhere.
+        with torch.inference_mode(False), torch.no_grad(), on_device, forked, own_stream:
             before = _reserved_nbytes()
-            given = [t.detach() if i in in_place else _like(t).copy_(t) for i, t in enumerate(inputs)]
+            given = [t.detach() if i in in_place else memory_like(t).copy_(t) for i, t in enumerate(inputs)]
             self._capture(given, torch.cuda.Stream())
             self.inputs = given
             self.held_nbytes = _reserved_nbytes() - before
@@ -85,11 +89,11 @@ class Graphs:
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             self._warm_up(inputs)
-            with _drawn(module, self._first_draw):
+            with drawn(module, self._first_draw):
                 module.forward(*inputs)
         torch.cuda.synchronize()
         pool, waiting = torch.cuda.graph_pool_handle(), iter(self.draws)
-        with _drawn(module, lambda *_, **__: next(waiting).states), _recording(self.forward_graph, pool, side):
+        with drawn(module, lambda *_, **__: next(waiting).states), recording(self.forward_graph, pool, side):
             outputs = module.forward(*inputs)
         self.results = list(outputs[: self.step.handed_out])
         self._memories = {t.untyped_storage().data_ptr(): _memory_of(t) for t in self.results}
@@ -98,7 +102,7 @@ class Graphs:
         if self.step.cotangents is not None:
             boxed = self._boxed(outputs[self.step.handed_out :], inputs)
             del outputs
-            with _recording(self.backward_graph, pool, side):
+            with recording(self.backward_graph, pool, side):
                 self.gradients = module.backward(boxed)
 
     def _warm_up(self, inputs: list[torch.Tensor]) -> None:
@@ -112,7 +116,7 @@ class Graphs:
 
     def _first_draw(self, increments: Sequence[int], *, device: torch.device) -> tuple[torch.Tensor, ...]:
         draw = functools.partial(self._draw, increments, device=device)
-        self.draws.append(_Draw(draw, draw()))
+        self.draws.append(Draw(draw, draw()))
         return self.draws[-1].states
 
     def _boxed(self, kept: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -126,7 +130,7 @@ class Graphs:
     def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results of `inputs`, which have the captured layouts and none of which has `moved`, in memory of their own."""
         new = [(mine, inputs[i]) for i, mine in enumerate(self.inputs) if i not in self.in_place]
-        _write([*new, *(pair for draw in self.draws for pair in zip(draw.states, draw.again(), strict=True))])
+        write([*new, *(pair for draw in self.draws for pair in zip(draw.states, draw.again(), strict=True))])
         self._replay(self.forward_graph)
         return self._results()
 
@@ -138,21 +142,21 @@ class Graphs:
     def _results(self) -> list[torch.Tensor]:
         """Copies of the results; those that share memory do so as copies too."""
         if len(self._memories) == len(self.results):
-            return _copies(self.results)
-        copies = dict(zip(self._memories, _copies(list(self._memories.values())), strict=True))
+            return copies_of(self.results)
+        copies = dict(zip(self._memories, copies_of(list(self._memories.values())), strict=True))
         return [_laid_over(copies[t.untyped_storage().data_ptr()].untyped_storage(), t) for t in self.results]
 
     def backward(self, cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients of the latest forward, in memory of their own, for cotangents of the captured layouts."""
         if self.step.cotangents is None:
             return []
-        _write(list(zip(self.cotangents, cotangents, strict=True)))
+        write(list(zip(self.cotangents, cotangents, strict=True)))
         self._replay(self.backward_graph)
-        return _copies(self.gradients)
+        return copies_of(self.gradients)
 
 
 @contextmanager
-def _drawn(module: ModuleType, draw: Callable[..., tuple[torch.Tensor, ...]]) -> Iterator[None]:
+def drawn(module: ModuleType, draw: Callable[..., tuple[torch.Tensor, ...]]) -> Iterator[None]:
     """Let `draw` stand for the module's `draw_dropout`, where it has one: the host's part, which no graph records."""
     own = getattr(module, "draw_dropout", None)
     if own is None:
@@ -165,13 +169,6 @@ def _drawn(module: ModuleType, draw: Callable[..., tuple[torch.Tensor, ...]]) ->
         module.draw_dropout = own  # type: ignore[attr-defined]
 
 
-@contextmanager
-def _outside_autograd() -> Iterator[None]:
-    """Tensors that are made in here may be written anywhere: those of `torch.inference_mode` only in there."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
 def _reserved_nbytes() -> int:
     """What the allocator holds of the current GPU, without what it and cuBLAS would give back."""
     _free_workspaces()
@@ -180,37 +177,18 @@ def _reserved_nbytes() -> int:
 
 
 @contextmanager
-def _restored_stream() -> Iterator[None]:
-    """`torch.cuda.graph` leaves its own stream current where capturing fails."""
-    with torch.cuda.stream(torch.cuda.current_stream()):
-        yield
-
-
-@contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+def recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Matmuls that are recorded take their workspaces from the graph's own pool: torch frees those that it caches when
+    somebody else records, and the graph, which keeps the address, would write where another program's tensors lie."""
+    _free_workspaces()
     try:
         # Other threads, such as one that pins a loader's batches, may go on.
-        with (
-            _own_workspaces(),
-            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-        ):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
     except RuntimeError as error:
         # An op that fails breaks the capture, whose end then fails too: the first of the two says why.
         reason = str(error.__context__ or error).splitlines()[0]
         raise NotSupported(f"CUDA cannot capture this program as a graph: {reason}; leave out cuda_graph") from error
-
-
-@contextmanager
-def _own_workspaces() -> Iterator[None]:
-    """Matmuls that are recorded take their workspaces from the graph's own pool.
-
-    A graph keeps the address of what cuBLAS scribbles in. torch caches that memory by stream and frees it when somebody else,
-    such as `torch.compile(mode="reduce-overhead")`, records: a graph would then write where another program's tensors lie.
-    """
-    _free_workspaces()
-    try:
-        yield
     finally:
         _free_workspaces()
 
@@ -220,7 +198,7 @@ def _free_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def _write(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def write(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy the second of each pair into the first, which is laid out alike."""
     dense = [_shared_once(*pair) for pair in pairs]
     if dense:
@@ -235,7 +213,7 @@ def _shared_once(mine: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor,
     return mine, given
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
+def memory_like(tensor: torch.Tensor) -> torch.Tensor:
     """Memory of the very layout, with whatever is in it."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
@@ -254,10 +232,8 @@ def _laid_over(memory: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers at the same place, which it does not hold: what the backward makes may lie where they lay.
-
-    Private: `torch._C._construct_storage_from_data_pointer`, seen on torch 2.11 to 2.13.
-    """
+    """The same numbers at the same place, which it does not hold: what the backward makes may lie where they lay. Private:
+    `torch._C._construct_storage_from_data_pointer`, seen on torch 2.11 to 2.13."""
     memory = tensor.untyped_storage()
     if tensor.device.type != "cuda" or memory.nbytes() == 0:
         return tensor
@@ -265,7 +241,7 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
     return _laid_over(place, tensor)
 
 
-def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copies = [torch.empty_like(t) for t in tensors]
     if copies:
         _copy_all(copies, list(tensors))

@@ -34,10 +34,16 @@ def check_one_step(variant: Optimised) -> None:
         )
     if is_written(late):
         late = [(out, node) for out, node in late if out.kind == "mutation"]
+        if variant.program.uncut:
+            raise ExportError(f"{variant.program.uncut}.")
         changed = [variant.trace.input_of(out.of).source for out, _ in late]
+        lines = lines_of(late)
+        does, it, those = (
+            ("goes", "it changes", "that line") if len(lines) == 1 else ("go", "they change", "those lines")
+        )
         raise ExportError(
-            f"a step is one forward and one backward, and here {lines_of(late)} goes on with gradients, as an optimizer does: "
-            f"it changes {_inputs(changed)}. Capture only those two, and leave that line behind the block."
+            f"a step is one forward and one backward, and here {' and '.join(lines)} {does} on with gradients, as an "
+            f"optimizer does: {it} {_inputs(changed)}. Capture only those two, and leave {those} behind the block."
         )
     roots = _roots(backward)
     if len(set(roots)) != len(roots):
@@ -78,11 +84,11 @@ def computed_from_gradients(backward: Trace) -> _Late:
     return [(out, node) for out, node in pairs if out.kind in ("result", "mutation")]
 
 
-def lines_of(late: _Late) -> str:
-    """The lines, at most two, of what is computed from gradients; where no line is known, the names; "" of nothing."""
+def lines_of(late: _Late) -> list[str]:
+    """The lines, at most two, of what is computed from gradients; where no line is known, the names."""
     sources = [(out, origin(node).source) for out, node in late]
     found = list(dict.fromkeys(source.text.strip() if source else out.of for out, source in sources))
-    return " and ".join(found[:2])
+    return found[:2]
 
 
 def why_no_verdict(backward: Trace) -> str:
@@ -91,8 +97,8 @@ def why_no_verdict(backward: Trace) -> str:
     What autograd computed itself is backward, also where `torch.autograd.grad` returns it.
     """
     found = computed_from_gradients(backward)
-    late = lines_of([(out, node) for out, node in found if not origin(node).autograd])
-    part = "one step, without its optimizer" if is_written(found) else "a part that is one forward and one backward"
+    late = " and ".join(lines_of([(out, node) for out, node in found if not origin(node).autograd]))
+    part = "one step" if is_written(found) else "a part that is one forward and one backward"
     return late and f"No ratios and no slowest module: the backward's times are also those of {late}. Capture {part}."
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -14,9 +15,36 @@ from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import OptionError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.execution.replays import Replays
+from tracefuse.optimizers.kernels.lists import overwritten
 from tracefuse.optimizers.trace import origin, tensors
 from tracefuse.recording.operators import default_generator
+
+
+@dataclass(frozen=True)
+class Replays:
+    """What is timed: `forward()` returns a state whose first item is the tuple of results, `backward(state)` gradients.
+
+    Both close over their inputs, cotangents and generator states. A state holds what the backward needs and is dropped
+    after each replay. `backward` is None for a program that has none.
+
+    `gradients` names what `backward` returns, for a program that returns fewer gradients than the reference does (freeze
+    drops some); without it they are compared by position. `compared` is False for a yardstick that computes something
+    else, such as a copy. `held_nbytes` is GPU memory that it keeps between replays, part of its peak.
+
+    `update(gradients)` takes these and returns new values, which it writes over the old ones; `reset()` undoes that. Both are
+    None where nothing is updated.
+    """
+
+    forward: Callable[[], Sequence[Any]]
+    backward: Callable[[Any], Sequence[torch.Tensor | None]] | None = None
+    gradients: tuple[str, ...] | None = None
+    compared: bool = True
+    held_nbytes: int = 0
+    update: Callable[[Sequence[torch.Tensor | None]], Sequence[torch.Tensor]] | None = None
+    reset: Callable[[], None] | None = None
+
+
+NAMED = 5  # of the inputs, where a program is printed
 
 
 class Program:
@@ -29,11 +57,21 @@ class Program:
     """
 
     def __init__(
-        self, module: ModuleType, inputs: dict[str, torch.Tensor], first_draws: dict[torch.device, int]
+        self,
+        module: ModuleType,
+        inputs: dict[str, torch.Tensor],
+        first_draws: dict[torch.device, int],
+        overwritten: Container[str] = (),
     ) -> None:
         self.module = module
         self._inputs = inputs
         self._first_draws = first_draws
+        self._overwritten = overwritten
+
+    def __repr__(self) -> str:
+        names = list(self._inputs)
+        more = ", …" if len(names) > NAMED else ""
+        return f"<tracefuse.{type(self).__name__}({', '.join(names[:NAMED])}{more})>"
 
     @classmethod
     def load(cls, variant: Optimised) -> Program:
@@ -43,7 +81,7 @@ class Program:
         module = load(variant.source)
         share_graphs(module)
         preload(module, [k for k in variant.kernels if k.name not in variant.fallbacks], variant.tunings)
-        return cls(module, inputs, dict(reversed(drawn)))  # type: ignore[arg-type]
+        return cls(module, inputs, dict(reversed(drawn)), overwritten(trace))  # type: ignore[arg-type]
 
     @property
     def late_results(self) -> Mapping[str, torch.Tensor]:
@@ -101,10 +139,12 @@ class Program:
         first of each device was captured with. A generator that the program seeded in between is not seeded again, alike in
         every variant.
 
-        The state that `forward` returns is (results, what the backward reads, in a list that the backward empties).
+        The state that `forward` returns is (results, what the backward reads, in a list that the backward empties). What the
+        program overwrites as it runs is a copy, which each replay finds as the one before left it.
         """
         module, count = self.module, len(self._inputs)
-        tensors, cotangents = [t.detach() for t in inputs[:count]], [t.detach() for t in inputs[count:]]
+        tensors = spared(self._inputs, inputs, self._overwritten)
+        cotangents = [t.detach() for t in inputs[count:]]
         results, mutated = len(module.RESULTS), len(module.MUTATED)
         again = [tensors[i] for i in module.READ_AGAIN]
         restart = self.restarts(rng_states)
@@ -121,6 +161,12 @@ class Program:
 
         names = behind(module)
         return Replays(forward, backward if names else None, names)
+
+
+def spared(names: Iterable[str], inputs: Sequence[torch.Tensor], over: Container[str]) -> list[torch.Tensor]:
+    """The inputs of these names, copies of those that kernels write over, which fill their memory."""
+    pairs = zip(names, inputs, strict=False)
+    return [t.detach().clone() if name in over else t.detach() for name, t in pairs]
 
 
 def behind(module: ModuleType) -> tuple[str, ...]:

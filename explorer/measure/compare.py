@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from tracefuse.device.clocks import Clock
 from tracefuse.errors import MeasureError
-from tracefuse.execution.difference import max_abs_difference
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.agreement import max_abs_difference
+from tracefuse.execution.program import Replays
 from tracefuse.measure.timing import Difference
 
 
@@ -23,10 +24,17 @@ class Outputs:
 
     results: Mapping[str, Any]
     gradients: Mapping[str, Any]
+    updated: Mapping[str, Any] = field(default_factory=dict)
 
 
 Run = Callable[[str, Replays], Outputs]
 """Runs the program of that name once; a reference that is none of the programs is called ""."""
+
+
+def phases_of(program: Replays) -> list[str]:
+    """The phases that a program has, in their order."""
+    found = {"forward": program.forward, "backward": program.backward, "update": program.update}
+    return [phase for phase, run in found.items() if run is not None]
 
 
 class SecondRun:
@@ -44,26 +52,33 @@ class SecondRun:
 
     def __call__(self, name: str, program: Replays) -> Outputs:
         self.check()
+        if program.reset is not None:
+            program.reset()
         before = self._allocated()
         self.clock.wait()
-        start = self.clock.mark()
+        marks = [self.clock.mark()]
         state = program.forward()
         # Before the backward runs: it may take the state apart.
         results = {f"result {i}": r.detach() if isinstance(r, torch.Tensor) else r for i, r in enumerate(state[0])}
-        middle = self.clock.mark()
+        marks.append(self.clock.mark())
         gradients = [] if program.backward is None else list(program.backward(state))
-        end = self.clock.mark()
+        marks += [] if program.backward is None else [self.clock.mark()]
+        updated = () if program.update is None else program.update(gradients)
+        marks += [] if program.update is None else [self.clock.mark()]
         self.clock.wait()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # a copy into pinned memory may be under way
-        between = self.clock.between_ms
-        backward = {} if program.backward is None else {"backward": [between(middle, end)]}
         if name:
-            self.samples[name] = {"forward": [between(start, middle)], **backward, "step": [between(start, end)]}
+            spans = zip(phases_of(program), itertools.pairwise(marks), strict=True)
+            times = {phase: [self.clock.between_ms(*span)] for phase, span in spans}
+            self.samples[name] = times | {"step": [self.clock.between_ms(marks[0], marks[-1])]}
             peak = torch.cuda.max_memory_allocated() - before + program.held_nbytes if self.counts_memory else None
             self.peaks[name] = peak
         names = program.gradients or tuple(f"gradient {i}" for i in range(len(gradients)))
-        return Outputs(results, dict(zip(names, gradients, strict=True)))
+        new = {
+            f"new value {i}": tensor.clone() for i, tensor in enumerate(updated)
+        }  # the next program writes there, too
+        return Outputs(results, dict(zip(names, gradients, strict=True)), new)
 
     def _allocated(self) -> int:
         if not self.counts_memory:
@@ -82,15 +97,13 @@ def compare(programs: Mapping[str, Replays], reference: Replays | None, run: Run
     chosen = reference or next(iter(programs.values()))
     first = next((name for name, program in programs.items() if program is chosen), "")
     expected = run(first, chosen)
-    return {name: None if name == first else _judged(name, one, run, expected) for name, one in programs.items()}
+    return {name: None if name == first else _difference(name, one, run, expected) for name, one in programs.items()}
 
 
-def _judged(name: str, program: Replays, run: Run, expected: Outputs) -> Difference | None:
+def _difference(name: str, program: Replays, run: Run, expected: Outputs) -> Difference | None:
     mine = run(name, program)
-    return _difference(name, program, mine, expected) if program.compared else None
-
-
-def _difference(name: str, program: Replays, mine: Outputs, expected: Outputs) -> Difference:
+    if not program.compared:
+        return None
     if program.gradients is None and len(mine.gradients) != len(expected.gradients):
         raise MeasureError(
             f"{name} returns {len(mine.gradients)} gradients where the reference returns {len(expected.gradients)}: name "
@@ -102,7 +115,9 @@ def _difference(name: str, program: Replays, mine: Outputs, expected: Outputs) -
             "programs with the same results"
         )
     return Difference(
-        _largest(name, mine.results, expected.results), _largest(name, mine.gradients, expected.gradients)
+        _largest(name, mine.results, expected.results),
+        _largest(name, mine.gradients, expected.gradients),
+        _largest(name, mine.updated, expected.updated) if program.update is not None else None,
     )
 
 

@@ -1,8 +1,6 @@
 """The peaks of this machine, measured: how fast it copies, and how fast it multiplies matrices, by precision.
 
-    peaks_of(device)        measured when a machine first needs them, in a few seconds, then read from the disk cache
-    known_peaks(device)     only if they are known: nothing is run for them
-    peaks.roofline()        the same for the models (`tracefuse.optimizers.costs.cost.Peaks`)
+They are measured when a machine first needs them, in a few seconds, then read from the disk cache.
 
 Measured, because datasheets promise more than a copy or a matmul gets and do not know every model's name. What was measured
 holds for a device: its model, its driver, its clocks' and power's limits, and this torch. A matmul of other sizes may get a
@@ -24,10 +22,12 @@ import torch
 
 from tracefuse.build import cache
 from tracefuse.device.clocks import Clock, clock_of, device_label
-from tracefuse.execution.replays import Replays
+from tracefuse.errors import SessionError
+from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import Progress, measure
 from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.costs.cost import Peaks
+from tracefuse.optimizers.formats.plain_data import read, written
 from tracefuse.text import aligned
 
 COPY_NBYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
@@ -40,10 +40,7 @@ DTYPES = {
     "fp64": torch.float64,
 }
 """Precisions of a matmul, as people call them."""
-MATMULS = {
-    "cuda": {"bf16": 8192, "fp16": 8192, "tf32": 8192, "fp32": 4096, "fp64": 4096},
-    "cpu": {"fp32": 512},
-}
+MATMULS = {"cuda": {"bf16": 8192, "fp16": 8192, "tf32": 8192, "fp32": 4096, "fp64": 4096}, "cpu": {"fp32": 512}}
 """Rows and columns of both operands by precision."""
 BUDGET_S = {"cuda": 3.0, "cpu": 1.0}
 """Of timed runs, all of a device together."""
@@ -181,9 +178,7 @@ def peaks_of(
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()  # a GiB or two that nobody else should miss
         _known[_key(device)] = found
-        cache.write_json(_key(device), {"device": found.device, "copy": _written(found.bytes_per_s)} | {
-            "matmul": {name: _written(rate) for name, rate in found.flops_per_s.items()}
-        })  # fmt: skip
+        cache.write_json(_key(device), written(found))
     return found
 
 
@@ -195,24 +190,14 @@ def peaks_if_there_is_room(device: str | torch.device, progress: Progress | None
         return None
 
 
-def _written(rate: Estimate) -> list[float]:
-    return [rate.median, rate.low, rate.high, rate.coverage, rate.samples]
-
-
 def _read(kept: Any) -> DevicePeaks | None:
     """What the disk cache holds; None for what is not whole, which is then measured again."""
     try:
-        matmul = {name: _estimate(rate) for name, rate in kept["matmul"].items() if name in DTYPES}
-        return DevicePeaks(str(kept["device"]), _estimate(kept["copy"]), matmul) if matmul else None
-    except (TypeError, KeyError, AttributeError, ValueError):
+        found: DevicePeaks = read(DevicePeaks, kept, "peaks")
+    except SessionError:
         return None
-
-
-def _estimate(kept: Any) -> Estimate:
-    median, low, high, coverage, samples = map(float, kept)
-    if not 0 < low <= median <= high:
-        raise ValueError(f"{kept} is no rate")
-    return Estimate(median, low, high, coverage, int(samples))
+    are_rates = all(0 < one.low <= one.median <= one.high for one in (found.bytes_per_s, *found.flops_per_s.values()))
+    return found if are_rates and found.flops_per_s and found.flops_per_s.keys() <= DTYPES.keys() else None
 
 
 def _key(device: str | torch.device) -> str:

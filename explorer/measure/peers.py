@@ -11,6 +11,8 @@ itself what to save. `tests/bench/trust/peers.py` times that beside the model it
 
 Peers that the user brings are functions of nothing that run the forward and return what to differentiate, or
 `tracefuse.measure.rounds.Program`s.
+
+Private names, seen on torch 2.11, 2.13 and 2.15: `torch._dynamo.mark_static_address`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torch import fx
 
 from tracefuse.assembly.draws import draws
 from tracefuse.errors import NotSupported, OptionError
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.peer_names import COMPILE, peer_name
 from tracefuse.measure.rounds import Progress
 from tracefuse.measure.switched import Switched
@@ -35,6 +37,8 @@ from tracefuse.optimizers.trace import eliminate_dead_code
 from tracefuse.recording.calls import is_leaf
 
 OWN_COLUMNS = ("captured", "optimised", "pinned", "CUDA graph")
+RECORD_GRAPHS = (f"{COMPILE} reduce-overhead", f"{COMPILE} max-autotune")
+"""Peers that replay CUDA graphs of torch's, whose memory the allocator does not count as a replay's."""
 WARM_UPS = 3  # CUDA graphs of torch.compile: one run to warm up, one to record, one that replays.
 
 Own = Callable[[], Any] | Replays
@@ -53,7 +57,7 @@ class Peers:
     def told(self, timing: Timing) -> Timing:
         """`timing`, with what is known of the peers: first runs that compiled, and those that have no column."""
         programs = [replace(p, cold_ms=self.first_ms.get(p.name, p.cold_ms)) for p in timing.programs]
-        programs = [replace(p, peak_nbytes=None) if _records_graphs(p.name) else p for p in programs]
+        programs = [replace(p, peak_nbytes=None) if p.name in RECORD_GRAPHS else p for p in programs]
         return replace(timing, programs=tuple(programs), failed=self.failed, notes=(*timing.notes, *self.notes))
 
 
@@ -81,7 +85,10 @@ def peers(variant: Switched, asked: Asked, report: Progress) -> Peers:
             found.failed[name] = _reason(error)
         else:
             found.programs[name], found.first_ms[name] = program, first_ms
-    return replace(found, notes=tuple(_notes(found.programs, isinstance(asked, Mapping))))
+    notes = _notes(found.programs, isinstance(asked, Mapping))
+    if found.programs and variant.program.update is not None:
+        notes.append(f"{', '.join(found.programs)}: the update behind it is the captured one, op by op")
+    return replace(found, notes=tuple(notes))
 
 
 def check_names(asked: Asked) -> list[str]:
@@ -116,11 +123,6 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
-def _records_graphs(name: str) -> bool:
-    """Whether a peer replays CUDA graphs of torch's, whose memory the allocator does not count as a replay's."""
-    return name in (f"{COMPILE} reduce-overhead", f"{COMPILE} max-autotune")
-
-
 def _notes(programs: Mapping[str, Replays], are_own: bool) -> list[str]:
     uncompared = [name for name, program in programs.items() if not program.compared]
     if are_own:
@@ -147,7 +149,7 @@ def stand_in(variant: Switched, name: str) -> Replays:
     nor do results that are computed from gradients.
     """
     captured = variant.baseline
-    program = captured.compile()
+    program = captured.halves()
     module, rng_states = program.module, variant.program.rng_states
     if module.LATE:
         raise NotSupported(f"{module.LATE[0]} is computed from gradients, which autograd of the forward does not do")

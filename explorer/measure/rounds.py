@@ -1,7 +1,7 @@
 """Rounds of timed replays: how long programs take, side by side.
 
-    program = forward() -> state, backward(state) -> gradients; state[0] is the tuple of the program's results
-    replay  = one forward and one backward of one program
+    program = forward() -> state, backward(state) -> gradients, update(gradients); state[0] is the tuple of the results
+    replay  = one forward, one backward and one update of one program, as far as it has them
     sample  = `inner` replays back to back, averaged, so that a short program outlasts what the host adds to it
     round   = one sample of every program in turn, in a random order that the next round turns round (A, B, then B, A, …):
               drift of clocks and heat falls on all alike, and so does what it costs to be the first
@@ -18,7 +18,6 @@ import gc
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +25,9 @@ import torch
 
 from tracefuse.device.clocks import Clock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
-from tracefuse.execution.replays import Replays
-from tracefuse.measure.compare import SecondRun, compare
-from tracefuse.measure.timing import MIN_ROUNDS, Estimate, ProgramTiming, Timing, estimate, paired_ratio
+from tracefuse.execution.program import Replays
+from tracefuse.measure.compare import SecondRun, compare, phases_of
+from tracefuse.measure.timing import MIN_ROUNDS, Difference, ProgramTiming, Timing, estimate, paired_ratio
 from tracefuse.optimizers.gc_pause import uncollected
 
 SAMPLE_MS = 5.0  # Long against what the first launch after a wait costs the host.
@@ -96,20 +95,12 @@ def measure(
         budget = _Budget(budget_s, max_rounds, start_s)
         samples, stopped = _rounds(programs, clock, inner, budget, report, is_cancelled)
     report(1.0, "measured")
-    timings = (
-        ProgramTiming(
-            name,
-            _estimates(samples[name]),
-            ratios,
-            cold[name],
-            second.peaks[name],
-            differences[name],
-            _excess(samples, name),
-        )
-        for name, ratios in _ratios(samples).items()
+    timings = tuple(
+        _program_timing(name, mine, next(iter(samples.values())), cold[name], second.peaks[name], differences[name])
+        for name, mine in samples.items()
     )
     rounds = len(next(iter(samples.values()))["step"])
-    return Timing(device_label(device), tuple(timings), rounds, inner, stopped)
+    return Timing(device_label(device), timings, rounds, inner, stopped)
 
 
 def check_arguments(budget_s: float, progress: Progress | None) -> None:
@@ -172,7 +163,8 @@ def _rounds(
     samples: Samples = {name: {} for name in programs}
     reported_s = clock.now_s()
     longest_s = 0.0
-    with _no_garbage_collection():
+    gc.collect()
+    with uncollected():  # a collection falls on whichever program is running, and its time with it
         for count in range(1, budget.rounds + 1):
             if is_cancelled():
                 if count > MIN_ROUNDS:
@@ -188,7 +180,8 @@ def _rounds(
                 before_s = clock.now_s()
             _round(programs, order, clock, inner, samples)
             longest_s = max(longest_s, clock.now_s() - before_s)
-            if count >= MIN_ROUNDS and _is_tight(samples):
+            steps = (estimate(phases["step"]) for phases in samples.values())
+            if count >= MIN_ROUNDS and all(step.relative_width <= TIGHT for step in steps):
                 return samples, "intervals are tight"
             if clock.now_s() - budget.start_s + longest_s > budget.seconds:
                 return samples, f"budget of {budget.seconds:g} s"
@@ -196,10 +189,8 @@ def _rounds(
 
 
 def _order(names: Sequence[str], turn: int) -> list[str]:
-    """A random order, and in the next turn the same one backwards: over both, each name has stood in the middle.
-
-    Random, since what disturbs every fourth sample would keep step with any order that repeats; the same in every process.
-    """
+    """A random order, and in the next turn the same one backwards: what disturbs every fourth sample would keep step with any
+    order that repeats. It is the same in every process."""
     order = random.Random(turn // 2).sample(list(names), len(names))
     return order if turn % 2 == 0 else order[::-1]
 
@@ -225,57 +216,44 @@ def _sample(program: Replays, clock: Clock, inner: int) -> dict[str, float]:
     clock.wait()
     marks = [_replay(program, clock) for _ in range(inner)]
     clock.wait()
-    forward_ms = sum(clock.between_ms(start, middle) for start, middle, _ in marks) / inner
-    step_ms = sum(clock.between_ms(start, end) for start, _, end in marks) / inner
-    if program.backward is None:
-        return {"forward": forward_ms, "step": step_ms}
-    backward_ms = sum(clock.between_ms(middle, end) for _, middle, end in marks) / inner
-    return {"forward": forward_ms, "backward": backward_ms, "step": step_ms}
+    found = {
+        phase: sum(clock.between_ms(one[at], one[at + 1]) for one in marks) / inner
+        for at, phase in enumerate(phases_of(program))
+    }
+    return found | {"step": sum(clock.between_ms(one[0], one[-1]) for one in marks) / inner}
 
 
-def _replay(program: Replays, clock: Clock) -> tuple[Any, Any, Any]:
-    start = clock.mark()
+def _replay(program: Replays, clock: Clock) -> list[Any]:
+    """The marks before, between and after the phases."""
+    marks = [clock.mark()]
     state = program.forward()
-    middle = clock.mark()
+    marks.append(clock.mark())
+    gradients: Sequence[Any] = ()
     if program.backward is not None:
-        program.backward(state)
-    return start, middle, clock.mark()
+        gradients = program.backward(state)
+        marks.append(clock.mark())
+    if program.update is not None:
+        program.update(gradients)
+        marks.append(clock.mark())
+    return marks
 
 
-def _is_tight(samples: Samples) -> bool:
-    return all(estimate(phases["step"]).relative_width <= TIGHT for phases in samples.values())
-
-
-def _estimates(phases: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
-    return {phase: estimate(times_ms) for phase, times_ms in phases.items()}
-
-
-def _ratios(samples: Samples) -> dict[str, dict[str, Estimate]]:
-    """Replays / baseline by phase, paired by round."""
-    baseline = next(iter(samples.values()))
-    return {
-        name: {
-            phase: paired_ratio(times_ms, baseline[phase])
-            for phase, times_ms in phases.items()
-            if phase in baseline and all(baseline[phase])
-        }
-        for name, phases in samples.items()
-    }
-
-
-def _excess(samples: Samples, name: str) -> dict[str, Estimate]:
-    """Replays minus baseline in ms by phase, paired by round, so that what slows a whole round cancels."""
-    baseline = next(iter(samples.values()))
-    return {
-        phase: estimate([mine - base for mine, base in zip(times_ms, baseline[phase], strict=True)])
-        for phase, times_ms in samples[name].items()
-        if phase in baseline
-    }
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A collection falls on whichever program is running, and its time with it."""
-    gc.collect()
-    with uncollected():
-        yield
+def _program_timing(
+    name: str,
+    mine: Mapping[str, Sequence[float]],
+    baseline: Mapping[str, Sequence[float]],
+    cold_ms: float,
+    peak_nbytes: int | None,
+    difference: Difference | None,
+) -> ProgramTiming:
+    """Ratios and differences are paired by round, so that what slows a whole round cancels."""
+    pairs = {phase: (times_ms, baseline[phase]) for phase, times_ms in mine.items() if phase in baseline}
+    return ProgramTiming(
+        name,
+        {phase: estimate(times_ms) for phase, times_ms in mine.items()},
+        {phase: paired_ratio(ours, base) for phase, (ours, base) in pairs.items() if all(base)},
+        cold_ms,
+        peak_nbytes,
+        difference,
+        {phase: estimate([a - b for a, b in zip(*pair, strict=True)]) for phase, pair in pairs.items()},
+    )

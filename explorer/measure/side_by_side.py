@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracefuse.assembly.draws import undisturbed
-from tracefuse.execution.replays import Replays
-from tracefuse.measure import rounds as measure
+from tracefuse.execution.program import Replays
+from tracefuse.execution.updates import Updates
 from tracefuse.measure.peers import Asked, check_names, peers
+from tracefuse.measure.rounds import IsCancelled, Progress, check_arguments, compiling, measure
 from tracefuse.measure.switched import Switched
 from tracefuse.measure.timing import Estimate, Timing, inverse
 
@@ -42,36 +43,38 @@ class Ablation:
 
 def time_variant(
     variant: Switched,
-    progress: measure.Progress | None,
+    progress: Progress | None,
     budget_s: float,
     cuda_graph: bool,
     tune: bool,
     against: Switched | None,
-    is_cancelled: measure.IsCancelled | None,
+    is_cancelled: IsCancelled | None,
     asked: Asked = (),
 ) -> Timing:
     """See `Variant.measure`, whose arguments these are."""
-    measure.check_arguments(budget_s, progress)
+    check_arguments(budget_s, progress)
     check_names(asked)
-    report = measure.compiling(progress, is_cancelled)
-    programs = {"captured": variant.baseline.compile(), "optimised": variant.compile(progress=report, tune=tune)}
+    report = compiling(progress, is_cancelled)
+    programs = {"captured": variant.baseline.halves(), "optimised": variant.halves(progress=report, tune=tune)}
     if against is not None:
-        programs = {"pinned": against.compile(progress=report), **programs}
+        programs = {"pinned": against.halves(progress=report), **programs}
     if cuda_graph:
-        programs["CUDA graph"] = variant.compile(cuda_graph=True)
+        programs["CUDA graph"] = variant.halves(cuda_graph=True)
     replayed = {name: replays(program, variant) for name, program in programs.items()}
-    reference = None if against is None else replayed["captured"]
     with undisturbed(variant.program.example_inputs):
         others = peers(variant, asked, report)
-    timing = _timed(variant, replayed | others.programs, reference, progress, budget_s, is_cancelled)
+    if variant.program.update is not None:
+        updates, own = Updates(variant.program), {"captured": variant.baseline, "pinned": against}
+        replayed = {name: behind(updates, own.get(name) or variant, one, report) for name, one in replayed.items()}
+        theirs = {name: behind(updates, variant.baseline, one, report) for name, one in others.programs.items()}
+        others = replace(others, programs=theirs)
+    reference = None if against is None else replayed["captured"]
+    timing = timed(variant, replayed | others.programs, reference, progress, budget_s, is_cancelled)
     return others.told(timing)
 
 
 def ablate(
-    variant: Switched,
-    progress: measure.Progress | None = None,
-    budget_s: float = 20.0,
-    is_cancelled: measure.IsCancelled | None = None,
+    variant: Switched, progress: Progress | None = None, budget_s: float = 20.0, is_cancelled: IsCancelled | None = None
 ) -> tuple[Ablation, Timing]:
     """Time `variant` and, for each pass that is on, the variant without it, interleaved, within `budget_s` seconds in all.
 
@@ -80,13 +83,17 @@ def ablate(
     Without `fuse` there is no `decompose` either. A delta is the median over rounds of the difference in a round, with its
     95 % interval. Raises what `Variant.measure` raises, and `PassError` where a pass cannot do without another one.
     """
-    measure.check_arguments(budget_s, progress)
+    check_arguments(budget_s, progress)
     without = {step.name: _without(variant, step.name) for step in variant.check().steps}
     _build([variant, *without.values()], progress, is_cancelled)
     same = frozenset(name for name, other in without.items() if same_program(other, variant))
     asked = {FULL: variant} | {name: other for name, other in without.items() if name not in same}
-    programs = {name: replays(one.compile(), one) for name, one in (asked | {"captured": variant.baseline}).items()}
-    timing = _timed(variant, programs, programs["captured"], progress, budget_s, is_cancelled)
+    asked |= {"captured": variant.baseline}
+    programs = {name: replays(one.halves(), one) for name, one in asked.items()}
+    if variant.program.update is not None:
+        updates = Updates(variant.program)
+        programs = {name: behind(updates, asked[name], one) for name, one in programs.items()}
+    timing = timed(variant, programs, programs["captured"], progress, budget_s, is_cancelled)
     delta_ms = {name: SAME if name in same else _negated(timing.program(name).excess_ms["step"]) for name in without}
     return Ablation(timing.device, delta_ms, same, timing.rounds, timing.stopped), _beside_the_captured(timing)
 
@@ -100,21 +107,28 @@ def _beside_the_captured(timing: Timing) -> Timing:
     return replace(timing, programs=(replace(captured, ratios=mine.ratios, excess_ms=mine.excess_ms), shown))
 
 
+def behind(updates: Updates, variant: Switched, replayed: Replays, report: Any = None) -> Replays:
+    """`replayed` with the update of `variant` behind it."""
+    update = variant.update
+    assert update is not None
+    return updates.behind(replayed, update.trace, update.halves(progress=report))
+
+
 def replays(program: Program | GraphedProgram, variant: Switched) -> Replays:
     return program.replays(variant.program.example_inputs, variant.program.rng_states)
 
 
-def _timed(
+def timed(
     variant: Switched,
     programs: Mapping[str, Replays],
     reference: Replays | None,
-    progress: measure.Progress | None,
+    progress: Progress | None,
     budget_s: float,
-    is_cancelled: measure.IsCancelled | None,
+    is_cancelled: IsCancelled | None,
 ) -> Timing:
-    inputs = variant.program.example_inputs
-    with undisturbed(inputs):
-        return measure.measure(
+    """`measure` of `programs`; the generators that the variant draws from are left as they are."""
+    with undisturbed(variant.program.example_inputs):
+        return measure(
             programs,
             device=variant.program.device,
             reference=reference,
@@ -128,18 +142,19 @@ def _without(variant: Switched, name: str) -> Switched:
     return variant.under(variant.config.switched(name)).check()
 
 
-def _build(
-    variants: list[Switched], progress: measure.Progress | None, is_cancelled: measure.IsCancelled | None
-) -> None:
+def _build(variants: list[Switched], progress: Progress | None, is_cancelled: IsCancelled | None) -> None:
     """Compile what the programs need, before any is timed."""
-    report = measure.compiling(progress, is_cancelled)
+    report = compiling(progress, is_cancelled)
     for one in variants:
         one.compile(progress=report)
 
 
 def same_program(one: Switched, other: Switched) -> bool:
     """Whether two variants of a capture run the same program: the exported text names the configuration as well."""
-    first, second = ((v.forward.code, v.backward.code, v.kernels) for v in (one, other))
+    first, second = (
+        [(v.forward.code, v.backward.code, v.kernels) for v in (part, part.update) if v is not None]
+        for part in (one, other)
+    )
     return first == second
 
 

@@ -118,15 +118,17 @@ def _tails(n: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest absolute difference from the reference, over results and over gradients; NaN where only one has a NaN."""
+    """Largest absolute difference from the reference, over results, over gradients and, where there is an update, over its new
+    values; NaN where only one has a NaN."""
 
     results: float
     gradients: float
+    updated: float | None = None
 
 
 @dataclass(frozen=True)
 class ProgramTiming:
-    """One program's times by phase ("forward", "backward", "step").
+    """One program's times by phase ("forward", "backward", "update", "step").
 
     `times_ms` are medians over rounds, `ratios` those of its time over the baseline's. `cold_ms` is the first run
     with all its compiling. `peak_nbytes` is the added peak (`tracefuse.tables.memory`) of a replay on a GPU; None on the
@@ -209,14 +211,15 @@ class Timing:
             for p in self.programs
             for phase, time_ms in p.times_ms.items()
         ]
-        rest = [(p.name, figure(p.cold_ms, 4), _memory(p), *_difference(p)) for p in self.programs]
+        new = ("new values",) * any("update" in p.times_ms for p in self.programs)
+        rest = [(p.name, figure(p.cold_ms, 4), _memory(p), *_difference(p)[: 2 + len(new)]) for p in self.programs]
         rounds = f"{self.rounds} round{'s' * (self.rounds > 1)}"
         replays = f"{self.inner} replay{'s' * (self.inner > 1)}"
         return "\n".join([
             f"{self.device}: {rounds} of {replays}, interleaved; stopped: {self.stopped}",
             aligned([("program", "phase", "median ms [95 % interval]", RATIO_TITLE, ""), *by_phase]),
             "",
-            aligned([("program", "first run ms", "added peak (without inputs)", "max |Δ| results", "gradients"), *rest]),
+            aligned([("program", "first run ms", "added peak (without inputs)", "max |Δ| results", "gradients", *new), *rest]),
             *(f"{name} did not run: {reason}" for name, reason in self.failed.items()),
             *self.notes,
         ])  # fmt: skip
@@ -232,10 +235,12 @@ def _memory(program: ProgramTiming) -> str:
     return "not measured" if program.peak_nbytes is None else human_bytes(program.peak_nbytes)
 
 
-def _difference(program: ProgramTiming) -> tuple[str, str]:
-    if program.difference is None:
-        return "", ""
-    return f"{program.difference.results:.3g}", f"{program.difference.gradients:.3g}"
+def _difference(program: ProgramTiming) -> tuple[str, str, str]:
+    found = program.difference
+    if found is None:
+        return "", "", ""
+    updated = "" if found.updated is None else f"{found.updated:.3g}"
+    return f"{found.results:.3g}", f"{found.gradients:.3g}", updated
 
 
 def plain(value: Any) -> Any:

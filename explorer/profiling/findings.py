@@ -7,14 +7,15 @@ findings: the table of the timeline has them.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tracefuse.diagnose.diagnose import Findings
-from tracefuse.diagnose.finding import HIGH, LOW, MEDIUM, SEVERITIES, Finding, Severity
+from tracefuse.diagnose.finding import SEVERITIES, Finding, severity_of
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.profiling.run import Run, lines_of
+from tracefuse.tables.folding import grouped
 from tracefuse.text import time_text
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import HOST, IDLE, LONG_NS, Gap, Idle
@@ -66,24 +67,14 @@ WORDS = {
 PAGEABLE_FIX = "keep the data on the GPU, or copy from and to pinned memory with non_blocking=True"
 
 
-class RunFindings(Findings):
-    """The gravest first. Prints as paragraphs; without any, as what was looked for."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def looked_for() -> list[str]:
-        """What a run is examined for, in the words of a list."""
-        return [*(words.name for words in WORDS.values()), "pageable copy"]
-
-    def __repr__(self) -> str:
-        return super().__repr__() if self else f"nothing found; looked for: {'; '.join(self.looked_for())}"
+LOOKED_FOR = (*(words.name for words in WORDS.values()), "pageable copy")
+"""What a run is examined for, in the words of a list."""
 
 
-def diagnose_run(run: Run) -> RunFindings:
+def diagnose_run(run: Run) -> Findings:
     """The findings about each GPU of a run, the gravest first; without a GPU, about the host."""
     found = [finding for one in run.idle for finding in _of_device(run, one)] if run.idle else list(_of_host(run))
-    return RunFindings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
+    return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)), looked_for=LOOKED_FOR)
 
 
 def _of_host(run: Run) -> Iterator[Finding]:
@@ -109,7 +100,7 @@ def _of_host(run: Run) -> Iterator[Finding]:
 def _of_device(run: Run, idle: Idle) -> Iterator[Finding]:
     for cause, words in WORDS.items():
         gaps = [gap for gap in idle.gaps if gap.cause == cause]
-        groups = _by_operator(gaps) if cause == SYNCHRONIZATION else {"": gaps}
+        groups = grouped(gaps, _operator) if cause == SYNCHRONIZATION else {"": gaps}
         for operator, members in groups.items():
             yield from _idle_by(run, idle, words, members, operator)
     yield from _pageable(run, idle)
@@ -148,7 +139,6 @@ def _pageable(run: Run, idle: Idle) -> Iterator[Finding]:
     if severity is None:
         return
     nbytes = sum(copy.nbytes for copy in copies)
-    kinds = ", ".join(f"{kind} ×{count}" for kind, count in _counted(copy.name for copy in copies))
     calls = [call for copy in copies if (call := run.host.calls.get(copy.correlation))]
     rate = f"{human_bytes(nbytes)} at {nbytes / copying_ns:.3g} GB/s" if nbytes and copying_ns else "not recorded"
     yield Finding(
@@ -156,7 +146,7 @@ def _pageable(run: Run, idle: Idle) -> Iterator[Finding]:
         severity=severity,
         title=f"copies to or from pageable memory take {_share(copying_ns, idle.window_ns)}, and the GPU then waits "
         f"{time_text(behind_ns / 1e3)}",
-        evidence=(("copies", kinds), ("bytes", rate), *_operators_of(run, calls)),
+        evidence=(("copies", _counted(copy.name for copy in copies)), ("bytes", rate), *_operators_of(run, calls)),
         values=(),
         source=_source(run, calls),
         fix=PAGEABLE_FIX,
@@ -164,40 +154,27 @@ def _pageable(run: Run, idle: Idle) -> Iterator[Finding]:
     )
 
 
-def severity_of(ns: int, window_ns: int) -> Severity | None:
-    """How grave an idle time is, by its share of the window; None where it is too short for a finding."""
-    share = ns / window_ns if window_ns else 0.0
-    return next((s for s, least in zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True) if share >= least), None)
-
-
 # --- evidence ---------------------------------------------------------------------------------------------------------
 
 
-def _by_operator(gaps: Iterable[Gap]) -> dict[str, list[Gap]]:
-    groups: dict[str, list[Gap]] = defaultdict(list)
-    for gap in gaps:
-        groups[gap.operator].append(gap)
-    return groups
+def _operator(gap: Gap) -> str:
+    return gap.operator
 
 
 def _calls(gaps: Iterable[Gap]) -> list[tuple[str, str]]:
     calls = {gap.call for gap in gaps if gap.call is not None}
-    return (
-        [("calls", ", ".join(f"{name} ×{count}" for name, count in _counted(c.name for c in calls)))] if calls else []
-    )
+    return [("calls", _counted(call.name for call in calls))] if calls else []
 
 
 def _operators(gaps: Iterable[Gap], said: str) -> list[tuple[str, str]]:
-    totals: dict[str, int] = defaultdict(int)
-    for gap in gaps:
-        totals[gap.operator] += gap.duration_ns
+    totals = {name: sum(gap.duration_ns for gap in group) for name, group in grouped(gaps, _operator).items()}
     longest = sorted(((ns, name) for name, ns in totals.items() if name and name != said), reverse=True)[:3]
     return [("operators", ", ".join(f"{name} {time_text(ns / 1e3)}" for ns, name in longest))] if longest else []
 
 
 def _operators_of(run: Run, calls: Iterable[Event]) -> list[tuple[str, str]]:
     names = _counted(filter(None, (run.host.operator(call) for call in calls)))
-    return [("operators", ", ".join(f"{name} ×{count}" for name, count in names))] if names else []
+    return [("operators", names)] if names else []
 
 
 def _kernels(run: Run, idle: Idle) -> str:
@@ -205,17 +182,14 @@ def _kernels(run: Run, idle: Idle) -> str:
     return f"{len(works)} GPU records of {time_text(sum(e.duration_ns for e in works) / len(works) / 1e3)} on average"
 
 
-def _counted(names: Iterable[str]) -> list[tuple[str, int]]:
-    counts: dict[str, int] = defaultdict(int)
-    for name in names:
-        counts[name] += 1
-    return sorted(counts.items(), key=lambda item: -item[1])
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(f"{name} ×{count}" for name, count in Counter(names).most_common())
 
 
 def _source(run: Run, calls: Iterable[Event]) -> str:
     """The functions of the user's that made the calls, where stacks were recorded."""
     lines = lines_of(run.recording.frames, set(calls))
-    return "; ".join(name for name, _ in _counted(filter(None, lines.values()))[:3])
+    return "; ".join(name for name, _ in Counter(filter(None, lines.values())).most_common(3))
 
 
 def _share(ns: int, window_ns: int) -> str:

@@ -187,7 +187,7 @@ class _Reader:
     def recording(self, header: Mapping[str, Any]) -> Records:
         for place, begun in self.begun.items():
             for record in begun:
-                self._aside(str(record.get("cat", "none")), f"a begin without its end, on {_text(place)}")
+                self._aside(str(record.get("cat", "none")), f"a begin without its end, on {place}")
         found = {(place, self.events[i].start_ns): i for i, place in self.places.items()}
         links = list(self._links(found))
         for category, start, end in links:
@@ -228,11 +228,7 @@ def _by_sequence(events: tuple[Event, ...]) -> dict[Event, Event]:
 
 def _place(record: Mapping[str, Any]) -> tuple[Any, Any]:
     """Process and thread."""
-    return _text(record.get("pid", "")), _text(record.get("tid", ""))
-
-
-def _text(value: Any) -> str:
-    return str(value)
+    return str(record.get("pid", "")), str(record.get("tid", ""))
 
 
 def _arguments(record: Mapping[str, Any]) -> dict[str, Any]:

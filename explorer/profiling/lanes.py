@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracefuse.profiling.run import Run
+from tracefuse.profiling.run import Run, inside
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.lanes import Lane, LaneKey, ProgramTimeline, lane_of, with_idle_lanes
 
@@ -47,16 +47,12 @@ def _operators(run: Run) -> dict[str, Event]:
     """Outermost operators by what they are called, in order."""
     counts: Counter[str] = Counter()
     found: dict[str, Event] = {}
-    inside = [e for thread in run.host.threads.values() for e in thread.operators.events if _overlaps(e, run.window)]
-    for event in sorted(inside, key=lambda one: one.start_ns):
+    ran = [e for thread in run.host.threads.values() for e in inside(thread.operators.events, run.window)]
+    for event in sorted(ran, key=lambda one: one.start_ns):
         name = event.name.removeprefix(_ENGINE).removeprefix("aten::")
         counts[name] += 1
         found[f"{name} #{counts[name]}"] = event
     return found
-
-
-def _overlaps(event: Event, window: tuple[int, int]) -> bool:
-    return event.end_ns >= window[0] and event.start_ns <= window[1]
 
 
 def _owner(run: Run, event: Event, names: Mapping[Event, str]) -> str:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from tracefuse.device.clocks import device_label
-from tracefuse.device.marks import MARK, marked
 from tracefuse.errors import MeasureError
 from tracefuse.profiling.kineto import recorded_in
 from tracefuse.profiling.timeline import RunTimeline, window_of
+from tracefuse.timeline.events import MARK, marked
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings
@@ -40,8 +40,8 @@ class ProfiledRun:
     Where profiling itself fails, the block goes on as without it, a warning says so, and `timeline` raises what failed.
     """
 
-    def __init__(self, with_stack: bool = False) -> None:
-        self._with_stack = with_stack
+    def __init__(self, with_stack: bool = False, warm_up: Callable[[], Any] = lambda: None) -> None:
+        self._with_stack, self._warm_up = with_stack, warm_up
         self._timeline: RunTimeline | None = None
         self._undo = ExitStack()
         self._failure = ""
@@ -63,9 +63,6 @@ class ProfiledRun:
         self._survive(self._undo.__exit__, kind, error, tb)
         if error is None and not self._failure:
             self._timeline = self._survive(_timeline, self._profiler, clocks, "one run")
-
-    def _warm_up(self) -> None:
-        """What runs under the profiler before the window; nothing of a block."""
 
     def _open(self) -> None:
         self._profiler = self._undo.enter_context(_profiler(self._with_stack))
@@ -125,18 +122,11 @@ def profile_run(function: Callable[..., Any] | None = None, *args: Any, with_sta
         return ProfiledRun(with_stack)
     if not callable(function):
         raise MeasureError(f"profile_run takes a function to call, not {function!r}: pass one, or use it in `with`")
-    run = _Called(with_stack, lambda: function(*args))
+    # In the first run after a profiler starts, the first ops take longer.
+    run = ProfiledRun(with_stack, warm_up=lambda: function(*args))
     with run:
         function(*args)
     return run.timeline
-
-
-class _Called(ProfiledRun):
-    """A run of a function, after `warm_up`: in the first run after a profiler starts, the first ops take longer."""
-
-    def __init__(self, with_stack: bool, warm_up: Callable[[], Any]) -> None:
-        super().__init__(with_stack)
-        self._warm_up = warm_up  # type: ignore[method-assign]
 
 
 def _profiler(with_stack: bool) -> torch.profiler.profile:

@@ -6,13 +6,13 @@ Kineto writes a frame of Python as "folder/file.py(12): function"; the line is w
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from tracefuse.profiling.kineto import Records
+from tracefuse.tables.folding import grouped
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import Idle, idle_of_devices, idle_of_streams
 from tracefuse.timeline.host_calls import SYNCHRONIZATION, Host, Interval
@@ -48,7 +48,7 @@ class Run:
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """The events in the window, by start."""
-        return tuple(_inside(self.recording.events, self.window))
+        return tuple(inside(self.recording.events, self.window))
 
     @property
     def window_us(self) -> float:
@@ -86,7 +86,7 @@ class Run:
         return tuple(Wait(call, self.host.operator(call), lines[call], idle_ns.get(call, 0)) for call in calls)
 
 
-def _inside(events: Iterable[Event], window: Interval) -> Iterable[Event]:
+def inside(events: Iterable[Event], window: Interval) -> Iterable[Event]:
     return (e for e in events if e.end_ns >= window[0] and e.start_ns <= window[1])
 
 
@@ -96,14 +96,8 @@ def _inside(events: Iterable[Event], window: Interval) -> Iterable[Event]:
 def lines_of(frames: Sequence[Event], events: Iterable[Event]) -> dict[Event, str]:
     """The innermost function of the user's around each event, "run, at train.py:12"; "" where no frame of one is known."""
     found: dict[Event, str] = {}
-    own: dict[int, list[Event]] = defaultdict(list)
-    for frame in frames:
-        if _is_the_users(frame.name):
-            own[frame.resource].append(frame)
-    waiting: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        waiting[event.resource].append(event)
-    for thread, asked in waiting.items():
+    own = grouped((frame for frame in frames if _is_the_users(frame.name)), lambda frame: frame.resource)
+    for thread, asked in grouped(events, lambda event: event.resource).items():
         found |= _innermost(own[thread], sorted(asked, key=lambda one: one.start_ns))
     return found
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tracefuse.errors import TraceFileError
 from tracefuse.profiling.kineto import recorded_in
 from tracefuse.profiling.run import Run, Wait
+from tracefuse.tables.folding import grouped
 from tracefuse.text import aligned, share, time_text
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import CAUSES, Idle
@@ -99,9 +100,6 @@ def _clock_text(clocks: Iterable[tuple[str, float, float]]) -> str:
 
 
 def _waits_text(waits: Iterable[Wait]) -> str:
-    groups: dict[tuple[str, str, str], list[Wait]] = {}
-    for wait in waits:
-        groups.setdefault((wait.call.name, wait.operator, wait.line), []).append(wait)
     rows = [
         (
             name,
@@ -111,7 +109,7 @@ def _waits_text(waits: Iterable[Wait]) -> str:
             time_text(sum(w.idle_ns for w in found) / 1e3),
             line,
         )
-        for (name, operator, line), found in groups.items()
+        for (name, operator, line), found in grouped(waits, lambda one: (one.call.name, one.operator, one.line)).items()
     ]
     return aligned([("host waits in", "of", "times", "waited", "GPU idle by it", ""), *rows]) if rows else ""
 

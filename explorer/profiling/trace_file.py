@@ -1,7 +1,7 @@
 """Trace files: what torch's profiler, HTA, Perfetto's JSON and chrome://tracing write, read record by record.
 
-    header, records = read("trace.json.gz")     an iterator, so that a file of 100 MB is never held as objects
-    nanoseconds(record["ts"])                   exact: a double has no room for the nanoseconds of absolute microseconds
+They come one by one, so that a file of 100 MB is never held as objects, and times are exact: a double has no room for the
+nanoseconds of absolute microseconds.
 
 Both forms are read: an object with "traceEvents", and the bare array, whose closing bracket may be missing.
 Source: "Trace Event Format", Google.

@@ -5,6 +5,7 @@ Source of what an op reads and writes: its schema, by `torch._ops.OpOverload._sc
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,7 +175,8 @@ def is_written(argument: Any) -> bool:
 
 @dataclass(slots=True)
 class Call:
-    """One op that ran. Tensors in `args`, `kwargs` and `outs` are `Value`s. `in_engine`: autograd's engine ran it."""
+    """One op that ran. Tensors in `args`, `kwargs` and `outs` are `Value`s. `in_engine`: autograd's engine ran it;
+    `in_optimizer`: an optimizer's `step` did."""
 
     func: OpOverload
     args: tuple[Any, ...]
@@ -182,6 +184,7 @@ class Call:
     outs: Any
     origin: Origin
     in_engine: bool
+    in_optimizer: bool = False
 
     def reads(self) -> list[Value]:
         return [*values_in(self.args), *values_in(self.kwargs)]
@@ -212,11 +215,28 @@ def bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> It
 
 @dataclass(slots=True)
 class Guard:
-    """A Python value that the program took from a tensor (`.item()`, `bool(t)`); the trace holds for this value only."""
+    """A Python value that the program took from a tensor (`.item()`, `bool(t)`); the trace holds for this value only.
+    `in_optimizer`: an optimizer's `step` read it. `in_update`: only the update did, in its optimizer or of the gradients."""
 
     op: str
     value: Any
     source: Source | None
+    in_optimizer: bool = False
+    in_update: bool = False
+
+
+@dataclass(eq=False)
+class Update:
+    """One call of an optimizer's `step`: the positions of the calls that it ran, its line, of each tensor that the
+    optimizer keeps the name and the parameter that it is kept for, and of each of its groups the options and parameters."""
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    kind: str
+    start: int
+    stop: int = 0
+    source: Source | None = None
+    state: dict[Value, tuple[str, Value | None]] = field(default_factory=dict)
+    groups: list[tuple[dict[str, Any], list[Value]]] = field(default_factory=list)
 
 
 @dataclass
@@ -227,7 +247,8 @@ class Recording:
     still there (`held`) when a backward was over, since the program's variables hold them, and where externals were given
     other memory (`replaced`) or had it taken (`freed`), gradients that `torch.autograd.grad` gave of what (`taken`), Triton
     kernels launched outside of any operator (`launches`), and autograd's nodes whose
-    results no operator made (`unseen`). `backwards` counts the calls of autograd that started from what was recorded."""
+    results no operator made (`unseen`). `backwards` counts the calls of autograd that started from what was recorded,
+    `gradients` are those that they left of each leaf, `updates` the calls of optimizers' `step`."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -243,3 +264,5 @@ class Recording:
     launches: list[tuple[str, Source | None]] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     backwards: int = 0
+    gradients: dict[Value, Value] = field(default_factory=dict)
+    updates: list[Update] = field(default_factory=list)

@@ -1,4 +1,7 @@
-"""Which line of the user's a call comes from: the innermost frame of neither torch, Triton nor the recorder or the backend."""
+"""Which line of the user's a call comes from: the innermost frame of neither torch, Triton nor the recorder or the backend.
+
+Nor of those that own a loop, whose lines are the same in every program: accelerate, Lightning, transformers' Trainer.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,33 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FrameType, TracebackType
 
+import torch
 from torch import fx
 
 from tracefuse.optimizers.trace import Source
 
 _LIBRARIES = tuple(
-    os.path.dirname(found.origin) + os.sep
-    for name in ("torch", "triton")
+    os.path.join(os.path.dirname(found.origin), within)
+    for name, within in (
+        *(
+            (name, "")
+            for name in ("torch", "triton", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
+        ),
+        ("transformers", "trainer"),
+    )
     if (found := importlib.util.find_spec(name)) is not None and found.origin is not None
 )
 _EXPLORER = os.path.dirname(os.path.dirname(__file__))
-_RECORDER = ("recording", "captures")
-"""The package and its door whose code stands under a user's line while a cell is recorded."""
+_RECORDER = ("recording", "steps", "recorded")
+"""The packages and their door whose code stands under a user's line while a cell is recorded."""
 _OURS = tuple(
     os.path.join(_EXPLORER, name) + end for name in (*_RECORDER, "dynamo", "backend") for end in (os.sep, ".py")
 )
+
+_LOADER = torch.utils.data.dataloader.__file__
 
 # A frame in the stack that dynamo notes.
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<text>.*)')
@@ -42,15 +55,17 @@ def user_source() -> Source | None:
     return None
 
 
-def warn_user(message: str) -> None:
-    """A `UserWarning` at the user's line that is running."""
+def tell_user(message: str) -> None:
+    """A `UserWarning` at the user's line that is running. A filter that makes errors of warnings silences it, since the error
+    would end the program, which runs as well without tracefuse."""
     frame = next((frame for frame in _frames() if not is_torchs_or_ours(frame.f_code.co_filename)), None)
-    if frame is None:
-        warnings.warn(message, stacklevel=2)
-        return
-    registry = frame.f_globals.setdefault("__warningregistry__", {})
-    name = frame.f_globals.get("__name__")
-    warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
+    with suppress(Warning):
+        if frame is None:
+            warnings.warn(message, stacklevel=2)
+            return
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        name = frame.f_globals.get("__name__")
+        warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
 
 
 def noted_source(node: fx.Node) -> Source | None:
@@ -79,6 +94,15 @@ def is_called_by(function: str, file: str) -> bool:
             return False
         if frame.f_code.co_name == function and frame.f_code.co_filename == file:
             return True
+    return False
+
+
+def is_loading() -> bool:
+    """Whether torch's `DataLoader` is running, for no line of the user's that it has called in turn, such as a dataset's."""
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if file == _LOADER or not is_torchs_or_ours(file):
+            return file == _LOADER
     return False
 
 

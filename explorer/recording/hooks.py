@@ -1,24 +1,32 @@
-"""Hooks on torch: where backwards start and end, and which `nn.Module`s are running.
+"""Hooks on torch: where backwards and optimizers' steps start and end, which `nn.Module`s are running, and what touches memory
+behind the back of a dispatch mode: kernels that no operator wraps, launched by Triton or `torch.cuda.jiterator`, and storages
+that are resized or copied into.
 
 Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`. Of what is
-compiled, on 2.13: `nn.Module._compiled_call_impl`, `_orig_mod`, and the frame `compile_wrapper`, which calls `fn`.
+compiled: `nn.Module._compiled_call_impl`, `_orig_mod`, and the frame `compile_wrapper`, which calls `fn`. Of kernels:
+`torch.cuda.jiterator._JittedFunction`, and `kernel_name`.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import sys
 import threading
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.memories import WeakMap
+from tracefuse.recording.namespace import owners_of_methods
 from tracefuse.recording.shield import Shield, shielded
 
 _DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
@@ -66,6 +74,49 @@ class BackwardHook:
         return found
 
 
+class Optimizers(Protocol):
+    """Who wants to know of optimizers' steps."""
+
+    def update_starts(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def update_ended(self, optimizer: torch.optim.Optimizer) -> None: ...
+
+
+class OptimizerHook:
+    """Tells its listeners where any optimizer's step starts and ends, on whatever thread. A listener may come and go while it
+    is told: torch's own hooks, which may not meanwhile, are in place while there is one."""
+
+    _lock = threading.Lock()
+    _listeners: ClassVar[list[Optimizers]] = []
+    _hooks: ClassVar[list[Any]] = []
+
+    @classmethod
+    def enter(cls, listener: Optimizers) -> None:
+        with cls._lock:
+            if not cls._listeners:
+                cls._hooks = [
+                    register_optimizer_step_pre_hook(cls._starts),
+                    register_optimizer_step_post_hook(cls._ended),
+                ]
+            cls._listeners = [*cls._listeners, listener]
+
+    @classmethod
+    def leave(cls, listener: Optimizers) -> None:
+        with cls._lock:
+            cls._listeners = [one for one in cls._listeners if one is not listener]
+            while cls._hooks and not cls._listeners:
+                cls._hooks.pop().remove()
+
+    @classmethod
+    def _starts(cls, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for listener in cls._listeners:
+            listener.update_starts(optimizer)
+
+    @classmethod
+    def _ended(cls, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for listener in cls._listeners:
+            listener.update_ended(optimizer)
+
+
 class ModuleStack:
     """The `nn.Module`s that are running, by global forward hooks."""
 
@@ -102,7 +153,7 @@ class ModuleStack:
         if not self.is_ours():
             return
         if module not in self._paths:
-            self.add_root(module, self._path_within(module))
+            self._meet(module)
         compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
         if compiled is not None:
             self.compiled[compiled] = None
@@ -113,6 +164,16 @@ class ModuleStack:
         if self._stack and self.is_ours():
             self._stack.pop()
 
+    def _meet(self, module: nn.Module) -> None:
+        """A module that is none of a known one's. One that runs in no other may be of one of which a method runs, as
+        Lightning calls a `training_step`."""
+        owners = () if self._stack else owners_of_methods(sys._getframe(1))
+        of_it = [one for one in owners if isinstance(one, nn.Module) and one is not module and module in one.modules()]
+        if of_it:
+            self.add_root(of_it[-1])
+        else:
+            self.add_root(module, self._path_within(module))
+
     def _path_within(self, module: nn.Module) -> str:
         """Where to show a module that no attribute of the running one leads to, such as a loss made in its forward: under the
         running one, by its class. One that nothing runs in is a root."""
@@ -120,15 +181,25 @@ class ModuleStack:
 
     def add_root(self, root: nn.Module, at: str = "") -> None:
         """Learn the dotted paths of `root`'s modules, which lies at `at`, and the names of its parameters and buffers."""
-        for path, module in root.named_modules(prefix=at):
+        for path, module in _listed(root.named_modules, prefix=at):
             if module not in self._paths:
                 self._paths[module] = path
-        for path, parameter in root.named_parameters():
-            if parameter not in self._names:
-                self._names[parameter] = ("parameter", path)
-        for path, buffer in root.named_buffers():
-            if buffer not in self._names:
-                self._names[buffer] = ("buffer", path)
+        for kind, named in (("parameter", root.named_parameters), ("buffer", root.named_buffers)):
+            for path, tensor in _listed(named):
+                if tensor not in self._names:
+                    self._names[tensor] = (kind, path)
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Dotted path and tensor of what the buffers of the modules that ran hold now."""
+        for module, path in self._paths.items():
+            yield from _listed(module.named_buffers, prefix=path, recurse=False)
+
+
+def _listed(names: Callable[..., Iterable[tuple[str, Any]]], **given: Any) -> list[tuple[str, Any]]:
+    """What a module names; nothing where its own method raises, which the program itself may never call."""
+    with suppress(Exception):
+        return list(names(**given))
+    return []
 
 
 def _compiled_class(module: nn.Module) -> str | None:
@@ -146,3 +217,84 @@ def _compiled_function() -> str | None:
             return getattr(frame.f_locals.get("fn"), "__name__", None)
         frame = frame.f_back
     return None
+
+
+# --- behind the back of a dispatch mode -------------------------------------------------------------------------------
+
+# Module, class, method, what is told: kernels by Triton on a GPU, interpreted (TRITON_INTERPRET=1) and by torch.
+_KERNELS = (
+    ("triton.runtime.jit", "JITFunction", "run", "launched"),
+    ("triton.runtime.interpreter", "InterpretedFunction", "run", "launched"),
+    ("torch.cuda.jiterator", "_JittedFunction", "__call__", "launched"),
+)
+_STORAGES = (("torch", "UntypedStorage", "resize_", "resized"), ("torch", "UntypedStorage", "copy_", "copied"))
+
+
+class Witness(Protocol):
+    """Who wants to know, before it is done and when it is."""
+
+    def launched(self, kernel: Any, *args: Any, **kwargs: Any) -> None: ...
+    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None: ...
+    def copied(self, target: torch.UntypedStorage, source: torch.UntypedStorage, *rest: Any) -> None: ...
+    def done(self) -> None: ...
+
+
+class LaunchHook:
+    """Tells its witnesses of every such deed; in place while there is one."""
+
+    _lock = threading.Lock()
+    _witnesses: ClassVar[list[Witness]] = []
+    _wrapped: ClassVar[list[tuple[type, str, Any]]] = []
+
+    @classmethod
+    def enter(cls, witness: Witness) -> None:
+        with cls._lock:
+            if not cls._witnesses:
+                try:
+                    cls._wrap_all()
+                except BaseException:
+                    cls._unwrap_all()
+                    raise
+            cls._witnesses = [*cls._witnesses, witness]
+
+    @classmethod
+    def leave(cls, witness: Witness) -> None:
+        with cls._lock:
+            cls._witnesses = [one for one in cls._witnesses if one is not witness]
+            if not cls._witnesses:
+                cls._unwrap_all()
+
+    @classmethod
+    def _wrap_all(cls) -> None:
+        has_kernels = "triton" in sys.modules or torch.cuda.is_available()
+        for module, name, method, told in (*_STORAGES, *(_KERNELS if has_kernels else ())):
+            cls._wrap(getattr(importlib.import_module(module), name), method, told)
+
+    @classmethod
+    def _unwrap_all(cls) -> None:
+        while cls._wrapped:
+            kind, method, own = cls._wrapped.pop()
+            delattr(kind, method) if own is None else setattr(kind, method, own)
+
+    @classmethod
+    def _wrap(cls, kind: type, method: str, told: str) -> None:
+        run = getattr(kind, method)
+
+        @functools.wraps(run)
+        def tell_and_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            witnesses = cls._witnesses
+            for witness in witnesses:
+                getattr(witness, told)(self, *args, **kwargs)
+            try:
+                return run(self, *args, **kwargs)
+            finally:
+                for witness in witnesses:
+                    witness.done()
+
+        own = vars(kind).get(method)
+        setattr(kind, method, tell_and_run)
+        cls._wrapped.append((kind, method, own))
+
+
+def kernel_name(kernel: Any) -> str:
+    return getattr(kernel, "kernel_name", None) or getattr(kernel, "__name__", type(kernel).__name__)

@@ -59,6 +59,11 @@ class WeakMap(Generic[T]):
     def pop(self, key: object) -> None:
         self._entries.pop(id(key), None)
 
+    def items(self) -> list[tuple[Any, T]]:
+        """What is still there, with what is known of it."""
+        found = ((entry(), entry.value) for entry in list(self._entries.values()))
+        return [(key, value) for key, value in found if key is not None]
+
     def values(self) -> list[T]:
         # Copied at once: any allocation may collect garbage, and with it keys.
         return [entry.value for entry in list(self._entries.values())]

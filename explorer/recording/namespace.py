@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -14,10 +14,10 @@ _OWN_REFERENCES = 3
 
 def visible_from(frame: FrameType) -> dict[str, Any]:
     """The globals and locals of a running frame, in a dict that keeps nothing alive once it is dropped."""
-    return {**frame.f_globals, **_locals_of(frame)}
+    return {**frame.f_globals, **locals_of(frame)}
 
 
-def _locals_of(frame: FrameType) -> dict[str, Any]:
+def locals_of(frame: FrameType) -> dict[str, Any]:
     """A function's frame keeps the dict that it makes of its variables until it ends, and with it what they held, on CPython
     before 3.13. So that dict is emptied, unless somebody holds it too, by `locals()`; it is made anew when next asked for."""
     made = frame.f_locals
@@ -26,6 +26,16 @@ def _locals_of(frame: FrameType) -> dict[str, Any]:
     if is_snapshot and sys.getrefcount(made) <= _OWN_REFERENCES:
         made.clear()
     return found
+
+
+def owners_of_methods(start: FrameType) -> Iterator[Any]:
+    """What the methods that are running are of, from the innermost one on."""
+    frame: FrameType | None = start
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self":
+            yield locals_of(frame).get("self")
+        frame = frame.f_back
 
 
 def name_of(thing: Any, names: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.trace import Origin
 from tracefuse.recording.calls import BATCH_NORMS, is_in_engine, is_written
-from tracefuse.recording.frames import user_source
+from tracefuse.recording.frames import is_loading, user_source
 from tracefuse.recording.hooks import ModuleStack
 from tracefuse.recording.host_reads import may_read
 
@@ -50,6 +50,9 @@ _PACKED = {aten._cudnn_rnn.default: 3}
 _MOVING = {aten._cudnn_rnn_flatten_weight.default}
 # The engine adds up gradients between nodes.
 _ACCUMULATE = Origin(autograd="accumulate")
+_OUTSIDE = ("", "")
+LOADER = ("DataLoader", "DataLoader")
+"""Where an op of torch's `DataLoader` is shown: the module that runs, and its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +126,9 @@ class Origins:
     """Of the ops that run from now on. A backward's op has the module and the line of the forward op that autograd numbered
     alike, its twin."""
 
-    def __init__(self, modules: ModuleStack) -> None:
+    def __init__(self, modules: ModuleStack, first_seq: int | None = None) -> None:
         self._modules = modules
-        self.first_seq = torch.autograd._get_sequence_nr()
+        self.first_seq = torch.autograd._get_sequence_nr() if first_seq is None else first_seq
         self._twins: dict[int, Origin] = {}
         self._last_in_backward = _ACCUMULATE
 
@@ -146,8 +149,11 @@ class Origins:
 
     def _forward(self) -> Origin:
         seq = torch.autograd._get_sequence_nr() - 1
+        module = self._modules.current()
+        if module == _OUTSIDE and is_loading():
+            module = LOADER
         known = seq < self.first_seq or (seq in self._twins and torch.is_grad_enabled())
-        origin = Origin(*self._modules.current(), user_source(), "", None if known else seq)
+        origin = Origin(*module, user_source(), "", None if known else seq)
         if not known:
             self._twins.setdefault(seq, origin)
         return origin

@@ -6,29 +6,41 @@ are recognised by weak identity, so nothing is kept alive that eager would have 
 outside (its inputs) and, where it overwrites an input, a copy of the input's first contents.
 
 Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._ForceDispatchKeyGuard`,
-`torch._C._dispatch_tls_local_include_set` and `…_exclude_set`.
+`torch._C._dispatch_tls_local_include_set`, `…_exclude_set` and `torch.utils._python_dispatch._get_current_dispatch_mode`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
-from tracefuse.recording.frames import user_source
+from tracefuse.recording.frames import is_loading, user_source
 from tracefuse.recording.garbage import SetAside
-from tracefuse.recording.hooks import BackwardHook, ModuleStack
+from tracefuse.recording.hooks import BackwardHook, LaunchHook, ModuleStack, kernel_name
 from tracefuse.recording.host_reads import HostRead, Listener, Methods, Stop, read_by
-from tracefuse.recording.launches import LaunchHook, kernel_name
 from tracefuse.recording.memories import Identities, WeakMap, is_there
-from tracefuse.recording.operators import CONJUGATING, OpFacts, Origins, facts_of, without_generator
+from tracefuse.recording.operators import CONJUGATING, LOADER, OpFacts, Origins, facts_of, without_generator
 from tracefuse.recording.shield import Shield, shielded
+from tracefuse.recording.updates import UpdateHooks
+
+_notes = threading.local()
+
+# Marks of the recorders that were entered in this context. Dispatch modes are a thread's, and tasks of asyncio share one.
+_entered: ContextVar[tuple[object, ...]] = ContextVar("tracefuse_entered", default=())
+
+
+def are_notes_taken() -> bool:
+    """Whether a recorder of this thread takes notes: what that runs is of no program, whoever else records."""
+    return getattr(_notes, "are_taken", False)
 
 
 class Recorder(TorchDispatchMode, Listener):
@@ -37,20 +49,28 @@ class Recorder(TorchDispatchMode, Listener):
 
     # They run, and are refused by name when the trace is asked for.
     supports_higher_order_operators = True
+    is_interleaved = False
+    """Whether another task recorded meanwhile, or was recorded with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, shield: Shield | None = None) -> None:
         super().__init__()
-        self.shield = Shield("the capture")
+        self.shield = shield or Shield("the capture")
+        self._mark: object = None
         self.recording = Recording()
         self.names: WeakMap[tuple[str, str]] = WeakMap()
         self.modules = ModuleStack(self.names, self.shield)
+        self.updates = UpdateHooks(self, self.modules, self.shield)
         self.shield.note(self.begin)
 
-    def begin(self) -> None:
-        """Forget what was recorded so far: the program begins here."""
+    def begin(self, first_seq: int | None = None) -> None:
+        """Forget what was recorded so far: the program begins here, or, of autograd's nodes, with that number."""
         self.recording = Recording()
+        self.small_roots: dict[Value, torch.Tensor] = {}
+        """Copies of what backwards started from, of recorders that make them."""
         self.has_backward_elsewhere = self.has_forward_elsewhere = False
-        self._origins = Origins(self.modules)
+        self.is_interleaved = False
+        """Whether another task ran operators meanwhile, or entered or left a mode."""
+        self._origins = Origins(self.modules, first_seq)
         self._thread = threading.get_ident()
         self.values = Identities(self.recording)
         self._is_running = self._is_copying = False
@@ -61,15 +81,27 @@ class Recorder(TorchDispatchMode, Listener):
     def __enter__(self) -> Recorder:
         with ExitStack() as self._hooks:
             self.shield.note(self._attach)
-            super().__enter__()
+            self.enter_stack()
             self._hooks = self._hooks.pop_all()
         return self
 
+    def enter_stack(self) -> None:
+        """Become one of the thread's dispatch modes; for recorders that choose which."""
+        self._mark = object()
+        _entered.set((*_entered.get(), self._mark))
+        super().__enter__()
+
     def __exit__(self, *exc: Any) -> None:
+        self.is_interleaved |= _get_current_dispatch_mode() is not self
         try:
             super().__exit__(*exc)
         finally:
-            self.shield.survive(self._hooks.close)
+            self.detach()
+
+    def detach(self) -> None:
+        """Take notes no more: of what no operator tells."""
+        _entered.set(tuple(one for one in _entered.get() if one is not self._mark))
+        self.shield.survive(self._hooks.close)
         if self.shield.failure:  # what nobody can show need not be kept
             self.recording = Recording()
 
@@ -80,6 +112,7 @@ class Recorder(TorchDispatchMode, Listener):
         for enter, leave, *arguments in (
             (SetAside.enter, SetAside.leave),
             (self.modules.attach, self.modules.detach),
+            (self.updates.attach, self.updates.detach),
             (BackwardHook.enter, BackwardHook.leave, self),
             (Methods.enter, Methods.leave),
             (LaunchHook.enter, LaunchHook.leave, self),
@@ -106,15 +139,24 @@ class Recorder(TorchDispatchMode, Listener):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        call = self.shield.note(self._noted, func, args, kwargs)
+        if are_notes_taken():
+            return func(*args, **kwargs)
+        call = self._taking(self._noted, func, args, kwargs)
         self._is_running = True
         try:
             out = _run_conjugating(func, args, kwargs) if id(func) in CONJUGATING else func(*args, **kwargs)
         finally:
             self._is_running = False
         if call is not None:
-            self.shield.note(self._note_results, call, facts_of(func), args, out)
+            self._taking(self._note_results, call, facts_of(func), args, out)
         return out
+
+    def _taking(self, take: Callable[..., Any], *args: Any) -> Any:
+        _notes.are_taken = True
+        try:
+            return self.shield.note(take, *args)
+        finally:
+            _notes.are_taken = False
 
     def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The op that is about to run, with what it reads; None for one that computes nothing."""
@@ -122,6 +164,8 @@ class Recorder(TorchDispatchMode, Listener):
         facts = facts_of(func)
         if self._is_copying or not facts.computes:
             return None
+        if self._mark is not None and self._mark not in _entered.get() and not is_in_engine():
+            self.is_interleaved = True
         if facts.packed is not None:
             args = (*args[: facts.packed], None, *args[facts.packed + 1 :])
         origin, in_engine = self._origins.current()
@@ -134,7 +178,7 @@ class Recorder(TorchDispatchMode, Listener):
         if facts.may_write:
             for value in call.writes():
                 self.values.snapshot(value)
-        if facts.may_read and (host_read := read_by(func, args, kwargs)) is not None:
+        if facts.may_read and origin.module != LOADER[0] and (host_read := read_by(func, args, kwargs)) is not None:
             self.recording.stops.append(Stop(host_read, origin.source, in_engine))
         return call
 
@@ -155,7 +199,9 @@ class Recorder(TorchDispatchMode, Listener):
 
     @shielded
     def heard(self, read: HostRead) -> None:
-        """Note a read that no operator shows."""
+        """Note a read that no operator shows, but for those by which a `DataLoader` shuffles."""
+        if is_loading():
+            return
         self.recording.stops.append(Stop(read, user_source(), is_in_engine()))
 
     @shielded
@@ -211,6 +257,7 @@ class Recorder(TorchDispatchMode, Listener):
         if is_in_engine() or threading.get_ident() != self._thread:
             return
         self.recording.held.update(self.values.ids.values())
+        self.updates.backward_ended()
         for leaf, gradient in zip(inputs, found, strict=True) if found else ():
             of, value = self.values.ids.get(leaf), None if gradient is None else self.values.ids.get(gradient)
             if of is not None and value is not None:

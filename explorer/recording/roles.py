@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -22,11 +22,17 @@ GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Roles:
-    """Who is who: (kind, name) of each external, the name of each result, the gradient of each external leaf."""
+    """Who is who: (kind, name) of each external, the name of each result, the gradient of each external leaf as the program
+    left it, and what the program put in the place of a module's buffer (`self.least = …`), which is what a write to that
+    buffer leaves; of a program with an optimizer also the names of what else it made and a variable or an optimizer holds; and
+    the variables that hold a tensor (`bound`)."""
 
     sources: dict[Value, tuple[str, str]]
     results: dict[Value, str]
     gradients: dict[Value, Value]
+    replaced: dict[Value, Value] = field(default_factory=dict)
+    kept: dict[Value, str] = field(default_factory=dict)
+    bound: dict[Value, str] = field(default_factory=dict)
 
 
 def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
@@ -42,6 +48,11 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     for value, tensor in recording.externals.items():
         default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
         sources[value] = recorder.names.get(tensor) or default
+    states = _states(recorder, namespace, sources)
+    attributes = _attributes(namespace, value_of)
+    for value, (kind, name) in sources.items():
+        if not name:
+            sources[value] = states.get(value) or (kind, attributes.get(value, ""))
 
     results = _returned_values(returned, value_of, bound)
     results |= {root: results.get(root) or bound.get(root, "") for root, _, _ in recording.roots}
@@ -57,15 +68,61 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
             gradients[value] = gradient
         else:
             made_here[gradient] = f"{name}_grad"
+    held = {value_of(t) for t in _tensors_in(namespace) if not t.requires_grad}
     for gradient, leaf in recording.taken.items():
-        if leaf in recording.externals and gradient in results:
+        if leaf in recording.externals and gradient in {*results, *held}:
             gradients.setdefault(leaf, gradient)
-    for leaf, gradient in gradients.items():
+    for leaf, gradient in (*gradients.items(), *recording.gradients.items()):
         if gradient in sources and not sources[gradient][1]:
             sources[gradient] = "input", f"{sources[leaf][1]}_grad".lstrip("_")
     roots = {root for root, _, _ in recording.roots}
     results = {v: name for v, name in results.items() if v in roots or v not in gradients.values()}
-    return Roles(sources, results | made_here, gradients)
+    made: dict[Value, str] = {}
+    if recording.updates:
+        kept = bound | {value: name for value, (_, name) in states.items()}
+        made = {v: name for v, name in kept.items() if v.base is v and v not in recording.externals}
+    return Roles(sources, results | made_here, gradients, _replaced_buffers(recorder), made, bound)
+
+
+def _states(
+    recorder: Recorder, namespace: Mapping[str, Any], sources: Mapping[Value, tuple[str, str]]
+) -> dict[Value, tuple[str, str]]:
+    """(kind, name) of what optimizers keep: `exp_avg of 0.weight`, `opt.param_groups[0]['lr']`."""
+    names = {id(optimizer): name for name, optimizer in _optimizers(namespace)}
+    found = {}
+    for update in recorder.recording.updates:
+        optimizer = names.get(id(update.optimizer()), update.kind)
+        for value, (key, owner) in update.state.items():
+            if owner is None:
+                found[value] = "hyperparameter" if "param_groups" in key else "state", f"{optimizer}.{key}"
+            else:
+                found[value] = "state", f"{key} of {sources[owner][1] if owner in sources else ''}".removesuffix(" of ")
+    return found
+
+
+def _attributes(namespace: Mapping[str, Any], value_of: Callable[[Any], Value | None]) -> dict[Value, str]:
+    """Tensors in objects that have a name, such as `scaler._scale`."""
+    found: dict[Value, str] = {}
+    for name, thing in namespace.items():
+        if isinstance(thing, (type, ModuleType, nn.Module, torch.Tensor, list, tuple, dict)):
+            continue
+        for key, one in _inside(thing):
+            if isinstance(one, torch.Tensor) and (value := value_of(one)) is not None:
+                found.setdefault(value, f"{name}{key}")
+    return found
+
+
+def _replaced_buffers(recorder: Recorder) -> dict[Value, Value]:
+    """By the buffer that the program read, the value that it computed and that the module's buffer of that name is now."""
+    externals, value_of = recorder.recording.externals, recorder.values.value_of
+    was = {recorder.names.get(tensor): value for value, tensor in externals.items()}
+    found = {}
+    for path, tensor in recorder.modules.buffers():
+        before, now = was.get(("buffer", path)), value_of(tensor)
+        is_made = before is not None and now is not None and now not in externals
+        if is_made and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
+            found[before] = now
+    return found
 
 
 def _returned_values(
@@ -114,6 +171,13 @@ def _optimizers(namespace: Mapping[str, Any]) -> Iterator[tuple[str, torch.optim
             for key, one in _inside(thing):
                 if isinstance(one, torch.optim.Optimizer):
                     yield f"{name}{key}", one
+
+
+def _tensors_in(namespace: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Tensors that a variable, or a container that is one, holds."""
+    for name, thing in namespace.items():
+        held = _inside(thing) if isinstance(thing, (list, tuple, dict)) else [("", thing)]
+        yield from (one for _, one in held if isinstance(one, torch.Tensor) and not name.startswith("__"))
 
 
 def _inside(thing: Any) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,8 @@
 """One run of a program under a recorder, and what is noted of it when it is over: who is who, what it read and what it left.
 
 What it left is kept by weak reference, so that a replay can be held against it later.
+
+Private names, seen on torch 2.11, 2.13 and 2.15: `torch._neg_view`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.roles import GradientOf, Roles, optimizers_of, roles_of
 from tracefuse.recording.thaw import Thaw
+from tracefuse.recording.updates import state_of
 
 MemoryOf = Callable[[torch.Tensor], int | None]
 
@@ -44,6 +47,7 @@ class Left:
         self._memory_of = memory_of
         self._state = _version(tensor), memory_of(tensor)
         self._sample = None if copied else _sample(tensor, memory_of)
+        self._dtype = None if _is_lazy(tensor) else tensor.dtype  # the bytes of which are other numbers
 
     def tensor(self) -> torch.Tensor | None:
         if self._copy is not None:
@@ -57,6 +61,17 @@ class Left:
         )
         return found if is_same else None
 
+    def beside(self, replayed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What a replay gives and what the program left, to be compared: where that is gone or was written to since, the few
+        numbers that were kept of it; None where there are none."""
+        found = self.tensor()
+        if found is not None:
+            return replayed, found
+        mine = None if self._sample is None or _is_lazy(replayed) else _sample(replayed, self._memory_of)
+        if mine is None or replayed.dtype != self._dtype or mine.shape != self._sample.shape:
+            return None
+        return mine.view(replayed.dtype), self._sample.view(replayed.dtype)
+
 
 def left_by(
     recorder: Recorder, roles: Roles, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf
@@ -64,13 +79,19 @@ def left_by(
     """What the program that just ended left: results in variables and what it returned, gradients, overwritten inputs."""
     recording = recorder.recording
     written = [recording.externals[value] for value in recording.snapshots]
-    visible = [t for t in (*namespace.values(), *tree_leaves(returned)) if isinstance(t, torch.Tensor)]
+    optimizers = (update.optimizer() for update in recording.updates)
+    states = (t for optimizer in optimizers if optimizer is not None for _, _, t in state_of(optimizer))
+    visible = [t for t in (*namespace.values(), *tree_leaves(returned), *states) if isinstance(t, torch.Tensor)]
     leaves = [t for t in (*visible, *recording.externals.values()) if t.requires_grad and is_leaf(t)]
     gradients = [gradient for leaf in leaves if (gradient := gradient_of(leaf)) is not None]
-    known = {value: t for t in (*written, *visible, *gradients) if (value := recorder.values.value_of(t)) is not None}
-    outputs = {*roles.results, *recording.snapshots, *roles.gradients.values()}
+    value_of = recorder.values.value_of
+    known = {value: t for t in (*written, *visible, *gradients) if (value := value_of(t)) is not None}
+    known |= {root: t for root, t in recorder.small_roots.items() if root not in known}
+    outputs = {*roles.results, *recording.snapshots, *roles.gradients.values(), *roles.replaced, *roles.kept}
     uncounted = {value for call in recording.calls if call.func in BATCH_NORMS for value in call.writes()}
     returned_only = {*roles.results, *recording.taken}
+    buffers = {value_of(t): t for _, t in recorder.modules.buffers()} if roles.replaced else {}
+    known |= {buffer: buffers[now] for buffer, now in roles.replaced.items()}
     return {
         value: Left(
             t, recorder.values.memory_of, value in uncounted or (value in returned_only and t.nbytes <= SMALL_NBYTES)
@@ -100,6 +121,10 @@ def _sample(tensor: torch.Tensor, memory_of: MemoryOf) -> torch.Tensor | None:
     count = min(SAMPLED, tensor.numel())
     at = torch.arange(count, device=tensor.device).mul_(tensor.numel() - 1).floor_divide_(max(count - 1, 1))
     return stored.take(at).view(torch.uint8)
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -147,11 +172,15 @@ class Run:
         try:
             self.recorder.__exit__(None, None, None)
             if completed:
-                self.ended = self.recorder.shield.note(self._noted, namespace, returned)
+                self.note_end(namespace, returned)
         finally:
             if self._thaw is not None:
                 self._thaw.__exit__(None, None, None)
             self._thaw = None
+
+    def note_end(self, namespace: Mapping[str, Any], returned: Any) -> None:
+        """The program is over, and its recorder takes notes no more."""
+        self.ended = self.recorder.shield.note(self._noted, namespace, returned)
 
     def _noted(self, namespace: Mapping[str, Any], returned: Any) -> Ended:
         recorder, thaw = self.recorder, self._thaw

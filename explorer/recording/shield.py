@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from tracefuse.errors import SyncError
-from tracefuse.recording.frames import warn_user
+from tracefuse.recording.frames import tell_user
 
 _PASSED_ON = (SyncError, MemoryError, torch.OutOfMemoryError)
 
@@ -78,9 +78,7 @@ class Shield:
             "defect of tracefuse, and the traceback is kept."
         )
         try:
-            warn_user(text)
-        except Warning:
-            pass  # the user's filter makes it an error, which would end the program; the capture tells of the failure
+            tell_user(text)
         except Exception:
             with suppress(Warning):
                 warnings.warn(text, stacklevel=2)

@@ -20,7 +20,7 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,12 +30,15 @@ import torch
 
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Machine
+from tracefuse.config.names import SESSION
 from tracefuse.errors import SessionError
 from tracefuse.optimizers.facts import span
 from tracefuse.optimizers.formats.plain_data import damaged, read, record, text, whole, written
 from tracefuse.optimizers.formats.serial import trace_from, trace_record
-from tracefuse.optimizers.trace import Trace, origin
+from tracefuse.optimizers.split import handed_over
+from tracefuse.optimizers.trace import Output, Trace, origin
 from tracefuse.session.parts import (
+    SHARED,
     Captured,
     SavedGuard,
     SavedInputs,
@@ -45,8 +48,10 @@ from tracefuse.session.parts import (
 )
 from tracefuse.timeline.measurements import Measurements
 
-FORMAT, VERSION, READ = "tracefuse session", 2, (1, 2)
+FORMAT, VERSION, READ = "tracefuse session", 3, (1, 2, 3)
 HEAD, TRACE, CAPTURE, MEASURED = "session.json", "trace.json", "capture.json", "measured.json"
+UPDATE = "update.json"
+"""The trace of the update, in the file of a step that has one."""
 ARRAYS = "arrays/"
 
 MOST_JSON = 32 << 20
@@ -67,13 +72,19 @@ def save(
     """Write `program` and what was measured of it to `path`, which is replaced only when all of it is written.
 
     Raises `SessionError` for a trace with values that have no form here, for more than 8 GiB of inputs, and for a path that
-    cannot be written.
+    cannot be written or is not called `.tfz`.
     """
     path = Path(path)
+    if path.suffix != SESSION:
+        raise SessionError(
+            f"{path} does not end in {SESSION}, by which `tracefuse` knows a session: name it {path}{SESSION}"
+        )
     arrays: list[bytes] = []
     parts = _parts(program, measurements, machine, inputs, arrays)
     _check_size(parts, arrays)
-    trace_from(json.loads(parts[TRACE]), torch.__version__)  # what could not be opened again is not written
+    for part, name in ((TRACE, "step"), (UPDATE, "update")):
+        if part in parts:  # what could not be opened again is not written
+            trace_from(json.loads(parts[part]), torch.__version__, name)
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             finished = Path(folder) / path.name
@@ -101,38 +112,46 @@ def _parts(
         CAPTURE: written(_captured(program, machine, inputs), special),
         MEASURED: measured_record(measurements, special),
     }
+    found |= {} if program.update is None else {UPDATE: trace_record(program.update.trace)}
     return {name: json.dumps(part, allow_nan=False) for name, part in found.items()}
 
 
 def _captured(program: CapturedProgram, machine: Machine, inputs: bool) -> Captured:
     numbers = (bool, int, float, str, type(None))
     guards = tuple(
-        SavedGuard(one.op, one.value if isinstance(one.value, numbers) else repr(one.value), one.source)
+        SavedGuard(
+            one.op,
+            one.value if isinstance(one.value, numbers) else repr(one.value),
+            one.source,
+            one.in_optimizer,
+            one.in_update,
+        )
         for one in program.guards
     )
-    return Captured(
-        guards=guards,
-        stops=program.stops,
-        dropped=program.dropped,
-        optimizers=program.optimizers,
-        pinned=program.pinned,
-        environment=program.environment,
-        thawed=program.thawed,
-        cat=machine.cat,
-        fuse=machine.fuse,
-        data=_inputs(program) if inputs else None,
-        order=program.order,
+    shared: dict[str, Any] = {name: getattr(program, name) for name in SHARED}
+    data, update = (
+        _inputs(one.example_inputs if one is program else _from_outside(program, one), one.rng_states)
+        if inputs and one is not None
+        else None
+        for one in (program, program.update)
     )
+    return Captured(guards, cat=machine.cat, fuse=machine.fuse, data=data, update=update, **shared)
 
 
-def _inputs(program: CapturedProgram) -> SavedInputs:
-    needed = sum(span(tensor.shape, tensor.stride()) * tensor.element_size() for tensor in program.example_inputs)
+def _from_outside(joint: CapturedProgram, update: CapturedProgram) -> list[torch.Tensor]:
+    """The inputs of an update that the joint program does not make."""
+    made = handed_over(joint.trace, update.trace)
+    pairs = zip(update.trace.inputs, update.example_inputs, strict=True)
+    return [tensor for entry, tensor in pairs if entry.name not in made]
+
+
+def _inputs(tensors: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor]) -> SavedInputs:
+    needed = sum(span(tensor.shape, tensor.stride()) * tensor.element_size() for tensor in tensors)
     if needed > MOST_INPUTS:
         raise SessionError(
             f"the inputs take {needed / 2**30:.1f} GiB, and a session holds {MOST_INPUTS >> 30} GiB: save it without inputs"
         )
-    states = tuple(state.cpu().numpy() for state in program.rng_states)
-    return SavedInputs(tuple(map(_memory, program.example_inputs)), states)
+    return SavedInputs(tuple(map(_memory, tensors)), tuple(state.cpu().numpy() for state in rng_states))
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
@@ -167,6 +186,7 @@ class Session(NamedTuple):
     captured: Captured
     measured: Measurements
     left_out: Sequence[str]
+    update: Trace | None
 
 
 def opened(path: Path) -> Session:
@@ -178,10 +198,22 @@ def opened(path: Path) -> Session:
     special = special_types(None, arrays)
     trace = trace_from(_json(members, TRACE), wrote)
     captured = read(Captured, _json(members, CAPTURE), "capture", special)
-    if captured.data is not None:
-        _check_inputs(captured.data, trace)
+    update = trace_from(_json(members, UPDATE), wrote, "update") if UPDATE in members else None
+    made = {} if update is None else _handed_over(trace, update)
+    for data, of in ((captured.data, trace), (captured.update, update)):
+        if data is not None and of is not None:
+            _check_inputs(data, of, made if of is update else ())
+    if update is None and captured.update is not None:
+        raise damaged("there are inputs of an update and no update")
     measured, left_out = measured_from(_json(members, MEASURED), special)
-    return Session(trace, captured, measured, left_out)
+    return Session(trace, captured, measured, left_out, update)
+
+
+def _handed_over(trace: Trace, update: Trace) -> Mapping[str, Output]:
+    try:
+        return handed_over(trace, update)
+    except KeyError as error:
+        raise damaged(f"the update reads {error}, which the trace does not return") from error
 
 
 def _members(path: Path) -> dict[str, bytes]:
@@ -208,7 +240,7 @@ _ZIP_ERRORS = (
 def _check_members(infos: list[zipfile.ZipInfo], nbytes: int) -> None:
     """Raise `SessionError` unless these are the members of a session, in a file of `nbytes`, and unpack to what they may."""
     names = [info.filename for info in infos]
-    parts = {HEAD, TRACE, CAPTURE, MEASURED}
+    parts = {HEAD, TRACE, CAPTURE, MEASURED} | ({UPDATE} & set(names))
     arrays = {f"{ARRAYS}{at}" for at in range(len(names) - len(parts))}
     if len(names) > MOST_MEMBERS or len(set(names)) != len(names) or set(names) != parts | arrays:
         raise damaged("the file has not the parts of a session, each once")
@@ -272,8 +304,9 @@ def _head(data: Any) -> str:
     return text(torch_version, "session.torch")
 
 
-def _check_inputs(data: SavedInputs, trace: Trace) -> None:
-    values = [node.meta["val"] for node in trace.placeholders]
+def _check_inputs(data: SavedInputs, trace: Trace, made: Container[str]) -> None:
+    """Raise `SessionError` unless these are the inputs of `trace` but those that are `made` by another one."""
+    values = [node.meta["val"] for node in trace.placeholders if node.name not in made]
     wanted = [span(value.shape, value.stride()) * value.element_size() for value in values]
     if [one.nbytes for one in data.inputs] != wanted or {one.dtype.str for one in data.inputs} - {"|u1"}:
         raise damaged("the inputs are not those of the trace")

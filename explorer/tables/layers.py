@@ -1,4 +1,5 @@
-"""Which module costs what: a row per `nn.Module` with its own ops in the forward and in the backward, before and after.
+"""Which module costs what: a row per `nn.Module` with its own ops in the forward, the backward and, where there is one, the
+update, before and after.
 
     print(variant.layers())
 
@@ -31,7 +32,7 @@ from tracefuse.optimizers.costs.cost import flops
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, human_bytes, origin
-from tracefuse.tables.folding import OUTSIDE, folded_paths, kind, work
+from tracefuse.tables.folding import OUTSIDE, folded_paths, grouped, kind, work
 from tracefuse.tables.halves import halves
 from tracefuse.text import aligned, figure
 
@@ -49,7 +50,8 @@ class Layer:
     Pairs are `(as captured, with the passes)`, times in microseconds. `backward_kinds` part the backward's time by
     `tracefuse.tables.folding.KINDS`, `cause` is the largest part with the passes: "matmul 71 %", or "" without a backward.
     `flops` (forward, backward) are those of its matmuls, as captured and with the passes. `folded` is the path with `*`
-    for the numbers that tell the module from those like it, `count` how many modules the row stands for.
+    for the numbers that tell the module from those like it, `count` how many modules the row stands for. `update_ops` and
+    `update_us` are of what an optimizer does, which mostly runs in no module.
     """
 
     path: str
@@ -64,6 +66,8 @@ class Layer:
     flops: tuple[Flops, Flops] = ((0, 0), (0, 0))
     folded: str = ""
     count: int = 1
+    update_ops: tuple[int, int] = (0, 0)
+    update_us: Pair = (0.0, 0.0)
 
     @property
     def name(self) -> str:
@@ -88,6 +92,13 @@ class Layer:
         return (self.backward_us[0] / forward_us, backward / forward) if forward and forward_us else None
 
     @property
+    def step_us(self) -> Pair:
+        """Forward, backward and update together."""
+        parts = zip(self.forward_us, self.backward_us, self.update_us, strict=True)
+        before, after = map(sum, parts)
+        return before, after
+
+    @property
     def excess_us(self) -> float:
         """What the captured backward takes beyond its forward times the ratio of the FLOPs; 0 where that is not known."""
         ratios = self.captured_ratios
@@ -107,9 +118,7 @@ class Layers(list[Layer]):
     @property
     def folded(self) -> list[Layer]:
         """Modules that are alike as one row with their sums, its `path` with `*` for their numbers."""
-        groups: dict[str, list[Layer]] = defaultdict(list)
-        for row in self:
-            groups[row.folded or row.name].append(row)
+        groups = grouped(self, lambda row: row.folded or row.name)
         return [_together(name, group) for name, group in groups.items()]
 
     def worst(self) -> Layer | None:
@@ -131,8 +140,9 @@ class Layers(list[Layer]):
 
     def __str__(self) -> str:
         everything = _together(IN_ALL, self)
-        unit, us = ("ms", 1e3) if max(everything.backward_us + everything.forward_us) >= 1e3 else ("µs", 1)
-        title = ("module", "type", f"forward {unit}", f"backward {unit}", "ratio", "FLOPs", "share", "saved")
+        unit, us = ("ms", 1e3) if max(everything.step_us) >= 1e3 else ("µs", 1)
+        update = (f"update {unit}",) * any(everything.update_ops)
+        title = ("module", "type", f"forward {unit}", f"backward {unit}", *update, "ratio", "FLOPs", "share", "saved")
         is_changed = any(row.backward_kinds[0] != row.backward_kinds[1] for row in self)
         kinds = "backward by kind, captured → optimised" if is_changed else "backward by kind"
         rows = [_line(row, everything, us, not self.no_verdict) for row in (*self.folded, everything)]
@@ -154,6 +164,8 @@ class Layers(list[Layer]):
             ratio, expected = odd.captured_ratios
             takes = f"its backward takes {ratio:.2g} times its forward, its matmuls {expected:.2g} times"
             found.append(f"{_label(odd)} is out of line as captured: {takes}: {_parts_text(odd.backward_kinds[0])}")
+        if everything.update_us[1]:
+            found.append(f"the optimizer takes {_percent(everything.update_us[1], everything.step_us[1])} of the step")
         return found
 
 
@@ -230,6 +242,8 @@ def _layer(path: str, folded: str, old: _Part, new: _Part) -> Layer:
         (dict(old.backward_kinds), dict(new.backward_kinds)),
         ((old.flops["forward"], old.flops["backward"]), (new.flops["forward"], new.flops["backward"])),
         folded,
+        update_ops=(old.ops["update"], new.ops["update"]),
+        update_us=(old.us["update"], new.us["update"]),
     )
 
 
@@ -242,7 +256,7 @@ def _together(name: str, rows: Sequence[Layer]) -> Layer:
         for total, parts in zip(kinds, row.backward_kinds, strict=True):
             total.update(parts)
     types = ", ".join(dict.fromkeys(row.module_type for row in rows)) if name != IN_ALL else ""
-    pairs = ("forward_ops", "backward_ops", "forward_us", "backward_us", "saved_bytes")
+    pairs = ("forward_ops", "backward_ops", "update_ops", "forward_us", "backward_us", "update_us", "saved_bytes")
     sums: dict[str, Any] = {of: tuple(sum(getattr(row, of)[at] for row in rows) for at in (0, 1)) for of in pairs}
     sums["flops"] = tuple(tuple(sum(row.flops[at][half] for row in rows) for half in (0, 1)) for at in (0, 1))
     parts = (dict(kinds[0]), dict(kinds[1]))
@@ -253,15 +267,16 @@ def _together(name: str, rows: Sequence[Layer]) -> Layer:
 
 
 def _line(row: Layer, everything: Layer, unit_us: float, has_ratios: bool) -> tuple[str, ...]:
-    all_us = everything.forward_us[1] + everything.backward_us[1]
+    update = (_pair(row.update_us, unit_us) if any(row.update_ops) else "",) * any(everything.update_ops)
     return (
         _label(row),
         row.module_type,
         _pair(row.forward_us, unit_us),
         _pair(row.backward_us, unit_us) if any(row.backward_ops) else "–",
+        *update,
         f"{row.ratio:.2g}" if row.ratio and has_ratios else "",
         f"{row.expected_ratio:.2g}" if row.expected_ratio and has_ratios else "",
-        _percent(row.forward_us[1] + row.backward_us[1], all_us),
+        _percent(row.step_us[1], everything.step_us[1]),
         human_bytes(row.saved_bytes[1]) if any(row.saved_bytes) else "",
         " → ".join(dict.fromkeys(filter(None, map(_parts_text, row.backward_kinds)))),
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tracefuse.device.clocks import device_label
+from tracefuse.execution.updates import Updates
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.eager_memory import eager_peak_bytes
 from tracefuse.optimizers.facts import devices, storages
@@ -35,6 +36,7 @@ from tracefuse.timeline.replayed import stepwise_replay
 
 KIND_NAMES: dict[Kind, str] = {
     "input": "inputs and parameters",
+    "state": "the optimizer's state",
     "saved": "saved for the backward",
     "gradient": "gradients",
     "result": "results",
@@ -116,12 +118,8 @@ class Memory:
         """Static peak and workspaces over the measured peak, of each program. Raises `ValueError` where none is."""
         if self.measured is None:
             raise ValueError("nothing is measured: ask for memory(measure=True)")
-        static = (self.before.peak, self.after.peak)
-        before, after = (
-            (one + extra) / peak
-            for one, extra, peak in zip(static, self.measured.workspaces, self.measured.peak, strict=True)
-        )
-        return before, after
+        peak, extra = self.measured.peak, self.measured.workspaces
+        return (self.before.peak + extra.before) / peak.before, (self.after.peak + extra.after) / peak.after
 
     def __str__(self) -> str:
         return "\n\n".join(filter(None, (self._peaks(), _largest(self.after), self._saved())))
@@ -137,16 +135,12 @@ class Memory:
         if self.measured:
             rows.append(("  operators' own workspaces (measured)", *map(human_bytes, self.measured.workspaces)))
             rows.append(("measured peak", *map(human_bytes, self.measured.peak)))
-            rows.append(("  static and workspaces / measured", *self._agreement()))
+            rows.append(("  static and workspaces / measured", *(f"{share:.3f}" for share in self.agreement)))
         said = [f"at {curve.at} {name}" for name, curve in (("as captured", self.before), ("optimised", self.after))]
         what = "peak memory: the most bytes alive at once, inputs and parameters included"
         where = f"static: read off the traces; the peak is {', '.join(said)}"
         more = [f"{self.measured.device}, one replay each"] if self.measured else []
         return "\n".join([where, what, *more, *self.notes, aligned(rows)])
-
-    def _agreement(self) -> tuple[str, str]:
-        before, after = (f"{share:.3f}" for share in self.agreement)
-        return before, after
 
     def _saved(self) -> str:
         if not self.saved:
@@ -168,7 +162,11 @@ def static_memory(variant: Switched) -> Memory:
     """`memory` of a variant, with what is to be said of it."""
     captured = variant.program
     found = memory(captured.trace, variant.trace, variant.steps)
+    if captured.update is not None:  # gradients live until it, and the optimizer's state lives throughout
+        found = replace(found, before=curve(variant.baseline.whole_in_place), after=curve(variant.whole_in_place))
     eager_peak = None if captured.backwards > 1 else found.eager_peak
+    if eager_peak is not None and captured.update is not None:
+        eager_peak += found.before.by_kind.get("state", (0,))[0]
     return replace(found, eager_peak=eager_peak, notes=tuple(filter(None, [captured.order, *unmet(variant)])))
 
 
@@ -200,24 +198,26 @@ def measured_memory(variant: Switched) -> Memory:
     """
     kind = variant.program.device.type
     programs = variant.baseline, variant
-    peaks = Pair(*(replay_peak(one) + input_bytes(one.trace, kind) for one in programs))
+    peaks = Pair(*(replay_peak(one) + input_bytes(one.whole_in_place, kind) for one in programs))
     extra = Pair(*(workspace_bytes(one) for one in programs))
     found = replace(static_memory(variant), measured=Measured(peaks, extra, device_label(kind)))
     return replace(found, notes=(*found.notes, CPU_KERNELS)) if variant.kernels and kind == "cpu" else found
 
 
 def replay_peak(variant: Switched) -> int:
-    """The most bytes that a replay of the forward and the backward adds; results and gradients are held to its end.
+    """The most bytes that a replay of the step adds; results and gradients are held to its end.
 
     The replay runs once before it is counted, so that libraries have the workspaces that they keep.
     """
     captured = variant.program
-    program = variant.compile().replays(captured.example_inputs, captured.rng_states)
+    program, update = variant.halves().replays(captured.example_inputs, captured.rng_states), variant.update
+    if update is not None:
+        program = Updates(captured).behind(program, update.trace, update.halves())
 
-    def run() -> tuple[object, object]:
+    def run() -> tuple[object, object, object]:
         state = program.forward()
-        gradients = program.backward(state) if program.backward else None
-        return state, gradients
+        gradients = program.backward(state) if program.backward else ()
+        return state, gradients, program.update(gradients) if program.update else ()
 
     run()
     return added_peak(run, captured.device)
@@ -225,8 +225,8 @@ def replay_peak(variant: Switched) -> int:
 
 def workspace_bytes(variant: Switched) -> int:
     """What the static peak rises by with the workspaces that its ops were seen to take in one replay, op by op."""
-    taken = workspaces(stepwise_replay(variant), variant.program.device)
-    return peak_with(taken, variant.trace, lifetimes(variant.trace)) - peak_bytes(variant.trace)
+    taken, trace = workspaces(stepwise_replay(variant), variant.program.device), variant.whole_in_place
+    return peak_with(taken, trace, lifetimes(trace)) - peak_bytes(trace)
 
 
 def peak_with(taken: Mapping[str, int], trace: Trace, known: Iterable[Lifetime]) -> int:

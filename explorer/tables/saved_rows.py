@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.remat.saved import explain_saved
 from tracefuse.optimizers.trace import Trace, line_of, origin
-from tracefuse.tables.folding import folded_paths, name_of
+from tracefuse.tables.folding import folded_paths, grouped, name_of
 
 
 class Pair(NamedTuple):
@@ -75,12 +74,9 @@ def by_module(rows: Iterable[SavedRow]) -> list[Group]:
 
 
 def _groups(rows: Iterable[SavedRow], key: Callable[[SavedRow], str]) -> list[Group]:
-    parts: dict[str, list[SavedRow]] = defaultdict(list)
-    for row in rows:
-        parts[key(row)].append(row)
     found = [
         Group(name, _sum(some, lambda row, at: bool(row.nbytes[at])), _sum(some, lambda row, at: row.nbytes[at]))
-        for name, some in parts.items()
+        for name, some in grouped(rows, key).items()
     ]
     return sorted(found, key=lambda group: (-max(group.nbytes), group.name))
 

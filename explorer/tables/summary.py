@@ -7,19 +7,19 @@ peak    static peak of live bytes, inputs included: modelled from the trace, not
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
 
 from tracefuse.config.configuration import PASS_OF
+from tracefuse.measure.op_times import modelled
 from tracefuse.measure.switched import Switched
-from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
+from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.remat.budget import why_unmet
-from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
-from tracefuse.tables.folding import folded_paths, name_of
+from tracefuse.optimizers.trace import Trace, human_bytes, phase
+from tracefuse.tables.layers import layers
 from tracefuse.text import aligned
 
 
@@ -88,35 +88,11 @@ def _cells(found: Summary) -> tuple[str, ...]:
     return str(found.forward_ops), str(found.backward_ops), kernels, *memory
 
 
-@dataclass
-class ModuleCounts:
-    """Ops and saved bytes of modules that are alike."""
-
-    paths: set[str]
-    forward_ops: int = 0
-    backward_ops: int = 0
-    saved_nbytes: int = 0
-
-
-def by_module(trace: Trace) -> dict[str, ModuleCounts]:
-    """Counts by module, those alike as one ("h.*.attn"), in the forward's order."""
-    folds = folded_paths(trace)
-    counts: dict[str, ModuleCounts] = defaultdict(lambda: ModuleCounts(set()))
-    nodes = {n.name: n for n in trace.graph.nodes}
-    for node in filter(does_work, trace.ops):
-        found = counts[name_of(node, folds)]
-        found.paths.add(origin(node).module)
-        found.forward_ops += phase(node) == "forward"
-        found.backward_ops += phase(node) == "backward"
-    for saved in saved_values(trace):
-        counts[name_of(nodes[saved.name], folds)].saved_nbytes += saved.nbytes
-    return dict(counts)
-
-
 def modules_table(trace: Trace) -> str:
     """One line per module; a star stands for the numbers of as many that are alike as `modules` says."""
+    times = modelled(trace)
     rows = [
-        (name, str(len(c.paths)), str(c.forward_ops), str(c.backward_ops), human_bytes(c.saved_nbytes))
-        for name, c in by_module(trace).items()
+        (one.name, str(one.count), str(one.forward_ops[0]), str(one.backward_ops[0]), human_bytes(one.saved_bytes[0]))
+        for one in layers(trace, trace, (times, times)).folded
     ]
     return aligned([("module", "modules", "forward ops", "backward ops", "saved for backward"), *rows])

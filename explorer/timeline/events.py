@@ -1,8 +1,5 @@
 """The events that torch's profiler records of one run, as plain tuples. The private names of torch that this takes stand here.
 
-    with marked("mm"): ...        a range on the host that is recorded under its name
-    recorded(run)                 every event of one call: ranges, operators, launches, what the GPU did
-
 Seen on torch 2.13: `torch._C._profiler._RecordFunctionFast`, a range that costs less than the public `record_function`, and
 `profiler.kineto_results.events()`, of which `profiler.events()` builds a tree.
 """
@@ -15,13 +12,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import DeviceType
-
-from tracefuse.device.marks import MARK, marked
 
 # Host calls that start one kernel each, as CUPTI names them. Seen on torch 2.11 to 2.15 with CUDA 12 and 13.
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")
 
+
+MARK = "tracefuse::"
+"""What the name of each range of ours begins with, so that no operator is taken for one."""
 
 NOT_KERNELS = ("Memcpy", "Memset")
 
@@ -74,6 +73,11 @@ class Event(NamedTuple):
     @property
     def is_cuda_call(self) -> bool:
         return not self.on_gpu and _CUDA_CALL.match(self.name) is not None
+
+
+def marked(name: str) -> Any:
+    """A context manager: what runs inside is a range on the host called `name` where a profiler watches."""
+    return _RecordFunctionFast(MARK + name)
 
 
 def recorded(run: Callable[[], Any]) -> list[Event]:

@@ -1,8 +1,5 @@
 """Why a GPU did nothing: the idle time of a window, cut into gaps that have exactly one cause each. Pure.
 
-    idle_of_devices(events, window)    per GPU, all of its streams together
-    idle_of_streams(events, window)    per stream, from its first record to its last
-
 An idle stretch ends where the GPU starts something; whoever launched that decides. Where the call came in time (it had
 returned when the GPU ran dry), the GPU itself took so long. Where it came late, what the host did until then is the cause,
 cut where that changes: it was blocked in a call, it ran operators, it did nothing.
@@ -214,13 +211,7 @@ class _Lead:
 
 
 def _causes(
-    start: int,
-    end: int,
-    before: Event | None,
-    after: Event | None,
-    host: Host,
-    others: Spans | None,
-    lead: _Lead,
+    start: int, end: int, before: Event | None, after: Event | None, host: Host, others: Spans | None, lead: _Lead
 ) -> list[_Piece]:
     """An idle stretch as pieces, one after another, neighbours of different causes."""
     if after is None:

@@ -1,9 +1,4 @@
-"""What the host did while a GPU was idle: which calls block it, and which operators ran on each thread, as spans. Pure.
-
-blocks(event)       why a CUDA call holds the host: "synchronization", "memory allocation", "kernel loading", or ""
-Spans(events)       disjoint intervals by time, each with its event; `cut` takes them out of other intervals
-Host(events)        the threads of a run: calls that block, outermost operators, overhead of the profiler
-"""
+"""What the host did while a GPU was idle: which calls block it, and which operators ran on each thread, as spans. Pure."""
 
 from __future__ import annotations
 

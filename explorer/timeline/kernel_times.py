@@ -28,6 +28,7 @@ from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, flops, operand_dtype
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, tensor_type, tensors
@@ -162,7 +163,7 @@ def kernel_times(variant: Switched, progress: Progress | None = None) -> KernelT
         program = profiled("optimised", variant)
     found = Timeline(measured_on([program]), (program,)).op_times(0)
     roofline = peaks and peaks.roofline(variant.program.tf32)
-    rows = sorted(kernel_rows(variant.trace, found.us, roofline), key=lambda row: -row.total_us)
+    rows = sorted(kernel_rows(variant.whole, found.us, roofline), key=lambda row: -row.total_us)
     note = "" if variant.runs_triton else CPU_NOTE
     return KernelTimes(
         found.provenance, roofline.source if roofline else "", tuple(rows), note, gpu_work(program, variant)
@@ -199,11 +200,12 @@ def _row(name: str, nodes: Sequence[fx.Node], us: Mapping[str, float], peaks: Pe
 
 
 def call_nbytes(node: fx.Node) -> int:
-    """Bytes that a call reads and writes. The calls of a long sum, which serves any number of operands, differ."""
+    """Bytes that a call reads and writes. The calls of a kernel that serves any number of operands differ."""
     kernel = node.target
     if isinstance(kernel, LongSum):
         return kernel.nbytes_written * (len(node.args) + 1)
-    return kernel.nbytes if isinstance(kernel, Kernel) else bytes_moved(node)
+    is_one_size = isinstance(kernel, Kernel) and not isinstance(kernel, ListKernel)
+    return kernel.nbytes if is_one_size else bytes_moved(node)
 
 
 def _mean(counts: Iterable[int]) -> int:

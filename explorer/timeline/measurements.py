@@ -57,13 +57,16 @@ class Measurements:
         """The same, to which one may add without the other."""
         return Measurements(**{name: copy(value) for name, value in vars(self).items()})
 
+    @property
+    def replays(self) -> dict[Config, tuple[Timeline, int]]:
+        """By configuration the last timeline that has a program of it, and that program's place there."""
+        programs = ((one, found, at) for found in self.timelines.values() for at, one in enumerate(found.programs))
+        return {one.config: (found, at) for one, found, at in programs if one.config}
+
     def op_times(self, config: Config) -> OpTimes | None:
-        """The times of the ops in the last timeline that has a program of this configuration."""
-        for found in reversed(self.timelines.values()):
-            for at, program in enumerate(found.programs):
-                if program.config == config:
-                    return found.op_times(at)
-        return None
+        """The times of the ops in that one."""
+        found, at = self.replays.get(config, (None, 0))
+        return found and found.op_times(at)
 
     def note_timing(self, pair: Pair, timing: Timing) -> None:
         self.timings.pop(pair, None)  # so that it is the last one

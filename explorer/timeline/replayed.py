@@ -26,15 +26,16 @@ from torch import fx
 
 from tracefuse.config.configuration import Config
 from tracefuse.device.clocks import device_label
-from tracefuse.device.marks import marked
+from tracefuse.execution.program import spared
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.optimizers.kernels.lists import overwritten
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.render import INDENT, last_uses, render_op
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.text import share, time_text
-from tracefuse.timeline.events import LAUNCHES, NOT_KERNELS, Event, recorded
+from tracefuse.timeline.events import LAUNCHES, NOT_KERNELS, Event, marked, recorded
 from tracefuse.timeline.gaps import idle_of_devices
 from tracefuse.timeline.lanes import ProgramTimeline, idle_us, lane_of, with_idle_lanes
 from tracefuse.timeline.transfers import transfers
@@ -103,22 +104,28 @@ def measured_on(programs: Iterable[ProgramTimeline]) -> str:
 def profiled(label: str, variant: Switched) -> ProgramTimeline:
     """The middle one of `RUNS` profiled replays of `variant`, and each op's middle time. Raises as `timeline` does."""
     run = stepwise_replay(variant)
-    runs = [attributed(label, variant.config, variant.trace, recorded(run)) for _ in range(RUNS)]
+    runs = [attributed(label, variant.config, variant.whole_in_place, recorded(run)) for _ in range(RUNS)]
     middle = sorted(runs, key=lambda one: one.span_us)[RUNS // 2]
-    return replace(middle, op_us={name: _middle_us(name, runs) for name in middle.op_us})
-
-
-def _middle_us(name: str, runs: Iterable[ProgramTimeline]) -> float:
-    """The middle time of an op in the runs that have it: the driver may drop a record."""
-    return median(one.op_us[name] for one in runs if name in one.op_us)
+    # In the runs that have the op: the driver may drop a record.
+    return replace(
+        middle, op_us={name: median(one.op_us[name] for one in runs if name in one.op_us) for name in middle.op_us}
+    )
 
 
 def stepwise_replay(variant: Switched) -> Callable[[], tuple[Any, ...]]:
-    """A replay of `variant` on the captured inputs, each op in a range called after its value. Raises as `timeline` does."""
-    program, captured = variant.compile(), variant.program
-    step = stepwise(variant.trace, vars(program.module))
-    restart = program.restarts(captured.rng_states)
-    inputs = [tensor.detach() for tensor in captured.example_inputs]
+    """A replay of `variant` on the captured inputs, each op in a range called after its value; an update works in place, on
+    copies. Raises as `timeline` does."""
+    program, captured, update = variant.halves(), variant.program, variant.update
+    names, trace = vars(program.module), variant.whole_in_place
+    tensors = dict(zip((i.name for i in captured.trace.inputs), captured.example_inputs, strict=True))
+    written = overwritten(trace)
+    if update is not None and captured.update is not None:
+        names = {**vars(update.halves().module), **names}
+        written |= {out.of for out in update.trace.outputs if out.kind == "mutation"}
+        theirs = zip((i.name for i in update.trace.inputs), captured.update.example_inputs, strict=True)
+        tensors = {**dict(theirs), **tensors}
+    step, restart = stepwise(trace, names), program.restarts(captured.rng_states)
+    inputs = spared((i.name for i in trace.inputs), [tensors[i.name] for i in trace.inputs], written)
 
     @torch.no_grad()
     def run() -> tuple[Any, ...]:
@@ -214,9 +221,5 @@ def _op_us(ops: Mapping[str, fx.Node], shown: Sequence[Event], owners: Sequence[
     for event, owner in zip(shown, owners, strict=True):
         if event.on_gpu and owner:
             on_gpu[owner] += event.duration_ns / 1e3
-    on_host = {e.mark: e.duration_ns / 1e3 for e in shown if e.mark and _computes_on_the_host(ops[e.mark])}
-    return on_host | on_gpu
-
-
-def _computes_on_the_host(node: fx.Node) -> bool:
-    return does_work(node) and all(tensor.device.type == "cpu" for tensor in tensors(node))
+    on_host = {name for name, n in ops.items() if does_work(n) and all(t.device.type == "cpu" for t in tensors(n))}
+    return {event.mark: event.duration_ns / 1e3 for event in shown if event.mark in on_host} | on_gpu

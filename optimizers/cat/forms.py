@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from tracefuse.optimizers.axes import cat_ranges, is_uniform
+from tracefuse.optimizers.axes import cat_parts, is_uniform
 from tracefuse.optimizers.ops import arguments, aten
-from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.passes import Decide, Decision, attempted
 from tracefuse.optimizers.rewrite import replace_under_name
 from tracefuse.optimizers.trace import call, nbytes, phase, val
 
@@ -27,16 +27,15 @@ def unstack(stack: fx.Node, decide: Decide) -> bool:
         return call(stack, aten.cat.default, operands, axis)
 
     refusal = replace_under_name(stack, build)
-    reason = f"a cat along a new axis {axis}"
-    decide(Decision(stack.name, "kept" if refusal else "stack", f"{reason}, but {refusal}" if refusal else reason))
+    decide(attempted(stack.name, "stack", f"a cat along a new axis {axis}", refusal))
     return refusal is None
 
 
 def flatten(cat: fx.Node, decide: Decide) -> bool:
     """A concatenation of concatenations along the same axis as one. Returns whether it was replaced."""
-    axis, parts = cat_ranges(cat)
+    axis, parts = cat_parts(cat)
     operands = [n for n, _, _ in parts]
-    nested = [n for n in dict.fromkeys(operands) if n.target is aten.cat.default and cat_ranges(n)[0] == axis]
+    nested = [n for n in dict.fromkeys(operands) if n.target is aten.cat.default and cat_parts(n)[0] == axis]
     refusals = {n: _why_nested(n, cat) for n in nested}
     inner = [n for n in nested if refusals[n] is None]
     if inner:
@@ -47,10 +46,8 @@ def flatten(cat: fx.Node, decide: Decide) -> bool:
             decide(Decision(cat.name, "kept", f"{n.name} concatenates the same axis, but {reason}"))
     if not inner or refusals[inner[0]]:
         return False
-    names, spared = ", ".join(n.name for n in inner), sum(map(nbytes, inner))
-    decide(
-        Decision(cat.name, "cat of cats", f"its operands are those of {names} as well, read by nothing else", spared)
-    )
+    reason = f"its operands are those of {', '.join(n.name for n in inner)} as well, read by nothing else"
+    decide(Decision(cat.name, "cat of cats", reason, sum(map(nbytes, inner))))
     return True
 
 

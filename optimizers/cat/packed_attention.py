@@ -35,11 +35,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tracefuse.optimizers.axes import RESHAPES, permutation, shape
+from tracefuse.optimizers.axes import RESHAPES, permutation
 from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_under_name
-from tracefuse.optimizers.trace import call, fake_mode, nbytes, val
+from tracefuse.optimizers.trace import call, fake_mode, nbytes, shape_of, val
 
 KINDS = {
     aten._scaled_dot_product_cudnn_attention_backward.default: "cudnn",
@@ -150,7 +150,7 @@ def back_through(chain: Sequence[fx.Node]) -> Views:
     """The views that undo the chain: from its last value to its first."""
     undone: Views = []
     for link in reversed(chain[1:]):
-        before, order = shape(link.args[0]), permutation(link)  # type: ignore[arg-type]
+        before, order = shape_of(link.args[0]), permutation(link)  # type: ignore[arg-type]
         if order is not None:
             undone.append((aten.permute.default, ([order.index(axis) for axis in range(len(order))],)))
         elif link.target in RESHAPES or link.target in (aten.unsqueeze.default, aten.squeeze.dim):
@@ -179,10 +179,9 @@ def parts_of_buffer(buffer: Tensor, cat: fx.Node, found: Sequence[Gradient]) -> 
 def _misplaced(parts: Sequence[Tensor]) -> str | None:
     for name, part in zip(_NAMES, parts, strict=True):
         steps = [step for size, step in zip(part.shape[:-1], part.stride(), strict=False) if size > 1]
-        if part.stride(-1) != 1 or any(n % _ROW for n in (part.storage_offset(), *steps)):
-            return (
-                f"{name} would lie at {part.storage_offset()} with strides {tuple(part.stride())}: no rows of 16 bytes"
-            )
+        start, strides = part.storage_offset(), tuple(part.stride())
+        if strides[-1] != 1 or any(n % _ROW for n in (start, *steps)):
+            return f"{name} would lie at {start} with strides {strides}: no rows of 16 bytes"
     return None
 
 

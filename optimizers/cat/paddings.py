@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import fx
 
-from tracefuse.optimizers.axes import cat_ranges, clamp, is_elementwise, is_every, shape
+from tracefuse.optimizers.axes import cat_parts, clamp, is_elementwise, is_every
 from tracefuse.optimizers.ops import arguments, aten
-from tracefuse.optimizers.trace import val
+from tracefuse.optimizers.trace import shape_of, val
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def _keeps_zero(node: fx.Node) -> bool:
 
 def _slice_backward(node: fx.Node, a: dict[str, Any]) -> Padded | None:
     axis = a["dim"] % val(node).dim()
-    length = shape(node)[axis]
-    start, count = clamp(a["start"], length, 0), shape(a["grad_output"])[axis]
+    length = shape_of(node)[axis]
+    start, count = clamp(a["start"], length, 0), shape_of(a["grad_output"])[axis]
     if a["step"] == 1:
         return Padded(axis, (Segment(start, start + count, a["grad_output"]),))
     if not is_every(a["step"], start, count, length):
@@ -88,7 +88,7 @@ def _slice_backward(node: fx.Node, a: dict[str, Any]) -> Padded | None:
 
 def _select_backward(node: fx.Node, a: dict[str, Any]) -> Padded | None:
     axis = a["dim"] % val(node).dim()
-    index = a["index"] % shape(node)[axis]
+    index = a["index"] % shape_of(node)[axis]
     return Padded(axis, (Segment(index, index + 1, a["grad_output"], unsqueezes=True),))
 
 
@@ -98,18 +98,18 @@ def _constant_pad(node: fx.Node, a: dict[str, Any]) -> Padded | None:
     if a["value"] != 0 or min(pads) < 0 or len(axes) != 1:
         return None
     start = pads[2 * (dims - 1 - axes[0])]
-    return Padded(axes[0], (Segment(start, start + shape(a["self"])[axes[0]], a["self"]),))
+    return Padded(axes[0], (Segment(start, start + shape_of(a["self"])[axes[0]], a["self"]),))
 
 
 def _slice_scatter(node: fx.Node, a: dict[str, Any]) -> Padded | None:
     axis = a["dim"] % val(node).dim()
-    start = clamp(a["start"], shape(node)[axis], 0)
-    segment = Segment(start, start + shape(a["src"])[axis], a["src"])
+    start = clamp(a["start"], shape_of(node)[axis], 0)
+    segment = Segment(start, start + shape_of(a["src"])[axis], a["src"])
     return Padded(axis, (segment,)) if a["step"] == 1 and is_zeros(a["self"]) else None
 
 
 def _cat_with_zeros(node: fx.Node, a: dict[str, Any]) -> Padded | None:
-    axis, parts = cat_ranges(node)
+    axis, parts = cat_parts(node)
     segments = tuple(Segment(start, stop, n) for n, start, stop in parts if not is_zeros(n))
     return Padded(axis, segments) if 0 < len(segments) < len(parts) else None
 

@@ -20,6 +20,7 @@ and stored straight into its slice (`optimizers/blocking.py`). It moves the same
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,20 +28,13 @@ from itertools import accumulate
 import torch
 from torch import fx
 
-from tracefuse.optimizers.axes import (
-    ELEMENTWISE_COPIES,
-    RESHAPES,
-    as_range,
-    axes_after,
-    cat_ranges,
-    is_uniform,
-    range_users,
-    shape,
-)
-from tracefuse.optimizers.ops import aten, is_random, is_view
-from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.axes import RESHAPES, as_range, axes_after, cat_parts, is_pointwise, is_uniform, range_users
+from tracefuse.optimizers.ops import aten, is_view
+from tracefuse.optimizers.passes import Decide, Decision, attempted
 from tracefuse.optimizers.rewrite import replace_under_name
-from tracefuse.optimizers.trace import call, nbytes, phase, val
+from tracefuse.optimizers.trace import call, nbytes, phase, shape_of, val
+
+Parts = Sequence[fx.Node]
 
 
 @dataclass(frozen=True)
@@ -61,50 +55,34 @@ class Cut:
 
 def cut_of(cat: fx.Node) -> tuple[Cut, list[fx.Node]]:
     """Where a `cat` is cut, and its operands."""
-    axis, parts = cat_ranges(cat)
+    axis, parts = cat_parts(cat)
     return Cut(axis, tuple(stop - start for _, start, stop in parts)), [n for n, _, _ in parts]
 
 
 def cut_after(op: fx.Node, operand: fx.Node, cut: Cut) -> Cut | None:
     """Where the result of `op` is cut if its `operand` is; None where parts of the one are no parts of the other."""
     if is_pointwise(op):
-        return cut if shape(op) == shape(operand) else None
+        return cut if shape_of(op) == shape_of(operand) else None
     if not is_view(op) or not isinstance(val(op), torch.Tensor) or op.args[0] is not operand:
         return None
     before = sum(cut.lengths)
     for axis in axes_after(op, cut.axis):
-        after = shape(op)[axis]
+        after = shape_of(op)[axis]
         if all(n * after % before == 0 for n in cut.lengths):
             return Cut(axis, tuple(n * after // before for n in cut.lengths))
     return None
 
 
-def is_pointwise(op: fx.Node) -> bool:
-    """Whether each element of the result is computed from the elements of the operands in the same place."""
-    target = op.target
-    if not isinstance(target, torch._ops.OpOverload) or is_random(op) or not isinstance(val(op), torch.Tensor):
-        return False
-    return target in ELEMENTWISE_COPIES or torch.Tag.pointwise in target.tags
-
-
-# --- pushing ----------------------------------------------------------------------------------------------------------
-
-
-def _on_parts(
-    op: fx.Node, operand: fx.Node, cut: Cut, after: Cut, parts: Sequence[fx.Node], like: fx.Node
-) -> list[fx.Node]:
+def _on_parts(op: fx.Node, operand: fx.Node, cut: Cut, after: Cut, parts: Parts, like: fx.Node) -> list[fx.Node]:
     """Insert `op` on each of the parts of its operand, for the program's place `like`."""
-    built = []
+    built, from_end = [], cut.axis - val(operand).dim()
+    others = [n for n in op.all_input_nodes if n is not operand]
     for part, start, length, size in zip(parts, cut.starts, cut.lengths, after.lengths, strict=True):
         if op.target in RESHAPES:
-            sizes = [*shape(op)[: after.axis], size, *shape(op)[after.axis + 1 :]]
+            sizes = [*shape_of(op)[: after.axis], size, *shape_of(op)[after.axis + 1 :]]
             built.append(call(like, op.target, part, sizes))  # type: ignore[arg-type]
             continue
-        beside = {
-            n: _sliced(like, n, cut.axis - val(operand).dim() + val(n).dim(), start, length)
-            for n in op.all_input_nodes
-            if n is not operand
-        }
+        beside = {n: _sliced(like, n, from_end + val(n).dim(), start, length) for n in others}
         args, kwargs = fx.node.map_arg((op.args, op.kwargs), (beside | {operand: part}).__getitem__)
         built.append(call(like, op.target, *args, **kwargs))  # type: ignore[arg-type]
     return built
@@ -112,7 +90,7 @@ def _on_parts(
 
 def _sliced(like: fx.Node, value: fx.Node, axis: int, start: int, length: int) -> fx.Node:
     """The part of an operand that goes with a part of another one; all of it where it is broadcast."""
-    if axis < 0 or shape(value)[axis] == 1:
+    if axis < 0 or shape_of(value)[axis] == 1:
         return value
     return call(like, aten.slice.Tensor, value, axis, start, start + length)
 
@@ -128,17 +106,14 @@ def push(op: fx.Node, decide: Decide) -> bool:
         after = cut_after(op, cat, cut)
         if after is None or not _ends_in_ranges(cat, cut, {}):
             continue
-        refusal = replace_under_name(
-            op, lambda cat=cat, cut=cut, after=after, parts=parts: _pushed(op, cat, cut, after, parts)
-        )
+        refusal = replace_under_name(op, functools.partial(_pushed, op, cat, cut, after, parts))
         reason = f"behind the cat {cat.name} nothing is read but ranges of its parts"
-        action = "kept" if refusal else "cat of parts"
-        decide(Decision(op.name, action, f"{reason}, but {refusal}" if refusal else reason))
+        decide(attempted(op.name, "cat of parts", reason, refusal))
         return refusal is None
     return False
 
 
-def _pushed(op: fx.Node, cat: fx.Node, cut: Cut, after: Cut, parts: Sequence[fx.Node]) -> fx.Node:
+def _pushed(op: fx.Node, cat: fx.Node, cut: Cut, after: Cut, parts: Parts) -> fx.Node:
     return call(op, aten.cat.default, _on_parts(op, cat, cut, after, parts, op), after.axis)
 
 
@@ -181,12 +156,7 @@ def push_before_copy(copy: fx.Node, decide: Decide) -> bool:
         cuts.append(after)
     refusal = replace_under_name(copy, lambda: _rearranged(copy, node, views, cuts))
     reason = f"a copy of the cat {node.name}, rearranged: its parts are rearranged before they are concatenated"
-    spared = 0 if refusal else 2 * nbytes(copy)
-    decide(
-        Decision(
-            copy.name, "kept" if refusal else "cat of views", f"{reason}, but {refusal}" if refusal else reason, spared
-        )
-    )
+    decide(attempted(copy.name, "cat of views", reason, refusal, 2 * nbytes(copy)))
     return refusal is None
 
 

@@ -22,12 +22,11 @@ from tracefuse.optimizers.costs.cost import bytes_read
 from tracefuse.optimizers.ops import arguments, aten, op_name
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_under_name
-from tracefuse.optimizers.trace import call, human_bytes, nbytes, phase, val
+from tracefuse.optimizers.trace import HALVES, call, human_bytes, nbytes, phase, val
 
 LEAST_SHARE = 16
 """Reductions by parts write at most 1 / LEAST_SHARE of the bytes that they spare: less is lost in noise."""
 
-HALVES = (torch.float16, torch.bfloat16)
 SUMS = {aten.sum.default, aten.sum.dim_IntList}
 REDUCTIONS = {*SUMS, aten.mean.dim, aten.amax.default, aten.amin.default, aten.var.correction}
 MATMULS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default}
@@ -85,9 +84,6 @@ def _sum_of_sums(node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node:
     for term in terms:
         total = call(node, aten.add.Tensor, total, term)
     return call(node, aten._to_copy.default, total, dtype=dtype) if dtype in HALVES else total
-
-
-# --- telling ----------------------------------------------------------------------------------------------------------
 
 
 def tell_readers(cat: fx.Node, decide: Decide) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from tracefuse.optimizers.axes import Range, as_range, cat_ranges, range_users, shape
+from tracefuse.optimizers.axes import Range, as_range, cat_parts, range_users
 from tracefuse.optimizers.cat.forms import flatten, unstack
 from tracefuse.optimizers.cat.packed_attention import Packing, pack_gradients
 from tracefuse.optimizers.cat.pushes import push, push_before_copy
@@ -13,12 +13,8 @@ from tracefuse.optimizers.cat.runs import join_runs
 from tracefuse.optimizers.cat.sums import as_sum, join_padded
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import (
-    is_newly_saved,
-    replace_under_name,
-    replace_value,
-)
-from tracefuse.optimizers.trace import call, eliminate_dead_code, human_bytes, nbytes, phase
+from tracefuse.optimizers.rewrite import is_newly_saved, replace_under_name, replace_value
+from tracefuse.optimizers.trace import call, eliminate_dead_code, human_bytes, nbytes, phase, shape_of
 
 Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
 
@@ -31,7 +27,7 @@ def narrow_range(node: fx.Node, decide: Decide) -> bool:
     found = as_range(node)
     if found is None or found.base.target is not aten.cat.default or not node.users:
         return False
-    axis, _ = cat_ranges(found.base)
+    axis, _ = cat_parts(found.base)
     if axis != found.axis:
         decide(Decision(node.name, "kept", f"{found.base.name} concatenates axis {axis}, this takes axis {found.axis}"))
         return False
@@ -47,7 +43,7 @@ def narrow_range(node: fx.Node, decide: Decide) -> bool:
 
 def parts_of(found: Range) -> list[Part]:
     """What of the operands of the cat `found.base` the range covers."""
-    _, operands = cat_ranges(found.base)
+    _, operands = cat_parts(found.base)
     return [
         (operand, max(found.start, start) - start, min(found.stop, stop) - start)
         for operand, start, stop in operands
@@ -83,7 +79,7 @@ def _replace_by_parts(node: fx.Node, found: Range, parts: list[Part]) -> str | N
     operand, start, stop = parts[0]
     if found.squeezes:
         return replace_under_name(node, lambda: call(node, aten.select.int, operand, found.axis, start))
-    if len(parts) == 1 and stop - start == shape(operand)[found.axis]:
+    if len(parts) == 1 and stop - start == shape_of(operand)[found.axis]:
         return replace_value(node, operand)
     return replace_under_name(node, lambda: _build_parts(node, found.axis, parts))
 
@@ -91,7 +87,7 @@ def _replace_by_parts(node: fx.Node, found: Range, parts: list[Part]) -> str | N
 def _build_parts(node: fx.Node, axis: int, parts: list[Part]) -> fx.Node:
     pieces = []
     for operand, start, stop in parts:
-        whole = stop - start == shape(operand)[axis]
+        whole = stop - start == shape_of(operand)[axis]
         pieces.append(operand if whole else call(node, aten.slice.Tensor, operand, axis, start, stop))
     return pieces[0] if len(pieces) == 1 else call(node, aten.cat.default, pieces, axis)
 

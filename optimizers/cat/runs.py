@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from torch import fx
 
-from tracefuse.optimizers.axes import cat_ranges
+from tracefuse.optimizers.axes import cat_parts
 from tracefuse.optimizers.cat.strands import Strand, landing, path_of, replay_behind, replay_chain, strand_of, why_apart
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
@@ -44,12 +44,11 @@ def _continues(first: Strand | str, second: Strand | str) -> bool:
 
 def join_runs(cat: fx.Node, decide: Decide) -> bool:
     """R2 on one cat: its first run that can be joined is. Returns whether one was."""
-    axis, parts = cat_ranges(cat)
-    operands = [operand for operand, _, _ in parts]
+    operands = [operand for operand, _, _ in cat_parts(cat)[1]]
     strands = [strand_of(operand, cat) for operand in operands]
     refusal = _first_reason(strands)
     for run in find_runs(strands):
-        refusal = _join(cat, axis, operands, run, [strands[i] for i in run], decide)  # type: ignore[misc]
+        refusal = _join(cat, operands, run, [strands[i] for i in run], decide)  # type: ignore[misc]
         if refusal is None:
             return True
     if refusal is not None:
@@ -65,9 +64,8 @@ def _first_reason(strands: Sequence[Strand | str]) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def _join(
-    cat: fx.Node, axis: int, operands: list[fx.Node], run: range, strands: list[Strand], decide: Decide
-) -> str | None:
+def _join(cat: fx.Node, operands: list[fx.Node], run: range, strands: list[Strand], decide: Decide) -> str | None:
+    axis, _ = cat_parts(cat)
     part = strands[0].part
     path = () if part.squeezes else path_of(strands, part.axis, axis)
     if path is None:

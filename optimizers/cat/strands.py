@@ -30,11 +30,10 @@ from tracefuse.optimizers.axes import (
     axes_after,
     is_replayable,
     permutation,
-    shape,
     split_sizes,
 )
 from tracefuse.optimizers.ops import aten, is_view, op_name, producer
-from tracefuse.optimizers.trace import call, phase, val
+from tracefuse.optimizers.trace import call, phase, shape_of, val
 
 Path = tuple[int, ...]
 
@@ -55,7 +54,7 @@ def strand_of(operand: fx.Node, cat: fx.Node) -> Strand | str:
     while node.op == "call_function":
         part = as_range(node) or as_interleaved(node)
         if part is not None:
-            return Strand(part, tuple(reversed(chain)), shape(operand))
+            return Strand(part, tuple(reversed(chain)), shape_of(operand))
         if not is_replayable(node) or not isinstance(node.args[0], fx.Node):
             return f"{operand.name} comes from {node.name} = {op_name(producer(node))}, no slice"
         if phase(node) != phase(cat):
@@ -80,7 +79,7 @@ def why_apart(first: Strand, second: Strand) -> str | None:
         return f"{a.base.name}[{a.start}:{a.stop}] is followed by [{b.start}:{b.stop}], not by what comes next"
     if [_link(n) for n in first.chain] != [_link(n) for n in second.chain]:
         return f"the slices of {a.base.name} go through different ops"
-    if a.squeezes and any(shape(n) != shape(m) for n, m in zip(first.chain, second.chain, strict=True)):
+    if a.squeezes and any(shape_of(n) != shape_of(m) for n, m in zip(first.chain, second.chain, strict=True)):
         return f"the slices of {a.base.name} go through views of different sizes"
     return None
 
@@ -112,7 +111,7 @@ def path_of(strands: Sequence[Strand], axis: int, target: int) -> Path | None:
 
 
 def _agree_but_along(links: Sequence[fx.Node], axis: int) -> bool:
-    return len({(shape(n)[:axis], shape(n)[axis + 1 :]) for n in links}) == 1
+    return len({(shape_of(n)[:axis], shape_of(n)[axis + 1 :]) for n in links}) == 1
 
 
 # --- replaying --------------------------------------------------------------------------------------------------------
@@ -137,8 +136,8 @@ def _covered(cat: fx.Node, strands: Sequence[Strand]) -> fx.Node:
     first, last = strands[0].part, strands[-1].part
     value, axis = first.base, first.axis + (first.step > 1)
     if first.step > 1:
-        value = call(cat, aten.view.default, value, split_sizes(shape(value), first.axis, first.step))
-    if (first.start, last.stop) == (0, shape(value)[axis]):
+        value = call(cat, aten.view.default, value, split_sizes(shape_of(value), first.axis, first.step))
+    if (first.start, last.stop) == (0, shape_of(value)[axis]):
         return value
     return call(cat, aten.slice.Tensor, value, axis, first.start, last.stop)
 
@@ -152,8 +151,8 @@ def _joined_sizes(strands: Sequence[Strand], axis: int) -> list[int]:
 def _replay_link(links: Sequence[fx.Node], axis: int, value: fx.Node) -> fx.Node:
     link = links[0]
     if link.target in RESHAPES:
-        sizes = list(shape(link))
-        sizes[axis] = sum(shape(n)[axis] for n in links)
+        sizes = list(shape_of(link))
+        sizes[axis] = sum(shape_of(n)[axis] for n in links)
         return call(link, link.target, value, sizes)  # type: ignore[arg-type]
     args, kwargs = fx.node.map_arg((link.args, link.kwargs), lambda _: value)
     return call(link, link.target, *args, **kwargs)  # type: ignore[arg-type]
@@ -206,7 +205,7 @@ def _replay_behind_front(link: fx.Node, value: fx.Node) -> fx.Node:
     if order is not None:
         return call(link, aten.permute.default, value, [0, *(axis + 1 for axis in order)])
     if link.target in RESHAPES:
-        return call(link, aten.view.default, value, [shape(value)[0], *shape(link)])
+        return call(link, aten.view.default, value, [shape_of(value)[0], *shape_of(link)])
     if (new := _new_axis(link)) is not None:
         return call(link, aten.unsqueeze.default, value, new + 1)
     if link.target is aten.squeeze.dim:

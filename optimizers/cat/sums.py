@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tracefuse.optimizers.axes import shape, split_sizes
+from tracefuse.optimizers.axes import split_sizes
 from tracefuse.optimizers.cat.paddings import Padded, Segment, as_padded, is_zeros
 from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_under_name
-from tracefuse.optimizers.trace import call, nbytes, phase, val
+from tracefuse.optimizers.trace import call, nbytes, phase, shape_of, val
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Group:
         return self.axis + (self.step > 1)
 
     def sizes(self, root: fx.Node) -> list[int]:
-        return split_sizes(shape(root), self.axis, self.step)
+        return split_sizes(shape_of(root), self.axis, self.step)
 
     def __str__(self) -> str:
         return f"axis {self.axis}" + (f" in steps of {self.step}" if self.step > 1 else "")
@@ -62,7 +62,7 @@ def as_sum(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     operands = (a["self"], a["other"])
     if a["alpha"] != 1 or not all(isinstance(n, fx.Node) for n in operands):
         return None
-    shape_dtype = {(shape(n), val(n).dtype, val(n).device) for n in (node, *operands)}
+    shape_dtype = {(shape_of(n), val(n).dtype, val(n).device) for n in (node, *operands)}
     return operands if len(shape_dtype) == 1 else None
 
 
@@ -144,7 +144,7 @@ def _build_total(root: fx.Node, leaves: Sequence[fx.Node], group: Group, blocks:
     for i in [i for i in range(len(leaves)) if i == first or i not in group.members]:
         term = _build_joined(blocks, root, group.place, group.sizes(root)) if i == first else leaves[i]
         is_split = group.step > 1 and i == first
-        terms.append(call(root, aten.view.default, term, list(shape(root))) if is_split else term)
+        terms.append(call(root, aten.view.default, term, list(shape_of(root))) if is_split else term)
     return _build_sum(root, terms)
 
 

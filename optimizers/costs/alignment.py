@@ -86,7 +86,6 @@ def _along(tensor: torch.Tensor, dims: tuple[int, int]) -> Iterator[int]:
 
 def rounded(count: int, element_size: int) -> int:
     """The width that rows of `count` elements are padded to."""
-    tiles, aligned = (
-        -(-count // unit) * unit for unit in (ROUNDED_BYTES // element_size, ALIGNED_BYTES // element_size)
-    )
+    units = (ROUNDED_BYTES // element_size, ALIGNED_BYTES // element_size)
+    tiles, aligned = (-(-count // unit) * unit for unit in units)
     return tiles if tiles - count <= MOST_ADDED * count else aligned

@@ -124,7 +124,9 @@ def bytes_read(node: fx.Node) -> int:
     """Bytes that the op loads, each storage at most once in full; 0 for views, allocations, placeholders and `getitem`."""
     if node.op != "call_function" or is_getitem(node) or is_view(node) or is_allocation(node):
         return 0
-    return sum(_storage_bytes(t for a in _loaded(node) for t in tensors(a))) + _gathered_bytes(node)
+    is_gather = packet_name(node) in _GATHERS
+    loaded = [a for a in node.all_input_nodes if not (is_gather and a is node.args[0])]
+    return sum(_storage_bytes(t for a in loaded for t in tensors(a))) + (bytes_written(node) if is_gather else 0)
 
 
 @once_per_op
@@ -138,14 +140,6 @@ def bytes_written(node: fx.Node) -> int:
 def bytes_moved(node: fx.Node) -> int:
     """Bytes read plus bytes written."""
     return bytes_read(node) + bytes_written(node)
-
-
-def _loaded(node: fx.Node) -> list[fx.Node]:
-    return [a for a in node.all_input_nodes if not (packet_name(node) in _GATHERS and a is node.args[0])]
-
-
-def _gathered_bytes(node: fx.Node) -> int:
-    return bytes_written(node) if packet_name(node) in _GATHERS else 0
 
 
 def _storage_bytes(group: Iterable[torch.Tensor]) -> list[int]:

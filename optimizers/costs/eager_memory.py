@@ -20,7 +20,7 @@ from torch import fx
 
 from tracefuse.optimizers.liveness import Lifetime, lifetimes, live_bytes
 from tracefuse.optimizers.ops import is_getitem, is_view, producer
-from tracefuse.optimizers.trace import Origin, Trace, origin, phase
+from tracefuse.optimizers.trace import Trace, origin, phase
 
 HELD = "held"
 """The key in `node.meta["custom"]` of a value that a variable of the program held when its backward was over."""
@@ -84,7 +84,8 @@ class _Frames:
             where = origin(reader)
             if where.seq is None or not where.autograd:  # between nodes, or after the backward
                 return self.position[reader]
-            return self._last(self.position[reader], lambda node: _is_same_node(origin(node), where))
+            own = (where.autograd, where.seq)
+            return self._last(self.position[reader], lambda node: (origin(node).autograd, origin(node).seq) == own)
         frame = _entered(origin(value).module, origin(reader).module) if value.op == "call_function" else ""
         return self._module_end(frame, self.position[reader]) if frame else self.position[reader]
 
@@ -98,10 +99,6 @@ class _Frames:
         while at + 1 < len(self.ops) and belongs(self.ops[at + 1]):
             at += 1
         return at
-
-
-def _is_same_node(one: Origin, other: Origin) -> bool:
-    return (one.autograd, one.seq) == (other.autograd, other.seq)
 
 
 def _is_within(path: str, frame: str) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import graphviz
 from torch import fx
 
-from tracefuse.optimizers.ops import does_work, op_name
+from tracefuse.optimizers.ops import does_work, op_name, reached
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, phase, tensor_type
 
 # Okabe and Ito's colours, which people who do not see all colours tell apart; light enough for black text.
@@ -46,9 +46,7 @@ def to_dot(trace: Trace, depth: int | None = 2, us: Mapping[str, float] | None =
     Raises `ValueError` for a negative depth.
     """
     if depth is not None and depth < 0:
-        raise ValueError(
-            f"depth is the number of parts of a module's path, 0 or more, or None for every op, not {depth}"
-        )
+        raise ValueError(f"depth is a number of parts of a module's path, 0 or more, or None for every op, not {depth}")
     key = {node: _key(node, depth) for node in trace.ops}
     nodes: dict[str, _Node] = {}
     for op in trace.ops:
@@ -59,7 +57,11 @@ def to_dot(trace: Trace, depth: int | None = 2, us: Mapping[str, float] | None =
         node_attr={"shape": "box", "style": "filled,rounded", "fontname": "Helvetica", "fontsize": "10"},
         edge_attr={"fontname": "Helvetica", "fontsize": "8", "arrowsize": "0.6"},
     )
-    _clusters(graph, nodes, is_nested=depth is None)
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name, node in nodes.items():
+        # With every op shown, its module's path is a cluster of clusters in its half.
+        groups[(node.half, *(node.path.split(".") if depth is None and node.path else ()))].append(name)
+    _cluster(graph, (), groups, nodes)
     for (source, target), size in _edges(trace, key).items():
         if source in nodes and target in nodes:
             _edge(graph, nodes, source, target, size)
@@ -89,20 +91,11 @@ def _count(node: _Node, op: fx.Node, us: Mapping[str, float]) -> None:
     node.lines = [op_name(op).removeprefix("aten."), tensor_type(op.meta.get("val"))]
 
 
-def _clusters(graph: graphviz.Digraph, nodes: Mapping[str, _Node], is_nested: bool) -> None:
-    """The two halves beside each other; with every op shown, its module's path is a cluster of clusters in its half."""
-    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for key, node in nodes.items():
-        groups[(node.half, *(node.path.split(".") if is_nested and node.path else ()))].append(key)
-    _cluster(graph, (), groups, nodes)
+_Path = tuple[str, ...]
 
 
-def _cluster(
-    graph: graphviz.Digraph,
-    at: tuple[str, ...],
-    groups: Mapping[tuple[str, ...], list[str]],
-    nodes: Mapping[str, _Node],
-) -> None:
+def _cluster(graph: graphviz.Digraph, at: _Path, groups: Mapping[_Path, list[str]], nodes: Mapping[str, _Node]) -> None:
+    """The two halves beside each other, each with the clusters of its modules."""
     for key in groups.get(at, ()):
         graph.node(key, _label(nodes[key]), fillcolor=_colour(nodes[key]))
     inner = dict.fromkeys(group[: len(at) + 1] for group in groups if len(group) > len(at) and group[: len(at)] == at)
@@ -138,17 +131,8 @@ def _edges(trace: Trace, key: Mapping[fx.Node, str]) -> Counter[tuple[str, str]]
 
 
 def _sources(op: fx.Node) -> list[fx.Node]:
-    found: dict[fx.Node, None] = {}
-    front = list(op.all_input_nodes)
-    while front:
-        node = front.pop()
-        if node.op != "call_function":
-            continue
-        if does_work(node):
-            found[node] = None
-        else:
-            front += node.all_input_nodes
-    return list(found)
+    found = reached(op.all_input_nodes, lambda node: () if does_work(node) else node.all_input_nodes)
+    return [node for node in found if node.op == "call_function" and does_work(node)]
 
 
 def _edge(graph: graphviz.Digraph, nodes: Mapping[str, _Node], source: str, target: str, size: int) -> None:

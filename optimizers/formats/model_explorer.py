@@ -21,12 +21,8 @@ def to_model_explorer(
     `provenance`, beside each, says how they are known."""
     times = {name: f"{time_us:.4g} {provenance}".rstrip() for name, time_us in (us or {}).items()}
     nodes = [_node(node, times) for node in [*trace.placeholders, *trace.ops]]
-    returned = {
-        "id": "outputs",
-        "label": "outputs",
-        "namespace": "",
-        "incomingEdges": _edges(list(dict.fromkeys(trace.returned))),
-    }
+    edges = _edges(list(dict.fromkeys(trace.returned)))
+    returned = {"id": "outputs", "label": "outputs", "namespace": "", "incomingEdges": edges}
     return {"label": label, "graphs": [{"id": trace.name, "nodes": [*nodes, returned]}]}
 
 

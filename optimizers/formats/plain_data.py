@@ -30,9 +30,8 @@ NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 def damaged(problem: str) -> SessionError:
     """The error for a file that holds what no session does."""
-    return SessionError(
-        f"{problem}: the file is damaged, or no session of this tracefuse. Save it again with `c.save(path)`"
-    )
+    reason = f"{problem}: the file is damaged, or no session of this tracefuse"
+    return SessionError(f"{reason}. Save it again with `c.save(path)`")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -87,16 +86,19 @@ def record(data: Any, names: Sequence[str], where: str) -> tuple[Any, ...]:
     return tuple(found[name] for name in names)
 
 
-def items(data: Any, where: str) -> list[Any]:
-    if not isinstance(data, list):
-        raise damaged(f"{where} is {shown(data)}, not a list")
+def _checked(is_right: bool, data: Any, where: str, what: str) -> Any:
+    if not is_right:
+        raise damaged(f"{where} is {shown(data)}, {what}")
     return data
+
+
+def items(data: Any, where: str) -> list[Any]:
+    return _checked(isinstance(data, list), data, where, "not a list")
 
 
 def whole(data: Any, where: str) -> int:
-    if not isinstance(data, int) or isinstance(data, bool) or not -(1 << 63) <= data < 1 << 64:
-        raise damaged(f"{where} is {shown(data)}, not a whole number of 64 bits")
-    return data
+    is_whole = isinstance(data, int) and not isinstance(data, bool) and -(1 << 63) <= data < 1 << 64
+    return _checked(is_whole, data, where, "not a whole number of 64 bits")
 
 
 def place(data: Any, table: Sequence[Any], where: str) -> Any:
@@ -107,8 +109,7 @@ def place(data: Any, table: Sequence[Any], where: str) -> Any:
 
 
 def text(data: Any, where: str) -> str:
-    if not isinstance(data, str):
-        raise damaged(f"{where} is {shown(data)}, not a text")
+    _checked(isinstance(data, str), data, where, "not a text")
     if len(data) > LONGEST_TEXT or not data.replace("\t", "").isprintable():
         raise damaged(f"{where} is no single printable line of at most {LONGEST_TEXT} characters")
     return data
@@ -117,23 +118,18 @@ def text(data: Any, where: str) -> str:
 def number(data: Any, where: str) -> float:
     if isinstance(data, dict):
         (name,) = record(data, ("float",), where)
-        if not isinstance(name, str) or name not in NOT_FINITE:
-            raise damaged(f"{where} is {shown(data)}, not a number")
+        _checked(isinstance(name, str) and name in NOT_FINITE, data, where, "not a number")
         return NOT_FINITE[name]
-    if isinstance(data, bool) or not isinstance(data, (int, float)):
-        raise damaged(f"{where} is {shown(data)}, not a number")
+    _checked(isinstance(data, (int, float)) and not isinstance(data, bool), data, where, "not a number")
     return float(data) if isinstance(data, float) else float(whole(data, where))
 
 
 def _truth(data: Any, where: str) -> bool:
-    if not isinstance(data, bool):
-        raise damaged(f"{where} is {shown(data)}, neither true nor false")
-    return data
+    return _checked(isinstance(data, bool), data, where, "neither true nor false")
 
 
 def _nothing(data: Any, where: str) -> None:
-    if data is not None:
-        raise damaged(f"{where} is {shown(data)}, not null")
+    return _checked(data is None, data, where, "not null")
 
 
 _PLAIN: dict[Any, Callable[[Any, str], Any]] = {
@@ -142,9 +138,7 @@ _PLAIN: dict[Any, Callable[[Any, str], Any]] = {
 
 
 def _mapping(data: Any, where: str) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise damaged(f"{where} is {shown(data)}, not an object")
-    return data
+    return _checked(isinstance(data, dict), data, where, "not an object")
 
 
 @functools.cache
@@ -177,9 +171,8 @@ def _generic(kind: Any, data: Any, where: str, special: Special) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _union(inner, data, where, special)
     if origin is typing.Literal:
-        if not isinstance(data, str) or data not in inner:
-            raise damaged(f"{where} is {shown(data)}, not one of {', '.join(map(str, inner))}")
-        return data
+        is_known = isinstance(data, str) and data in inner
+        return _checked(is_known, data, where, f"not one of {', '.join(map(str, inner))}")
     if isinstance(origin, type) and issubclass(origin, Mapping):
         pairs = _mapping(data, where).items()
         return {text(key, where): read(inner[1], item, f"{where}.{key[:40]}", special) for key, item in pairs}
@@ -205,9 +198,8 @@ def _several(origin: type, inner: tuple[Any, ...], data: list[Any], where: str, 
     if is_fixed and len(data) != len(inner):
         raise damaged(f"{where} has {len(data)} items, not {len(inner)}")
     kinds = inner if is_fixed else [inner[0]] * len(data)
-    found = (
-        read(kind, item, f"{where}[{at}]", special) for at, (kind, item) in enumerate(zip(kinds, data, strict=True))
-    )
+    pairs = enumerate(zip(kinds, data, strict=True))
+    found = (read(kind, item, f"{where}[{at}]", special) for at, (kind, item) in pairs)
     return (origin if origin in (tuple, frozenset) else list)(found)
 
 

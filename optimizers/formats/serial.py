@@ -12,6 +12,8 @@
 A node reads only what stands before it. Its value is null, {"tensor": place in `tensors`}, a tuple or a list of those, or a
 number. Nothing of this names a class or a function: operators are looked up in the dispatcher (`serial_arguments`), values
 are made of meta tensors, on whatever device they say, so that a GPU's trace is read where there is none.
+
+Private names, seen on torch 2.11, 2.13 and 2.15: `torch._subclasses.fake_tensor`, `torch._C._set_conj` and `_set_neg`.
 """
 
 from __future__ import annotations
@@ -29,18 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tracefuse.optimizers.errors import SessionError
 from tracefuse.optimizers.facts import span, storage_id
-from tracefuse.optimizers.formats.plain_data import (
-    damaged,
-    items,
-    number,
-    place,
-    read,
-    record,
-    shown,
-    text,
-    whole,
-    written,
-)
+from tracefuse.optimizers.formats.plain_data import damaged, items, place, read, record, shown, text, whole, written
 from tracefuse.optimizers.formats.serial_arguments import (
     Operators,
     argument,
@@ -49,6 +40,7 @@ from tracefuse.optimizers.formats.serial_arguments import (
     device,
     dtype,
     operator_name,
+    value_of,
 )
 from tracefuse.optimizers.formats.serial_shapes import Shapes
 from tracefuse.optimizers.ops import is_getitem
@@ -62,6 +54,8 @@ INPUT = "input"
 MOST_BYTES = 1 << 50
 """Of one storage: more than any machine has, and far from what 64 bits hold."""
 MOST_DIMENSIONS = 64
+MOST_NESTED = 2
+"""A fused optimizer returns a tuple of lists."""
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -110,9 +104,8 @@ class _Writer:
 
     def tensor(self, tensor: FakeTensor, node: fx.Node) -> int:
         if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise SessionError(
-                f"{node.name} is a {tensor.layout} tensor, and only strided ones can be saved: capture without it"
-            )
+            what = f"{node.name} is a {tensor.layout} tensor"
+            raise SessionError(f"{what}, and only strided ones can be saved: capture without it")
         row = (
             str(tensor.dtype).removeprefix("torch."), str(tensor.device),
             tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg(),
@@ -123,7 +116,7 @@ class _Writer:
 
 
 def trace_record(trace: Trace) -> dict[str, Any]:
-    """The joint `trace` as JSON. Raises `SessionError` for a trace with kernels, or with values that have no form here."""
+    """`trace` as JSON. Raises `SessionError` for a trace with kernels, or with values that have no form here."""
     writer = _Writer()
     nodes = [writer.node(node) for node in trace.graph.nodes if node.op != "output"]
     tables = {name: getattr(writer, name).rows for name in ("sources", "origins", "storages", "types", "tensors")}
@@ -134,21 +127,23 @@ def trace_record(trace: Trace) -> dict[str, Any]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def trace_from(data: Any, wrote: str) -> Trace:
-    """The trace that `data` says, verified; `wrote` is the version of torch that it was written with.
+def trace_from(data: Any, wrote: str, name: str = "step") -> Trace:
+    """The trace that `data` says, verified; `wrote` is the version of torch that it was written with, `name` is "update" for
+    the update of a step.
 
     Raises `SessionError` for anything that `trace_record` does not write, and for operators that this torch lacks.
     """
     inputs, outputs, sources, origins, storages, types, tensors, nodes, returned = record(data, PARTS, "trace")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     values = _values(tensors, types, storages, mode)
-    reader = _Reader(_origins(origins, sources), values, Operators(wrote), Shapes(mode))
+    phases = ("update",) if name == "update" else ("forward", "backward")
+    reader = _Reader(_origins(origins, sources), values, Operators(wrote), Shapes(mode), phases)
     for at, one in enumerate(items(nodes, "trace.nodes")):
         reader.add(one, f"trace.nodes[{at}]")
-    names = (_known(one, reader.nodes, f"trace.returned[{at}]") for at, one in enumerate(items(returned, "returned")))
+    names = (value_of(one, reader.nodes, f"trace.returned[{at}]") for at, one in enumerate(items(returned, "returned")))
     reader.graph.output(tuple(names))
     signature = read(tuple[Input, ...], inputs, "trace.inputs"), read(tuple[Output, ...], outputs, "trace.outputs")
-    trace = Trace(reader.graph, *signature)
+    trace = Trace(reader.graph, *signature, name)
     try:
         verify(trace)
     except VerifyError as error:
@@ -170,9 +165,7 @@ def _origins(rows: Any, sources: Any) -> list[Origin]:
 def _values(rows: Any, types: Any, storages: Any, mode: FakeTensorMode) -> list[FakeTensor]:
     """A fake tensor per row, those of one storage in the same memory."""
     layouts = [_layout(row, f"trace.types[{at}]") for at, row in enumerate(items(types, "trace.types"))]
-    sizes = [
-        _size(row, MOST_BYTES, f"trace.storages[{at}]") for at, row in enumerate(items(storages, "trace.storages"))
-    ]
+    sizes = (_size(row, f"trace.storages[{at}]") for at, row in enumerate(items(storages, "trace.storages")))
     memory = [torch.UntypedStorage(size, device="meta") for size in sizes]
     found = []
     for at, row in enumerate(items(rows, "trace.tensors")):
@@ -196,54 +189,51 @@ _Layout = tuple[torch.dtype, torch.device, tuple[int, ...], tuple[int, ...], int
 
 def _layout(row: Any, where: str) -> _Layout:
     kind, lies_on, shape, stride, offset, *lazily = record(row, TYPE, where)
-    sizes, steps = (tuple(_size(one, MOST_BYTES, where) for one in items(part, where)) for part in (shape, stride))
-    if (
-        len(sizes) != len(steps)
-        or len(sizes) > MOST_DIMENSIONS
-        or math.prod(max(1, size) for size in sizes) > MOST_BYTES
-    ):
+    sizes, steps = (tuple(_size(one, where) for one in items(part, where)) for part in (shape, stride))
+    is_shape = len(sizes) == len(steps) <= MOST_DIMENSIONS
+    if not is_shape or math.prod(max(1, size) for size in sizes) > MOST_BYTES:
         raise damaged(f"{where} is no shape of a tensor")
     is_conj, is_neg = (read(bool, one, where) for one in lazily)
     found = dtype(kind, where)
     if is_conj and not found.is_complex:
         raise damaged(f"{where}: {kind} has no conjugate view")
-    return found, device(lies_on, where), sizes, steps, _size(offset, MOST_BYTES, where), is_conj, is_neg
+    return found, device(lies_on, where), sizes, steps, _size(offset, where), is_conj, is_neg
 
 
-def _size(data: Any, most: int, where: str) -> int:
-    if not 0 <= whole(data, where) <= most:
+def _size(data: Any, where: str) -> int:
+    if not 0 <= whole(data, where) <= MOST_BYTES:
         raise damaged(f"{where}: {data} is no size")
     return data
 
 
 def _end(kind: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int) -> int:
     """The byte after the last one that a tensor of that layout reaches."""
-    if 0 in shape:
-        return 0
-    return (offset + span(shape, stride)) * kind.itemsize
-
-
-def _known(name: Any, nodes: dict[str, fx.Node], where: str) -> fx.Node:
-    if not isinstance(name, str) or name not in nodes:
-        raise damaged(f"{where}: there is no value {shown(name)}")
-    return nodes[name]
+    return 0 if 0 in shape else (offset + span(shape, stride)) * kind.itemsize
 
 
 class _Reader:
     """The graph as far as it has been read, and its nodes by name."""
 
     def __init__(
-        self, origins: Sequence[Origin], values: Sequence[FakeTensor], operators: Operators, shapes: Shapes
+        self,
+        origins: list[Origin],
+        values: list[FakeTensor],
+        operators: Operators,
+        shapes: Shapes,
+        phases: tuple[str, ...],
     ) -> None:
-        self.origins, self.values, self.operators, self.shapes = origins, values, operators, shapes
+        self.origins, self.values, self.operators, self.shapes, self.phases = origins, values, operators, shapes, phases
         self.graph, self.nodes = fx.Graph(), dict[str, fx.Node]()
 
     def add(self, data: Any, where: str) -> None:
         name, op, args, kwargs, when, origin_place, value = record(data, NODE, where)
         self._check_name(name, where)
-        if when not in ("forward", "backward"):
+        if when not in self.phases:
             raise damaged(f"{where}: {shown(when)} is no phase")
-        node = self._input(name) if op == INPUT else self._op(name, text(op, where), args, kwargs, where)
+        if op == INPUT:
+            node = self.graph.create_node("placeholder", name, name=name)
+        else:
+            node = self._op(name, text(op, where), args, kwargs, where)
         if node.name != name:
             raise damaged(f"{where}: no value can be called {shown(name)}")
         node.meta |= {"val": self._value(value, where), "phase": when}
@@ -260,9 +250,6 @@ class _Reader:
         if not is_name or plain in self.nodes or unicodedata.normalize("NFKC", plain) != plain:
             raise damaged(f"{where}: {shown(name)} is no fresh name")
 
-    def _input(self, name: str) -> fx.Node:
-        return self.graph.create_node("placeholder", name, name=name)
-
     def _op(self, name: str, op: str, args: Any, kwargs: Any, where: str) -> fx.Node:
         target = self.operators[op]
         given = tuple(argument(one, self.nodes, where) for one in items(args, where))
@@ -275,7 +262,7 @@ class _Reader:
             raise damaged(f"{where}: a getitem takes a value and a place")
         return self.graph.create_node("call_function", target, given, named, name)
 
-    def _value(self, data: Any, where: str) -> Any:
+    def _value(self, data: Any, where: str, depth: int = 0) -> Any:
         if data is None or isinstance(data, bool):
             return data
         if isinstance(data, int):
@@ -285,14 +272,11 @@ class _Reader:
             if tag == "tensor":
                 return place(inner, self.values, where)
             if tag in ("tuple", "list"):
-                found = [self._item(one, where) for one in items(inner, where)]
+                if depth == MOST_NESTED:
+                    raise damaged(f"{where}: a value has tuples in tuples in tuples")
+                found = [self._value(one, where, depth + 1) for one in items(inner, where)]
                 return tuple(found) if tag == "tuple" else found
-        return number(data, where)
-
-    def _item(self, data: Any, where: str) -> Any:
-        if isinstance(data, dict) and data.keys() & {"tuple", "list"}:
-            raise damaged(f"{where}: a value has tuples in tuples")
-        return self._value(data, where)
+        return read(float, data, where)
 
 
 def _check_value(node: fx.Node, where: str) -> None:

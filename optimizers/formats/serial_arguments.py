@@ -7,6 +7,8 @@
 
 An operator is looked up among those that are registered with PyTorch's dispatcher, never imported or got as an attribute of
 anything else. It must be one that a trace can have: it takes no file's name, writes to nothing, and yields tensors.
+
+Private names, seen on torch 2.11, 2.13 and 2.15: `torch._C._dispatch_find_schema_or_throw`.
 """
 
 from __future__ import annotations
@@ -27,11 +29,8 @@ DEEPEST = 8
 """Lists in lists: ATen's schemas have two."""
 
 _NAMED = {
-    "dtype": {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.dtype)},
-    "layout": {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.layout)},
-    "memory_format": {
-        str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.memory_format)
-    },
+    kind.__name__: {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, kind)}
+    for kind in (torch.dtype, torch.layout, torch.memory_format)
 }
 DTYPES: Mapping[str, torch.dtype] = _NAMED["dtype"]
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -57,10 +56,8 @@ def argument_record(value: Any) -> Any:
         return {"dict": [[argument_record(k), argument_record(v)] for k, v in value.items()]}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    for kind, known in _NAMED.items():
-        if isinstance(value, type(next(iter(known.values())))):
-            return {kind: str(value).removeprefix("torch.")}
-    return written(value)
+    kind = type(value).__name__
+    return {kind: str(value).removeprefix("torch.")} if kind in _NAMED else written(value)
 
 
 def operator_name(target: Any) -> str:
@@ -91,7 +88,7 @@ def argument(data: Any, values: Mapping[str, fx.Node], where: str, depth: int = 
         raise damaged(f"{where} is {shown(data)}, no argument")
     ((tag, inner),) = data.items()
     if tag == "value":
-        return _value(inner, values, where)
+        return value_of(inner, values, where)
     if tag == "float":
         return number(data, where)
     if tag in _NAMED or tag == "device":
@@ -99,7 +96,8 @@ def argument(data: Any, values: Mapping[str, fx.Node], where: str, depth: int = 
     return _composite(tag, inner, values, where, depth + 1)
 
 
-def _value(name: Any, values: Mapping[str, fx.Node], where: str) -> fx.Node:
+def value_of(name: Any, values: Mapping[str, fx.Node], where: str) -> fx.Node:
+    """The node that is called `name`."""
     if not isinstance(name, str) or name not in values:
         raise damaged(f"{where} reads {shown(name)}, which no op before it defines")
     return values[name]

@@ -4,6 +4,8 @@ Passes rely on the shapes and dtypes of values, and on operators that accept the
 where there are several, as the further ones (states, statistics) differ from version to version and from device to device.
 Nothing is computed: an op without a fake kernel is left out, and so is one whose sizes depend on numbers, one that PyTorch
 takes apart itself, which no trace has, and one that would return very many tensors.
+
+Private names, seen on torch 2.11, 2.13 and 2.15: `torch._subclasses.fake_tensor`, `torch._C.DispatchKey`.
 """
 
 from __future__ import annotations
@@ -14,12 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses import fake_tensor
 
 from tracefuse.optimizers.facts import tensors_in
 from tracefuse.optimizers.formats.plain_data import damaged
@@ -29,11 +26,9 @@ MOST_PARTS = 1 << 14
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _UNKNOWN = (
-    NotImplementedError,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
+    NotImplementedError, fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedOperatorException,
+)  # fmt: skip
 _BY_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 _Kind = tuple[torch.dtype, tuple[int, ...]] | None
@@ -42,7 +37,7 @@ _Kind = tuple[torch.dtype, tuple[int, ...]] | None
 class Shapes:
     """The calls that were run already, and the first result of each; `mode` is that of the values."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: fake_tensor.FakeTensorMode) -> None:
         self._mode, self._known = mode, dict[Any, _Kind]()
 
     def check(self, node: fx.Node, where: str) -> None:

@@ -33,6 +33,7 @@ from typing import ClassVar
 
 from tracefuse.optimizers.freeze.narrowing import note_unswitchable
 from tracefuse.optimizers.freeze.prune import drop_gradients, match_inputs, note_unsaved, prune
+from tracefuse.optimizers.freeze.update import freeze_update, frozen_gradients
 from tracefuse.optimizers.passes import Decide
 from tracefuse.optimizers.trace import Trace
 
@@ -52,6 +53,8 @@ class Freeze:
     name: ClassVar[str] = "freeze"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
+        if any(entry.kind == "gradient" for entry in trace.inputs):
+            return freeze_update(trace.copy(), frozen_gradients(trace, self.patterns), decide)
         new = drop_gradients(trace.copy(), match_inputs(trace, self.patterns, decide), decide)
         prune(new.graph, decide)
         note_unswitchable(new.ops, decide)

@@ -28,17 +28,11 @@ from typing import Literal
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, bytes_read, flops, packet_name, roofline_seconds
-from tracefuse.optimizers.facts import storages
-from tracefuse.optimizers.freeze.narrowing import (
-    computed_outputs,
-    given,
-    output_nbytes,
-    switchable_outputs,
-    unread_outputs,
-)
+from tracefuse.optimizers.freeze.narrowing import computed_outputs, output_nbytes, switchable_outputs, unread_outputs
 from tracefuse.optimizers.freeze.prune import is_differentiable, match_inputs
-from tracefuse.optimizers.ops import does_work, is_getitem, producer
-from tracefuse.optimizers.trace import Input, Trace, human_bytes, nbytes, phase, val
+from tracefuse.optimizers.liveness import saved_storages
+from tracefuse.optimizers.ops import arguments, does_work, is_getitem, producer, reached
+from tracefuse.optimizers.trace import Input, Trace, human_bytes, nbytes, val
 
 State = Literal["frozen", "trained", "not captured"]
 
@@ -70,9 +64,8 @@ class FrozenCost:
             return f"{self.name} was frozen when captured: capture with train_all=True to see what it spares"
         kept = ", ".join(f"{value} ({human_bytes(count)})" for value, count in self.saved) or "nothing"
         run = ", ".join([*self.ops, *(f"an output of {name}" for name in self.narrowed)]) or "nothing"
-        return (
-            f"{self.name} is {self.state}: only its gradient needs {run}, and {kept} saved; {self.modelled_us:.3g} µs"
-        )
+        needs = f"only its gradient needs {run}, and {kept} saved"
+        return f"{self.name} is {self.state}: {needs}; {self.modelled_us:.3g} µs"
 
 
 class FrozenCosts(list[FrozenCost]):
@@ -88,16 +81,12 @@ class FrozenCosts(list[FrozenCost]):
         total = [self.together] if any(row.state == "frozen" for row in self) else []
         known = [_columns(row) for row in [*self, *total] if row.state != "not captured"]
         unknown = [row.name for row in self if row.state == "not captured"]
-        lines = _aligned([title, *known])
-        lines.append(
-            "ops, bytes and times are marginal: each parameter alone, all others as they are; rows do not add up"
-        )
+        marginal = "ops, bytes and times are marginal: each parameter alone, all others as they are; rows do not add up"
+        lines = [*_aligned([title, *known]), marginal]
         lines.append(f"times: roofline of {self.peaks.source}, every op a kernel of its own")
         if unknown:
-            names = f"{', '.join(unknown[:3])}{', …' if len(unknown) > 3 else ''}"
-            lines.append(
-                f"{len(unknown)} frozen when captured ({names}): capture with train_all=True to see what they spare"
-            )
+            names = f"{len(unknown)} frozen when captured ({', '.join(unknown[:3])}{', …' if len(unknown) > 3 else ''})"
+            lines.append(f"{names}: capture with train_all=True to see what they spare")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -125,21 +114,14 @@ class _Needs:
         self.position = {node: i for i, node in enumerate(trace.ops)}
         self.demanded = [n for out, n in self.outputs if not (out.kind == "gradient" and out.of in frozen)]
         self.live = self.grown(self.demanded, set())
-        self.readers = _late_readers(trace)
+        self.saved = [(name, count, set(readers)) for name, count, readers in saved_storages(trace).values()]
 
-    def names(self, ops: Iterable[fx.Node]) -> tuple[str, ...]:
-        return tuple(n.name for n in sorted(ops, key=self.position.__getitem__))
+    def in_order(self, ops: Iterable[fx.Node]) -> list[fx.Node]:
+        return sorted(ops, key=self.position.__getitem__)
 
     def grown(self, roots: Iterable[fx.Node], known: set[fx.Node]) -> set[fx.Node]:
         """What `roots` need and is not `known`."""
-        found: set[fx.Node] = set()
-        pending = [n for n in roots if n not in known]
-        while pending:
-            node = pending.pop()
-            if node not in found:
-                found.add(node)
-                pending += [a for a in node.all_input_nodes if a not in known and a not in found]
-        return found
+        return set(reached(set(roots) - known, lambda n: [a for a in n.all_input_nodes if a not in known]))
 
     def dying(self, gradient: fx.Node) -> set[fx.Node]:
         """What only `gradient`, one of the demanded, needs."""
@@ -157,44 +139,22 @@ class _Needs:
         return found
 
 
-def _late_readers(trace: Trace) -> dict[int, tuple[str, int, set[fx.Node]]]:
-    """Memory -> (first value in it that the backward reads, bytes, the backward's readers); inputs are held anyway."""
-    held = {memory for p in trace.placeholders for memory in storages(p)}
-    found: dict[int, tuple[str, int, set[fx.Node]]] = {}
-    for node in trace.ops:
-        readers = {u for u in node.users if u.op == "call_function" and phase(u) == "backward"}
-        if phase(node) == "backward" or not readers:
-            continue
-        for memory, count in storages(node).items():
-            if memory not in held:
-                found.setdefault(memory, (node.name, count, set()))[2].update(readers)
-    return found
-
-
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _cost(
-    needs: _Needs, name: str, state: State, gradients: Iterable[fx.Node], part: set[fx.Node], peaks: Peaks
-) -> FrozenCost:
-    """The row of `part`, what is there only for `gradients`, beside the rest of what is needed."""
+def _cost(needs: _Needs, name: str, state: State, roots: list[fx.Node], part: set[fx.Node], peaks: Peaks) -> FrozenCost:
+    """The row of `part`, what is there only for `roots`, beside the rest of what is needed."""
     rest = needs.live - part
-    ops = [n for n in part if n in needs.position and does_work(n)]
-    shared = {producer(n) for n in part if is_getitem(n)} & rest
+    ops = needs.in_order(n for n in part if n in needs.position and does_work(n))
+    shared = needs.in_order({producer(n) for n in part if is_getitem(n)} & rest)
     seconds = {n: _seconds(n, rest | part, peaks) for n in ops}
     more = {n: _seconds(n, rest | part, peaks) - _seconds(n, rest, peaks) for n in shared}
-    narrowed = [n for n in shared if _computed(n, rest | part) != _computed(n, rest)]
-    return FrozenCost(
-        name,
-        state,
-        needs.names(ops),
-        needs.names(narrowed),
-        tuple(
-            (value, count) for value, count, readers in needs.readers.values() if readers & part and not readers & rest
-        ),
-        sum(map(nbytes, dict.fromkeys(gradients))),
-        1e6 * (sum(seconds.values()) + sum(more.values())),
-    )
+    narrowed = tuple(n.name for n in shared if _computed(n, rest | part) != _computed(n, rest))
+    saved = tuple((value, count) for value, count, late in needs.saved if late & part and not late & rest)
+    gradient_nbytes = sum(map(nbytes, dict.fromkeys(roots)))
+    modelled_us = 1e6 * (sum(seconds.values()) + sum(more.values()))
+    names = tuple(n.name for n in ops)
+    return FrozenCost(name, state, names, narrowed, saved, gradient_nbytes, modelled_us)
 
 
 def _computed(op: fx.Node, within: set[fx.Node]) -> set[int]:
@@ -227,7 +187,7 @@ def _flops_share(op: fx.Node, computed: set[int]) -> float:
     """A convolution's gradients of input and weight cost the same, that of its bias next to nothing."""
     if packet_name(op) != "convolution_backward":
         return 1.0
-    asked = [i for i in (0, 1) if given(op, "output_mask")[i]]
+    asked = [i for i in (0, 1) if arguments(op)["output_mask"][i]]
     return len(computed.intersection(asked)) / max(len(asked), 1)
 
 
@@ -239,10 +199,7 @@ def frozen_costs(trace: Trace, patterns: Sequence[str] = (), peaks: Peaks = H100
     frozen = match_inputs(trace, patterns, lambda _: None)
     needs = _Needs(trace, frozen)
     gradients = {out.of: node for out, node in needs.outputs if out.kind == "gradient"}
-    rows = [
-        _row(needs, entry, gradients.get(entry.name), entry.name in frozen, peaks)
-        for entry in _leaves(trace, gradients)
-    ]
+    rows = [_row(needs, i, gradients.get(i.name), i.name in frozen, peaks) for i in _leaves(trace, gradients)]
     rows.sort(key=lambda row: (row.saved_nbytes, row.modelled_us), reverse=True)
     taken = [node for of, node in gradients.items() if of in frozen]
     name = f"all {len(taken)} frozen"

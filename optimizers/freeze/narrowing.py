@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.ops import is_getitem, is_view
+from tracefuse.optimizers.ops import arguments, is_getitem, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import phase, val
 
@@ -79,7 +79,9 @@ def narrow(node: fx.Node, decide: Decide) -> bool:
     if not is_switchable(node.target) or not node.users or not all(map(is_getitem, node.users)):
         return False
     read, computed = read_outputs(node), computed_outputs(node)
-    changes = {**_mask_change(node, read), **_flag_changes(node, read)}
+    switched = flags(node.target).items()  # type: ignore[arg-type]
+    unwanted = {name: False for name, outputs in switched if arguments(node)[name] and read.isdisjoint(outputs)}
+    changes = {**_mask_change(node, read), **unwanted}
     if not changes:
         return False
     for name, value in changes.items():
@@ -97,10 +99,10 @@ def computed_outputs(node: fx.Node) -> set[int]:
     if not is_switchable(node.target):
         return everything
     mask = mask_argument(node.target)  # type: ignore[arg-type]
-    wanted = given(node, mask[1]) if mask is not None else []
+    wanted = arguments(node)[mask[1]] if mask is not None else []
     off = {i for i, is_wanted in enumerate(wanted) if not is_wanted}
     for name, outputs in flags(node.target).items():  # type: ignore[arg-type]
-        off |= set() if given(node, name) else set(outputs)
+        off |= set() if arguments(node)[name] else set(outputs)
     return everything - off
 
 
@@ -108,33 +110,17 @@ def _mask_change(node: fx.Node, read: set[int]) -> dict[str, list[bool]]:
     found = mask_argument(node.target)  # type: ignore[arg-type]
     if found is None:
         return {}
-    before = list(given(node, found[1]))
+    before = list(arguments(node)[found[1]])
     after = [bool(wanted) and i in read for i, wanted in enumerate(before)]
     return {found[1]: after} if after != before and any(after) else {}
 
 
-def _flag_changes(node: fx.Node, read: set[int]) -> dict[str, bool]:
-    switched = flags(node.target).items()  # type: ignore[arg-type]
-    return {name: False for name, outputs in switched if given(node, name) and read.isdisjoint(outputs)}
-
-
-def given(node: fx.Node, name: str) -> Any:
-    """What the op is called with for its argument `name`: its default if it is left out."""
-    position, argument = _argument(node, name)
-    return node.args[position] if position < len(node.args) else node.kwargs.get(name, argument.default_value)
-
-
 def _give(node: fx.Node, name: str, value: Any) -> None:
-    position, _ = _argument(node, name)
+    position = list(arguments(node)).index(name)
     if position < len(node.args):
         node.update_arg(position, value)
     else:
         node.update_kwarg(name, value)
-
-
-def _argument(node: fx.Node, name: str) -> tuple[int, Any]:
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    return next((i, a) for i, a in enumerate(arguments) if a.name == name)
 
 
 def output_nbytes(value: Any) -> int:

@@ -10,19 +10,10 @@ from dataclasses import replace
 from torch import fx
 
 from tracefuse.optimizers.errors import UnknownValue, did_you_mean
-from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.freeze.narrowing import narrow
+from tracefuse.optimizers.liveness import saved_storages
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import is_read_late
-from tracefuse.optimizers.trace import (
-    Input,
-    Trace,
-    eliminate_dead_code,
-    human_bytes,
-    nbytes,
-    phase,
-    val,
-)
+from tracefuse.optimizers.trace import Input, Trace, eliminate_dead_code, human_bytes, nbytes, val
 
 UNFREEZE = "!"
 
@@ -38,17 +29,17 @@ def match_inputs(trace: Trace, patterns: Sequence[str], decide: Decide) -> set[s
     candidates = [i for i, node in zip(trace.inputs, trace.placeholders, strict=True) if is_differentiable(node, i)]
     frozen: set[str] = set()
     for pattern in patterns:
-        hits = _hits(pattern.removeprefix(UNFREEZE), candidates)
-        if not hits:
+        found = hits(pattern.removeprefix(UNFREEZE), candidates)
+        if not found:
             raise UnknownValue(_unknown(pattern, candidates), pattern)
         unfreezes = pattern.startswith(UNFREEZE)
-        if idle := _why_idle(unfreezes, hits, with_gradient, frozen):
+        if idle := _why_idle(unfreezes, found, with_gradient, frozen):
             decide(Decision(pattern, *idle))
-        frozen = frozen - hits if unfreezes else frozen | hits
+        frozen = frozen - found if unfreezes else frozen | found
     return frozen
 
 
-def _hits(glob: str, candidates: Sequence[Input]) -> set[str]:
+def hits(glob: str, candidates: Sequence[Input]) -> set[str]:
     return {i.name for i in candidates if any(fnmatch.fnmatchcase(n, glob) for n in (i.source, i.name))}
 
 
@@ -79,9 +70,6 @@ def _unknown(pattern: str, candidates: Sequence[Input]) -> str:
     return f"{pattern!r} matches no input that can have a gradient: {remedy}"
 
 
-# --- pruning ----------------------------------------------------------------------------------------------------------
-
-
 def drop_gradients(trace: Trace, frozen: set[str], decide: Decide) -> Trace:
     """`trace` (edited in place) without the gradients of `frozen` inputs, which are no longer trainable."""
     sources = {i.name: i.source for i in trace.inputs}
@@ -105,21 +93,10 @@ def prune(graph: fx.Graph, decide: Decide) -> None:
         changed = bool(dead) or any(narrowed)
 
 
-def saved_memory(trace: Trace) -> dict[int, tuple[str, int]]:
-    """What the forward keeps for the backward: storage id -> (a value that lies in it, bytes). Inputs are not counted."""
-    own = {memory for p in trace.placeholders for memory in storages(p)}
-    gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
-    found: dict[int, tuple[str, int]] = {}
-    for node in trace.ops:
-        if phase(node) == "forward" and (is_read_late(node) or node in gradients):
-            found |= {k: (node.name, n) for k, n in storages(node).items() if k not in own and k not in found}
-    return found
-
-
 def note_unsaved(before: Trace, after: Trace, decide: Decide) -> None:
     """Say what the forward no longer keeps."""
-    still = saved_memory(after)
-    for memory, (name, count) in saved_memory(before).items():
+    still = saved_storages(after)
+    for memory, (name, count, _) in saved_storages(before).items():
         if memory not in still:
             reason = f"no gradient that is demanded reads it: {human_bytes(count)} less kept for the backward"
             decide(Decision(name, "no longer saved", reason, count))

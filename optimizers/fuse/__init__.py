@@ -21,8 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import fx
-
 from tracefuse.optimizers.fuse.carving import Carver
 from tracefuse.optimizers.fuse.dropout import drop_unmasked, dropouts, split_dropouts
 from tracefuse.optimizers.fuse.dropout import refusal as dropout_refusal
@@ -69,7 +67,8 @@ class Fuse:
         is_edited = bool(dropouts(trace.graph)) or has_long_sums(trace.graph)
         graph = trace.copy().graph if is_edited else trace.graph
         drop_unmasked(graph)
-        left = {n: stored.get(n.name) or self._dropout_reason(n) for n in dropouts(graph)}
+        unasked = None if self.dropout_threads else self.dropout_refusal
+        left = {n: stored.get(n.name) or dropout_refusal(n) or unasked for n in dropouts(graph)}
         split = split_dropouts(graph, [n for n in left if not left[n]], self.dropout_threads)
         refused = {node: left.get(node) or refusal(node) for node in graph.nodes}
         for node, reason in refused.items():
@@ -86,7 +85,3 @@ class Fuse:
         carved = [piece.carved for piece in pieces if piece.carved]
         fused = rebuild(graph, carved)
         return replace(trace, graph=fused, _cache={}), [split[n.name] for n in fused.nodes if is_mask(n)]
-
-    def _dropout_reason(self, node: fx.Node) -> str | None:
-        """Why a dropout stays with ATen; None if a kernel shall draw its mask."""
-        return dropout_refusal(node) or (None if self.dropout_threads else self.dropout_refusal)

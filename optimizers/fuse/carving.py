@@ -8,7 +8,6 @@ makes most of its kernels as those before it did, and to lower one takes longer 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +22,7 @@ from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_valu
 from tracefuse.optimizers.lowering.lowering import NotFusible
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS
-from tracefuse.optimizers.ops import is_getitem, is_view
+from tracefuse.optimizers.ops import is_getitem, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, val
 
@@ -54,11 +53,14 @@ class Carver:
 
     def attempt(self, nodes: Iterable[fx.Node], of: Sequence[fx.Node] | None = None) -> Piece | None:
         """One kernel of `nodes`, if it can be written and is worth it; for the outputs `of`, or all that others read."""
+        piece = self._whole(nodes, of)
+        return piece if piece and piece.carved else None
+
+    def _whole(self, nodes: Iterable[fx.Node], of: Sequence[fx.Node] | None = None) -> Piece | None:
         ordered = sorted(nodes, key=self.position.__getitem__)
         outputs = _outputs(ordered) if of is None else list(of)
         kernel, stands_for, obstacle = self._lower(ordered, outputs)
-        piece = _piece(kernel, stands_for, ordered, outputs)
-        return piece if obstacle is None and piece.carved else None
+        return None if obstacle else _piece(kernel, stands_for, ordered, outputs)
 
     def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], Obstacle | None]:
         kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
@@ -94,29 +96,21 @@ class Carver:
         return [*_connected(rest), list(alone)] if rest and alone else []
 
     def _turned_parts(self, whole: Piece, kernel: Kernel, stands_for: Sequence[fx.Node]) -> list[list[fx.Node]]:
-        """What computes a value that is read in several orders of memory, and the rest, if apart they move fewer bytes.
-
-        Together, what the value is computed from would be read once for each order.
-        """
+        """What computes a value that is read in several orders of memory, and the rest, if apart they move fewer bytes:
+        together, what the value is computed from would be read once for each order."""
         at = turned_value(kernel.body)
         before = set() if at is None else _closure([stands_for[at]], set(whole.nodes))
         after = set(whole.nodes) - before
         if not before or not after:
             return []
-        apart = sum(self._nbytes(part) for part in (before, after))
-        if apart >= whole.nbytes:
+        parts = [piece for part in (before, after) if (piece := self._whole(part))]
+        apart = sum(piece.nbytes for piece in parts)
+        if len(parts) < 2 or apart >= whole.nbytes:
             return []
         orders = f"{stands_for[at].name} is read in several orders of memory"
-        moved = f"in one kernel its ops move {human_bytes(whole.nbytes)}, in two {human_bytes(int(apart))}"
-        self.decide(Decision(stands_for[at].name, "split", f"{orders}: {moved}", whole.nbytes - int(apart)))
+        moved = f"in one kernel its ops move {human_bytes(whole.nbytes)}, in two {human_bytes(apart)}"
+        self.decide(Decision(stands_for[at].name, "split", f"{orders}: {moved}", whole.nbytes - apart))
         return [list(before), list(after)]
-
-    def _nbytes(self, nodes: Iterable[fx.Node]) -> float:
-        """Bytes that `nodes` move as one piece; infinite where they would have to be split."""
-        ordered = sorted(nodes, key=self.position.__getitem__)
-        outputs = _outputs(ordered)
-        kernel, stands_for, obstacle = self._lower(ordered, outputs)
-        return math.inf if obstacle else _piece(kernel, stands_for, ordered, outputs).nbytes
 
 
 def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece:
@@ -155,23 +149,14 @@ def _outputs(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _with_remade(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """`nodes` with what they read of constants, masks and splits, all of which are made again in the kernel.
-
-    A split in a region above the one of its parts is a list, which no kernel takes: the kernel takes what is split.
-    """
+    """`nodes` with what they read of constants, masks and splits, which are made again: no kernel takes a split, a list."""
     return set(nodes) | {a for n in nodes for a in n.all_input_nodes if is_remade(a) or a.target in SPLITS}
 
 
 def _closure(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> set[fx.Node]:
     """`nodes` and all that they need of `inside`, multi-output ops with all their parts."""
-    found: set[fx.Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node in inside and node not in found:
-            found.add(node)
-            stack += [*node.all_input_nodes, *_with_parts(node)]
-    return found
+    starts = inside.intersection(nodes)
+    return set(reached(starts, lambda n: inside.intersection((*n.all_input_nodes, *_with_parts(n)))))
 
 
 def _with_parts(node: fx.Node) -> set[fx.Node]:
@@ -194,8 +179,6 @@ def _connected(nodes: set[fx.Node]) -> list[list[fx.Node]]:
         groups.append(group)
     return groups
 
-
-# --- obstacles --------------------------------------------------------------------------------------------------------
 
 MOST_KNOWN = 10_000
 

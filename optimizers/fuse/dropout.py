@@ -26,11 +26,8 @@ from torch import fx
 from tracefuse.optimizers.fuse.fusible import has_fusible_neighbour
 from tracefuse.optimizers.lowering import philox
 from tracefuse.optimizers.lowering.random_ops import APPLY, DRAW, MASK
-from tracefuse.optimizers.ops import arguments, draws_nothing, is_getitem, is_random
+from tracefuse.optimizers.ops import arguments, aten, draws_nothing, is_getitem, is_random
 from tracefuse.optimizers.trace import call, origin, phase, set_origin, tensors, val
-
-aten = torch.ops.aten
-
 
 FROM_THE_CPU = "the CPU's random numbers come in order from one Mersenne Twister, which no kernel can enter midway"
 

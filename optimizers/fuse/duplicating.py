@@ -13,21 +13,19 @@ What the backward reads of the forward is not looked at here: whether to keep it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
 
 from tracefuse.optimizers.fuse.fusible import is_free
-from tracefuse.optimizers.fuse.pieces import Piece, inputs_of, traits_of, with_views
+from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, with_views
 from tracefuse.optimizers.fuse.remaking import is_cheap, is_constant, reads_of, sources
-from tracefuse.optimizers.ops import behind_views, readers
+from tracefuse.optimizers.ops import behind_views, reached, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, val
 
 MOST_OPS = 8
-LEAST_SHARE = 16
-"""A value is duplicated if that saves at least 1 / LEAST_SHARE of what its kernels move."""
 
 Attempt = Callable[[Iterable[fx.Node], Sequence[fx.Node]], Piece | None]
 
@@ -64,20 +62,18 @@ class _Table:
         self.pieces[piece] = None
         for node in piece.nodes:
             self.holding.setdefault(node, {})[piece] = None
-        for value in inputs_of(piece):
+        for value in piece.inputs:
             self.reading.setdefault(behind_views(value), {})[piece] = None
 
-    def remove(self, piece: Piece) -> None:
-        del self.pieces[piece]
-        for node in piece.nodes:
-            del self.holding[node][piece]
-        for value in inputs_of(piece):
-            self.reading[behind_views(value)].pop(piece, None)
-
-    def replace(self, old: Piece, new: Piece | None) -> None:
-        self.remove(old)
-        if new is not None:
-            self.add(new)
+    def replace(self, changes: Mapping[Piece, Piece | None]) -> None:
+        for old, new in changes.items():
+            del self.pieces[old]
+            for node in old.nodes:
+                del self.holding[node][old]
+            for value in old.inputs:
+                self.reading[behind_views(value)].pop(old, None)
+            if new is not None:
+                self.add(new)
 
     # --- duplicating ---
 
@@ -91,14 +87,17 @@ class _Table:
         if not ops or not reading:
             return home
         inlined = {piece: new for piece in reading if (new := self._inlined(value, ops, home, piece))}
-        if len(inlined) == len(reading) and self._is_read_by_pieces_only(value):
-            left = self._without(value, home)
-            saved = (
-                home.nbytes - (left.nbytes if left else 0) + sum(p.nbytes - new.nbytes for p, new in inlined.items())
-            )
+        is_read_by_pieces_only = all(self.holding.get(reader) for reader in readers(value))
+        if len(inlined) == len(reading) and is_read_by_pieces_only:
+            # Where the rest has no kernel, the home stays as it is.
+            rest = [output for output in home.outputs if output is not value]
+            left = (self.attempt(home.nodes, rest) or home) if rest else None
+            after = sum(piece.nbytes for piece in (left, *inlined.values()) if piece)
+            saved = home.nbytes + sum(p.nbytes for p in reading) - after
             if left is not home and saved * LEAST_SHARE >= home.nbytes + sum(p.nbytes for p in reading):
                 self._tell("duplicate", value, "computed in each kernel that reads it", saved)
-                return self._write({home: left, **inlined}, left)
+                self.replace({home: left, **inlined})
+                return left
         self._duplicate_some(value, reading, inlined)
         return home
 
@@ -109,28 +108,15 @@ class _Table:
         if chosen:
             some = f"computed again in {len(chosen)} of {len(reading)} other kernels that read it"
             self._tell("duplicate", value, some, sum(gains[piece] for piece in chosen))
-            self._write({piece: inlined[piece] for piece in chosen}, None)
+            self.replace({piece: inlined[piece] for piece in chosen})
         elif gains:
             self._tell("write once", value, "computed again in the kernels that read it", sum(gains.values()))
 
-    def _write(self, changes: dict[Piece, Piece | None], result: Piece | None) -> Piece | None:
-        for old, new in changes.items():
-            self.replace(old, new)
-        return result
-
     def _inlined(self, value: fx.Node, ops: list[fx.Node], home: Piece, reader: Piece) -> Piece | None:
-        other = traits_of(reader)
-        if traits_of(home).place != other.place or val(value).numel() > other.numel:
+        other = reader.traits
+        if home.traits.place != other.place or val(value).numel() > other.numel:
             return None
         return self.attempt(with_views((*ops, *reader.nodes), self.fusible), reader.outputs)
-
-    def _without(self, value: fx.Node, home: Piece) -> Piece | None:
-        """`home` without one of its outputs: itself where that has no kernel, None where no output is left."""
-        rest = [output for output in home.outputs if output is not value]
-        return (self.attempt(home.nodes, rest) or home) if rest else None
-
-    def _is_read_by_pieces_only(self, value: fx.Node) -> bool:
-        return all(self.holding.get(reader) for reader in readers(value))
 
     def _tell(self, action: str, value: fx.Node, what: str, saved: int) -> None:
         effect = f"saves {human_bytes(saved)}" if saved >= 0 else f"would move {human_bytes(-saved)} more"
@@ -139,13 +125,8 @@ class _Table:
 
 def _cheap_ops(value: fx.Node, home: Piece) -> list[fx.Node]:
     """What of `home` computes `value`, if it costs next to nothing but what it reads, and that is no more than it writes."""
-    inside, found = set(home.nodes), {}
-    stack = [value]
-    while stack:
-        node = stack.pop()
-        if node in inside and node not in found:
-            found[node] = None
-            stack += () if is_constant(node) else node.all_input_nodes
+    inside = set(home.nodes)
+    found = reached([value], lambda n: () if is_constant(n) else [a for a in n.all_input_nodes if a in inside])
     work = [node for node in found if not is_free(node)]
     is_worth = len(work) <= MOST_OPS and sum(reads_of(sources(found)).values()) <= nbytes(value)
     return list(found) if is_worth and all(map(is_cheap, work)) else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,11 +23,9 @@ from tracefuse.optimizers.lowering.geometry import SUMS, are_few_and_long, colum
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering.lowering import COPIES
 from tracefuse.optimizers.lowering.random_ops import is_mask
-from tracefuse.optimizers.lowering.views import SPLITS, VIEWS, shape_of
-from tracefuse.optimizers.ops import is_view
-from tracefuse.optimizers.trace import SHORT_DTYPE, phase, tensors, val
-
-aten = torch.ops.aten
+from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
+from tracefuse.optimizers.ops import aten, is_view, reached
+from tracefuse.optimizers.trace import SHORT_DTYPE, phase, shape_of, tensors, val
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
 SCATTERS = {"embedding_dense_backward", "index_put", "scatter", "scatter_add", "index_add"}
@@ -81,13 +79,8 @@ def _getitem_refusal(node: fx.Node) -> str | None:
 
 @once_per_op
 def _op_refusal(node: fx.Node) -> str | None:
-    return (
-        _unknown(node.target)  # type: ignore[arg-type]
-        or _type_refusal(node)
-        or _device_refusal(node)
-        or _row_refusal(node)
-        or gather_refusal(node)
-    )
+    reason = _unknown(node.target) or _type_refusal(node) or _device_refusal(node)  # type: ignore[arg-type]
+    return reason or _row_refusal(node) or gather_refusal(node)
 
 
 @functools.cache
@@ -147,21 +140,13 @@ def _row_refusal(node: fx.Node) -> str | None:
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None
 
 
-# --- neighbours -------------------------------------------------------------------------------------------------------
-
-
 def has_fusible_neighbour(result: fx.Node, operand: Any) -> bool:
     """Whether an op of the same phase that reads `result`, or computes `operand`, could share the kernel between them."""
-    near = [*_through_views(result, forward=True), *_through_views(operand, forward=False)]
-    return any(refusal(n) is None and not is_free(n) and phase(n) == phase(result) for n in near)
+    near = [*_through_views(result.users, lambda n: n.users), *_through_views([operand], lambda n: n.all_input_nodes)]
+    return any(refusal(n) is None and phase(n) == phase(result) for n in near)
 
 
-def _through_views(node: fx.Node, forward: bool) -> Iterator[fx.Node]:
-    """The ops next to a value, views skipped."""
-    near = list(node.users) if forward else [node]
-    while near:
-        one = near.pop()
-        if one.op == "call_function" and is_free(one):
-            near += list(one.users) if forward else one.all_input_nodes
-        elif one.op == "call_function":
-            yield one
+def _through_views(nodes: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]) -> list[fx.Node]:
+    """The ops among `nodes`, and those that `onward` leads to through views."""
+    near = reached(nodes, lambda n: onward(n) if n.op == "call_function" and is_free(n) else ())
+    return [one for one in near if one.op == "call_function" and not is_free(one)]

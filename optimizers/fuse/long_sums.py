@@ -20,7 +20,7 @@ the adds that only it reads. What bounds a sum:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,11 +30,9 @@ from torch import fx
 from tracefuse.optimizers.facts import is_dense
 from tracefuse.optimizers.fuse.fusible import is_free
 from tracefuse.optimizers.kernels.long_sum import POINTEE, LongSum, long_sum
-from tracefuse.optimizers.ops import readers
+from tracefuse.optimizers.ops import aten, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
-
-aten = torch.ops.aten
 
 SHORTEST = 8
 WAITING = 16
@@ -85,25 +83,17 @@ def _sums(graph: fx.Graph, fusible: set[fx.Node]) -> dict[fx.Node, _Sum]:
         if node in fusible and _is_plain_add(node):
             first, second = (a if _continues(a, node, sums) else None for a in node.args)
             # Addition commutes: where one operand is a sum, the other is added to it, as ATen did.
-            order = node.args if first is not None or second is None else reversed(node.args)
+            order = node.args if first is not None or second is None else node.args[::-1]
             sums[node] = _joined(node, order, sums)  # type: ignore[arg-type]
     return sums
 
 
-def _joined(add: fx.Node, operands: Iterator[fx.Node], sums: dict[fx.Node, _Sum]) -> _Sum:
+def _joined(add: fx.Node, operands: Sequence[fx.Node], sums: dict[fx.Node, _Sum]) -> _Sum:
     """The sum that ends in `add`. The sum that it goes on from is taken out of `sums` and grows in place."""
-    whole: _Sum | None = None
-    for operand in operands:
-        own = _Sum([(operand, add)])
-        if _continues(operand, add, sums):
-            own = sums.pop(operand)
-            own.inner.append(operand)
-        if whole is None:
-            whole = own
-        else:
-            whole.terms += own.terms
-            whole.inner += own.inner
-    assert whole is not None
+    continued = [o for o in operands if _continues(o, add, sums)]
+    whole, other = (sums.pop(o) if o in continued else _Sum([(o, add)]) for o in operands)
+    whole.terms += other.terms
+    whole.inner += [*other.inner, *continued]
     return whole
 
 
@@ -141,11 +131,9 @@ def _extra_values(root: fx.Node, found: _Sum, fusible: set[fx.Node]) -> int:
 
 
 def _not_worth(operands: int, extra: int, root: fx.Node) -> str:
-    more = human_bytes(extra * nbytes(root))
-    least = human_bytes((operands + 1) * nbytes(root))
-    return (
-        f"a sum of {operands}: as a kernel of its own it would cost the ops beside it {more}, and itself moves {least}"
-    )
+    more, least = human_bytes(extra * nbytes(root)), human_bytes((operands + 1) * nbytes(root))
+    cost = f"it would cost the ops beside it {more}, and itself moves {least}"
+    return f"a sum of {operands}: as a kernel of its own {cost}"
 
 
 def _decision(root: fx.Node, operands: int, parts: int, kernel: LongSum) -> Decision:
@@ -175,11 +163,10 @@ def _write(graph: fx.Graph, root: fx.Node, found: _Sum, kernel: LongSum, positio
 
 def _partial(graph: fx.Graph, root: fx.Node, kernel: LongSum, operands: Sequence[fx.Node]) -> fx.Node:
     node = graph.create_node("call_function", kernel, tuple(operands), name=f"{root.name}_part")
-    node.meta = dict(root.meta)
-    with val(root).fake_mode:
-        node.meta["val"] = torch.empty_strided(
-            val(root).shape, val(root).stride(), dtype=val(root).dtype, device=val(root).device
-        )
+    tensor = val(root)
+    with tensor.fake_mode:
+        own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    node.meta = {**root.meta, "val": own}
     return node
 
 

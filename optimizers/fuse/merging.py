@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tracefuse.optimizers.fuse.order import UnitOrder
-from tracefuse.optimizers.fuse.pieces import Piece, Traits, Unit, inputs_of, traits_of, unit_order, with_views
+from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, Traits, Unit, unit_order, with_views
 from tracefuse.optimizers.fuse.regions import agree
 from tracefuse.optimizers.ops import behind_views, readers
 from tracefuse.optimizers.passes import Decide, Decision
@@ -35,8 +35,6 @@ from tracefuse.optimizers.trace import human_bytes, nbytes
 
 MOST_TENSORS = 24
 WINDOW = 32
-LEAST_SHARE = 16
-"""A pair is merged if that saves at least 1 / LEAST_SHARE of what the two move: less is lost in noise."""
 
 Attempt = Callable[[Iterable[fx.Node]], Piece | None]
 
@@ -85,7 +83,7 @@ class _Merger:
 
     def _add(self, piece: Piece) -> None:
         """Queue the pairs that `piece` makes with pieces that were added before it."""
-        at, own = self.order.at, traits_of(piece)
+        at, own = self.order.at, piece.traits
         near = {unit: None for unit in (*self.order.needs[piece], *self.order.readers[piece]) if unit in self.traits}
         for value, size in own.reads.items():
             beside = self.reading.setdefault(value, {})
@@ -127,17 +125,16 @@ class _Merger:
             self._tell("apart", first, second, f"{moved}, apart they move {human_bytes(apart)}")
             return
         own = set(merged.nodes)
-        if (view := next((v for v in inputs_of(merged) if behind_views(v) in own), None)) is not None:
-            self._tell(
-                "apart", first, second, f"{view.name} shows memory of the one, and no kernel can compute that view"
-            )
+        if (view := next((v for v in merged.inputs if behind_views(v) in own), None)) is not None:
+            shows = f"{view.name} shows memory of the one, and no kernel can compute that view"
+            self._tell("apart", first, second, shows)
             return
         self._replace(first, second, merged, below)
         moved = f"{merged.name} moves {human_bytes(merged.nbytes)}, apart they move {human_bytes(apart)}"
         self._tell("merge", first, second, moved, apart - merged.nbytes)
 
     def _refusal(self, first: Piece, second: Piece) -> str | None:
-        tensors = len({*inputs_of(first), *inputs_of(second), *first.outputs, *second.outputs})
+        tensors = len({*first.inputs, *second.inputs, *first.outputs, *second.outputs})
         if tensors > MOST_TENSORS:
             return f"one kernel would take {tensors} tensors, more than {MOST_TENSORS}"
         if self.order.at[second] - self.order.at[first] > WINDOW:
@@ -200,7 +197,5 @@ def _misfit(one: Traits, other: Traits) -> str | None:
 def _loops(traits: Traits) -> str:
     rows = [f"rows of {n_cols}" for _, _, n_cols in sorted(traits.rows)]
     shared = "rows of {} that several programs share"
-    columns = [
-        ("columns of {}" if n_cols > 1 else shared).format(n_rows) for _, n_rows, n_cols in sorted(traits.columns)
-    ]
+    columns = [("columns of {}" if cols > 1 else shared).format(rows) for _, rows, cols in sorted(traits.columns)]
     return " and ".join([*rows, *columns])

@@ -48,9 +48,8 @@ class UnitOrder(Generic[Unit]):
                 if not missing[reader]:
                     heapq.heappush(ready, (place(reader), next(count), reader))
         if len(order) < len(self.needs):
-            raise ValueError(
-                "the units need each other in a cycle: group ops so that no path leaves a unit and comes back"
-            )
+            remedy = "group ops so that no path leaves a unit and comes back"
+            raise ValueError(f"the units need each other in a cycle: {remedy}")
         return order
 
     def between(self, first: Unit, second: Unit) -> set[Unit] | None:

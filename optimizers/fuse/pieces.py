@@ -21,9 +21,12 @@ from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.regions import Sizes, loops_of
 from tracefuse.optimizers.fuse.remaking import is_remade, reads_of
-from tracefuse.optimizers.ops import behind_views, is_getitem, is_random, is_view
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_random, is_view, reached
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import human_bytes, phase, tensors
+
+LEAST_SHARE = 16
+"""Pieces are changed if that saves at least 1 / LEAST_SHARE of what they move: less is lost in noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +51,23 @@ class Piece:
         """Bytes that ATen's ops move, each on its own."""
         return sum(map(bytes_moved, self.work))
 
+    @cached_property
+    def inputs(self) -> list[fx.Node]:
+        """The values that the piece takes from outside, each once."""
+        if self.carved:
+            return list(self.carved.inputs)
+        inside, reading = set(self.nodes), (n for n in self.nodes if not is_remade(n))
+        return list(dict.fromkeys(a for n in reading for a in n.all_input_nodes if a not in inside))
+
+    @cached_property
+    def traits(self) -> Traits:
+        loops = [loops_of(node) for node in (*self.work, *filter(is_getitem, self.nodes))]
+        rows, columns = {rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns}
+        values = [tensor for node in self.work for tensor in tensors(node)]
+        numel = max([t.numel() for t in values] + [math.prod(sizes) for sizes in rows | columns])
+        device = next((t.device for t in values), None)
+        return Traits((phase(self.work[0]), device), numel, rows, columns, reads_of(self.inputs))
+
     @property
     def nbytes(self) -> int:
         """Bytes that the piece moves."""
@@ -63,13 +83,9 @@ class Piece:
         if self.carved is None:
             return Decision(self.work[-1].name, "leave", self.reason)
         kernel, saved = self.carved.kernel, max(0, self.alone - self.carved.kernel.nbytes)
+        holds = f"{len(self.work)} op{'s' * (len(self.work) != 1)} in {kernel.name}"
         moved = f"it reads {human_bytes(kernel.nbytes_read)} and writes {human_bytes(kernel.nbytes_written)}"
-        return Decision(self.outputs[-1].name, "fuse", f"{self._holds}: {moved}, {self._instead}", saved)
-
-    @property
-    def _holds(self) -> str:
-        assert self.carved is not None
-        return f"{len(self.work)} op{'s' * (len(self.work) != 1)} in {self.carved.kernel.name}"
+        return Decision(self.outputs[-1].name, "fuse", f"{holds}: {moved}, {self._instead}", saved)
 
     @property
     def _instead(self) -> str:
@@ -79,29 +95,12 @@ class Piece:
         return f"one by one they move {human_bytes(self.alone)}"
 
 
-# --- units ------------------------------------------------------------------------------------------------------------
-
 Unit = Piece | fx.Node
 
 
 def with_views(nodes: Iterable[fx.Node], fusible: set[fx.Node]) -> set[fx.Node]:
     """`nodes` and the fusible views through which they read, so that what they read of one memory is one input."""
-    found = set(nodes)
-    stack = [operand for node in found for operand in node.all_input_nodes]
-    while stack:
-        node = stack.pop()
-        if node not in found and node in fusible and is_view(node):
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
-
-
-def inputs_of(piece: Piece) -> list[fx.Node]:
-    """The values that a piece takes from outside, each once."""
-    if piece.carved:
-        return list(piece.carved.inputs)
-    inside = set(piece.nodes)
-    return list(dict.fromkeys(a for n in piece.nodes if not is_remade(n) for a in n.all_input_nodes if a not in inside))
+    return set(reached(nodes, lambda node: [a for a in node.all_input_nodes if a in fusible and is_view(a)]))
 
 
 def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node, Piece]) -> UnitOrder[Unit]:
@@ -111,15 +110,14 @@ def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node,
     def operands(values: Iterable[fx.Node]) -> set[Unit]:
         return {owner.get(m, m) for m in map(behind_views, values) if m.op == "call_function"}
 
-    needs: dict[Unit, set[Unit]] = {piece: operands(inputs_of(piece)) - {piece} for piece in pieces}
+    needs: dict[Unit, set[Unit]] = {piece: operands(piece.inputs) - {piece} for piece in pieces}
     for node in graph.nodes:
         if node.op == "call_function" and node not in owner and not is_view(node):
             needs[node] = operands(node.all_input_nodes)
     for earlier, later in itertools.pairwise(unit for unit in needs if isinstance(unit, fx.Node) and is_random(unit)):
         needs[later].add(earlier)
-    return UnitOrder(
-        needs, lambda unit: max(map(position.__getitem__, unit.outputs if isinstance(unit, Piece) else [unit]))
-    )
+    values = {unit: unit.outputs if isinstance(unit, Piece) else (unit,) for unit in needs}
+    return UnitOrder(needs, lambda unit: max(position[n] for n in values[unit]))
 
 
 @dataclass(frozen=True)
@@ -132,12 +130,3 @@ class Traits:
     rows: set[Sizes]
     columns: set[Sizes]
     reads: dict[fx.Node, int]
-
-
-def traits_of(piece: Piece) -> Traits:
-    loops = [loops_of(node) for node in (*piece.work, *filter(is_getitem, piece.nodes))]
-    rows, columns = {rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns}
-    values = [tensor for node in piece.work for tensor in tensors(node)]
-    numel = max([t.numel() for t in values] + [math.prod(sizes) for sizes in rows | columns])
-    device = next((t.device for t in values), None)
-    return Traits((phase(piece.work[0]), device), numel, rows, columns, reads_of(inputs_of(piece)))

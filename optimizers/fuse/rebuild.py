@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import operator
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import is_getitem, is_random
 from tracefuse.optimizers.trace import copy_node, origin, phase, set_origin, val
@@ -35,7 +35,7 @@ def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
     for node in graph.nodes:
         if node.op == "placeholder":
             new[node] = copy_node(new_graph, node, new)
-    for unit in _ordered(graph, provider):
+    for unit in _ordered(graph, provider).at:
         if isinstance(unit, Carved):
             _insert(new_graph, unit, new)
         else:
@@ -45,7 +45,7 @@ def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
     return new_graph
 
 
-def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> list[_Unit]:
+def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> UnitOrder[_Unit]:
     """The units that the outputs need, and random ops, each after its operands and otherwise in the order of the trace."""
     position = {node: at for at, node in enumerate(graph.nodes)}
     draws = [n for n in graph.nodes if is_random(n) and not is_getitem(n)]
@@ -60,33 +60,15 @@ def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> list[_Unit]:
             stack += needs[unit]
     for earlier, later in itertools.pairwise(draws):
         needs[later].add(earlier)
-    return _topological(needs, position)
+    return UnitOrder(needs, lambda unit: max(position[n] for n in _values(unit)))
+
+
+def _values(unit: _Unit) -> tuple[fx.Node, ...]:
+    return unit.outputs if isinstance(unit, Carved) else (unit,)
 
 
 def _is_op(unit: _Unit) -> bool:
     return isinstance(unit, Carved) or unit.op == "call_function"
-
-
-def _topological(needs: dict[_Unit, set[_Unit]], position: dict[fx.Node, int]) -> list[_Unit]:
-    def place(unit: _Unit) -> int:
-        return max(map(position.__getitem__, unit.outputs)) if isinstance(unit, Carved) else position[unit]
-
-    readers: dict[_Unit, list[_Unit]] = {}
-    for unit, operands in needs.items():
-        for operand in operands:
-            readers.setdefault(operand, []).append(unit)
-    missing = {unit: len(operands) for unit, operands in needs.items()}
-    ready = [(place(unit), unit) for unit in needs if not missing[unit]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, unit = heapq.heappop(ready)
-        order.append(unit)
-        for reader in readers.get(unit, ()):
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, (place(reader), reader))
-    return order
 
 
 def _insert(graph: fx.Graph, one: Carved, new: dict[fx.Node, fx.Node]) -> None:

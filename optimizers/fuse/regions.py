@@ -51,9 +51,6 @@ class Region:
     after: set[fx.Node] = field(default_factory=set)
 
 
-# --- growing ----------------------------------------------------------------------------------------------------------
-
-
 def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
     """The regions of a trace's graph over its `fusible` ops, in no particular order, views at their borders included."""
     depth: dict[fx.Node, int] = {}
@@ -169,10 +166,7 @@ def _device(node: fx.Node) -> torch.device | None:
 
 
 def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
-    """Move an op whose readers are all in one other region there, if that region then reads no more bytes than before.
-
-    What only this op needs goes with it.
-    """
+    """Move an op whose readers are all in one other region there, with what only it needs, if that reads no more bytes."""
     for node in reversed(graph.nodes):
         region = region_of.get(node)
         homes = {region_of.get(user) for user in node.users} if region else set()

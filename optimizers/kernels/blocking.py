@@ -26,11 +26,9 @@ from tracefuse.optimizers.lowering.geometry import NORM_BACKWARD, Geometry, colu
 from tracefuse.optimizers.lowering.indexing import Lanes, ravel, reshape
 from tracefuse.optimizers.lowering.layouts import GUESS, Layout, Tuning, flat, probe, repeated, segment, tiles
 from tracefuse.optimizers.lowering.lowering import Lowering
-from tracefuse.optimizers.lowering.views import Indices, shape_of
-from tracefuse.optimizers.ops import arguments, is_getitem
-from tracefuse.optimizers.trace import Trace, nbytes, tensors, val
-
-aten = torch.ops.aten
+from tracefuse.optimizers.lowering.views import Indices
+from tracefuse.optimizers.ops import arguments, aten, is_getitem, reached
+from tracefuse.optimizers.trace import Trace, nbytes, shape_of, tensors, val
 
 BROADCAST_WORTH_HOISTING = 4
 """A costly value is computed on its own axis where it is broadcast at least this many times."""
@@ -115,12 +113,12 @@ def _column_layouts(body: Trace, summed: fx.Node, wide: bool, tuning: Tuning) ->
     if parts is None or parts[0] not in geometry.col_dims:
         return [columns(shape, geometry, wide, grain, tuning, read_nbytes=read_nbytes)]
     dim, sizes = parts
-    narrowed = [_narrowed(geometry, shape[dim], size) for size in sizes]
+    outer, n_rows, n_cols = geometry.sizes
+    narrowed = [replace(geometry, sizes=(outer, n_rows, n_cols // shape[dim] * size)) for size in sizes]
     cols = [one.sizes[2] for one in narrowed]
-    layouts = [
-        columns(_resized(shape, dim, size), one, wide, grain, tuning, cols, read_nbytes)
-        for size, one in zip(sizes, narrowed, strict=True)
-    ]
+    shapes = [_resized(shape, dim, size) for size in sizes]
+    pairs = zip(shapes, narrowed, strict=True)
+    layouts = [columns(part, one, wide, grain, tuning, cols, read_nbytes) for part, one in pairs]
     return [replace(layout, columns=geometry) for layout in _placed(layouts, shape, dim, sizes)]
 
 
@@ -142,11 +140,13 @@ def _reduces_rows(node: fx.Node) -> bool:
 def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning) -> Layout | None:
     """Tiles where one of the two reasons for them holds."""
     dims = [d for d in order if shape[d] > 1]
-    costly = [n for n in body.ops if n.target in TRANSCENDENTAL and _is_broadcast(n, math.prod(shape))]
+    most = math.prod(shape) // BROADCAST_WORTH_HOISTING
+    costly = [n for n in body.ops if n.target in TRANSCENDENTAL and val(n).numel() <= most]
     if not dims:
         return None
     lowering = _probed(body, shape)
-    varying, is_transposed = _dims_varied(lowering, costly), False
+    lanes = [block.lanes for (node, *_), block in lowering.seen.items() if node in costly]
+    varying, is_transposed = {int(lane.removeprefix("d")) for lane in frozenset().union(*lanes)}, False
     if not costly:
         varying = _read_along(lowering, body, dims)
         is_transposed = bool(varying)
@@ -161,10 +161,6 @@ def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, 
     return tiles(shape, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed)
 
 
-def _is_broadcast(node: fx.Node, numel: int) -> bool:
-    return val(node).numel() * BROADCAST_WORTH_HOISTING <= numel
-
-
 def _probed(body: Trace, shape: Sequence[int]) -> Lowering:
     """The body lowered with one lane per dimension of the domain."""
     layout = probe(shape)
@@ -175,17 +171,9 @@ def _probed(body: Trace, shape: Sequence[int]) -> Lowering:
     return lowering
 
 
-def _dims_varied(lowering: Lowering, costly: Sequence[fx.Node]) -> set[int]:
-    """The dimensions of the domain along which the `costly` values vary."""
-    lanes = [block.lanes for (node, *_), block in lowering.seen.items() if node in costly]
-    return {int(lane.removeprefix("d")) for lane in frozenset().union(*lanes)}
-
-
 def _read_along(lowering: Lowering, body: Trace, dims: Sequence[int]) -> set[int]:
-    """The dimensions along which a large input is read in the order of memory, where they are not those of the result.
-
-    `dims` are the domain's, by the result's strides; a run of them that also lies together in the input is one axis.
-    """
+    """The dimensions along which a large input is read in the order of memory, where they are not those of the result, by
+    whose strides `dims` are; a run of them that also lies together in the input is one axis."""
     numel = lowering.layout.numel
     for node, at, *_ in [key for key in lowering.seen if key[0] in body.placeholders]:
         if nbytes(node) * 2 < numel * val(node).element_size():
@@ -211,9 +199,6 @@ def _run(dims: Sequence[int], varying: set[int]) -> list[int]:
             break
         tail.insert(0, dim)
     return tail
-
-
-# --- segments ---------------------------------------------------------------------------------------------------------
 
 
 def _segments(body: Trace, shape: Sequence[int]) -> tuple[int, list[int]] | None:
@@ -253,12 +238,7 @@ def _read_apart(parts: Sequence[fx.Node]) -> bool:
     """Whether no large input is read by two of `parts`."""
     seen: set[fx.Node] = set()
     for part in parts:
-        found, stack = set(), [part]
-        while stack:
-            node = stack.pop()
-            if node not in found:
-                found.add(node)
-                stack += node.all_input_nodes
+        found = reached([part], lambda node: node.all_input_nodes)
         large = {n for n in found if n.op == "placeholder" and 4 * nbytes(n) >= nbytes(part)}
         if large & seen:
             return False
@@ -276,11 +256,6 @@ def _placed(layouts: Sequence[Layout], shape: Sequence[int], dim: int, sizes: Se
 
 def _resized(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def _narrowed(geometry: Geometry, whole: int, size: int) -> Geometry:
-    outer, n_rows, n_cols = geometry.sizes
-    return Geometry(geometry.outer_dims, geometry.row_dims, geometry.col_dims, (outer, n_rows, n_cols // whole * size))
 
 
 def _memory_order(tensor: torch.Tensor) -> list[int]:

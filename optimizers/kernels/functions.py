@@ -24,23 +24,10 @@ from tracefuse.optimizers.lowering.layouts import BLOCK_NAMES, GUESS, Layout, Tu
 from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible
 from tracefuse.optimizers.trace import Trace, val
 
-LOOP_NAMES = (
-    "index",
-    "program",
-    "outer",
-    "chunk",
-    "step",
-    "start",
-    "row",
-    "col",
-    "row_mask",
-    "col_mask",
-    "index_mask",
-    "offset",
-    "offset_mask",
-    "skip",
-    "end",
-)
+LOOP_NAMES = {
+    "index", "program", "outer", "chunk", "step", "start", "row", "col", "row_mask", "col_mask", "index_mask",
+    "offset", "offset_mask", "skip", "end",
+}  # fmt: skip
 """Names that a body's own lines use."""
 
 LONG = 512
@@ -122,7 +109,24 @@ def _lowered(kernel: Kernel, tuning: Tuning) -> LoweredKernel:
         lowering, after = _lowerings(body, layout)
         stores = [s for n in body.returned for s in _stores(after if n in below else lowering, n, n in below)]
         bodies.append((layout, _lines(layout, (lowering, after), stores)))
-    return LoweredKernel((_function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body)], bodies),))
+    return LoweredKernel((_function(f"{kernel.name}_kernel", _buffers(body), bodies),))
+
+
+def element_lines(body: Trace, layout: Layout) -> tuple[str, ...]:
+    """The lines that compute and store one block of the results of a body without reductions."""
+    lowering, after = _lowerings(body, layout)
+    stores = [s for node in body.returned for s in _stores(lowering, node, False)]
+    return _lines(layout, (lowering, after), stores)
+
+
+def total_lines(body: Trace, layout: Layout) -> tuple[str, ...]:
+    """The lines that compute one block of the one result of such a body, and store its sum as that of the program."""
+    lowering, after = _lowerings(body, layout)
+    at, lanes = element_of(body.returned[0], layout)
+    block = lowering.value(body.returned[0], at)
+    counted = f"tl.where(index_mask, {block.text}, 0)" if lanes else block.text
+    total = f"tl.sum({counted})" if lanes else counted
+    return _lines(layout, (lowering, after), [Store(f"tl.store(partial_ptr + tl.program_id(0), {total})", lanes)])
 
 
 def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]) -> LoweredKernel:
@@ -140,15 +144,15 @@ def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]
         stores += [_store_partial(layout, p) for p in partials]
         bodies.append((layout, _lines(layout, (lowering,), stores)))
         lines = _lines(finish, (_partial_lowering(finish, partials), after), last)
-    first = _function(f"{kernel.name}_kernel", [*_inputs(body), *_results(body), *partials], bodies)
-    second = _function(f"{kernel.name}_finish", [*partials, *_inputs(body), *_results(body)], [(finish, lines)])
+    first = _function(f"{kernel.name}_kernel", [*_buffers(body), *partials], bodies)
+    second = _function(f"{kernel.name}_finish", [*partials, *_buffers(body)], [(finish, lines)])
     return LoweredKernel((first, second), partials)
 
 
 def _lowerings(body: Trace, layout: Layout) -> tuple[Lowering, Lowering]:
     """The lowering of a layout's elements, and of what is known after their columns are summed."""
-    pointers = {p: b.pointer for p, b in zip(body.placeholders, _inputs(body), strict=True)}
-    names = {b.pointer for b in (*_inputs(body), *_results(body))} | {*LOOP_NAMES, *BLOCK_NAMES.values()}
+    pointers = {placeholder: f"{placeholder.name}_ptr" for placeholder in body.placeholders}
+    names = {b.pointer for b in _buffers(body)} | {*LOOP_NAMES, *BLOCK_NAMES.values()}
     lowering = Lowering(layout, pointers, names=names, own=_own_names(body))
     return lowering, Lowering(layout, pointers, rows=lowering, names=names, own=lowering.own)
 
@@ -156,7 +160,7 @@ def _lowerings(body: Trace, layout: Layout) -> tuple[Lowering, Lowering]:
 def _own_names(body: Trace) -> set[str]:
     """The names of the body's values that are free in a function, each for the first block of its value."""
     names = {node.name for node in body.graph.nodes}
-    return names - {*LOOP_NAMES, *BLOCK_NAMES.values(), *(b.pointer for b in (*_inputs(body), *_results(body)))}
+    return names - {*LOOP_NAMES, *BLOCK_NAMES.values(), *(b.pointer for b in _buffers(body))}
 
 
 def _partial_lowering(finish: Layout, partials: Sequence[Buffer]) -> Lowering:
@@ -211,12 +215,10 @@ def _without_unread(lines: list[str]) -> list[str]:
     while True:
         texts = [line.partition(" = ")[2] or line for line in lines if not _is_comment(line)]
         read = {word for text in texts for word in _WORD.findall(text)}
-        unread = [
-            line for line in lines if (name := line.partition(" = ")[0].strip()) in LOOP_NAMES and name not in read
-        ]
-        if not unread:
+        left = [line for line in lines if line.partition(" = ")[0].strip() not in LOOP_NAMES - read]
+        if len(left) == len(lines):
             return lines
-        lines = [line for line in lines if line not in unread]
+        lines = left
 
 
 def _is_comment(line: str) -> bool:
@@ -238,7 +240,8 @@ def _store(lowering: Lowering, node: fx.Node, is_column: bool, offset: int) -> S
     address = ravel(at, val(node).stride())
     masks = [layout.masks[lane] for lane in ("row", "col") if lane in lanes and lane in layout.masks]
     pointer = f"{node.name}_ptr"
-    place = pointer if address.text == "0" else f"{pointer} + {_bracketed(address.text)}"
+    offset = address.text if address.text.isidentifier() else f"({address.text})"
+    place = pointer if address.text == "0" else f"{pointer} + {offset}"
     missing = lanes - address.lanes
     if missing:
         raise NotFusible(node, "one element would be written several times")
@@ -246,11 +249,8 @@ def _store(lowering: Lowering, node: fx.Node, is_column: bool, offset: int) -> S
 
 
 def _call_as_stored(lowering: Lowering, node: fx.Node, name: str) -> None:
-    """Have the statement `name` called like the result `node` that it is stored to, unless that is a value's own name.
-
-    The last of the statements that an op becomes may be called after what it is among them, such as `total`, or have a number
-    because the op's first statement has the name: then the two change names.
-    """
+    """Have the statement `name` called like the result `node` that it is stored to, unless that is a value's own name; where
+    another of the op's statements, such as its first, has the result's name, the two change names."""
     statements, is_stored_once = {s.name for s in lowering.statements}, lowering.layout.again[1] == (0,)
     if name not in statements or not is_stored_once or any(name == value.name for value in node.graph.nodes):
         return
@@ -272,13 +272,6 @@ def _check_fit(body: Trace, layout: Layout, below: set[fx.Node]) -> None:
             raise Misfit(node, reason, fitting)
 
 
-def _inputs(body: Trace) -> list[Buffer]:
-    return [Buffer(p.name, val(p).dtype) for p in body.placeholders]
-
-
-def _results(body: Trace) -> list[Buffer]:
-    return [Buffer(node.name, val(node).dtype) for node in body.returned]
-
-
-def _bracketed(text: str) -> str:
-    return text if text.isidentifier() else f"({text})"
+def _buffers(body: Trace) -> list[Buffer]:
+    """The inputs and the results."""
+    return [Buffer(node.name, val(node).dtype) for node in (*body.placeholders, *body.returned)]

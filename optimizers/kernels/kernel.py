@@ -23,10 +23,8 @@ from tracefuse.optimizers.lowering.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.lowering.gathers import is_table_of
 from tracefuse.optimizers.lowering.norms import is_needed_by
 from tracefuse.optimizers.lowering.random_ops import is_mask
-from tracefuse.optimizers.ops import is_view, op_name
+from tracefuse.optimizers.ops import aten, is_view, op_name
 from tracefuse.optimizers.trace import Input, Output, Trace, tensor_type, tensors, val
-
-aten = torch.ops.aten
 
 NAMED_OPS = 4
 """A kernel is called after at most this many of its ops."""
@@ -54,6 +52,10 @@ class Kernel:
     @property
     def nbytes(self) -> int:
         return self.nbytes_read + self.nbytes_written
+
+    def nbytes_for(self, operands: int) -> int:
+        """Bytes that a call with so many operands moves."""
+        return self.nbytes
 
     @property
     def source(self) -> str:
@@ -106,7 +108,7 @@ def _named(key: str, body: Trace) -> Kernel:
     orders = orders_read(body)
     read = sum(read_bytes(p) * len(orders[p]) for p in body.placeholders)
     written = sum(t.numel() * t.element_size() for node in body.returned for t in tensors(node))
-    return Kernel(f"{_title(body)}_{key[:6]}", key, read, written, body)
+    return Kernel(f"{title(body)}_{key[:6]}", key, read, written, body)
 
 
 def _from_outputs(outputs: Sequence[fx.Node], inside: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -162,7 +164,7 @@ def _call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 def _key(inputs: Sequence[fx.Node], ops: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> str:
     """A hash of the ops, their attributes, and of every value's dtype, shape, strides and kind of device."""
-    number = {node: _Reference(at) for at, node in enumerate((*inputs, *ops))}
+    number = {node: Reference(at) for at, node in enumerate((*inputs, *ops))}
     lines = [f"placeholder  ((), {{}}) {_types(node)}\n" for node in inputs]
     for node in ops:
         target, *arguments = _call(node)
@@ -178,14 +180,14 @@ def _types(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Reference:
+class Reference:
     number: int
 
     def __repr__(self) -> str:
         return f"%{self.number}"
 
 
-def _title(body: Trace) -> str:
+def title(body: Trace) -> str:
     """`fused_add_gelu`: the ops that compute something, in order, each once."""
     names = [
         n.target.overloadpacket.__name__.strip("_")
@@ -255,15 +257,8 @@ def _elements_read(node: fx.Node, user: fx.Node) -> int:
     if not is_needed_by(node, user):
         return 0
     if user.target is operator.getitem or (user.op == "call_function" and is_view(user)):
-        return (
-            min(_elements(user), sum(_elements_read(user, u) for u in user.users)) if tensors(user) else _through(user)
-        )
+        return min(_elements(user), sum(_elements_read(user, u) for u in user.users))
     return min(_elements(node), val(user).numel()) if is_table_of(node, user) else _elements(node)
-
-
-def _through(split: fx.Node) -> int:
-    """Elements read of a value through a multi-output view."""
-    return sum(_elements_read(part, user) for part in split.users for user in part.users)
 
 
 def _elements(node: fx.Node) -> int:

@@ -19,9 +19,8 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.trace import SHORT_DTYPE, Input, Output, Trace, human_bytes, tensor_type, val
-
-aten = torch.ops.aten
 
 POINTEE = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 """The dtypes that can be summed, and Triton's names of them."""
@@ -78,9 +77,6 @@ def _body(add: fx.Node) -> Trace:
     return Trace(graph, signature, (Output("result", total.name),), "kernel")
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
 def sum_source(kernel: LongSum) -> str:
     """Python text that defines `kernel.name(*operands)`; it needs what the text of other kernels needs above it."""
     return "\n\n".join([_jitted(kernel), _reference(kernel), _launcher(kernel)])
@@ -118,10 +114,8 @@ def {kernel.name}_reference(*operands):
 
 
 def _launcher(kernel: LongSum) -> str:
-    """The table is built in pinned memory, so that the host does not wait for its copy.
-
-    A CUDA graph would copy it again at each replay from host memory that has long been given to others: there ATen adds.
-    """
+    """The table is built in pinned memory, so that the host does not wait for its copy. A CUDA graph would copy it again at
+    each replay from host memory that has long been given to others: there ATen adds."""
     shape, stride, dtype = tuple(kernel.result.shape), kernel.result.stride(), kernel.result.dtype
     empty = f"torch.empty_strided({shape}, {stride}, dtype={dtype}, device=operands[0].device)"
     # The strides of single elements do not matter.

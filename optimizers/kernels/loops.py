@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from tracefuse.optimizers.lowering.indexing import Lanes
 from tracefuse.optimizers.lowering.layouts import Loop
 from tracefuse.optimizers.lowering.lowering import Accumulator, Statement
+from tracefuse.optimizers.ops import reached
 
 INDENT = "    "
 
@@ -31,21 +32,16 @@ class Store:
     lanes: Lanes
 
 
-def body_lines(
-    statements: Sequence[Statement], accumulators: Sequence[Accumulator], stores: Sequence[Store], loop: Loop | None
-) -> list[str]:
+Statements, Accumulators, Stores = Sequence[Statement], Sequence[Accumulator], Sequence[Store]
+
+
+def body_lines(statements: Statements, accumulators: Accumulators, stores: Stores, loop: Loop | None) -> list[str]:
     """The lines of a program, those of its layout's prologue left out."""
     return _Body(statements, accumulators, stores, loop).lines()
 
 
 class _Body:
-    def __init__(
-        self,
-        statements: Sequence[Statement],
-        accumulators: Sequence[Accumulator],
-        stores: Sequence[Store],
-        loop: Loop | None,
-    ) -> None:
+    def __init__(self, statements: Statements, accumulators: Accumulators, stores: Stores, loop: Loop | None) -> None:
         self.loop, self.stores = loop, stores
         self.statements, self.accumulators = _live(statements, accumulators, stores)
         self.level: dict[str, int] = {}
@@ -57,10 +53,8 @@ class _Body:
     def lines(self) -> list[str]:
         if self.loop is None:
             return self._straight()
-        levels = [self._level_of(s.text) for s in self.stores] + [
-            *self.level.values(),
-            *map(self._added, self.accumulators),
-        ]
+        stored = (self._level_of(s.text) for s in self.stores)
+        levels = [*stored, *self.level.values(), *map(self._added, self.accumulators)]
         inside = [s for s in self.stores if self.loop.lane in s.lanes]
         last = max((self._level_of(s.text) for s in inside), default=-1)
         lines: list[str] = []
@@ -76,12 +70,8 @@ class _Body:
         lines = _commented([s for s in self.statements if self.level[s.name] == 0])
         for one in self.accumulators:
             lines += ["", *(f"{name} = {text}" for name, text in one.starts.items()), *one.updates]
-        return [
-            *lines,
-            *_commented([s for s in self.statements if self.level[s.name] > 0]),
-            "",
-            *(s.text for s in self.stores),
-        ]
+        after = [s for s in self.statements if self.level[s.name] > 0]
+        return [*lines, *_commented(after), "", *(s.text for s in self.stores)]
 
     def _loop(self, added: Sequence[Accumulator], stores: Sequence[Store]) -> list[str]:
         if not added and not stores:
@@ -96,15 +86,12 @@ class _Body:
 
     def _inside(self, texts: Iterable[str]) -> set[str]:
         """The statements in the loop that `texts` read, directly or through others."""
-        found: set[str] = set()
-        stack = list(texts)
-        while stack:
-            for name in _words(stack.pop()):
-                one = self.by_name.get(name)
-                if one is not None and name not in found and not self._is_outside(one):
-                    found.add(name)
-                    stack.append(one.text)
-        return found
+
+        def read(text: str) -> list[str]:
+            return [w for w in _words(text) if w in self.by_name and not self._is_outside(self.by_name[w])]
+
+        names = (name for text in texts for name in read(text))
+        return set(reached(names, lambda name: read(self.by_name[name].text)))
 
     def _is_outside(self, statement: Statement) -> bool:
         assert self.loop is not None
@@ -113,9 +100,8 @@ class _Body:
     def _level_of(self, text: str) -> int:
         words = _words(text)
         totals = {id(self.total[w]): self.total[w] for w in words if w in self.total}
-        return max(
-            [0, *(self.level[w] for w in words if w in self.level), *(1 + self._added(a) for a in totals.values())]
-        )
+        known = [self.level[w] for w in words if w in self.level]
+        return max([0, *known, *(1 + self._added(a) for a in totals.values())])
 
     def _added(self, accumulator: Accumulator) -> int:
         """The level of what an accumulator adds up."""
@@ -123,23 +109,13 @@ class _Body:
         return max((self.level[w] for w in words if w in self.level), default=0)
 
 
-def _live(
-    statements: Sequence[Statement], accumulators: Sequence[Accumulator], stores: Sequence[Store]
-) -> tuple[list[Statement], list[Accumulator]]:
+def _live(statements: Statements, accumulators: Accumulators, stores: Stores) -> tuple[Statements, Accumulators]:
     """What the stores read, directly or through others."""
-    used = {word for s in stores for word in _words(s.text)}
-    kept: set[int] = set()
-    grew = True
-    while grew:
-        grew = False
-        for one in (*reversed(statements), *reversed(accumulators)):
-            names = {one.name} if isinstance(one, Statement) else set(one.starts)
-            if id(one) not in kept and names & used:
-                texts = [one.text] if isinstance(one, Statement) else [*one.starts.values(), *one.updates]
-                kept.add(id(one))
-                used |= {word for text in texts for word in _words(text)}
-                grew = True
-    return [s for s in statements if id(s) in kept], [a for a in accumulators if id(a) in kept]
+    texts = {s.name: [s.text] for s in statements}
+    texts |= {name: [*a.starts.values(), *a.updates] for a in accumulators for name in a.starts}
+    words = {word for store in stores for word in _words(store.text)}
+    used = reached(words, lambda name: [word for text in texts.get(name, ()) for word in _words(text)])
+    return [s for s in statements if s.name in used], [a for a in accumulators if not used.keys().isdisjoint(a.starts)]
 
 
 def _commented(statements: Sequence[Statement]) -> list[str]:

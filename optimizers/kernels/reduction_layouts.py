@@ -31,18 +31,17 @@ from tracefuse.optimizers.lowering.layouts import (  # fmt: skip
     next_power_of_2,
     positions,
     program_number,
-    row_loop,
     warps_for,
     widened,
 )
+
+Shape = Sequence[int]
 
 LINE = 16
 """Elements at whose multiples loads are as wide as they get, for any dtype."""
 
 
-def rows(
-    shape: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tuning = GUESS, pitch: int | None = None
-) -> Layout:
+def rows(shape: Shape, reduced: Shape, wide: bool, tuning: Tuning = GUESS, pitch: int | None = None) -> Layout:
     """Whole rows per program; `reduced` are the dimensions along the row. Rows too long for registers are read in a loop.
 
     `pitch` is how many elements lie from row to row of an input whose rows go on behind the ones that are reduced.
@@ -58,11 +57,8 @@ def rows(
         blocks, prologue = {"col": cols_block}, [f"row = {program_number(wide)}", "col = tl.arange(0, COLS)"]
         row = variable("row", n_rows, SCALAR)
     else:
-        blocks = {"row": rows_block, "col": cols_block}
-        prologue = [
-            f"row = ({program_number(wide)} * ROWS + tl.arange(0, ROWS))[:, None]",
-            "col = tl.arange(0, COLS)[None, :]",
-        ]
+        blocks, first = {"row": rows_block, "col": cols_block}, f"{program_number(wide)} * ROWS"
+        prologue = [f"row = ({first} + tl.arange(0, ROWS))[:, None]", "col = tl.arange(0, COLS)[None, :]"]
         row = variable("row", n_rows, ROW)
     masks = mask_of(prologue, "row", "row", n_rows, rows_block) | mask_of(prologue, "col", "col", n_cols, cols_block)
     return Layout(
@@ -71,9 +67,7 @@ def rows(
     )  # fmt: skip
 
 
-def _long_rows(
-    shape: Sequence[int], kept: Sequence[int], reduced: Sequence[int], wide: bool, tuning: Tuning, pitch: int | None
-) -> Layout:
+def _long_rows(shape: Shape, kept: Shape, reduced: Shape, wide: bool, tuning: Tuning, pitch: int | None) -> Layout:
     n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (kept, reduced))
     block = min(tuning.elements(LOOP_BLOCK), next_power_of_2(n_cols))
     row, col = variable("row", n_rows, SCALAR), variable("col", n_cols, COL)
@@ -102,9 +96,6 @@ def _long_rows(
         tuple(shape), indices_of(shape, [(row, kept), (col, reduced)]), widened(prologue, wide), masks, {"col": block}, n_rows,
         tuning.num_warps(4), tuple(reduced), col, Loop("col", header, widened(lines, wide)), aligned=aligned,
     )  # fmt: skip
-
-
-# --- down columns -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -168,10 +159,10 @@ def partial_sums(columns: Geometry, chunks: int) -> Layout:
 
 
 def _columns(
-    shape: Sequence[int],
+    shape: Shape,
     columns: Geometry,
     wide: bool,
-    block: tuple[int, int],
+    block: Shape,
     steps: int,
     chunks: int,
     tuning: Tuning,
@@ -197,7 +188,9 @@ def _columns(
         (variable("row", n_rows, ROW), columns.row_dims),
         (variable("col", n_cols, COL), columns.col_dims),
     ]
-    loop = row_loop(steps, row_lines, wide, stages) if steps > 1 else None
+    # The loads of several steps are under way at a time.
+    header = f"for step in tl.range(0, {steps}, num_stages={stages}):"
+    loop = Loop("row", header, widened(row_lines, wide)) if steps > 1 else None
     return Layout(
         tuple(shape), indices_of(shape, groups), widened(prologue if loop else [*prologue, *row_lines], wide), masks,
         {"row": rows_block, "col": cols_block}, n_outer * chunks * col_steps,

@@ -10,13 +10,10 @@ The text needs `tracefuse.optimizers.kernels.launch.HEADER` above it and nothing
 
 from __future__ import annotations
 
-import math
-import operator
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -24,11 +21,22 @@ from torch import fx
 from tracefuse.optimizers.costs.cost import touched_bytes
 from tracefuse.optimizers.kernels.functions import Buffer, Function, LoweredKernel, lower
 from tracefuse.optimizers.kernels.kernel import Kernel, orders_read, read_bytes
+from tracefuse.optimizers.kernels.list_text import (
+    FINISH_BLOCK,
+    block_of,
+    by_aten,
+    finish_dtypes,
+    launched_dtypes,
+    list_launcher,
+    list_reference,
+    list_source,
+)
+from tracefuse.optimizers.kernels.lists import ListKernel, ListTotal
 from tracefuse.optimizers.kernels.long_sum import BLOCK, NUM_WARPS, LongSum, sum_source
 from tracefuse.optimizers.lowering.indexing import row_major
 from tracefuse.optimizers.lowering.layouts import BLOCK_NAMES, GUESS, Tuning
 from tracefuse.optimizers.ops import is_getitem
-from tracefuse.optimizers.render import callee
+from tracefuse.optimizers.render import render_op
 from tracefuse.optimizers.trace import human_bytes, nbytes, tensor_type, val
 
 LINE_LENGTH = 110
@@ -53,10 +61,10 @@ def launches(kernel: Kernel, tuning: Tuning = GUESS) -> tuple[Launch, ...]:
     if isinstance(kernel, LongSum):
         dtypes = (torch.int64, kernel.result.dtype)
         return (Launch(f"{kernel.name}_kernel", dtypes, {"COLS": BLOCK}, kernel.programs, NUM_WARPS),)
-    return tuple(
-        Launch(f.name, tuple(b.dtype for b in f.buffers), f.blocks, f.programs, f.num_warps)
-        for f in lower(kernel, tuning).functions
-    )
+    if isinstance(kernel, ListKernel):
+        return tuple(_list_launches(kernel, tuning))
+    found = lower(kernel, tuning).functions
+    return tuple(Launch(f.name, tuple(b.dtype for b in f.buffers), f.blocks, f.programs, f.num_warps) for f in found)
 
 
 def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = None) -> str:
@@ -65,6 +73,8 @@ def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = 
     `refused` says why the kernel cannot run where the text is for: then its ATen ops do, and a comment tells. So does one of
     `tuning.note`.
     """
+    if isinstance(kernel, ListKernel):
+        return _list_source(kernel, tuning, refused)
     if refused is not None:
         return _unfused(kernel, refused)
     if isinstance(kernel, LongSum):
@@ -75,7 +85,26 @@ def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = 
     return "\n\n".join([f"{heading}\n{functions[0]}", *functions[1:], reference, _launcher(kernel, program)])
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
+def _list_launches(kernel: ListKernel, tuning: Tuning) -> Iterator[Launch]:
+    size, warps = block_of(kernel, tuning)
+    yield Launch(f"{kernel.name}_kernel", launched_dtypes(kernel), {"COLS": size}, 1, warps)
+    if isinstance(kernel, ListTotal):
+        yield Launch(f"{kernel.name}_finish", finish_dtypes(kernel), {"COLS": FINISH_BLOCK}, 1, 16)
+
+
+def _list_source(kernel: ListKernel, tuning: Tuning, refused: str | None) -> str:
+    """The text of a kernel over lists; where it is `refused`, its ATen ops for one tensor after the other."""
+    of_one = _reference(kernel, f"{kernel.name}_of_one")
+    count = sum(not is_getitem(n) for n in kernel.body.ops)
+    heading = [f"# {kernel.name}: {count} ATen op{'s' * (count != 1)} for each of any number of tensors, of any sizes."]
+    heading += [f"# {tuning.note}"] if tuning.note else []
+    if refused is not None:
+        names = ", ".join(p.name for p in kernel.body.placeholders)
+        called = f"def {kernel.name}({names}):\n    return {by_aten(kernel)}\n"
+        return "\n\n".join(["\n".join([*heading, *_reason_lines(refused)]), list_reference(kernel, of_one), called])
+    jitted = list_source(kernel, tuning)
+    rest = [*jitted[1:], list_reference(kernel, of_one), list_launcher(kernel, tuning)]
+    return "\n\n".join(["\n".join([*heading, jitted[0]]), *rest])
 
 
 def _jitted(function: Function) -> str:
@@ -123,10 +152,8 @@ def _wrapped(start: str, parts: Sequence[str], end: str) -> list[str]:
 def _heading(kernel: Kernel, note: str = "") -> list[str]:
     """Comment lines: how many bytes go in and out, how the block sizes were found, and what goes in and out."""
     body, orders = kernel.body, orders_read(kernel.body)
-    parts = [
-        f"# {p.name}: {_full_type(p)}, {human_bytes(touched_bytes(val(p)))}{_as_read(p, orders[p])}"
-        for p in body.placeholders
-    ]
+    sizes = {p: human_bytes(touched_bytes(val(p))) for p in body.placeholders}
+    parts = [f"# {p.name}: {_full_type(p)}, {size}{_as_read(p, orders[p])}" for p, size in sizes.items()]
     parts += [f"# -> {n.name}: {_full_type(n)}, {human_bytes(nbytes(n))}" for n in body.returned]
     read, written = human_bytes(kernel.nbytes_read), human_bytes(kernel.nbytes_written)
     ops = sum(not is_getitem(n) for n in body.ops)
@@ -150,52 +177,40 @@ def _full_type(node: fx.Node) -> str:
 
 
 def _unfused(kernel: Kernel, reason: str) -> str:
+    return "\n".join([*_heading(kernel), *_reason_lines(reason), _reference(kernel, kernel.name)])
+
+
+def _reason_lines(reason: str) -> list[str]:
+    """Comment lines that say why a kernel runs as its ATen ops."""
     said = " ".join(f"Runs as ATen ops, unfused: {reason}".split())
-    comment = textwrap.wrap(said, LINE_LENGTH - 2, break_long_words=False, break_on_hyphens=False)
-    return "\n".join([*_heading(kernel), *(f"# {line}" for line in comment), _reference(kernel, kernel.name)])
+    return [
+        f"# {line}" for line in textwrap.wrap(said, LINE_LENGTH - 2, break_long_words=False, break_on_hyphens=False)
+    ]
 
 
 def _reference(kernel: Kernel, name: str) -> str:
     body = kernel.body
-    lines = [f"{node.name} = {_call(node)}" for node in body.ops]
     return "\n".join([
         f"def {name}({', '.join(p.name for p in body.placeholders)}):",
-        *(f"    {line}" for line in lines),
+        *(f"    {render_op(node)}" for node in body.ops),
         f"    return {', '.join(n.name for n in body.returned)}",
         "",
     ])  # fmt: skip
-
-
-def _call(node: fx.Node) -> str:
-    if node.target is operator.getitem:
-        return f"{node.args[0]}[{node.args[1]}]"
-    args = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
-    return f"{callee(node)}({', '.join(args)})"
-
-
-def _argument(value: Any) -> str:
-    if isinstance(value, fx.Node):
-        return value.name
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_argument, value))}]"
-    if isinstance(value, torch.device):
-        return f"torch.device({str(value)!r})"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float({str(value)!r})"
-    return str(value) if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)) else repr(value)
 
 
 def _launcher(kernel: Kernel, program: LoweredKernel) -> str:
     body = kernel.body
     inputs = [p.name for p in body.placeholders]
     first = program.functions[0].name
+    results = {n.name: (tuple(val(n).shape), val(n).stride(), val(n).dtype) for n in body.returned}
+    partials = {p.name: (p.shape, row_major(p.shape), p.dtype) for p in program.partials}
+    made = {name: f"{shape}, {stride}, dtype={dtype}" for name, (shape, stride, dtype) in (results | partials).items()}
     return "\n".join([
         f"def {kernel.name}({', '.join(inputs)}):",
         f"    if not {inputs[0]}.is_cuda and isinstance({first}, triton.JITFunction):",
         f"        return {kernel.name}_reference({', '.join(inputs)})",
         *(f"    {line}" for p in body.placeholders for line in _with_strides(p)),
-        *(f"    {_allocation(node, inputs[0])}" for node in body.returned),
-        *(f"    {_partial_allocation(one, inputs[0])}" for one in program.partials),
+        *(f"    {name} = torch.empty_strided({like}, device={inputs[0]}.device)" for name, like in made.items()),
         *(line for function in program.functions for line in _launch(function)),
         f"    return {', '.join(node.name for node in body.returned)}",
         "",
@@ -206,17 +221,6 @@ def _launch(function: Function) -> list[str]:
     blocks = [f"{name}={size}" for name, size in function.blocks.items()]
     names = [function.name, str(function.programs), *(b.name for b in function.buffers), *blocks]
     return _wrapped("    launch(", [*names, f"num_warps={function.num_warps}"], ")")
-
-
-def _partial_allocation(partial: Buffer, like: str) -> str:
-    shape, stride = partial.shape, row_major(partial.shape)
-    return f"{partial.name} = torch.empty_strided({shape}, {stride}, dtype={partial.dtype}, device={like}.device)"
-
-
-def _allocation(node: fx.Node, like: str) -> str:
-    tensor = val(node)
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    return f"{node.name} = torch.empty_strided({shape}, {stride}, dtype={tensor.dtype}, device={like}.device)"
 
 
 def _with_strides(placeholder: fx.Node) -> list[str]:

@@ -7,7 +7,6 @@ rows that the program goes through, and is known after the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,17 +16,13 @@ from tracefuse.optimizers.lowering.gathers import GATHERS
 from tracefuse.optimizers.lowering.geometry import columns_of, operand_of, reduced_dims
 from tracefuse.optimizers.lowering.indexing import broadcast, constant, reshape
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, literal
-from tracefuse.optimizers.lowering.lowering import Lowering, NotFusible, Value, index_block
+from tracefuse.optimizers.lowering.lowering import Composite, Guards, Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.lowering.masks import MASKS
 from tracefuse.optimizers.lowering.placements import PLACEMENTS
 from tracefuse.optimizers.lowering.reductions import column_total, exponentials, logsumexp, reduce
-from tracefuse.optimizers.lowering.views import Indices, shape_of
-from tracefuse.optimizers.ops import arguments
-from tracefuse.optimizers.trace import val
-
-aten = torch.ops.aten
-Guards = tuple[Value, ...]
-
+from tracefuse.optimizers.lowering.views import Indices
+from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.trace import shape_of, val
 
 # --- constants --------------------------------------------------------------------------------------------------------
 
@@ -67,16 +62,21 @@ def _row_index(self: Lowering, node: fx.Node, operand: fx.Node, at: Indices) -> 
     return self.along_row(node, shape, dims, tuple(whole.get(d, constant(0)) for d in range(len(shape))))
 
 
-def _reduction(how: str) -> Callable[[Lowering, fx.Node, Indices, Guards], Value]:
+def _row(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    """The row that the reduction's element `at` comes from, in the type of the result."""
+    operand = operand_of(node)
+    block = self.value(operand, _row_index(self, node, operand, at), self.row_guards(node, guards))
+    return self.cast(block, COMPUTE_TYPE[val(node).dtype])
+
+
+def _reduction(how: str) -> Composite:
     def lower(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-        operand, dtype = node.args[0], COMPUTE_TYPE[val(node).dtype]
         if columns_of(node) is not None:
             return _column_reduction(self, node, at, how)
-        where = _row_index(self, node, operand, at)  # type: ignore[arg-type]
-        block = self.cast(self.value(operand, where, self.row_guards(node, guards)), dtype)  # type: ignore[arg-type]
+        block = _row(self, node, at, guards)
         if how == "mean":
             total = reduce(self, node, block, "sum", "total")
-            return self.emit(node, f"{total.text} / {self.layout.row_length}", dtype, total.lanes)
+            return self.emit(node, f"{total.text} / {self.layout.row_length}", block.dtype, total.lanes)
         if how == "sum":
             return reduce(self, node, block, "sum", node.name)
         return _extremum(self, node, block, how)
@@ -113,23 +113,21 @@ def _extremum(self: Lowering, node: fx.Node, block: Value, how: str) -> Value:
 
 
 def _var(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-    args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
-    where = _row_index(self, node, args["self"], at)
-    block = self.value(args["self"], where, self.row_guards(node, guards))
-    _, centred = _centred(self, node, block)
-    squares = self.emit(node, f"{centred.text} * {centred.text}", dtype, centred.lanes, "squares")
-    total = reduce(self, node, squares, "sum", "total")
+    args = arguments(node)
+    _, centred = _centred(self, node, _row(self, node, at, guards))
+    total = reduce(self, node, _product(self, node, centred, centred, "squares"), "sum", "total")
     correction = 1 if args["correction"] is None else args["correction"]
     count = max(self.layout.row_length - correction, 0)
     text = f"{total.text} / {count}" if count else f"{total.text} * float('nan')"
-    return self.emit(node, text, dtype, total.lanes)
+    return self.emit(node, text, centred.dtype, total.lanes)
 
 
 def _logsumexp(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-    operand: fx.Node = node.args[0]  # type: ignore[assignment]
-    where = _row_index(self, node, operand, at)
-    block = self.cast(self.value(operand, where, self.row_guards(node, guards)), COMPUTE_TYPE[val(node).dtype])
-    return logsumexp(self, node, block)
+    return logsumexp(self, node, _row(self, node, at, guards))
+
+
+def _product(self: Lowering, node: fx.Node, a: Value, b: Value, name: str = "product") -> Value:
+    return self.emit(node, f"{a.text} * {b.text}", a.dtype, a.lanes | b.lanes, name)
 
 
 def _centred(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
@@ -160,10 +158,7 @@ def _softmax_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards
     grad_row = self.value(grad, row, rows)
     is_log = node.target is aten._log_softmax_backward_data.default
     if not is_log:
-        output_row = self.value(output, row, rows)
-        grad_row = self.emit(
-            node, f"{grad_row.text} * {output_row.text}", dtype, grad_row.lanes | output_row.lanes, "product"
-        )
+        grad_row = _product(self, node, grad_row, self.value(output, row, rows))
     total = reduce(self, node, grad_row, "sum", "total")
     g, y = self.value(grad, at, guards), self.value(output, at, guards)
     text = f"{g.text} - tl.exp({y.text}) * {total.text}" if is_log else f"{y.text} * ({g.text} - {total.text})"
@@ -195,18 +190,16 @@ def _norm(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
     lanes = here.lanes | rstd.lanes
     for name, sign in (("weight", "*"), ("bias", "+")):
         if args.get(name) is not None:
-            factor = self.value(args[name], broadcast(at, shape_of(args[name])), guards)
+            factor = _per_row(self, args[name], at, guards)
             text, lanes = f"{text} {sign} {factor.text}", lanes | factor.lanes
     return self.emit(norm, text, row.dtype, lanes, "normed")  # type: ignore[arg-type]
 
 
 def _rstd(self: Lowering, node: fx.Node, centred: Value, eps: float | None) -> Value:
     eps = torch.finfo(val(node.args[0]).dtype).eps if eps is None else eps  # type: ignore[arg-type]
-    squares = self.emit(node, f"{centred.text} * {centred.text}", centred.dtype, centred.lanes, "squares")
-    total = reduce(self, node, squares, "sum", "total")
-    return self.emit(
-        node, f"1.0 / tl.sqrt({total.text} / {self.layout.row_length} + {eps!r})", centred.dtype, total.lanes, "rstd"
-    )
+    total = reduce(self, node, _product(self, node, centred, centred, "squares"), "sum", "total")
+    text = f"1.0 / tl.sqrt({total.text} / {self.layout.row_length} + {eps!r})"
+    return self.emit(node, text, centred.dtype, total.lanes, "rstd")
 
 
 def _norm_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
@@ -218,15 +211,14 @@ def _norm_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -
     row = self.along_row(norm, shape, reduced_dims(norm), at)  # type: ignore[arg-type]
     rows = self.row_guards(node, guards)
     grad, normed = _scaled_gradient(self, norm, args, row, rows), _normed(self, norm, args, row, rows)  # type: ignore[arg-type]
-    product = self.emit(norm, f"{grad.text} * {normed.text}", grad.dtype, grad.lanes | normed.lanes, "product")  # type: ignore[arg-type]
-    slope = reduce(self, norm, product, "sum", "slope")  # type: ignore[arg-type]
+    slope = reduce(self, norm, _product(self, norm, grad, normed), "sum", "slope")  # type: ignore[arg-type]
     columns = self.layout.row_length
     g, x = _scaled_gradient(self, norm, args, at, guards), _normed(self, norm, args, at, guards)  # type: ignore[arg-type]
     inner = f"{g.text} - {x.text} * ({slope.text} / {columns})"
     if "mean" in args:
         shift = reduce(self, norm, grad, "sum", "shift")  # type: ignore[arg-type]
         inner = f"{inner} - {shift.text} / {columns}"
-    rstd = self.value(args["rstd"], broadcast(at, shape_of(args["rstd"])), guards)
+    rstd = _per_row(self, args["rstd"], at, guards)
     return self.emit(norm, f"{rstd.text} * ({inner})", g.dtype, g.lanes | x.lanes, "grad_input")  # type: ignore[arg-type]
 
 
@@ -237,8 +229,7 @@ def _norm_weight_gradient(self: Lowering, node: fx.Node, at: Indices) -> Value:
     where = reshape(rows.layout.indices, rows.layout.shape, shape_of(args["grad_out"]))
     block = rows.value(args["grad_out"], where)
     if which == 1:
-        normed = _normed(rows, norm, args, where, ())  # type: ignore[arg-type]
-        block = rows.emit(norm, f"{block.text} * {normed.text}", block.dtype, block.lanes | normed.lanes, "product")  # type: ignore[arg-type]
+        block = _product(rows, norm, block, _normed(rows, norm, args, where, ()))  # type: ignore[arg-type]
     return column_total(self, node, block, at)
 
 
@@ -246,18 +237,20 @@ def _scaled_gradient(self: Lowering, node: fx.Node, args: dict[str, Any], at: In
     grad = self.value(args["grad_out"], at, guards)
     if args["weight"] is None:
         return grad
-    weight = self.value(args["weight"], broadcast(at, shape_of(args["weight"])), guards)
-    return self.emit(node, f"{grad.text} * {weight.text}", grad.dtype, grad.lanes | weight.lanes, "scaled")
+    return _product(self, node, grad, _per_row(self, args["weight"], at, guards), "scaled")
+
+
+def _per_row(self: Lowering, operand: fx.Node, at: Indices, guards: Guards) -> Value:
+    """`operand`, a weight or a statistic, broadcast to the elements `at` of the norm's operand."""
+    return self.value(operand, broadcast(at, shape_of(operand)), guards)
 
 
 def _normed(self: Lowering, node: fx.Node, args: dict[str, Any], at: Indices, guards: Guards) -> Value:
-    x = self.value(args["input"], at, guards)
-    rstd = self.value(args["rstd"], broadcast(at, shape_of(args["rstd"])), guards)
-    lanes = x.lanes | rstd.lanes
+    x, rstd = self.value(args["input"], at, guards), _per_row(self, args["rstd"], at, guards)
     if "mean" not in args:
-        return self.emit(node, f"{x.text} * {rstd.text}", x.dtype, lanes, "normed")
-    mean = self.value(args["mean"], broadcast(at, shape_of(args["mean"])), guards)
-    return self.emit(node, f"({x.text} - {mean.text}) * {rstd.text}", x.dtype, lanes, "normed")
+        return _product(self, node, x, rstd, "normed")
+    mean = _per_row(self, args["mean"], at, guards)
+    return self.emit(node, f"({x.text} - {mean.text}) * {rstd.text}", x.dtype, x.lanes | rstd.lanes, "normed")
 
 
 CONSTANTS = {
@@ -278,6 +271,4 @@ REDUCTIONS = {
     aten._fused_rms_norm.default: _norm, aten._fused_rms_norm_backward.default: _norm_backward,
 }  # fmt: skip
 
-COMPOSITES: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = (
-    CONSTANTS | REDUCTIONS | PLACEMENTS | GATHERS | MASKS
-)
+COMPOSITES: dict[Any, Composite] = CONSTANTS | REDUCTIONS | PLACEMENTS | GATHERS | MASKS

@@ -10,14 +10,14 @@ Sources: ATen's formulas in `aten/src/ATen/native/cuda/Activation*.cu`, `BinaryM
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tracefuse.optimizers.lowering.random_ops import APPLY
-
-aten = torch.ops.aten
+from tracefuse.optimizers.ops import aten
 
 Rule = Callable[..., str | None]
 
@@ -32,24 +32,23 @@ def sigmoid(x: str) -> str:
     return f"1.0 / (1.0 + tl.exp(-{x}))"
 
 
-def tanh(x: str, float64: bool = False) -> str:
-    """`1 - 2 / (exp(2x) + 1)`, and near 0, where that cancels, the Taylor series to x**9."""
-    limit = 0.02 if float64 else 0.3
+def _tanh(x: str, limit: float = 0.3) -> str:
+    """`1 - 2 / (exp(2x) + 1)`, and below `limit`, where that cancels, the Taylor series to x**9."""
     square = f"{x} * {x}"
     series = f"{x} * (1.0 + {square} * (-1.0 / 3 + {square} * (2.0 / 15 + {square} * (-17.0 / 315 + {square} * 62.0 / 2835))))"
     return f"tl.where(tl.abs({x}) < {limit}, {series}, 1.0 - 2.0 / (tl.exp(2.0 * {x}) + 1.0))"
 
 
 def _power(x: str, exponent: str) -> str | None:
-    p = float(exponent.strip("()"))
-    chains = {
-        1.0: x,
-        2.0: f"{x} * {x}",
-        3.0: f"{x} * {x} * {x}",
-        4.0: f"({x} * {x}) * ({x} * {x})",
-    }
+    chains = {1.0: x, 2.0: f"{x} * {x}", 3.0: f"{x} * {x} * {x}", 4.0: f"({x} * {x}) * ({x} * {x})"}
     roots = {0.5: f"tl.sqrt({x})", -0.5: f"1.0 / tl.sqrt({x})", -1.0: f"1.0 / {x}", -2.0: f"1.0 / ({x} * {x})"}
-    return (chains | roots).get(p)
+    return (chains | roots).get(float(exponent.strip("()")))
+
+
+def _exponential(base: str, x: str) -> str | None:
+    """`base ** x` by way of float64: what is near 1 is mostly taken from 1 afterwards, as in Adam's `1 - beta ** step`."""
+    number = float(base.strip("()"))
+    return f"tl.exp2({x}.to(tl.float64) * {math.log2(number)!r}).to({x}.dtype)" if 0 < number < math.inf else None
 
 
 def _gelu(x: str, approximate: str = "none") -> str:
@@ -86,11 +85,9 @@ def _gelu_rounded_backward(grad: str, x: str, approximate: str = "none") -> str:
 
 
 def _cdf(x: str) -> str:
-    """The normal distribution function to 1e-7, with one exponential and one division where `erf` takes thirty instructions.
-
-    Source: Abramowitz and Stegun, "Handbook of mathematical functions", 7.1.26, as `erfc(z) = poly(t) * exp(-z * z)` with
-    `t = 1 / (1 + p * z)` and `z = |x| / sqrt(2)`.
-    """
+    """The normal distribution function to 1e-7, with an exponential and a division where `erf` takes thirty instructions."""
+    # Abramowitz and Stegun, "Handbook of mathematical functions", 7.1.26: `erfc(z) = poly(t) * exp(-z * z)` with
+    # `t = 1 / (1 + p * z)` and `z = |x| / sqrt(2)`.
     t = f"(1.0 / (1.0 + {0.3275911 * 0.5**0.5!r} * tl.abs({x})))"
     tail = "0.5307027145"
     for coefficient in ("-0.7265760135", "0.7107068705", "-0.142248368", "0.127414796"):
@@ -144,17 +141,17 @@ def _leaky_relu_backward(grad: str, x: str, slope: str, _is_result: Any = False)
     return f"tl.where({x} > 0, {grad}, {grad} * {slope})"
 
 
+def _with_scalar(name: str, rule: Rule) -> dict[Any, Rule]:
+    """The rows of an operator of two tensors, and of a tensor and a number."""
+    return dict.fromkeys((getattr(aten, name).Tensor, getattr(aten, name).Scalar), rule)
+
+
 ARITHMETIC: dict[Any, Rule] = {
-    aten.add.Tensor: lambda a, b, alpha="1": f"{a} + {_scaled(b, alpha)}",
-    aten.add.Scalar: lambda a, b, alpha="1": f"{a} + {_scaled(b, alpha)}",
-    aten.sub.Tensor: lambda a, b, alpha="1": f"{a} - {_scaled(b, alpha)}",
-    aten.sub.Scalar: lambda a, b, alpha="1": f"{a} - {_scaled(b, alpha)}",
-    aten.rsub.Scalar: lambda a, b, alpha="1": f"{b} - {_scaled(a, alpha)}",
-    aten.rsub.Tensor: lambda a, b, alpha="1": f"{b} - {_scaled(a, alpha)}",
-    aten.mul.Tensor: lambda a, b: f"{a} * {b}",
-    aten.mul.Scalar: lambda a, b: f"{a} * {b}",
-    aten.div.Tensor: lambda a, b: f"{a} / {b}",
-    aten.div.Scalar: lambda a, b: f"{a} / {b}",
+    **_with_scalar("add", lambda a, b, alpha="1": f"{a} + {_scaled(b, alpha)}"),
+    **_with_scalar("sub", lambda a, b, alpha="1": f"{a} - {_scaled(b, alpha)}"),
+    **_with_scalar("rsub", lambda a, b, alpha="1": f"{b} - {_scaled(a, alpha)}"),
+    **_with_scalar("mul", lambda a, b: f"{a} * {b}"),
+    **_with_scalar("div", lambda a, b: f"{a} / {b}"),
     aten.neg.default: lambda a: f"-{a}",
     aten.abs.default: lambda a: f"tl.abs({a})",
     aten.sgn.default: _sign,
@@ -173,6 +170,7 @@ ARITHMETIC: dict[Any, Rule] = {
     aten.floor.default: lambda a: f"tl.floor({a})",
     aten.ceil.default: lambda a: f"tl.ceil({a})",
     aten.pow.Tensor_Scalar: _power,
+    aten.pow.Scalar: _exponential,
     aten.maximum.default: lambda a, b: f"tl.where(({a} > {b}) | ({a} != {a}), {a}, {b})",
     aten.minimum.default: lambda a, b: f"tl.where(({a} < {b}) | ({a} != {a}), {a}, {b})",
     aten.clamp.default: _clamp,
@@ -184,7 +182,7 @@ ARITHMETIC: dict[Any, Rule] = {
     aten.lerp.Tensor: lambda a, b, weight: f"{a} + {weight} * ({b} - {a})",
     aten.sigmoid.default: sigmoid,
     aten.sigmoid_backward.default: lambda grad, y: f"{grad} * {y} * (1.0 - {y})",
-    aten.tanh.default: tanh,
+    aten.tanh.default: _tanh,
     aten.tanh_backward.default: lambda grad, y: f"{grad} * (1.0 - {y} * {y})",
     aten.relu.default: lambda a: f"tl.where({a} <= 0, 0, {a})",
     aten.threshold_backward.default: lambda grad, x, threshold: f"tl.where({x} <= {threshold}, 0, {grad})",
@@ -201,10 +199,8 @@ ARITHMETIC: dict[Any, Rule] = {
 
 # Rows for boolean results: Triton adds and multiplies one-bit integers without a carry, so True + True would be False.
 BOOLEAN: dict[Any, Rule] = {
-    aten.add.Tensor: _either,
-    aten.add.Scalar: _either,
-    aten.mul.Tensor: lambda a, b: f"{a} & {b}",
-    aten.mul.Scalar: lambda a, b: f"{a} & {b}",
+    **_with_scalar("add", _either),
+    **_with_scalar("mul", lambda a, b: f"{a} & {b}"),
     aten.maximum.default: _either,
     aten.minimum.default: lambda a, b: f"{a} & {b}",
     aten.sgn.default: lambda a: a,
@@ -212,16 +208,13 @@ BOOLEAN: dict[Any, Rule] = {
 }
 
 # Rows for integer results, where they differ.
-INTEGRAL: dict[Any, Rule] = {
-    aten.floor.default: lambda a: a,
-    aten.ceil.default: lambda a: a,
-}
+INTEGRAL: dict[Any, Rule] = {aten.floor.default: lambda a: a, aten.ceil.default: lambda a: a}
 
 # Rows for halves, where fewer instructions give the same rounded numbers.
-ROUNDED: dict[Any, Rule] = {
-    aten.gelu.default: _gelu_rounded,
-    aten.gelu_backward.default: _gelu_rounded_backward,
-}
+ROUNDED: dict[Any, Rule] = {aten.gelu.default: _gelu_rounded, aten.gelu_backward.default: _gelu_rounded_backward}
+
+# Rows for f64, where a series is exact for less of the axis.
+WIDE: dict[Any, Rule] = {aten.tanh.default: lambda x: _tanh(x, 0.02)}
 
 # The operand called `condition` or `mask` stays boolean.
 SELECTION: dict[Any, Rule] = {
@@ -233,9 +226,9 @@ SELECTION: dict[Any, Rule] = {
 }
 
 COMPARISON: dict[Any, Rule] = {
-    getattr(getattr(aten, name), overload): (lambda a, b, sign=sign: f"{a} {sign} {b}")
+    op: rule
     for name, sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))
-    for overload in ("Scalar", "Tensor")
+    for op, rule in _with_scalar(name, lambda a, b, sign=sign: f"{a} {sign} {b}").items()
 } | {
     aten.isnan.default: lambda a: f"{a} != {a}",
     aten.isinf.default: lambda a: f"tl.abs({a}) == float('inf')",
@@ -276,12 +269,12 @@ def rule_of(target: Any, dtype: torch.dtype) -> Rule | None:
         return INTEGRAL[target]
     if target in ROUNDED and dtype in (torch.float16, torch.bfloat16):
         return ROUNDED[target]
-    return POINTWISE.get(target)
+    return WIDE.get(target) if target in WIDE and dtype is torch.float64 else POINTWISE.get(target)
 
 
 # Many instructions per element: worth computing once where the value is broadcast.
 TRANSCENDENTAL = frozenset({
     aten.sin.default, aten.cos.default, aten.exp.default, aten.exp2.default, aten.log.default, aten.log2.default,
     aten.erf.default, aten.tanh.default, aten.sigmoid.default, aten.silu.default, aten.gelu.default, aten.sqrt.default,
-    aten.rsqrt.default, aten.softplus.default,
+    aten.rsqrt.default, aten.softplus.default, aten.pow.Scalar,
 })  # fmt: skip

@@ -17,20 +17,16 @@ loss. Integers have no NaN: gathers from them stay with ATen. Only `index.Tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.lowering.indexing import Index, variable
-from tracefuse.optimizers.lowering.lowering import Lowering, Value
-from tracefuse.optimizers.lowering.views import Indices, shape_of
-from tracefuse.optimizers.ops import arguments
-from tracefuse.optimizers.trace import Trace, val
-
-aten = torch.ops.aten
-Guards = tuple[Value, ...]
+from tracefuse.optimizers.lowering.indexing import variable
+from tracefuse.optimizers.lowering.lowering import Composite, Guards, Lowering, Value
+from tracefuse.optimizers.lowering.views import Indices
+from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.trace import Trace, shape_of, val
 
 INDEX_TYPES = (torch.int64, torch.int32)
 
@@ -71,14 +67,11 @@ def _at_loaded(self: Lowering, node: fx.Node, before: Indices, chosen: Value, af
     size = shape_of(operand)[len(before)]
     text = f"({chosen.text} >= 0) & ({chosen.text} < {size})"
     is_inside = self.emit(node, text, "int1", chosen.lanes, "is_inside")
-    block = self.value(operand, (*before, _as_index(self, node, chosen, is_inside, size), *after), guards)
+    text = f"tl.where({is_inside.text}, {chosen.text}, 0).to(tl.int64)"
+    index = variable(self.emit(node, text, "int64", chosen.lanes, "chosen").text, size, chosen.lanes)
+    block = self.value(operand, (*before, index, *after), guards)
     text = f"tl.where({is_inside.text}, {block.text}, float('nan'))"
     return self.emit(node, text, block.dtype, is_inside.lanes | block.lanes)
-
-
-def _as_index(self: Lowering, node: fx.Node, chosen: Value, is_inside: Value, size: int) -> Index:
-    text = f"tl.where({is_inside.text}, {chosen.text}, 0).to(tl.int64)"
-    return variable(self.emit(node, text, "int64", chosen.lanes, "chosen").text, size, chosen.lanes)
 
 
 def _given_indices(node: fx.Node) -> list[tuple[int, fx.Node]]:
@@ -86,15 +79,12 @@ def _given_indices(node: fx.Node) -> list[tuple[int, fx.Node]]:
     return [(dim, index) for dim, index in enumerate(arguments(node)["indices"]) if index is not None]
 
 
-GATHERS: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = {
+GATHERS: dict[Any, Composite] = {
     aten.embedding.default: _embedding,
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,
     aten.index.Tensor: _index,
 }
-
-
-# --- what stays with ATen ---------------------------------------------------------------------------------------------
 
 
 def gather_refusal(node: fx.Node) -> str | None:

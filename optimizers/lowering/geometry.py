@@ -15,14 +15,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import once_per_op
-from tracefuse.optimizers.lowering.views import shape_of
-from tracefuse.optimizers.ops import arguments, is_getitem
-
-aten = torch.ops.aten
+from tracefuse.optimizers.ops import arguments, aten, is_getitem
+from tracefuse.optimizers.trace import shape_of
 
 MAX_ROW = 16384
 """The longest row that one program holds in registers; longer ones are read in a loop."""

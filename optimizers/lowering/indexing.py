@@ -166,9 +166,6 @@ def broadcast(indices: Sequence[Index], shape: Sequence[int]) -> tuple[Index, ..
     return tuple(Index() if size == 1 else index for index, size in zip(aligned, shape, strict=True))
 
 
-# --- simplification ---------------------------------------------------------------------------------------------------
-
-
 def _merge(terms: Sequence[tuple[int, Atom]]) -> tuple[tuple[int, Atom], ...]:
     """Terms with equal atoms added, neighbouring digits of one variable joined, by descending coefficient."""
     summed: dict[Atom, int] = {}
@@ -204,10 +201,8 @@ def _split_rest(rest: Index, by: int) -> tuple[Index, Index]:
             high, low = atom.floordiv(by // unit), atom.mod(by // unit)
             if high is not None and low is not None:
                 return _of(high), _of(low) * unit + small
-    whole = Atom(f"({rest.text})", rest.upper + 1, rest.lanes)
-    return _of(Atom(whole.variable, whole.extent, whole.lanes, by)), _of(
-        Atom(whole.variable, whole.extent, whole.lanes, 1, by)
-    )
+    whole = f"({rest.text})", rest.upper + 1, rest.lanes
+    return _of(Atom(*whole, by)), _of(Atom(*whole, 1, by))
 
 
 def _of(atom: Atom) -> Index:

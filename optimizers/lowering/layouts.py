@@ -181,11 +181,6 @@ def tiles(
     )  # fmt: skip
 
 
-def row_loop(steps: int, lines: Sequence[str], wide: bool, stages: int = STAGES) -> Loop:
-    """A loop over `steps` blocks of rows, the loads of several steps under way at a time."""
-    return Loop("row", f"for step in tl.range(0, {steps}, num_stages={stages}):", widened(lines, wide))
-
-
 def segment(layout: Layout, shape: Sequence[int], dim: int, start: int, first: int) -> Layout:
     """`layout`, whose domain is the part of `shape` that begins at `start` along `dim`, with indices into `shape`.
 

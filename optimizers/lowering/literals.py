@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.lowering.expressions import COMPARING, ROUNDING
+from tracefuse.optimizers.trace import HALVES
 
 COMPUTE_TYPE = {
     torch.float64: "float64", torch.float32: "float32", torch.float16: "float32", torch.bfloat16: "float32",
@@ -16,7 +17,6 @@ COMPUTE_TYPE = {
 }  # fmt: skip
 """The type in which a kernel computes values of a dtype."""
 
-HALVES = (torch.float16, torch.bfloat16)
 SMALL_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,23 +21,13 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.lowering.expressions import (
-    ARITHMETIC,
-    COMPARISON,
-    LOGICAL,
-    POINTWISE,
-    ROUNDING,
-    rule_of,
-    tanh,
-)
+from tracefuse.optimizers.lowering.expressions import ARITHMETIC, COMPARISON, LOGICAL, POINTWISE, ROUNDING, rule_of
 from tracefuse.optimizers.lowering.indexing import Index, Lanes, broadcast, ravel, unravel
 from tracefuse.optimizers.lowering.layouts import Layout
-from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, HALVES, number_text
-from tracefuse.optimizers.lowering.views import Indices, is_index_map, operand_of_view, shape_of
-from tracefuse.optimizers.ops import arguments, op_name
-from tracefuse.optimizers.trace import origin, val
-
-aten = torch.ops.aten
+from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, number_text
+from tracefuse.optimizers.lowering.views import Indices, is_index_map, operand_of_view
+from tracefuse.optimizers.ops import arguments, aten, op_name
+from tracefuse.optimizers.trace import HALVES, origin, shape_of, val
 
 EXACT_IN_HALVES = (torch.bool, torch.int8, torch.uint8)
 
@@ -61,6 +52,9 @@ class Value:
     text: str
     dtype: str
     lanes: Lanes = frozenset()
+
+
+Guards = tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -105,11 +99,12 @@ class Lowering:
     by_text: dict[str, Value] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
+    last_number: dict[str, int] = field(default_factory=dict)
     stored: dict[str, str] = field(default_factory=dict)
     loose: set[str] = field(default_factory=set)
     depths: dict[fx.Node, int] = field(default_factory=dict)
 
-    def value(self, node: fx.Node, at: Indices, guards: tuple[Value, ...] = ()) -> Value:
+    def value(self, node: fx.Node, at: Indices, guards: Guards = ()) -> Value:
         """The block of `node`'s elements at `at`, valid where all `guards` hold. Raises `NotFusible`."""
         key = (node, at, guards)
         if key not in self.seen:
@@ -118,7 +113,7 @@ class Lowering:
             self.seen[key] = self._lower(node, at, guards)
         return self.seen[key]
 
-    def _far_operands(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> list[fx.Node]:
+    def _far_operands(self, node: fx.Node, at: Indices, guards: Guards) -> list[fx.Node]:
         """Ops along a long chain of pointwise ones, the farthest first: lowered before, so that Python's stack holds it."""
         chain = []
         while node.target in POINTWISE and (node, at, guards) not in self.seen:
@@ -145,7 +140,7 @@ class Lowering:
 
     # --- one op -------------------------------------------------------------------------------------------------------
 
-    def _lower(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
+    def _lower(self, node: fx.Node, at: Indices, guards: Guards) -> Value:
         if node.op == "placeholder":
             return self._load(node, at, guards)
         if is_index_map(node):
@@ -160,7 +155,7 @@ class Lowering:
             raise NotFusible(node, "no Triton form is known for it")
         return special(self, node, at, guards)
 
-    def _load(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
+    def _load(self, node: fx.Node, at: Indices, guards: Guards) -> Value:
         tensor = val(node)
         offset = ravel(at, tensor.stride())
         pointer, lanes = self.pointers[node], offset.lanes
@@ -183,25 +178,21 @@ class Lowering:
         widened = ".to(tl.int1)" if tensor.dtype is torch.bool else widened
         return self.emit(node, f"tl.load({text}{masked}){widened}", COMPUTE_TYPE[tensor.dtype], lanes)
 
-    def _pointwise(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
+    def _pointwise(self, node: fx.Node, at: Indices, guards: Guards) -> Value:
         args = arguments(node)
         common = _operand_type(node, args)
         operands = [self._operand(node, name, arg, at, guards, common) for name, arg in args.items()]
         texts = [o.text if isinstance(o, Value) else o for o in operands]
         rule, dtype = rule_of(node.target, val(node).dtype), COMPUTE_TYPE[common]
-        if node.target is aten.tanh.default:
-            text = tanh(texts[0], dtype == "float64")  # type: ignore[arg-type]
-        else:
-            text = rule(*texts) if rule else None
+        text = rule(*texts) if rule else None
         if text is None:
             raise NotFusible(node, "this choice of its options has no Triton form")
         result = "int1" if node.target in COMPARISON or node.target in LOGICAL else dtype
         lanes = frozenset().union(*(o.lanes for o in operands if isinstance(o, Value)))
         return self.emit(node, text, result, lanes)
 
-    def _operand(
-        self, node: fx.Node, name: str, arg: Any, at: Indices, guards: tuple[Value, ...], dtype: torch.dtype
-    ) -> Value | str | None:
+    def _operand(self, node: fx.Node, name: str, arg: Any, at: Indices, guards: Guards, dtype: torch.dtype) -> Any:
+        """A block for a value of the trace, text for a number, and what else there is as it is."""
         if not isinstance(arg, fx.Node):
             return number_text(node, arg, dtype) if isinstance(arg, (bool, int, float)) else arg
         block = self.value(arg, broadcast(at, shape_of(arg)), guards)
@@ -211,7 +202,7 @@ class Lowering:
             return self.rounded(block, val(arg).dtype, dtype)
         return self.cast(block, COMPUTE_TYPE[dtype])
 
-    def _copy(self, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
+    def _copy(self, node: fx.Node, at: Indices, guards: Guards) -> Value:
         source: fx.Node = node.args[0]  # type: ignore[assignment]
         block, old, new = self.value(source, at, guards), val(source).dtype, val(node).dtype
         cast = self.rounded(block, old, new)
@@ -222,7 +213,8 @@ class Lowering:
         cast = self.cast(block, COMPUTE_TYPE[new])
         if new not in HALVES or old in (new, *EXACT_IN_HALVES):
             return cast
-        return Value(f"{cast.text}.to(tl.{_triton_name(new)}).to(tl.float32)", cast.dtype, cast.lanes)
+        rounded = f"{cast.text}.to(tl.{str(new).removeprefix('torch.')})"
+        return Value(f"{rounded}.to(tl.float32)", cast.dtype, cast.lanes)
 
     def cast(self, block: Value, dtype: str) -> Value:
         """`block` in the Triton type `dtype`, as an expression."""
@@ -240,10 +232,10 @@ class Lowering:
             raise NotFusible(node, f"it reduces {count} elements, the kernel's rows have {self.layout.row_length}")
         if any("col" in at[d].lanes for d in range(len(shape)) if d not in dims):
             raise NotFusible(node, "its result is read at another row than the one that the program holds")
-        inner = _unravel_some(self.layout.col, shape, dims)
+        inner = dict(zip(dims, unravel(self.layout.col, [shape[d] for d in dims]), strict=True))
         return tuple(inner.get(d, index) for d, index in enumerate(at))
 
-    def row_guards(self, node: fx.Node, guards: tuple[Value, ...]) -> tuple[Value, ...]:
+    def row_guards(self, node: fx.Node, guards: Guards) -> Guards:
         """The guards that hold for a whole row; those that vary along it do not concern a value that does not."""
         if any({"row", "col"} <= guard.lanes for guard in guards):
             raise NotFusible(node, "only a part of its rows is read")
@@ -258,13 +250,19 @@ class Lowering:
 
     def fresh(self, hint: str) -> str:
         """A name that is neither in use nor some value's own: the hint, or with another number."""
-        base, number = re.sub(r"_\d+$", "", hint), 0
-        name = base
+        base = re.sub(r"_\d+$", "", hint)
+        number = self.last_number.get(base, 0)
+        name = f"{base}_{number}" if number else base
         while name in self.names or name in self.own:
             number += 1
             name = f"{base}_{number}"
+        self.last_number[base] = number
         self.names.add(name)
         return name
+
+
+Composite = Callable[[Lowering, fx.Node, Indices, Guards], Value]
+"""How an op that is more than one expression is lowered."""
 
 
 def _operand_type(node: fx.Node, args: dict[str, Any]) -> torch.dtype:
@@ -289,19 +287,11 @@ def index_block(index: Index) -> str:
     return f"tl.full((), {index.const}, tl.int32)" if not index.terms else f"({index.text})"
 
 
-def _unravel_some(linear: Index, shape: tuple[int, ...], dims: tuple[int, ...]) -> dict[int, Index]:
-    return dict(zip(dims, unravel(linear, [shape[d] for d in dims]), strict=True))
-
-
 def _grouped(text: str) -> str:
     return text if re.fullmatch(r"\w+|\(.*\)|tl\.where\(.*\)", text) and text.count("(") <= 1 else f"({text})"
 
 
-def _triton_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _special() -> dict[Any, Any]:
+def _special() -> dict[Any, Composite]:
     # The composite ops are written with `Lowering`'s methods, in a file of their own.
     from tracefuse.optimizers.lowering.composites import COMPOSITES
 

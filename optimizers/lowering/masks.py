@@ -16,11 +16,12 @@ from __future__ import annotations
 from torch import fx
 
 from tracefuse.optimizers.lowering.indexing import ravel, row_major, variable
-from tracefuse.optimizers.lowering.lowering import Lowering, NotFusible, Value, index_block
+from tracefuse.optimizers.lowering.lowering import Guards, Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.lowering.philox import word_of
 from tracefuse.optimizers.lowering.random_ops import MASK
-from tracefuse.optimizers.lowering.views import Indices, shape_of
+from tracefuse.optimizers.lowering.views import Indices
 from tracefuse.optimizers.ops import arguments
+from tracefuse.optimizers.trace import shape_of
 
 PHILOX_WORD = '''@triton.jit
 def philox_word(state_ptr, thread, block, lane):
@@ -32,7 +33,7 @@ def philox_word(state_ptr, thread, block, lane):
 '''
 
 
-def _mask(self: Lowering, node: fx.Node, at: Indices, guards: tuple[Value, ...]) -> Value:
+def _mask(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
     args = arguments(node)
     if args["state"] not in self.pointers:
         raise NotFusible(node, "its state is drawn on the host")

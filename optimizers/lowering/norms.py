@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tracefuse.optimizers.ops import arguments, is_getitem
-
-aten = torch.ops.aten
+from tracefuse.optimizers.ops import arguments, aten, is_getitem
 
 PARTS: dict[torch._ops.OpOverload, dict[str, set[str]]] = {
     aten.native_layer_norm.default: {"normed": {"input", "weight", "bias"}, "mean": {"input"}, "rstd": {"input"}},

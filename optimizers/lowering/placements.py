@@ -6,29 +6,29 @@ A program computes every piece for all its lanes, masked to the range where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import fx
 
 from tracefuse.optimizers.lowering.expressions import POINTWISE
 from tracefuse.optimizers.lowering.indexing import variable
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, literal
-from tracefuse.optimizers.lowering.lowering import Lowering, NotFusible, Value, index_block
-from tracefuse.optimizers.lowering.views import Indices, is_index_map, operand_of_view, shape_of
-from tracefuse.optimizers.ops import arguments
-from tracefuse.optimizers.trace import val
-
-aten = torch.ops.aten
-Guards = tuple[Value, ...]
+from tracefuse.optimizers.lowering.lowering import Composite, Guards, Lowering, NotFusible, Value, index_block
+from tracefuse.optimizers.lowering.views import Indices, is_index_map, operand_of_view
+from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.trace import shape_of, val
 
 MOST_READ_IN_VAIN = 1.125
 """Where padding adds no more than this, what lies in memory there is read as well: without a mask loads are wide."""
 
 
+Part = tuple[fx.Node, int, int]
+"""An operand of a concatenation, where it begins, and its size."""
+
+
 def _cat(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-    args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
+    args = arguments(node)
     dim = args["dim"] % len(at)
     pieces, start = [], 0
     for part in args["tensors"]:
@@ -36,50 +36,43 @@ def _cat(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
         if size:
             pieces.append((part, start, size))
         start += size
-    return _pick(self, node, at, guards, dim, pieces, dtype)
+    return _pick(self, node, at, guards, dim, pieces)
 
 
-def _pick(
-    self: Lowering,
-    node: fx.Node,
-    at: Indices,
-    guards: Guards,
-    dim: int,
-    pieces: list[tuple[fx.Node, int, int]],
-    dtype: str,
-) -> Value:
-    """The piece `(part, start, size)` in which `at[dim]` lies: all are computed, each masked to its own range."""
-    index, (part, start, size) = at[dim], pieces[0]
+def _pick(self: Lowering, node: fx.Node, at: Indices, guards: Guards, dim: int, pieces: list[Part]) -> Value:
+    """The piece in which `at[dim]` lies: all are computed, each masked to its own range."""
+    index, (part, start, size), dtype = at[dim], pieces[0], COMPUTE_TYPE[val(node).dtype]
+    inside = _inside(pieces[0], at, dim)
     if len(pieces) == 1 or index.upper < start + size:
-        inside = (*at[:dim], index.shifted_down(start, size), *at[dim + 1 :])
         return self.cast(self.value(part, inside, guards), dtype)
     if index.const >= start + size:
-        return _pick(self, node, at, guards, dim, pieces[1:], dtype)
+        return _pick(self, node, at, guards, dim, pieces[1:])
     here = self.emit(node, f"{index.text} < {start + size}", "int1", index.lanes, f"in_{part.name}")
     there = self.emit(node, f"{index.text} >= {start + size}", "int1", index.lanes, f"past_{part.name}")
-    inside = (*at[:dim], index.shifted_down(start, size), *at[dim + 1 :])
     if len(pieces) == 2:
-        _share_operand(self, node, (part, inside), _last_piece(pieces[1], at, dim), guards, (here, there))
+        last = pieces[1][0], _inside(pieces[1], at, dim)
+        _share_operand(self, (part, inside), last, guards, (here, there))
     first = self.cast(self.value(part, inside, (*guards, here)), dtype)
-    rest = _pick(self, node, at, (*guards, there), dim, pieces[1:], dtype)
-    return self.emit(
-        node, f"tl.where({here.text}, {first.text}, {rest.text})", dtype, here.lanes | first.lanes | rest.lanes
-    )
+    rest = _pick(self, node, at, (*guards, there), dim, pieces[1:])
+    return _where(self, node, here, first, rest, dtype)
 
 
-def _last_piece(piece: tuple[fx.Node, int, int], at: Indices, dim: int) -> tuple[fx.Node, Indices]:
-    part, start, size = piece
-    return part, (*at[:dim], at[dim].shifted_down(start, size), *at[dim + 1 :])
+def _inside(piece: Part, at: Indices, dim: int) -> Indices:
+    """Where in a piece `at` lies."""
+    _, start, size = piece
+    return (*at[:dim], at[dim].shifted_down(start, size), *at[dim + 1 :])
 
 
-def _share_operand(
-    self: Lowering,
-    node: fx.Node,
-    first: tuple[fx.Node, Indices],
-    second: tuple[fx.Node, Indices],
-    guards: Guards,
-    sides: tuple[Value, Value],
-) -> None:
+def _where(self: Lowering, node: fx.Node, here: Value, a: Any, b: Any, dtype: str, name: str = "") -> Value:
+    """`a` where `here` holds, else `b`."""
+    lanes = here.lanes | a.lanes | b.lanes
+    return self.emit(node, f"tl.where({here.text}, {a.text}, {b.text})", dtype, lanes, name)
+
+
+Place = tuple[fx.Node, Indices]
+
+
+def _share_operand(self: Lowering, first: Place, second: Place, guards: Guards, sides: tuple[Value, Value]) -> None:
     """Where two pieces are one value at two places (a rotated half), compute it once, at the place that each lane needs."""
     (one, one_at), (other, other_at) = _operand_of_unary(*first), _operand_of_unary(*second)
     if one is not other:
@@ -89,17 +82,14 @@ def _share_operand(
         return
     (dim,) = differing
     here, there = sides
-    a, b = one_at[dim], other_at[dim]
-    place = self.emit(
-        one, f"tl.where({here.text}, {a.text}, {b.text})", "int32", a.lanes | b.lanes | here.lanes, "place"
-    )
+    place = _where(self, one, here, one_at[dim], other_at[dim], "int32", "place")
     chosen = variable(place.text, shape_of(one)[dim], place.lanes)
     block = self.value(one, (*one_at[:dim], chosen, *one_at[dim + 1 :]), guards)
     self.seen[one, one_at, (*guards, here)] = block
     self.seen[other, other_at, (*guards, there)] = block
 
 
-def _operand_of_unary(node: fx.Node, at: Indices) -> tuple[fx.Node, Indices]:
+def _operand_of_unary(node: fx.Node, at: Indices) -> Place:
     """What a chain of views and ops of one operand starts from, and where the chain reads it."""
     while node.op == "call_function":
         if is_index_map(node):
@@ -169,7 +159,7 @@ def _select_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards)
     return self.emit(node, f"tl.where({guard.text}, {block.text}, 0)", dtype, guard.lanes | block.lanes)
 
 
-PLACEMENTS: dict[Any, Callable[[Lowering, fx.Node, Indices, Guards], Value]] = {
+PLACEMENTS: dict[Any, Composite] = {
     aten.cat.default: _cat,
     aten.slice_backward.default: _slice_backward,
     aten.constant_pad_nd.default: _constant_pad,

@@ -19,33 +19,29 @@ from torch import fx
 from tracefuse.optimizers.lowering import philox
 
 # A fragment, which a reload of this module may define again.
-_LIBRARY = torch.library.Library("tracefuse", "FRAGMENT")
-_LIBRARY.define(
-    "draw_dropout(int[] increments, *, Device device) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,)
-)
-_LIBRARY.define(
-    "dropout_mask(Tensor state, int[] size, int[] stride, int threads, int vector, int keep_below) -> Tensor"
-)
-_LIBRARY.define("apply_dropout(Tensor x, Tensor mask, float scale) -> Tensor", tags=(torch.Tag.pointwise,))
-_LIBRARY.impl("dropout_mask", philox.dropout_mask, "CompositeExplicitAutograd")
-_LIBRARY.impl("apply_dropout", philox.apply_dropout, "CompositeExplicitAutograd")
+_LIB = torch.library.Library("tracefuse", "FRAGMENT")
+_LIB.define("draw_dropout(int[] increments, *, Device device) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
+_LIB.define("dropout_mask(Tensor state, int[] size, int[] stride, int threads, int vector, int keep_below) -> Tensor")
+_LIB.define("apply_dropout(Tensor x, Tensor mask, float scale) -> Tensor", tags=(torch.Tag.pointwise,))
+_LIB.impl("dropout_mask", philox.dropout_mask, "CompositeExplicitAutograd")
+_LIB.impl("apply_dropout", philox.apply_dropout, "CompositeExplicitAutograd")
 
 DRAW = torch.ops.tracefuse.draw_dropout.default
 MASK = torch.ops.tracefuse.dropout_mask.default
 APPLY = torch.ops.tracefuse.apply_dropout.default
 
 
-@torch.library.register_fake("tracefuse::draw_dropout", lib=_LIBRARY)
+@torch.library.register_fake("tracefuse::draw_dropout", lib=_LIB)
 def _(increments: list[int], *, device: torch.device) -> list[torch.Tensor]:
     return list(torch.empty(len(increments), 2, dtype=torch.int64, device=device).unbind(0))
 
 
-@torch.library.register_fake("tracefuse::dropout_mask", lib=_LIBRARY)
+@torch.library.register_fake("tracefuse::dropout_mask", lib=_LIB)
 def _(state: torch.Tensor, size: list[int], stride: list[int], *_: Any) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=torch.bool, device=state.device)
 
 
-@torch.library.register_fake("tracefuse::apply_dropout", lib=_LIBRARY)
+@torch.library.register_fake("tracefuse::apply_dropout", lib=_LIB)
 def _(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.empty_like(x)
 

@@ -11,7 +11,8 @@ from torch import fx
 
 from tracefuse.optimizers.lowering.indexing import reshape
 from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible, Value, comment_of
-from tracefuse.optimizers.lowering.views import Indices, shape_of
+from tracefuse.optimizers.lowering.views import Indices
+from tracefuse.optimizers.trace import shape_of
 
 _FILL = {"sum": "0", "max": "float('-inf')", "min": "float('inf')"}
 

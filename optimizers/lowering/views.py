@@ -10,21 +10,15 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
-from tracefuse.optimizers.lowering.indexing import Index, constant, reshape
-from tracefuse.optimizers.ops import arguments
-from tracefuse.optimizers.trace import val
-
-aten = torch.ops.aten
+from tracefuse.optimizers.axes import clamp
+from tracefuse.optimizers.lowering.indexing import Index, broadcast, constant, reshape
+from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.trace import shape_of, val
 
 Indices = tuple[Index, ...]
 Map = Callable[[dict[str, Any], Indices, tuple[int, ...], tuple[int, ...]], Indices]
-
-
-def shape_of(node: fx.Node) -> tuple[int, ...]:
-    return tuple(val(node).shape)
 
 
 def _same(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: tuple[int, ...]) -> Indices:
@@ -48,15 +42,9 @@ def _transpose(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result
     return tuple(swapped)
 
 
-def _expand(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: tuple[int, ...]) -> Indices:
-    aligned = at[len(at) - len(shape) :]
-    return tuple(constant(0) if size == 1 else index for index, size in zip(aligned, shape, strict=True))
-
-
 def _slice(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: tuple[int, ...]) -> Indices:
     dim = args["dim"] % len(at)
-    start = _clamped(args["start"] or 0, shape[dim])
-    return _replaced(at, dim, at[dim] * (args["step"] or 1) + start)
+    return _replaced(at, dim, at[dim] * (args["step"] or 1) + clamp(args["start"], shape[dim], 0))
 
 
 def _select(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: tuple[int, ...]) -> Indices:
@@ -82,7 +70,7 @@ VIEWS: dict[Any, Map] = {
     aten.permute.default: _permute,
     aten.transpose.int: _transpose,
     aten.t.default: lambda args, at, shape, result: at[::-1],
-    aten.expand.default: _expand,
+    aten.expand.default: lambda args, at, shape, result: broadcast(at, shape),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
     aten.repeat.default: _repeat,
@@ -120,7 +108,3 @@ def _part_of_split(node: fx.Node, at: Indices) -> tuple[fx.Node, Indices]:
 
 def _replaced(at: Indices, dim: int, index: Index) -> Indices:
     return (*at[:dim], index, *at[dim + 1 :])
-
-
-def _clamped(start: int, size: int) -> int:
-    return min(max(start + size if start < 0 else start, 0), size)

@@ -74,7 +74,7 @@ from tracefuse.optimizers.remat.dropout_products import expose_products, restore
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.reasons import explain
-from tracefuse.optimizers.remat.schedule import forgotten, recompute
+from tracefuse.optimizers.remat.schedule import forget, recompute
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes
 
 __all__ = ["Remat"]
@@ -94,7 +94,7 @@ class Remat(RematOptions):
         if kernels := [n for n in trace.ops if not packet_name(n)]:
             decide(Decision(kernels[0].name, "leave", "a fused kernel cannot be cut: apply remat before fuse"))
             return trace.copy()
-        new = forgotten(trace)
+        new = forget(trace)
         before = saved_bytes(new)
         products = expose_products(new.graph)
         forward = Forward(new)
@@ -113,7 +113,7 @@ class Remat(RematOptions):
 
 
 def _left(trace: Trace, choice: Choice) -> tuple[Trace, list[Decision]]:
-    new = forgotten(trace)
+    new = forget(trace)
     kept, before = human_bytes(choice.nbytes), human_bytes(saved_bytes(new))
     reason = f"left as it was: the cheapest cut keeps {kept}, the forward keeps {before} as it is"
     return new, [Decision(s.name, "save", reason, s.nbytes) for s in saved_values(new)]

@@ -46,7 +46,7 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.fusible import is_free
 from tracefuse.optimizers.fuse.remaking import is_constant, nbytes_read
-from tracefuse.optimizers.ops import behind_views, is_view
+from tracefuse.optimizers.ops import behind_views, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.mincut import Edge, min_cut
@@ -82,7 +82,7 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
 def choose(borders: Borders, region: int, weight: float, longest: float) -> list[fx.Node]:
     """What `region` computes again, in the order of the trace; what it then reads of other regions becomes stored."""
     wanted = [value for value in borders.reading[region] if not borders.is_stored(value)]
-    behind = _behind(borders, wanted)
+    behind = sorted(reached(wanted, lambda n: _operands(borders, n)), key=borders.position.__getitem__)
     if ends := _chain_ends(borders, wanted, behind, longest):
         borders.stored |= dict.fromkeys(ends, f"it ends a chain of {longest:g} ops that are computed again")
         borders.lives_to |= dict.fromkeys(ends, math.inf)
@@ -108,11 +108,11 @@ def _cut(borders: Borders, wanted: list[fx.Node], weights: Weights) -> tuple[set
         edges.append((2 * i, 2 * i + 1, weights[node]))
         edges += [(2 * i + 1, 2 * index[a], math.inf) for a in _operands(borders, node)]
         edges += [] if _is_open(borders, node) else [(2 * i + 1, sink, math.inf)]
-    cut = min_cut(edges, 2 * len(index) + 2, source, sink)
-    if cut is None:
+    side = min_cut(edges, 2 * len(index) + 2, source, sink)
+    if side is None:
         raise AssertionError("a value that a region reads can be neither read nor computed again; this is a defect")
-    again = {n for n, i in index.items() if 2 * i + 1 in cut.source_side}
-    return again, {n for n, i in index.items() if 2 * i in cut.source_side} - again
+    again = {n for n, i in index.items() if 2 * i + 1 in side}
+    return again, {n for n, i in index.items() if 2 * i in side} - again
 
 
 def _is_tree(borders: Borders, wanted: list[fx.Node], behind: Iterable[fx.Node]) -> bool:
@@ -135,18 +135,6 @@ def _cut_of_tree(borders: Borders, wanted: list[fx.Node], weights: Weights) -> t
         (again if node in deeper else read).add(node)
         stack += _operands(borders, node) if node in deeper else []
     return again, read
-
-
-def _behind(borders: Borders, wanted: Iterable[fx.Node]) -> list[fx.Node]:
-    """`wanted` and what they are computed from, up to what is in memory or cannot be computed again, in order."""
-    found: set[fx.Node] = set()
-    stack = list(wanted)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += _operands(borders, node)
-    return sorted(found, key=borders.position.__getitem__)
 
 
 def _operands(borders: Borders, node: fx.Node) -> list[fx.Node]:
@@ -196,23 +184,16 @@ def _working(again: set[fx.Node], position: dict[fx.Node, int]) -> list[fx.Node]
 
 
 def _copy(borders: Borders, again: dict[int, list[fx.Node]]) -> None:
-    """Copy what each region computes again, and let it read its copies.
-
-    No reader is changed before all copies are made: what is copied may be a reader itself.
-    """
-    copies = {region: _copies(nodes) for region, nodes in again.items() if nodes}
+    """Let each region read copies of its own. All are made before a reader changes: what is copied may be a reader."""
+    copies: dict[int, dict[fx.Node, fx.Node]] = {region: {} for region in again}
+    for region, nodes in again.items():
+        for node in nodes:
+            with node.graph.inserting_after(node):
+                copies[region][node] = copy_again(node, copies[region], for_reader=True)
     for region, mine in copies.items():
         for node, copy in mine.items():
             for user in [u for u in node.users if borders.region_of.get(u) == region]:
                 user.replace_input_with(node, copy)
-
-
-def _copies(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        with node.graph.inserting_after(node):
-            copies[node] = copy_again(node, copies, for_reader=True)
-    return copies
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------
@@ -241,13 +222,7 @@ def _why_copied(borders: Borders, value: fx.Node, again: dict[int, list[fx.Node]
 
 
 def _sources(value: fx.Node, mine: set[fx.Node]) -> list[fx.Node]:
-    found: dict[fx.Node, None] = {}
-    stack = [value]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found[node] = None
-            stack += [a for a in node.all_input_nodes if not is_constant(a)] if node in mine else []
+    found = reached([value], lambda n: [a for a in n.all_input_nodes if not is_constant(a)] if n in mine else ())
     return [node for node in found if node not in mine]
 
 

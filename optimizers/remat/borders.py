@@ -10,7 +10,7 @@ from torch import fx
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.fuse.remaking import is_constant, is_copyable
-from tracefuse.optimizers.ops import is_view, readers
+from tracefuse.optimizers.ops import behind_views, is_view, readers
 from tracefuse.optimizers.trace import phase
 
 _LOOPS = "its op is not pointwise, and would need loops of its own there"
@@ -29,11 +29,7 @@ class Borders:
     def __init__(self, graph: fx.Graph) -> None:
         self.position = {node: at for at, node in enumerate(graph.nodes)}
         self.region_of = self._numbered(form_regions(graph, {n for n in graph.nodes if refusal(n) is None}))
-        self.memory: dict[fx.Node, fx.Node] = {}
-        for node in graph.nodes:
-            self.memory[node] = (
-                self.memory[node.all_input_nodes[0]] if node.op == "call_function" and is_view(node) else node
-            )
+        self.memory = {node: behind_views(node) for node in graph.nodes}
         self.copyable = {node for node in self.region_of if is_copyable(node)}
         self.reading: dict[int, dict[fx.Node, None]] = {}
         self.crossing: dict[fx.Node, dict[int, None]] = {}

@@ -71,13 +71,9 @@ def fused_seconds(forward: Forward, node: fx.Node, peaks: Peaks) -> float:
         return written / peaks.bytes_per_s if node in forward.fused else 0.0
     if node not in forward.fused:
         return roofline_seconds(node, peaks) + _written_for(forward, node) / peaks.bytes_per_s
-    loaded = sum(touched_nbytes(a) for a in node.all_input_nodes if _is_loaded(forward, a))
+    loaded = sum(touched_nbytes(a) for a in node.all_input_nodes if behind_views(a) not in forward.fused)
     moved = written + loaded if written else max(0, loaded - bytes_written(node))
     return moved / peaks.bytes_per_s + sum(t.numel() for t in tensors(node)) / peaks.flops_per_s
-
-
-def _is_loaded(forward: Forward, operand: fx.Node) -> bool:
-    return behind_views(operand) not in forward.fused
 
 
 def _written_for(forward: Forward, node: fx.Node) -> int:
@@ -137,7 +133,8 @@ class Frontier:
         for _ in range(_MOST_SOLVES):
             if above.nbytes <= nbytes or below.nbytes > close:
                 break
-            found = self._between(below, above)
+            slower = self._duration(below) - self._duration(above)
+            found = self._solve((above.nbytes - below.nbytes) / slower) if slower > 0 else below
             if not below.nbytes < found.nbytes < above.nbytes:
                 break
             below, above = (found, above) if found.nbytes <= nbytes else (below, found)
@@ -150,10 +147,6 @@ class Frontier:
         seconds = [s for n, s in self._seconds.items() if s and n not in self._banned] or [1.0]
         total = sum(w for w in self._weights.values() if w < math.inf)
         return self._solve(1 / sum(seconds)), self._solve(2 * (total + 1) / min(seconds))
-
-    def _between(self, below: Choice, above: Choice) -> Choice:
-        slower = self._duration(below) - self._duration(above)
-        return self._solve((above.nbytes - below.nbytes) / slower) if slower > 0 else below
 
     def _duration(self, choice: Choice) -> float:
         return math.fsum(map(self._seconds.__getitem__, choice.again))
@@ -182,19 +175,12 @@ class Frontier:
 class Budgeting:
     """The choices for one trace that recomputes nothing yet, by budget. What they have in common is computed once."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        forward: Forward,
-        options: RematOptions,
-        frontier: Frontier | None = None,
-        forecast: Forecast | None = None,
-    ) -> None:
-        self._forward, self._options = forward, options
-        self._full = saved_bytes(trace)
-        self._forecast = forecast or Forecast(trace)
-        if frontier is not None:
-            self.frontier = frontier
+    def __init__(self, trace: Trace, forward: Forward, options: RematOptions, like: Budgeting | None = None) -> None:
+        """`like` differs in nothing but the producer input weight, which counts where no budget does: its cuts serve again."""
+        self._forward, self._options, self._full = forward, options, saved_bytes(trace)
+        self._forecast = like._forecast if like else Forecast(trace)
+        if like:
+            self.frontier = like.frontier
 
     @cached_property
     def unlimited(self) -> Choice:
@@ -242,9 +228,8 @@ class Budgeting:
         return lowest
 
     def _within(self, limit: int) -> str:
-        return (
-            f"the budget of {human_bytes(limit)}, of {human_bytes(self._full)} kept when nothing is recomputed, is met"
-        )
+        kept = f"of {human_bytes(self._full)} kept when nothing is recomputed"
+        return f"the budget of {human_bytes(limit)}, {kept}, is met"
 
     def _stopped(self, chosen: Choice, asked: Choice, limit: int) -> Decision:
         peaks = f"from {human_bytes(self.peak(chosen))} to {human_bytes(self.peak(asked))}"
@@ -252,7 +237,7 @@ class Budgeting:
         return Decision(NAME, "stop", f"{why}; stop_at_lowest_peak=False would do so")
 
     def _missed(self, asked: Choice, limit: int) -> Decision:
-        held = sorted((n for n in asked.kept), key=lambda n: (-stored_bytes(n), self._forward.index[n]))
+        held = sorted(asked.kept, key=lambda n: (-stored_bytes(n), self._forward.index[n]))
         names = "; ".join(f"{n.name} ({human_bytes(stored_bytes(n))}) {_holds(asked, n)}" for n in held[:3])
         more = f"; and {len(held) - 3} more" if len(held) > 3 else ""
         remedy = f"pass memory_budget={asked.nbytes} or more, or drop what holds them"

@@ -15,11 +15,13 @@ import numpy as np
 from torch import fx
 
 from tracefuse.optimizers.facts import stored_bytes
-from tracefuse.optimizers.ops import does_work, is_getitem, is_view, producer
+from tracefuse.optimizers.ops import does_work, is_getitem, is_view, producer, reached
 from tracefuse.optimizers.remat.forward import Forward, impossible, is_several, own_kernel_bytes, unwise
 from tracefuse.optimizers.remat.mincut import Network
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.pins import Pin, resolve_pins
+
+Values = frozenset[fx.Node]
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Choice:
     of recomputing is worth in bytes, None where no memory budget decided. `nbytes` are those of the storages kept.
     """
 
-    kept: frozenset[fx.Node]
-    again: frozenset[fx.Node]
+    kept: Values
+    again: Values
     pins: dict[fx.Node, Pin]
     weights: dict[fx.Node, float]
     prices: Mapping[fx.Node, float]
@@ -144,21 +146,20 @@ class CutNetwork:
         self._infinite = np.full(len(reads) + len(late), math.inf)
         self._normalizers = np.array([forward.index[n] for n, _ in pairs], dtype=np.int64)
         self._inner = np.fromiter((weights[n] for n in forward.nodes), np.float64, self._count)
-        self._known = np.array([forward.index[n] for n in self._known_cut()], dtype=np.int64)
+        # What is cut if all that the backward reads is saved, as far as it can be, else what that is computed from.
+        known = reached(forward.read, lambda n: self._inputs[n] if weights[n] == math.inf else ())
+        self._known = np.array([forward.index[n] for n in known], dtype=np.int64)
 
     def array(self, prices: Mapping[fx.Node, float], banned: Mapping[fx.Node, str]) -> np.ndarray:
         """The prices of the forward's nodes in order, infinite where `banned`."""
-        return np.fromiter(
-            (math.inf if n in banned else prices[n] for n in self.forward.nodes), np.float64, self._count
-        )
+        found = (math.inf if n in banned else prices[n] for n in self.forward.nodes)
+        return np.fromiter(found, np.float64, self._count)
 
     def kept_bytes(self, kept: Iterable[fx.Node]) -> int:
         """Bytes of the storages of `kept`."""
         return sum(map(self._stored.__getitem__, kept))
 
-    def cheapest(
-        self, prices: np.ndarray, stay: Collection[fx.Node] = ()
-    ) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+    def cheapest(self, prices: np.ndarray, stay: Collection[fx.Node] = ()) -> tuple[Values, Values]:
         """(kept, again) of the cheapest cut. Items of an op that runs again come with it, but those that `stay`."""
         kept, again = self.demanded(self._on_edge(prices))
         items = {n for n in kept if is_getitem(n) and n not in stay}
@@ -172,43 +173,18 @@ class CutNetwork:
         capacities = np.concatenate([self._inner, prices, self._infinite, tied])
         cut = self._network.cut(capacities, bound=math.fsum(known))
         if cut is None:
-            raise AssertionError(
-                "a value that the backward reads can be neither saved nor recomputed; this is a defect"
-            )
+            raise AssertionError("a value that the backward reads can be neither saved nor recomputed: a defect")
         nodes, (before, after) = self.forward.nodes, (cut[0 : 2 * self._count : 2], cut[1 : 2 * self._count : 2])
         return {nodes[i] for i in np.flatnonzero(before & ~after)}
 
-    def _known_cut(self) -> set[fx.Node]:
-        """What is cut if all that the backward reads is saved, as far as it can be, else what that is computed from."""
-        seen: set[fx.Node] = set()
-        stack = list(self.forward.read)
-        while stack:
-            node = stack.pop()
-            if node not in seen:
-                seen.add(node)
-                stack += self._inputs[node] if self.weights[node] == math.inf else []
-        return seen
-
-    def demanded(self, on_edge: set[fx.Node]) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+    def demanded(self, on_edge: Collection[fx.Node]) -> tuple[Values, Values]:
         """(kept, again), as far as the backward needs them: a cut edge of weight 0 may lie where nothing reads."""
-        kept: set[fx.Node] = set()
-        again: set[fx.Node] = set()
-        stack = list(self.forward.read)
-        while stack:
-            node = stack.pop()
-            if node.op == "placeholder" or node in kept or node in again:
-                continue
-            if node in on_edge:
-                kept.add(node)
-            else:
-                again.add(node)
-                stack += self._inputs[node]
-        return frozenset(kept), frozenset(again)
+        needed = reached(self.forward.read, lambda n: () if n in on_edge or n.op == "placeholder" else self._inputs[n])
+        values = frozenset(node for node in needed if node.op != "placeholder")
+        return values & on_edge, values - on_edge
 
 
-def chain_ends(
-    forward: Forward, again: frozenset[fx.Node], pins: dict[fx.Node, Pin], longest: int | None
-) -> dict[fx.Node, str]:
+def chain_ends(forward: Forward, again: Values, pins: dict[fx.Node, Pin], longest: int | None) -> dict[fx.Node, str]:
     """The recomputed ops that come after `longest` others: they are to be saved instead, for the reason given. Pins are
     not overruled, and no checkpoints."""
     if longest is None:

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import operator
 
-import torch
 from torch import fx
 
-from tracefuse.optimizers.ops import arguments
+from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.trace import phase, val
-
-aten = torch.ops.aten
 
 Product = tuple[fx.Node, fx.Node, fx.Node]
 """A dropout, its result, and the node after which that stood."""

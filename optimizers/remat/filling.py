@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import fx
 
 from tracefuse.optimizers.facts import stored_bytes
 from tracefuse.optimizers.remat.choice import Choice, CutNetwork
 from tracefuse.optimizers.remat.forward import Forward
+
+Above = dict[fx.Node, fx.Node | None]
 
 
 def fill(forward: Forward, network: CutNetwork, choice: Choice, seconds: Mapping[fx.Node, float], limit: int) -> Choice:
@@ -35,13 +38,13 @@ def fill(forward: Forward, network: CutNetwork, choice: Choice, seconds: Mapping
     return replace(choice, kept=kept, again=again, nbytes=network.kept_bytes(kept))
 
 
-def dominators(forward: Forward, again: frozenset[fx.Node]) -> dict[fx.Node, fx.Node | None]:
+def dominators(forward: Forward, again: frozenset[fx.Node]) -> Above:
     """For each recomputed value the nearest one that is computed from it wherever it is needed; None if there is none.
 
     By the least common ancestor of its readers, in one sweep: the graph has no cycles.
     """
-    above: dict[fx.Node, fx.Node | None] = {}
-    depth: dict[fx.Node | None, int] = {None: 0}
+    above: Above = {}
+    depth: dict[Any, int] = {None: 0}
     for node in reversed(forward.nodes):
         if node not in again:
             continue
@@ -54,9 +57,7 @@ def dominators(forward: Forward, again: frozenset[fx.Node]) -> dict[fx.Node, fx.
     return above
 
 
-def _common(
-    one: fx.Node | None, other: fx.Node | None, above: dict[fx.Node, fx.Node | None], depth: dict[fx.Node | None, int]
-) -> fx.Node | None:
+def _common(one: fx.Node | None, other: fx.Node | None, above: Above, depth: dict[Any, int]) -> fx.Node | None:
     while one is not other:
         if depth[one] >= depth[other]:
             one = above[one]  # type: ignore[index]
@@ -65,9 +66,7 @@ def _common(
     return one
 
 
-def _spared(
-    forward: Forward, above: dict[fx.Node, fx.Node | None], seconds: Mapping[fx.Node, float]
-) -> dict[fx.Node, float]:
+def _spared(forward: Forward, above: Above, seconds: Mapping[fx.Node, float]) -> dict[fx.Node, float]:
     """The seconds of each value's op and of all that it dominates."""
     spared = {node: seconds[node] for node in above}
     for node in (n for n in forward.nodes if n in above):
@@ -76,7 +75,7 @@ def _spared(
     return spared
 
 
-def _is_below(node: fx.Node, added: set[fx.Node], above: dict[fx.Node, fx.Node | None]) -> bool:
+def _is_below(node: fx.Node, added: set[fx.Node], above: Above) -> bool:
     """Whether `node` is needed for nothing but what was added."""
     current: fx.Node | None = node
     while current is not None and current not in added:

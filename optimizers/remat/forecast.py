@@ -16,7 +16,7 @@ from torch import fx
 
 from tracefuse.optimizers.facts import storage_id
 from tracefuse.optimizers.ops import does_work, is_getitem, is_random
-from tracefuse.optimizers.remat.schedule import needed_before
+from tracefuse.optimizers.remat.schedule import needed_by
 from tracefuse.optimizers.trace import Trace, phase, val
 
 Home = tuple[int, ...]
@@ -39,11 +39,11 @@ class Forecast:
         ops = [(i, phase(nodes[i])) for i in range(len(self._inputs), self._count)]
         self._forward = [i for i, half in ops if half == "forward"]
         self._backward = [i for i, half in ops if half == "backward"]
+        # From this number on ops are in the backward: originals, then copies.
+        self._backward_from = self._backward[0] if self._backward else self._count
         self._draws = {i for i, n in enumerate(nodes) if n.op == "call_function" and is_random(n) and not is_getitem(n)}
         self._item = {i: _part(n) for i, n in enumerate(nodes) if is_getitem(n)}
-        self._free = {
-            i: len(_values(val(n))) for i, n in enumerate(nodes) if n.op == "call_function" and not does_work(n)
-        }
+        self._free = {i: len(_values(val(n))) for i, n in enumerate(nodes) if not does_work(n)}
         self._storages = {i: _storages(n) for i, n in enumerate(nodes) if i not in self._free}
 
         pairs = [(out, self._index[node]) for out, node in zip(trace.outputs, trace.returned, strict=True)]
@@ -76,11 +76,6 @@ class Forecast:
             memory.read(homes[run], memory.last)
         return memory.peak()
 
-    @property
-    def _backward_from(self) -> int:
-        """The number from which on ops are in the backward: originals, then copies."""
-        return self._backward[0] if self._backward else self._count
-
     def _home(self, op: int, source: list[Home], memory: _Memory, time: int) -> Home:
         if op in self._item:
             return source[0][self._item[op]]
@@ -93,11 +88,11 @@ class Forecast:
         placed: set[int] = set()
         for op in self._backward:
             if not again.isdisjoint(self._reads[op]):
-                yield from (i + self._count for i in needed_before(op, self._reads.__getitem__, again, placed))
+                yield from (i + self._count for i in needed_by(op, self._reads.__getitem__, again, placed))
             yield op
         for op in self._gradients:
             if op in again and op not in placed:
-                yield from (i + self._count for i in needed_before(op, self._reads.__getitem__, again, placed))
+                yield from (i + self._count for i in needed_by(op, self._reads.__getitem__, again, placed))
                 placed.add(op)
                 yield op + self._count
 
@@ -163,10 +158,5 @@ def _part(item: fx.Node) -> slice:
 
 def _storages(node: fx.Node) -> list[tuple[int, int]]:
     """(id, bytes) of the storage of each value that an op yields; no bytes for what is no tensor."""
-    return list(map(_storage, _values(val(node))))
-
-
-def _storage(value: Any) -> tuple[int, int]:
-    if not isinstance(value, torch.Tensor):
-        return 0, 0
-    return storage_id(value), value.untyped_storage().nbytes()
+    values = _values(val(node))
+    return [(storage_id(v), v.untyped_storage().nbytes()) if isinstance(v, torch.Tensor) else (0, 0) for v in values]

@@ -36,6 +36,7 @@ from tracefuse.optimizers.ops import (
     is_random,
     is_view,
     producer,
+    reached,
 )
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.rewrite import views_of
@@ -72,7 +73,8 @@ class Forward:
         self.checkpointed = {n: again for n, again in self.checkpointed.items() if impossible(self, n) is None}
         self.distance = self._distances()
         self.in_memory = self._in_memory()
-        self.read_from_memory = self._read_from_memory()
+        ops = [n for n in self.nodes if n.op == "call_function" and not is_view(n)]
+        self.read_from_memory = {n: reader for n in ops if (reader := self._memory_reader(n))}
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """The readers in the forward."""
@@ -103,38 +105,27 @@ class Forward:
         return distance
 
     def _in_memory(self) -> set[fx.Node]:
-        """Values that are stored for another reason than the backward.
-
-        `level` counts the non-fusible ops before a value: a fusible reader at a higher level cannot run in the same kernel.
-        """
+        """Values that are stored for another reason than the backward."""
+        # The non-fusible ops before a value: a fusible reader at a higher level cannot run in the same kernel.
         level: dict[fx.Node, int] = {}
         for node in self.nodes:
             sources = ((level[a], a.op == "call_function" and a not in self.fused) for a in node.all_input_nodes)
             level[node] = max((above + ends for above, ends in sources), default=0)
         latest: dict[fx.Node, float] = {}
         for node in reversed(self.nodes):
-            seen = (
-                (level[u] if u in self.fused else math.inf) if does_work(u) else latest[u] for u in self.readers(node)
-            )
+            works = {u: level[u] if u in self.fused else math.inf for u in self.readers(node) if does_work(u)}
+            seen = (works.get(u, latest[u]) for u in self.readers(node))
             latest[node] = math.inf if node in self.results else max(seen, default=0)
         return {n for n in self.nodes if n not in self.fused or latest[n] > level[n]}
 
-    def _read_from_memory(self) -> dict[fx.Node, str]:
-        readers = ((n, self._memory_reader(n)) for n in self.nodes if n.op == "call_function" and not is_view(n))
-        return {node: reader for node, reader in readers if reader is not None}
-
     def _memory_reader(self, node: fx.Node) -> str | None:
         """A backward op that reads `node`, or a view of it, and cannot run in the kernel that would recompute it."""
-        stack = [node]
-        while stack:
-            current = stack.pop()
-            if current in self.gradients:
+        for value in reached([node], lambda n: filter(is_view, n.users)):
+            if value in self.gradients:
                 return "the caller"
-            for user in current.users:
-                if is_view(user):
-                    stack.append(user)
-                elif self._in_backward(user) and not self._share_kernel(node, user):
-                    return user.name
+            late = (user for user in value.users if self._in_backward(user) and not is_view(user))
+            if alone := next((user for user in late if not self._share_kernel(node, user)), None):
+                return alone.name
         return None
 
     def _share_kernel(self, node: fx.Node, reader: fx.Node) -> bool:
@@ -182,10 +173,8 @@ def unwise(forward: Forward, node: fx.Node, options: RematOptions) -> str | None
         return None
     name = class_of(forward, op)
     if name not in options.classes:
-        why = (
-            "heavy" if name == "heavy" else f'is {name}, and recompute_classes={options.classes!r} is without "{name}"'
-        )
-        return None if is_getitem(node) else why
+        why = f'is {name}, and recompute_classes={options.classes!r} is without "{name}"'
+        return None if is_getitem(node) else "heavy" if name == "heavy" else why
     if options.memory_budget is not None:
         return None  # the budget weighs its few bytes against its seconds
     loaded = sum(map(touched_nbytes, op.all_input_nodes))
@@ -245,14 +234,5 @@ def tied_ops(nodes: Iterable[fx.Node], fused: Collection[fx.Node]) -> dict[fx.No
 
 
 def _behind(node: fx.Node, fused: Collection[fx.Node]) -> Iterable[fx.Node]:
-    seen: set[fx.Node] = set()
-    stack = list(node.all_input_nodes)
-    while stack:
-        current = stack.pop()
-        if current in seen or current.op != "call_function":
-            continue
-        seen.add(current)
-        if current in fused:
-            stack += current.all_input_nodes
-        else:
-            yield producer(current)
+    found = reached(node.all_input_nodes, lambda n: n.all_input_nodes if n in fused else ())
+    return [producer(n) for n in found if n.op == "call_function" and n not in fused]

@@ -8,8 +8,7 @@ goes to those that can. With it, weights are told apart down to 2**-29 of that c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,14 +21,6 @@ _FINITE = 2**29
 _INFINITE = 2**30
 
 Edge = tuple[int, int, float]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The `source_side` of a minimum cut and its `weight`, in the units of the capacities given."""
-
-    source_side: frozenset[int]
-    weight: float
 
 
 class Network:
@@ -53,7 +44,7 @@ class Network:
         """
         from scipy.sparse.csgraph import maximum_flow
 
-        merged = self._merged(capacities)
+        merged = np.bincount(self._edge_of, weights=capacities, minlength=len(self._edges))
         limit = bound if bound is not None else float(merged[merged < math.inf].sum())
         integers = _integers(merged, limit)
         # Asked first, because flow along two infinite paths would overflow.
@@ -61,14 +52,6 @@ class Network:
             return None
         capacity = self._matrix(integers)
         return self._reachable(capacity - maximum_flow(capacity, self.source, self.sink, method="dinic").flow)
-
-    def weight(self, capacities: np.ndarray, side: np.ndarray) -> float:
-        """The capacities that lead out of `side`, in the units given."""
-        starts, ends = self._ends
-        return math.fsum(self._merged(capacities)[side[starts] & ~side[ends]])
-
-    def _merged(self, capacities: np.ndarray) -> np.ndarray:
-        return np.bincount(self._edge_of, weights=capacities, minlength=len(self._edges))
 
     def _matrix(self, capacities: np.ndarray) -> csr_matrix:
         from scipy.sparse import csr_matrix
@@ -86,18 +69,15 @@ class Network:
         return found
 
 
-def min_cut(edges: Iterable[Edge], count: int, source: int, sink: int, *, bound: float | None = None) -> Cut | None:
-    """`Network.cut` of `edges`, each `(from, to, capacity)`. Raises `ValueError` for what is no capacity."""
-    edges = list(edges)
+def min_cut(edges: Sequence[Edge], count: int, source: int, sink: int) -> frozenset[int] | None:
+    """The source side of the cut of `edges`, each `(from, to, capacity)`. Raises `ValueError` for what is no capacity."""
     for start, end, capacity in edges:
         if not capacity >= 0:
             raise ValueError(f"capacity {capacity} of the edge {start} -> {end} is not a number from 0 up")
     network = Network([(start, end) for start, end, _ in edges], count, source, sink)
     capacities = np.array([e[2] for e in edges], dtype=np.float64)
-    side = network.cut(capacities, bound=bound)
-    if side is None:
-        return None
-    return Cut(frozenset(np.flatnonzero(side).tolist()), network.weight(capacities, side))
+    side = network.cut(capacities)
+    return None if side is None else frozenset(np.flatnonzero(side).tolist())
 
 
 def _integers(capacities: np.ndarray, limit: float) -> np.ndarray:

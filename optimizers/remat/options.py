@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -64,44 +65,34 @@ class RematOptions:
     between_regions: bool = _option(
         True, "compute a value again in each region that reads it, where that weighs less than to read it"
     )
-    between_chain: int | None = _option(
-        8, "the most ops computed again one after another between regions; unlimited if None"
-    )
+    between_chain: int | None = _option(8, "the most ops computed again in a row between regions; unlimited if None")
     peaks: Peaks = field(
         default=H100_SXM_DATASHEET,
         metadata={"help": "whose roofline prices recomputing: a budget goes by it, and reasons quote it"},
     )
 
     def __post_init__(self) -> None:
-        for option in ("producer_input_weight", "unmaterialised_factor", "distance_cap", "budget_tilt"):
-            if not 0 <= getattr(self, option) < math.inf:
-                raise ValueError(f"{option}={getattr(self, option)!r} is no factor; pass a number from 0 up")
-        if not self.reduction_ratio >= 0:
-            raise ValueError(
-                f"reduction_ratio={self.reduction_ratio!r} is no ratio; pass a number from 0 up, or math.inf"
-            )
-        if not (self.distance_base > 0 and self.distance_cap * math.log(self.distance_base) < 100):
-            raise ValueError(
-                f"distance_base={self.distance_base!r} is no base; pass a number like 1.1, or 1 for no effect"
-            )
-        if self.longest_chain is not None and self.longest_chain < 1:
-            raise ValueError(f"longest_chain={self.longest_chain!r} forbids every recompute; pass 1 or more, or None")
-        if self.memory_budget is not None and (reason := _no_budget(self.memory_budget)):
-            raise ValueError(f"memory_budget={self.memory_budget!r} {reason}")
+        for option, problem in self._problems():
+            raise ValueError(f"{option}={getattr(self, option)!r} {problem}")
         if unknown := sorted({*(self.recompute_classes or ())} - {*RECOMPUTABLE}):
-            reason = (
-                "is always"
-                if unknown[0] == "view"
-                else "is never"
-                if unknown[0] in get_args(OpClass)
-                else "is no class"
-            )
-            suffix = "" if reason == "is no class" else " recomputed"
-            raise ValueError(
-                f"recompute_classes: {unknown[0]!r} {reason}{suffix}; choose from {', '.join(RECOMPUTABLE)}"
-            )
+            known = dict.fromkeys(get_args(OpClass), "is never recomputed") | {"view": "is always recomputed"}
+            reason = f"{unknown[0]!r} {known.get(unknown[0], 'is no class')}"
+            raise ValueError(f"recompute_classes: {reason}; choose from {', '.join(RECOMPUTABLE)}")
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        for factor in ("producer_input_weight", "unmaterialised_factor", "distance_cap", "budget_tilt"):
+            if not 0 <= getattr(self, factor) < math.inf:
+                yield factor, "is no factor; pass a number from 0 up"
+        if not self.reduction_ratio >= 0:
+            yield "reduction_ratio", "is no ratio; pass a number from 0 up, or math.inf"
+        if not (self.distance_base > 0 and self.distance_cap * math.log(self.distance_base) < 100):
+            yield "distance_base", "is no base; pass a number like 1.1, or 1 for no effect"
+        if self.longest_chain is not None and self.longest_chain < 1:
+            yield "longest_chain", "forbids every recompute; pass 1 or more, or None"
+        if self.memory_budget is not None and (reason := _no_budget(self.memory_budget)):
+            yield "memory_budget", reason
         if self.between_chain is not None and self.between_chain < 1:
-            raise ValueError(f"between_chain={self.between_chain!r} forbids every copy; pass 1 or more, or None")
+            yield "between_chain", "forbids every copy; pass 1 or more, or None"
 
     @property
     def may_write_again(self) -> bool:
@@ -120,8 +111,5 @@ def _no_budget(budget: float) -> str | None:
     """Why `budget` is none; None if it is one."""
     if isinstance(budget, bool) or not 0 <= budget < math.inf:
         return "is no budget; pass bytes, or a fraction from 0.0 to 1.0"
-    return (
-        "is one byte; pass 1.0 for all that is saved when nothing is recomputed"
-        if budget == 1 and isinstance(budget, int)
-        else None
-    )
+    is_one_byte = budget == 1 and isinstance(budget, int)
+    return "is one byte; pass 1.0 for all that is saved when nothing is recomputed" if is_one_byte else None

@@ -28,9 +28,8 @@ def explain(forward: Forward, choice: Choice, peaks: Peaks) -> list[Decision]:
         if node in choice.kept:
             decisions.append(Decision(node.name, "save", _why_kept(node, choice, peaks), stored_bytes(node)))
         elif node in wanted and node in choice.again:
-            decisions.append(
-                Decision(node.name, "recompute", _why_again(node, choice, told, peaks), stored_bytes(node))
-            )
+            why = _why_again(node, choice, told, peaks)
+            decisions.append(Decision(node.name, "recompute", why, stored_bytes(node)))
         elif node in forward.checkpointed and not is_several(node) and node not in choice.again:
             decisions.append(Decision(node.name, "drop", _checkpointed(forward, node), stored_bytes(node)))
     return decisions

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import saved_values
-from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
+from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer, reached
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace, origin, phase, recomputes, tensors
 
@@ -108,26 +108,14 @@ def _find_reasons(trace: Trace) -> dict[str, str]:
         for memory in kept & storages(node).keys():
             groups[memory].append(node)
     gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
-    needed = _needed(trace)
+    needed = reached(trace.returned, lambda node: node.all_input_nodes)
     found: dict[str, str] = {}
     for group in groups.values():
         found.update(dict.fromkeys((node.name for node in group), _reason(group, gradients, needed)))
     return found
 
 
-def _needed(trace: Trace) -> set[fx.Node]:
-    """The values that anything returned depends on."""
-    needed: set[fx.Node] = set()
-    stack = list(trace.returned)
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack += node.all_input_nodes
-    return needed
-
-
-def _reason(aliases: list[fx.Node], gradients: set[fx.Node], needed: set[fx.Node]) -> str:
+def _reason(aliases: list[fx.Node], gradients: set[fx.Node], needed: Collection[fx.Node]) -> str:
     pairs = [(alias, reader) for alias in aliases for reader in _readers(alias)]
     if pairs and not any(reader in needed for _, reader in pairs) and not gradients.intersection(aliases):
         return "unneeded"
@@ -190,6 +178,4 @@ def _is_mask(value: fx.Node) -> bool:
     if all(t.dtype == torch.bool for t in tensors(value)):
         return True
     draws = (value, *producer(value).all_input_nodes) if packet_name(value) in _PRODUCTS else (value,)
-    return any(
-        node.op == "call_function" and is_random(node) and "attention" not in packet_name(node) for node in draws
-    )
+    return any(n.op == "call_function" and is_random(n) and "attention" not in packet_name(n) for n in draws)

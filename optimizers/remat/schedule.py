@@ -86,10 +86,8 @@ def _move_views(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
 
 
 def _fake(like: FakeTensor, memory: torch.UntypedStorage | None = None, offset: int = 0) -> FakeTensor:
-    """A fake tensor with the type and strides of `like`, in `memory`, or in new memory.
-
-    Not by dispatch, which does more than this needs. `FakeTensor(mode, meta tensor, device)` was seen on torch 2.13 and 2.15.
-    """
+    """A fake tensor with the type and strides of `like`, in `memory`, or in new memory."""
+    # Dispatch does more than this needs. `FakeTensor(mode, meta tensor, device)` was seen on torch 2.13 and 2.15.
     if memory is None:
         meta = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
     else:
@@ -112,12 +110,16 @@ def _redirect(trace: Trace, copies: dict[fx.Node, fx.Node]) -> None:
 
 
 def forget(trace: Trace) -> Trace:
-    """A copy of `trace` that recomputes nothing: every copy gives way to its original.
+    """A copy of `trace` that recomputes nothing, as it was before: every copy gives way to its original.
 
     An original that nothing else needed is gone by now; there the copy itself returns to the forward, under its old name.
     """
-    if not any(recomputes(node) for node in trace.ops):
-        return trace.copy()
+    new = _forget(trace) if any(recomputes(node) for node in trace.ops) else trace.copy()
+    eliminate_dead_code(new.graph)
+    return new
+
+
+def _forget(trace: Trace) -> Trace:
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     originals: dict[str, fx.Node] = {}
@@ -150,13 +152,6 @@ def _original(graph: fx.Graph, copy: fx.Node, name: str, new: dict[fx.Node, fx.N
     return node
 
 
-def forgotten(trace: Trace) -> Trace:
-    """The trace as it was before any rematerialisation."""
-    new = forget(trace)
-    eliminate_dead_code(new.graph)
-    return new
-
-
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
@@ -169,13 +164,11 @@ def just_in_time(graph: fx.Graph, movable: Collection[fx.Node]) -> None:
     """
     placed: set[fx.Node] = set()
     for node in [n for n in graph.nodes if n not in movable]:
-        for needed in needed_before(node, lambda n: n.all_input_nodes, movable, placed):
+        for needed in needed_by(node, lambda n: n.all_input_nodes, movable, placed):
             node.prepend(needed)
 
 
-def needed_before(
-    node: Op, inputs: Callable[[Op], Iterable[Op]], movable: Collection[Op], placed: set[Op]
-) -> Iterator[Op]:
+def needed_by(node: Op, inputs: Callable[[Op], Iterable[Op]], movable: Collection[Op], placed: set[Op]) -> Iterator[Op]:
     """The movable ops behind `node` that are not yet `placed`, inputs before their readers."""
     stack = [(node, iter(inputs(node)))]
     while stack:

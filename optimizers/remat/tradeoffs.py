@@ -24,15 +24,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.remat.budget import Budgeting, Frontier, recompute_seconds
+from tracefuse.optimizers.remat.budget import Budgeting, recompute_seconds
 from tracefuse.optimizers.remat.dropout_products import expose_products
-from tracefuse.optimizers.remat.forecast import Forecast
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
-from tracefuse.optimizers.remat.schedule import forgotten
+from tracefuse.optimizers.remat.schedule import forget
 from tracefuse.optimizers.trace import Trace
 
 BUDGETS = tuple(tenth / 10 for tenth in range(10, -1, -1))
@@ -65,16 +63,14 @@ def pareto(
 
     `trace` is what `remat` would be given: a joint trace without kernels, rematerialised or not.
     """
-    new = forgotten(trace)
+    new = forget(trace)
     expose_products(new.graph)
     forward = Forward(new)
-    options = options or RematOptions()
-    # Neither knows the weight: it counts where no budget does.
-    shared = Frontier(forward, options), Forecast(new)
     points: list[Point] = []
+    budgeting: Budgeting | None = None
     for weight in weights:
-        chosen = replace(options, producer_input_weight=weight)
-        budgeting = Budgeting(new, forward, chosen, *shared)
+        chosen = replace(options or RematOptions(), producer_input_weight=weight)
+        budgeting = Budgeting(new, forward, chosen, budgeting)
         points += [_point(forward, budgeting, chosen, budget) for budget in budgets]
     return points
 
@@ -109,10 +105,6 @@ class StaticCost:
 def static_cost(trace: Trace) -> StaticCost:
     """What is known of a trace without running it; of its kernels, after the pass fuse."""
     calls = [node for node in trace.ops if isinstance(node.target, Kernel)]
-    moved = (
-        node.target.nbytes_for(len(node.args)) if isinstance(node.target, LongSum) else node.target.nbytes  # type: ignore[union-attr]
-        for node in calls
-    )
     forward, backward = trace.split()
     return StaticCost(
         ops=trace.op_count,
@@ -121,5 +113,5 @@ def static_cost(trace: Trace) -> StaticCost:
         backward_peak_nbytes=peak_bytes(backward),
         kernels=len(calls),
         unique_kernels=len({node.target for node in calls}),
-        kernel_nbytes=sum(moved),
+        kernel_nbytes=sum(node.target.nbytes_for(len(node.args)) for node in calls),
     )

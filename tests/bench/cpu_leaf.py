@@ -25,7 +25,7 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import Findings, diagnose
 from tracefuse.diagnose.finding import Case, Finding
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.op_times import Transfer, modelled
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
@@ -75,7 +75,7 @@ def on_cpu(shape: tuple[int, ...]) -> dict[str, Any]:
     """The finding of a trace whose types lie on a GPU."""
     capture, _ = captured(shape, "cpu")
     trace = with_leaf_on_the_cpu(capture.trace, "input_ts")
-    finding = the_finding(diagnose(Case.of(capture.program, trace, modelled(trace))))
+    finding = the_finding(diagnose(Case(capture.program, trace, modelled(trace))))
     print(f"from the trace alone\n{finding}\n\nno GPU here: nothing is replayed")
     return {"static": told(finding)}
 

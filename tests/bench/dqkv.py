@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.device.packed_runtime import attention_backward
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS, PACKED_BACKWARD

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tracefuse.captures import Capture
 from tracefuse.demo import GPT
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import measure
 from tracefuse.tables.summary import modules_table, steps_table
 from tracefuse.text import aligned

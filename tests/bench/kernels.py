@@ -24,7 +24,7 @@ from results import environment, parser, write
 from torch import Tensor
 
 import tracefuse
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import ProgramTiming, Timing
 from tracefuse.text import aligned

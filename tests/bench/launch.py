@@ -21,7 +21,7 @@ import tracefuse
 from tracefuse.build.modules import launcher
 from tracefuse.device.clocks import CpuClock
 from tracefuse.device.dropout import draw_dropout
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.kernels.text import launches

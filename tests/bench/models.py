@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.errors import ExportError, TracefuseError
-from tracefuse.execution.difference import max_abs_difference
+from tracefuse.execution.agreement import max_abs_difference
 from tracefuse.optimizers.trace import Trace, tensors
 
 sys.path.append(str(Path(__file__).parents[1] / "samples"))

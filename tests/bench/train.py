@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from tracefuse.backend import tracefuse
 from tracefuse.demo import GPT
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import measure
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "vocab": 1024, "length": 1024, "batch": 8, "steps": 200}

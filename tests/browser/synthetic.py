@@ -44,6 +44,7 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
     return {
         "version": 2, "config": _config(fused), "call": "c.optimize()", "blocked": None, "runs_triton": False,
         "passes": [_pass(fused)], "values": values, "layers": [], "findings": [], "timing": None, "notes": [],
+        "steps": None, "update": None, "unused": {"provenance": "modelled", "ops": []},
         "summary": {
             "ops": [len(ops), len(ops)], "saved_bytes": _SIZES, "peak_bytes": _SIZES, "measured_peak_bytes": None,
             "difference": None, "kernels": {"unique": len(kernels), "launches": len(ops)},
@@ -117,6 +118,7 @@ def _kernel(name: str) -> dict[str, Any]:
 def _config(fused: bool) -> dict[str, Any]:
     return {
         "simplify": False, "freeze": None, "cat": False, "decompose": False, "pad": False, "remat": None,
+        "optimizer_step": False,
         "memory_budget": None, "remat_options": {}, "save": [], "recompute": [], "fuse": fused,
     }  # fmt: skip
 

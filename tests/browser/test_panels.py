@@ -83,13 +83,13 @@ def details(page: Page) -> Locator:
 
 def test_passes_that_changed_nothing_are_folded_and_come_back(page: Page, press: Callable[[Locator], None]) -> None:
     fold = page.get_by_test_id("tf-idle-passes")
-    expect(fold).to_have_text("3 passes changed nothing: freeze, cat, pad")
+    expect(fold).to_have_text("4 passes changed nothing: freeze, cat, pad, optimizer_step")
     expect(page.get_by_test_id("tf-pass-cat")).to_have_count(0)
     press(fold)
     expect(page.get_by_test_id("tf-idle-passes")).to_be_focused()
     rows = page.get_by_test_id("tf-passes").locator("[data-pass]")
     assert [row.get_attribute("data-pass") for row in rows.all()] == [
-        "simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse",
+        "simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse",
     ]  # fmt: skip
 
 
@@ -467,6 +467,24 @@ def test_progress_leaves_the_passes_alone_while_an_error_is_shown(live: Page) ->
     live.evaluate(progress, 0.2)
     expect(live.get_by_test_id("tf-passes")).to_have_attribute("data-same", "1")
     expect(live.get_by_test_id("tf-pass-cat")).to_contain_text("no such thing")
+
+
+def test_beside_a_pinned_time_the_header_says_that_this_one_is_not_measured(live: Page) -> None:
+    live.evaluate(MEASURED)
+    live.evaluate(
+        """() => set('payload', { ...state.payload, timing: { ...state.payload.timing, stale: true,
+            config: 'c.optimize(fuse=False)',
+            rows: state.payload.timing.rows.map((row) =>
+                ({ ...row, variant_ms: null, ratio: null, verdict: 'not measured' })) } })"""
+    )
+    time = live.get_by_test_id("tf-tile-time")
+    expect(time.locator(".tf-figure")).to_have_text("34.1→not measured")
+    expect(time).to_contain_text("press Measure")
+    live.get_by_test_id("tf-tab-timing").click()
+    cells = live.get_by_test_id("tf-timing").locator("tbody td")
+    expect(cells.nth(0)).to_contain_text("34.1")
+    expect(cells.nth(1)).to_have_text("not measured")
+    expect(cells.nth(3)).to_have_text("not measured")
 
 
 def test_times_are_called_after_what_they_were_measured_against_whatever_is_pinned_now(live: Page) -> None:

@@ -390,3 +390,49 @@ def test_brackets_go_through_what_was_selected(page: Page) -> None:
     assert selected(page) == visited[-2]
     page.keyboard.press("]")
     assert selected(page) == visited[-1]
+
+
+# --- what is never used -----------------------------------------------------------------------------------------------
+
+
+class Probed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.spare = (torch.nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x)
+        probe = y.exp().log()  # noqa: F841 - it is what the test is about
+        self.spare(x)
+        return self.down(y.relu())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_never_used_is_grey_in_its_place(browser: Browser, tmp_path: Path, scheme: str) -> None:
+    model, x = Probed(), torch.randn(4, 8)
+    with tracefuse.capture() as c:
+        loss = model(x).sum()
+        loss.backward()
+    assert len(c.dropped) == 3
+    path = tmp_path / "view.html"
+    path.write_text(html_page([payload(c.optimize())], "unused"), encoding="utf-8")
+    page = browser.new_page(viewport=SIZE, color_scheme=scheme)
+    page.goto(path.as_uri())
+    rows = page.get_by_test_id("tf-tree-unused")
+    closed = page.locator("[data-testid=tf-tree] [aria-expanded=false]")
+    while closed.count():
+        closed.first.click(position={"x": 8, "y": 8})
+    expect(rows).to_have_count(3)
+    texts = [row.inner_text().split() for row in rows.all()]
+    assert [one[1] for one in texts] == ["exp", "log", "addmm"]
+    assert all("never" in one for one in texts)
+    expect(rows.first).to_have_attribute("title", re.compile(r"no part of the trace.*\n.*modelled.*writes 128 B"))
+    above = rows.first.locator("xpath=preceding-sibling::*[@aria-expanded][1]")
+    expect(above).to_contain_text("probe = y.exp().log()")
+    grey, text = (
+        page.locator(f"[data-testid={of}] code").first.evaluate("e => getComputedStyle(e).color")
+        for of in ("tf-tree-unused", "tf-op-y")
+    )
+    assert grey != text
+    assert page.evaluate("getComputedStyle(document.querySelector('.tf')).colorScheme") in (scheme, "light dark")
+    page.close()

@@ -119,6 +119,40 @@ def test_running_out_of_memory_leaves_and_is_no_defect(
         run(torch.randn(5, 6))
 
 
+def kernels_of(module: ModuleType) -> list[str]:
+    return [name for name in vars(module) if name.startswith("fused_") and f"{name}_reference" in vars(module)]
+
+
+SAYING: dict[str, tuple[Callable[[ModuleType], list[str]], dict[str, Any]]] = {
+    "a glob that no graph has": (lambda _: [], {"options": {"freeze": ["nope.*"]}}),
+    "a forward that fails": (lambda _: ["forward"], {}),
+    "a backward that fails": (lambda _: ["backward"], {}),
+    "kernels that fail": (kernels_of, {}),
+    "no CUDA graph": (lambda _: [], {"mode": "reduce-overhead"}),
+}
+
+
+@pytest.mark.parametrize("name", SAYING)
+def test_a_filter_that_makes_errors_of_warnings_ends_no_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, given = SAYING[name]
+    load = halves.load
+
+    def spoilt(source: str) -> ModuleType:
+        module = load(source)
+        for one in chosen(module):
+            monkeypatch.setattr(module, one, broken)
+        return module
+
+    monkeypatch.setattr(halves, "load", spoilt)
+    assert any("this model" in one for one in said_while_it_trains_as_eager(**given))
+    torch._dynamo.reset()
+    model, x = Net(), torch.randn(5, 6)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*this model")
+        torch.compile(model, backend=backend, **given)(x).square().mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 @pytest.mark.parametrize("stage", ["the names of dynamo's graph", "the trace"])
 def test_a_filter_that_makes_errors_of_warnings_ends_no_run(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*STAGES[stage], broken)
@@ -197,8 +231,7 @@ def test_a_kernel_that_fails_runs_as_its_ops(generated: list[ModuleType], monkey
 
     def spoiling(source: str) -> ModuleType:
         module = load(source)
-        names = [name for name in vars(module) if name.startswith("fused_") and f"{name}_reference" in vars(module)]
-        for name in names:
+        for name in (names := kernels_of(module)):
             monkeypatch.setattr(module, name, broken)
         spoilt.extend(names)
         return module
@@ -223,10 +256,11 @@ def test_the_programs_own_error_leaves_as_in_eager() -> None:
     run = torch.compile(table, backend=backend)
     run(torch.tensor([0, 1])).sum().backward()
     wrong = torch.tensor([0, 7])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         with pytest.raises(IndexError, match="index out of range"):
             run(wrong)
+    assert not [one for one in said if "this model" in str(one.message)]
 
 
 @pytest.mark.parametrize("half", ["forward", "backward"])
@@ -279,11 +313,12 @@ def test_a_glob_holds_for_the_graph_that_has_it(options: dict[str, Any]) -> None
 def test_what_one_of_several_graphs_freezes(frozen: str) -> None:
     model = Broken()
     run = torch.compile(model, backend=backend, options={"freeze": [f"{frozen}.*"]})
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*this model")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         run(torch.randn(5, 6)).sum().backward()
         with torch.no_grad():
             run(torch.randn(5, 6))
+    assert not [one for one in said if "this model" in str(one.message)]
     assert {name for name, p in model.named_parameters() if p.grad is None} == {f"{frozen}.weight", f"{frozen}.bias"}
 
 
@@ -315,3 +350,23 @@ def test_a_glob_that_no_graph_has_is_told_where_one_evaluates(is_evaluated_first
             run(x)
         out.sum().backward()
     assert sum("no graph of this model has it" in str(one.message) for one in said) == 2
+
+
+def test_a_glob_that_only_an_evaluation_meets_is_not_told() -> None:
+    """A teacher's graph under no_grad has its parameters, though there is nothing to freeze in it."""
+    teacher, pupil, x = nn.Sequential(nn.Linear(6, 6)), nn.Linear(6, 6), torch.randn(5, 6)
+    both = nn.ModuleDict({"teacher": teacher, "pupil": pupil})
+
+    def step(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = both["teacher"](x)
+        torch._dynamo.graph_break()
+        return (both["pupil"](x) - wanted).square().mean()
+
+    run = torch.compile(step, backend=backend, options={"freeze": ["*teacher*", "*nobody*"]})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run(x).backward()
+    told = [str(one.message) for one in said if "no graph of this model has it" in str(one.message)]
+    assert len(told) == 1
+    assert "nobody" in told[0]

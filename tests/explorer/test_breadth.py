@@ -460,9 +460,9 @@ def test_an_error_of_torchs_about_an_operator_that_it_cannot_run_under_a_recorde
     for program, named in ((branch, "cond "), (attention, "flex_attention ")):
         torch._dynamo.reset()  # what it compiled under a dispatch mode it takes up again without one, and fails
         program()
-        with pytest.raises(Exception) as caught:  # noqa: PT011 of torch, another in each version
-            tracefuse.capture(program)
-        (note,) = caught.value.__notes__
+        with pytest.raises(Exception) as caught:  # noqa: PT011 of torch, another in each version; 2.11 runs the second
+            _ = tracefuse.capture(program).trace
+        (note,) = getattr(caught.value, "__notes__", None) or [str(caught.value)]
         assert f"{named}(test_breadth.py:" in note
         assert note.endswith("or capture a smaller piece.")
 

@@ -316,7 +316,7 @@ def test_an_empty_block_says_so():
         _ = c.trace
 
 
-def test_optimizer_steps_are_part_of_the_trace():
+def test_an_optimizers_step_is_a_program_of_its_own():
     layer = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     x = torch.randn(4, 3)
@@ -328,10 +328,17 @@ def test_optimizer_steps_are_part_of_the_trace():
         return loss
 
     c = tracefuse.capture(step)
-    kinds = {(out.kind, out.of) for out in c.trace.outputs}
-    assert {("mutation", "weight"), ("mutation", "bias")} <= kinds
-    outputs = dict(zip(((o.kind, o.of) for o in c.trace.outputs), c.replay(), strict=True))
-    assert torch.equal(outputs["mutation", "weight"], layer.weight)
+    assert [(out.kind, out.of) for out in c.trace.outputs] == [
+        ("result", "loss"),
+        ("gradient", "weight"),
+        ("gradient", "bias"),
+    ]
+    assert [(out.kind, out.of) for out in c.update.outputs] == [("mutation", "weight"), ("mutation", "bias")]
+    assert torch.equal(c.replay()[3], layer.weight)
+    assert repr(c).endswith("3 forward, 6 backward and 2 update ops>")
+    assert repr(c.optimize().update).startswith("<tracefuse.Variant c.optimize().update: ")
+    assert repr(c.optimize().compile()) == "<TrainingStep(x) -> loss>"
+    assert repr(c.optimize().halves()).startswith("<tracefuse.Program(x, ")
 
 
 def test_a_program_without_a_file_has_no_lines_and_is_captured() -> None:

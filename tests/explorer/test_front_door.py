@@ -18,6 +18,7 @@ import tracefuse
 
 PUBLIC = [
     "Capture", "CompiledGraph", "Config", "SyncError", "TracefuseError", "Variant", "__version__", "assert_no_sync", "capture",
+    "capture_step",
     "compiled", "explore", "load", "load_timeline", "machine", "profile_run", "register", "replay", "unregister",
 ]  # fmt: skip
 HEAVY = (

@@ -18,7 +18,7 @@ from traces import TOLERANCE, assert_types_are_true, coarsest
 
 import tracefuse
 from tracefuse.config.configuration import Config
-from tracefuse.optimizers.freeze.prune import saved_memory
+from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.passes import final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 
@@ -79,14 +79,10 @@ def test_every_pass_keeps_every_program(name, choice):
 def test_rewrites_never_make_the_forward_keep_more(name):
     capture, _, _ = eager(name)
     passes = Config.off().changed(simplify=True, freeze=True, cat=True).passes()
-    trace, kept = capture.trace, kept_nbytes(capture.trace)
+    trace, kept = capture.trace, saved_bytes(capture.trace)
     for step in run_pipeline(trace, passes):
-        assert kept_nbytes(step.after) <= kept, step.name
-        kept = kept_nbytes(step.after)
-
-
-def kept_nbytes(trace: Trace) -> int:
-    return sum(count for _, count in saved_memory(trace).values())
+        assert saved_bytes(step.after) <= kept, step.name
+        kept = saved_bytes(step.after)
 
 
 def test_no_pass_searches_the_trace_for_a_name(monkeypatch):

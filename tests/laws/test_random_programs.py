@@ -11,22 +11,20 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from drawn_programs import Drawn, programs
-from exactness import Differentiated, check_program
-from hypothesis import HealthCheck, Phase, find, given, settings
+from drawn_trials import EXAMPLES, differentiated, trying
+from exactness import check_program
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from padded import PADS_ALL
 
 import tracefuse
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-EXAMPLES = int(os.environ.get("TRACEFUSE_EXAMPLES", "0"))
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 DTYPES = pytest.mark.parametrize("dtype", [f64, f32, bf16], ids=["f64", "f32", "bf16"])
 
@@ -38,17 +36,6 @@ RELATIVE = {f64: 1e-9, f32: 2e-4, bf16: 0.1}
 def _every_matmul_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are drawn are too small to be worth it."""
     monkeypatch.setattr(tracefuse.Capture, "machine", PADS_ALL)
-
-
-def trying(examples: int) -> Callable:
-    return settings(
-        max_examples=EXAMPLES or examples,
-        derandomize=not EXAMPLES,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
 
 
 @DTYPES
@@ -98,10 +85,6 @@ def run_examples(dtype: torch.dtype, count: int) -> None:
 def check(drawn: Drawn, remat: float) -> None:
     program = differentiated(drawn)
     check_program(program, RELATIVE[coarsest(drawn)], lambda capture: capture.optimize(remat=remat))
-
-
-def differentiated(drawn: Drawn) -> Differentiated:
-    return Differentiated(drawn, drawn.inputs(), exact=partial(drawn, casts_to=f64))
 
 
 def coarsest(drawn: Drawn) -> torch.dtype:

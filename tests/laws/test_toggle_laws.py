@@ -29,6 +29,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "memory_budget": (None, 0.5, 0.0),
     "recompute": ((), ("*",)),
     "remat_options": ({}, {"longest_chain": 2}, {"distance_base": 1.0}),
+    "optimizer_step": (True, False),
     "fuse": (True, False),
     "mine": (True, False, {"most": 1}),
 }

@@ -76,6 +76,13 @@ def test_an_interrupt_is_no_defect(trace, interrupt):
         run_pipeline(trace, [Raising(interrupt())], on_error="record")
 
 
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_memory_that_is_short_is_no_defect(trace, error):
+    for on_error in ("record", "raise"):
+        with pytest.raises(error):
+            run_pipeline(trace, [Raising(error("injected"))], on_error=on_error)
+
+
 def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
     def broken(self, trace, decide):
         raise IndexError("list index out of range")
@@ -95,6 +102,7 @@ def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
         "decompose": False,
         "pad": False,
         "remat": False,
+        "optimizer_step": False,
         "fuse": False,
     }
 

@@ -106,6 +106,24 @@ def test_dqkv(tmp_path: Path) -> None:
     assert "failed: nothing" in printed
 
 
+def test_optimizer_step(tmp_path: Path) -> None:
+    found, printed = run("optimizer_step.py", tmp_path, "--budget", "0.2")
+    programs = [p["name"] for p in found["timings"]["called"]["programs"]]
+    assert programs == ["ours", "ours, .grad", "torch", "fused AdamW", "clip", "copy"]
+    assert len(found["kernels"]) == 3
+    assert "failed: nothing" in printed
+
+
+def test_train_step(tmp_path: Path) -> None:
+    columns = "tracefuse", "eager, fused"
+    found, printed = run("train_step.py", tmp_path, "--budget", "0.2", "--check", *(f"--column={c}" for c in columns))
+    assert [p["name"] for p in found["timing"]["programs"]] == [*columns]
+    assert found["failed"] == {}
+    assert found["greatest_distance_of_losses"]["tracefuse"] < 1e-4
+    assert len(set(map(len, found["losses"].values()))) == 1
+    assert "in 12 steps" in printed
+
+
 def test_depth(tmp_path: Path) -> None:
     found, printed = run("depth.py", tmp_path, "--deepest", "2")
     rows = found["rows"]
@@ -273,7 +291,7 @@ def runner(*flags: str) -> tuple[int, str]:
 def test_the_runner_lists_benchmarks_by_the_first_line_of_their_docstring() -> None:
     status, printed = runner()
     assert status == 0
-    assert "steps        Whole training steps: eager, torch.compile in three modes" in printed
+    assert "steps Whole training steps: eager, torch.compile in three modes" in " ".join(printed.split())
     listed = {line.split()[0] for line in printed.splitlines()}
     assert {"steps", "kernels", "memory", "aa"} < listed
 
@@ -293,6 +311,23 @@ def test_the_runner_writes_results_by_machine_and_sums_up(tmp_path: Path) -> Non
     status, printed = runner("toggle", *flags, "--", "--limit", "1e-9", "--sessions", "1")
     assert status == 1
     assert "failed with status 1" in printed
+
+
+def test_capture_step(tmp_path: Path) -> None:
+    found, printed = run("overhead/capture_step.py", tmp_path, "--budget", "0.2")
+    assert found["hook_us"] < 1e6 * found["step_s"]
+    assert len(found["ratio"]) == len(found["noise"]) == 3
+    assert "inside capture_step, left alone" in printed
+
+
+def test_loops(tmp_path: Path) -> None:
+    found, printed = run("trust/loops.py", tmp_path, "--budget", "0.2", "--check", "--only", "GAN", "PPO")
+    gan, ppo = found["rows"]
+    assert (gan["captured"], ppo["captured"], gan["steps"], ppo["steps"]) == (3, 3, 5, 5)
+    assert [row["unharmed"] for row in found["rows"]] == [True, True]
+    assert gan["differing"] == ppo["differing"] == 0
+    assert ppo["update_ops"] > 0
+    assert "does not hold: nothing" in printed
 
 
 def test_the_runner_knows_no_other_names() -> None:

@@ -34,13 +34,22 @@ def replayed(
     the new contents of the tensors `written`, none of which was left out."""
     seen: list[Any] = []
     capture = tracefuse.capture(lambda: seen.append(run()) or seen[0])
-    live = {i.name: tensor for i, tensor in zip(capture.trace.inputs, capture.live_inputs, strict=True)}
+    update = capture.program.update
+    programs = [capture.program] if update is None else [capture.program, update]
+    live = {
+        i.name: tensor for one in programs for i, tensor in zip(one.trace.inputs, one.live_inputs, strict=True)
+    } | dict(zip((i.name for i in capture.trace.inputs), capture.live_inputs, strict=True))
+    leaves = {i.source: i.name for i in capture.trace.inputs if i.kind != "cotangent"}
+    handed = {i.name: leaves[i.source] for one in programs for i in one.trace.inputs if i.kind == "gradient"}
+    signature = [out for one in programs for out in one.trace.outputs]
+    clipped = {handed[out.of] for out in signature if out.of in handed}
     results = [t for t in tree_flatten(seen[0])[0] if isinstance(t, Tensor)]
     found: dict[str, list[int]] = {"gradient": [], "mutation": []}
-    outputs = list(zip(capture.trace.outputs, capture.replay(), strict=True))
+    outputs = list(zip(signature, capture.replay(), strict=True))
     for out, value in outputs:
-        if out.kind != "result":
-            now = live[out.of].grad if out.kind == "gradient" else live[out.of]
+        if out.kind != "result" and not (out.kind == "gradient" and out.of in clipped):
+            leaf = out.of if out.kind == "gradient" else handed.get(out.of)
+            now = live[out.of] if leaf is None else live[leaf].grad
             assert now is not None
             assert is_same(value, now), f"{out.kind} of {out.of}: {value} instead of {now}"
             found[out.kind].append(id(live[out.of]))

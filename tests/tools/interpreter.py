@@ -7,4 +7,4 @@ import os
 import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_numbers_under_the_interpreter")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by the tests that start the interpreter")

@@ -159,18 +159,18 @@ def test_a_chrome_trace_has_every_event_on_its_lane() -> None:
 
 @pytest.mark.parametrize("what", [what for what in TAKEAWAYS if what not in ("svg", "chrome_trace")])
 def test_every_file_of_the_menu_has_a_name_a_type_and_content(what: str) -> None:
-    file = TAKEAWAYS[what](Explorer(gpt()))
+    file = TAKEAWAYS[what]
     assert re.fullmatch(r"\w+\.\w+", file.name)
     assert "/" in file.mime
-    assert len(file.data) > 1000
+    assert len(file.text(Explorer(gpt()))) > 1000
 
 
 def test_a_chrome_trace_needs_a_measurement_and_says_so() -> None:
     explorer = Explorer(gpt(), budget_s=0.1)
     with pytest.raises(MeasureError, match="press Measure"):
-        TAKEAWAYS["chrome_trace"](explorer)
+        TAKEAWAYS["chrome_trace"].text(explorer)
     explorer.measure()
-    assert json.loads(TAKEAWAYS["chrome_trace"](explorer).data)["traceEvents"]
+    assert json.loads(TAKEAWAYS["chrome_trace"].text(explorer))["traceEvents"]
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// The wire format, as widgets/payload/program.py documents it.
+// The wire format, which widgets/payload/program.py makes.
 
 declare module "*.css" {
   const text: string;
@@ -52,7 +52,7 @@ interface Value {
   type: string;
   stride: number[] | null;
   nbytes: number;
-  phase: "forward" | "backward";
+  phase: "forward" | "backward" | "update";
   /** Path of the nn.Module, "" outside any. */
   module: string;
   module_type: string;
@@ -88,6 +88,7 @@ interface Memory {
   storages: number[];
 }
 
+/** All decisions with one action and one reason. */
 interface Decision {
   action: string;
   reason: string;
@@ -118,11 +119,13 @@ interface PassRecord {
   delta_ms: (Interval & { provenance: string; stale: boolean }) | null;
 }
 
-/** Both halves as one pass leaves them, marked against what it was given. */
+/** Both halves, and the update, as one pass leaves them, marked against what it was given. */
 interface PassDiff {
   pass: string;
   forward: Half;
   backward: Half;
+  /** Null of a program without one. */
+  update: Half | null;
 }
 
 /** A median, and an interval that covers the true one with probability `coverage`: less than 0.95 of few samples. */
@@ -141,7 +144,7 @@ interface TimingRow {
   phase: string;
   baseline_ms: Interval | null;
   variant_ms: Interval | null;
-  ratio: Interval;
+  ratio: Interval | null;
   verdict: string;
 }
 
@@ -165,9 +168,10 @@ interface KernelRecord {
   nbytes_written: number;
   time_us: number | null;
   provenance: string;
+  /** Whether its block sizes were found by trial. */
   blocks: "tuned" | "guess";
   source: string;
-  /** Of the time of one launch; null without a measured time. */
+  /** Of the time of one call, all its launches: of the bytes that it must move, and of a matmul's arithmetic; null without a measured time. */
   gb_per_s: number | null;
   tflop_per_s: number | null;
   /** What the roof that is its bound allows. */
@@ -175,6 +179,7 @@ interface KernelRecord {
   /** What is reached of that, and whose roof it is. */
   peak_share: number | null;
   peak_source: string;
+  /** "launch": it is over before the next launch. */
   bound: "memory" | "compute" | "launch" | "";
   /** What one program takes; null until asked for. */
   resources: { registers: number; shared_bytes: number; spills: number; target: string } | null;
@@ -193,6 +198,8 @@ interface LayerRow {
   backward_ops: [number, number];
   forward_us: [number, number];
   backward_us: [number, number];
+  update_ops: [number, number];
+  update_us: [number, number];
   saved_bytes: [number, number];
   /** What takes most of the backward as shown: "pointwise 61 %", "cat 22 %", "matmul 80 %"; "" where there is none. */
   cause: string;
@@ -260,11 +267,26 @@ interface TimelineProgram {
   events: DataView;
 }
 
+/** An op whose result nothing used. */
+interface Unused {
+  op: string;
+  module: string;
+  module_type: string;
+  source: string;
+  phase: "forward" | "backward";
+  nbytes: number;
+  time_us: number;
+}
+
 interface Payload {
   version: 2;
   config: Config;
+  /** The same choice in Python; "" if no name holds the capture. */
   call: string;
+  /** Why this variant can be neither measured nor exported. */
   blocked: string | null;
+  /** Which step of a loop is shown, and each of them on a line; null of a single step. */
+  steps: { said: string; each: string } | null;
   /** Why no ratio and no slowest module is told; "" where both are. */
   no_verdict: string;
   runs_triton: boolean;
@@ -275,12 +297,14 @@ interface Payload {
     peak_bytes: [number, number];
     /** From the allocator of a GPU; null where not measured. */
     measured_peak_bytes: [number, number] | null;
-    /** Largest |Δ| of results and gradients against eager; null where not measured. */
-    difference: { results: number; gradients: number } | null;
+    /** Largest |Δ| of results, gradients and, where there is an update, its new values against eager; null where not measured. */
+    difference: { results: number; gradients: number; updated?: number } | null;
     kernels: { unique: number; launches: number };
   };
   forward: Half;
   backward: Half;
+  /** What an optimizer does behind the backward; null of a program without it. */
+  update: Half | null;
   values: Record<string, Value>;
   /** "measured on …" or "modelled: …", of the values' times. */
   times: { before: string; after: string };
@@ -297,6 +321,8 @@ interface Payload {
   kernels: KernelRecord[];
   aten: AtenRecord[];
   layers: LayerRow[];
+  /** What was computed and never used: no part of the program that the passes see. */
+  unused: { provenance: string, ops: Unused[] };
   findings: Finding[];
   /** By the detectors. */
   looked_for: string[];

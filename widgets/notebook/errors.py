@@ -20,10 +20,8 @@ def is_ours(module: str) -> bool:
 def _show_ours(
     shell: InteractiveShell, kind: type[BaseException], error: BaseException, tb: Any, tb_offset: int | None = None
 ) -> list[str]:
-    """IPython's custom handler of a `TracefuseError`: its message under the user's own frames.
-
-    A cause of ours has the same message, any other is a defect and shown in full.
-    """
+    """IPython's custom handler of a `TracefuseError`: its message under the user's own frames. A cause of ours has the same
+    message, any other is a defect and shown in full."""
     error.__traceback__ = without(tb, is_ours)
     if isinstance(error.__cause__ or error.__context__, TracefuseError):
         error.__cause__ = None  # which suppresses the context too

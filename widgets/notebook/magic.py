@@ -23,13 +23,13 @@ from IPython.core.magic_arguments import argument
 from IPython.display import display
 from IPython.utils.process import arg_split
 
-from tracefuse.captures import RecordedCapture
-from tracefuse.cli.choices import configuration
+from tracefuse.cli.choices import check_folder, configuration
 from tracefuse.cli.flags import MAGIC_OPTIONS, PASS_OPTIONS, magic_arguments, values
 from tracefuse.config.configuration import Config
 from tracefuse.errors import OptionError
 from tracefuse.measure.peers import check_names
 from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.recorded import RecordedCapture
 from tracefuse.recording.frames import hide_frames
 from tracefuse.widgets.notebook import errors, rich
 from tracefuse.widgets.notebook.cell import MAGIC, NAME, WrapCell, mark_cell
@@ -77,6 +77,7 @@ def parse(line: str) -> tuple[Config, Any]:
         raise UsageError("--cuda-graph needs a CUDA GPU, and torch sees none on this machine: leave it out")
     try:
         check_names(arguments.peer or ())
+        check_folder("html", arguments.html)
         return configuration(arguments), arguments
     except OptionError as error:
         raise UsageError(str(error)) from None
@@ -125,18 +126,15 @@ class TracedCell:
             raise UsageError(f"{MAGIC} takes no expression in its first line: put it into the cell, or use %tracefuse")
         self.value: Any = None
         self.has_value = False
-        self._names: dict[str, Any] = {}
         self._capture = RecordedCapture(self._names, train_all=bool(self.arguments.train_all))
 
     def __enter__(self) -> TracedCell:
-        self._see_names()
         self._capture.__enter__()
-        self._names.clear()  # what the cell deletes is not kept alive
         return self
 
-    def _see_names(self) -> None:
+    def _names(self) -> dict[str, Any]:
         """Without IPython's own `_`, `__`, `_5`, which are other names for the user's values."""
-        self._names |= {name: value for name, value in self.shell.user_ns.items() if not name.startswith("_")}
+        return {name: value for name, value in self.shell.user_ns.items() if not name.startswith("_")}
 
     def keep(self, value: Any) -> None:
         """Hold the value of the cell's last expression, for `take`."""
@@ -149,7 +147,6 @@ class TracedCell:
         return self.value
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._see_names()
         self._capture.__exit__(kind, error, tb)
         if error is not None:
             hide_frames(error)
@@ -214,6 +211,8 @@ def _replace_views(cell: tuple[str, int], explorer: Explorer) -> None:
 
 def _run_expression(line: str) -> Any:
     options, expression = split_expression(line)
+    if not expression and {"-h", "--help"} & set(options.split()):
+        return print(_magic.__doc__)
     if not expression:
         raise UsageError("%tracefuse needs an expression: %tracefuse f(x), or %%tracefuse at the top of a cell")
     shell = _shell()
@@ -222,9 +221,6 @@ def _run_expression(line: str) -> Any:
     with TracedCell(options) as recording:
         recording.keep(eval(code, shell.user_ns))
         return recording.value
-
-
-# --- registration -----------------------------------------------------------------------------------------------------
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -15,10 +15,10 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers import liveness
-from tracefuse.optimizers.facts import devices, storages
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
+from tracefuse.tables.memory import input_bytes
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ def per_trace(compute: Callable[[Trace], T]) -> Callable[[Trace], T]:
 
 lifetimes = per_trace(liveness.lifetimes)
 saved_values = per_trace(liveness.saved_values)
+gpu_input_bytes = per_trace(functools.partial(input_bytes, device="cuda"))
 
 
 class Size(NamedTuple):
@@ -58,13 +59,6 @@ def size(trace: Trace) -> Size:
     """The three numbers of a trace that every pass is judged by."""
     saved = sum(one.nbytes for one in saved_values(trace))
     return Size(trace.op_count, saved, memory(trace)["peak"])
-
-
-@per_trace
-def gpu_input_bytes(trace: Trace) -> int:
-    """Bytes of GPU memory that the caller holds: inputs, parameters and buffers there, each storage once."""
-    there = [node for node in trace.placeholders if any(device.type == "cuda" for device in devices(node))]
-    return sum({memory: count for node in there for memory, count in storages(node).items()}.values())
 
 
 @per_trace
@@ -89,10 +83,8 @@ def memory(trace: Trace) -> dict[str, Any]:
 
 
 def _storages(known: list[liveness.Lifetime], peak: int) -> list[int]:
-    """`start, end, bytes, kind` of each storage but the inputs, one after another; the kind is an index into `KINDS`.
-
-    Those that are small beside the peak and alike in when they live and what for are one.
-    """
+    """`start, end, bytes, kind` of each storage but the inputs, one after another; the kind is an index into `KINDS`. Those
+    that are small beside the peak and alike in the rest are one."""
     sums: dict[tuple[int, int, int], int] = {}
     found: list[int] = []
     for life in known:
@@ -130,7 +122,7 @@ class _Around:
 def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
     where = origin(node)
     source = where.source
-    other = "backward" if phase(node) == "forward" else "forward"
+    other = {"forward": "backward", "backward": "forward"}.get(phase(node), "")
     value = node.meta.get("val")
     target = producer(node).target
     return {
@@ -144,7 +136,7 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
         "source": f"{source.line}: {source.text.strip()}" if source else "",
         "reads": [n.name for n in node.all_input_nodes][:MAX_NAMES],
         "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
-        "twins": [] if where.seq is None else around.twins.get((other, where.seq), [])[:MAX_NAMES],
+        "twins": around.twins.get((other, where.seq), [])[:MAX_NAMES],
         "saved_bytes": around.saved.get(node.name, 0),
         "storage": [name for name in around.aliases.get(node.name, ()) if name != node.name][:MAX_NAMES],
         "kernel": target.name if isinstance(target, Kernel) else "",
@@ -152,9 +144,9 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
     }
 
 
-def _twins(trace: Trace) -> dict[tuple[str, int], list[str]]:
+def _twins(trace: Trace) -> dict[tuple[str, int | None], list[str]]:
     """Names of the ops of each phase by autograd's sequence number, which an op shares with its twin in the other phase."""
-    found: dict[tuple[str, int], list[str]] = {}
+    found: dict[tuple[str, int | None], list[str]] = {}
     for node in trace.ops:
         seq = origin(node).seq
         if seq is not None:

@@ -1,9 +1,4 @@
-"""The findings of a payload: what is found before and after the passes, with what a replay can test and has told.
-
-findings: [{id, name, severity, title, evidence, values, source, fix, worth, changes, fixed,
-            bars:   [{label, us, provenance}]                parts of one time, one after another
-            trials: [{does, blocked, verdict, said}]}]       `Variant.try_fix`: why not here, or what it said; "" for not yet
-"""
+"""The findings of a payload: what is found before and after the passes, with what a replay can test and has told."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ from tracefuse.build.kernels import this_gpu
 from tracefuse.build.modules import HOPPER, resources
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes
-from tracefuse.optimizers.costs.cost import Peaks
+from tracefuse.optimizers.costs.cost import Peaks, bytes_read, bytes_written
 from tracefuse.optimizers.costs.datasheets import datasheet_of
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
@@ -44,13 +45,19 @@ def kernel_records(
     the kernels' place, they say nothing of the kernels. `inspected` are resources by kernel."""
     known = times if times is not None and times.is_measured and variant.runs_triton else None
     peaks = peaks or _promised(known)
-    rows = {row.name: row for row in kernel_rows(variant.trace, known.us, peaks)} if known else {}
+    rows = {row.name: row for row in kernel_rows(variant.whole, known.us, peaks)} if known else {}
     return [
-        kernel_record(kernel, calls, variant)
+        kernel_record(kernel, calls, owner_of(kernel.name, variant))
         | _speed_record(rows.get(kernel.name), known, peaks)
         | {"resources": (inspected or {}).get(kernel.name)}
-        for kernel, calls in kernel_calls(variant.trace)
+        for kernel, calls in kernel_calls(variant.whole)
     ]
+
+
+def owner_of(name: str, variant: Variant) -> Variant:
+    """The variant that a kernel is of: this one, or that of its update."""
+    is_own = variant.update is None or any(kernel.name == name for kernel in variant.kernels)
+    return variant if is_own or variant.update is None else variant.update
 
 
 def kernel_calls(trace: Trace) -> list[tuple[Kernel, int]]:
@@ -59,23 +66,24 @@ def kernel_calls(trace: Trace) -> list[tuple[Kernel, int]]:
     return [(kernel, count) for kernel, count in counts.items() if isinstance(kernel, Kernel)]
 
 
-def mean_bytes_read(kernel: Kernel, trace: Trace) -> int:
-    """Bytes that a call of the kernel reads; of a long sum, whose calls differ, what they read in the mean."""
-    if not isinstance(kernel, LongSum):
-        return kernel.nbytes_read
-    operands = [len(node.args) for node in trace.ops if node.target == kernel]
-    return kernel.nbytes_written * sum(operands) // len(operands)
+def mean_bytes(kernel: Kernel, trace: Trace) -> tuple[int, int]:
+    """Bytes that a call of the kernel reads and writes; of one that serves any number of tensors, in the mean."""
+    if not isinstance(kernel, (LongSum, ListKernel)):
+        return kernel.nbytes_read, kernel.nbytes_written
+    calls = [node for node in trace.ops if node.target == kernel]
+    return sum(map(bytes_read, calls)) // len(calls), sum(map(bytes_written, calls)) // len(calls)
 
 
 def kernel_record(kernel: Kernel, calls: int, variant: Variant) -> dict[str, Any]:
     """What one kernel is; one that cannot run here has the source of its ATen operators."""
+    nbytes_read, nbytes_written = mean_bytes(kernel, variant.trace)
     tuning, refused = variant.tunings.get(kernel.name, GUESS), variant.fallbacks.get(kernel.name)
     return {
         "name": kernel.name,
         "calls": calls,
         "ops": [op_name(node).removeprefix("aten.") for node in kernel.body.ops],
-        "nbytes_read": mean_bytes_read(kernel, variant.trace),
-        "nbytes_written": kernel.nbytes_written,
+        "nbytes_read": nbytes_read,
+        "nbytes_written": nbytes_written,
         "blocks": "guess" if tuning.is_guess else "tuned",
         "source": _source(kernel, tuning, refused),
     }
@@ -122,14 +130,11 @@ def aten_records(variant: Variant, times: OpTimes | None, peaks: Peaks | None) -
     if times is None or not times.is_measured:
         return []
     peaks = peaks or _promised(times)
-    rows = (row for row in kernel_rows(variant.trace, times.us, peaks) if not row.is_triton)
+    rows = (row for row in kernel_rows(variant.whole, times.us, peaks) if not row.is_triton)
     return [
         {"name": row.name, "calls": row.calls, "nbytes": row.nbytes, **_speed_record(row, times, peaks)}
         for row in sorted(rows, key=lambda row: -row.total_us)[:MAX_ATEN]
     ]
-
-
-# --- what it takes ----------------------------------------------------------------------------------------------------
 
 
 def inspect_kernel(variant: Variant, name: str) -> Resources:
@@ -138,6 +143,7 @@ def inspect_kernel(variant: Variant, name: str) -> Resources:
     Compiled for this machine's GPU, or for Hopper where there is none: `target` says which. Raises `OptionError` for a
     name that is no kernel's, `BuildError` where Triton refuses it.
     """
+    variant = owner_of(name, variant)
     kernel = next((one for one in variant.kernels if one.name == name), None)
     if kernel is None:
         raise OptionError(f"these passes make no kernel {name!r}: select one of those that are listed")

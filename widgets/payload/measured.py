@@ -1,4 +1,4 @@
-"""What one view has measured so far, by configuration, and the payloads that this makes."""
+"""What one view has measured so far, and the payloads that this makes."""
 
 from __future__ import annotations
 
@@ -9,51 +9,71 @@ from tracefuse.config.configuration import Config
 from tracefuse.diagnose.finding import Fix
 from tracefuse.diagnose.fixes import Trial
 from tracefuse.errors import FixError
-from tracefuse.measure.op_times import modelled
-from tracefuse.measure.side_by_side import Ablation
-from tracefuse.measure.timing import Timing
+from tracefuse.measure.op_times import OpTimes, modelled
+from tracefuse.measure.peaks import peaks_if_there_is_room
+from tracefuse.measure.rounds import Progress
+from tracefuse.measure.side_by_side import Ablation, same_program
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.timeline.measurements import Pair, Said, TrialKey
+from tracefuse.timeline.gpu_work import gpu_work
+from tracefuse.timeline.lanes import ProgramTimeline
+from tracefuse.timeline.measurements import Measurements, Said, TrialKey
+from tracefuse.timeline.replayed import Timeline, timeline
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload.kernels import Resources, inspect_kernel
+from tracefuse.widgets.payload.kernels import Resources, inspect_kernel, kernel_calls, owner_of
 from tracefuse.widgets.payload.program import payload
-from tracefuse.widgets.payload.timeline import OpByOp, timeline_record
+from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.payload.timing import Timed, beside_itself, beside_pinned
 
 
 @dataclass
 class Measured:
-    """Times by what was compared with what, shares of passes, kernels' resources, what fixes gain."""
+    """`known` is what the capture's session file has and what the view measured since, `inspected` what kernels take."""
 
-    timings: dict[Pair, Timing] = field(default_factory=dict)
-    shares: tuple[Ablation, Config] | None = None
+    known: Measurements = field(default_factory=Measurements)
     inspected: dict[Kernel, Resources] = field(default_factory=dict)
-    op_by_op: OpByOp = field(default_factory=OpByOp)
-    tried: dict[TrialKey, Said] = field(default_factory=dict)
 
     @classmethod
     def of(cls, variant: Variant) -> Measured:
-        """What was measured where the capture's session file was saved; nothing for a capture of this process."""
-        known = variant.capture.restored
-        shares = next(((found, config) for config, found in reversed(known.ablations.items())), None)
-        return cls(dict(known.timings), shares, op_by_op=OpByOp.of(variant), tried=dict(known.trials))
+        """Of a new view on `variant`: nothing for a capture of this process. The variant's own timeline comes last."""
+        known = variant.capture.restored.copied()
+        if own := known.timelines.get((variant.config, None)):
+            known.note_timeline((variant.config, None), own)
+        return cls(known)
+
+    @property
+    def last(self) -> Timeline | None:
+        """The timeline that was taken last."""
+        return next(reversed(self.known.timelines.values()), None)
 
     @property
     def timeline(self) -> dict[str, Any] | None:
-        """The last one that was taken, for a page."""
-        return None if self.op_by_op.last is None else timeline_record(self.op_by_op.last, as_base64=True)
+        """That one, for a page."""
+        return None if self.last is None else timeline_record(self.last, as_base64=True)
+
+    @property
+    def shares(self) -> tuple[Ablation, Config] | None:
+        """What passes were worth when that was measured last, and under which configuration."""
+        return next(((found, config) for config, found in reversed(self.known.ablations.items())), None)
 
     def inspect(self, variant: Variant, name: str) -> None:
         """Compile the kernel called `name` for what it takes. Raises as `inspect_kernel` does."""
         found = inspect_kernel(variant, name)
-        self.inspected |= {kernel: found for kernel in variant.kernels if kernel.name == name}
+        self.inspected |= {kernel: found for kernel in owner_of(name, variant).kernels if kernel.name == name}
 
     def note(self, variant: Variant, baseline: Variant | None) -> None:
         """Keep the variant's times, which were measured against `baseline`."""
         assert variant.timing is not None
-        pair = variant.config, None if baseline is None else baseline.config
-        self.timings.pop(pair, None)  # so that it is the last one
-        self.timings[pair] = variant.timing
+        self.known.note_timing((variant.config, baseline and baseline.config), variant.timing)
+
+    def profile(self, variant: Variant, baseline: Variant | None = None, progress: Progress | None = None) -> Timeline:
+        """Profile `variant` beside `baseline` (default: the program as captured), and measure the device's peaks where nobody
+        has, which `progress` hears of. Raises as `tracefuse.timeline.replayed.timeline`."""
+        found = timeline(variant, baseline)
+        peaks = peaks_if_there_is_room(variant.capture.device, progress)
+        for known in (self.known, variant.capture.measurements):
+            known.note_timeline((variant.config, baseline and baseline.config), found)
+            known.peaks = peaks and peaks.roofline(variant.program.tf32)
+        return found
 
     def adopt(self, variant: Variant) -> None:
         """Keep times that the variant came with: measured in Python, or by another view, against the captured program."""
@@ -62,7 +82,7 @@ class Measured:
 
     def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
         """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""
-        times = self.op_by_op.shown(variant, baseline)["times"][1] or modelled(variant.trace)
+        times = self.replayed(variant, baseline)["times"][1] or modelled(variant.whole)
         for one in variant.findings(times):
             if one.id == finding and choice < len(one.trials):
                 return one.trials[choice]
@@ -70,20 +90,41 @@ class Measured:
 
     def note_trial(self, key: TrialKey, trial: Trial, variant: Variant) -> None:
         """Keep what a replay said of a fix, here and for a session file."""
-        self.tried[key] = variant.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
+        self.known.trials[key] = variant.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
 
     def timed(self, variant: Variant, baseline: Variant | None) -> Timed | None:
         """The times of these two; else the last ones beside the same baseline, which are then of something else."""
         config, pinned = shown = variant.config, None if baseline is None else baseline.config
-        if shown in self.timings:
-            return Timed(self.timings[shown], *shown)
-        mine, base = self.timings.get((config, None)), pinned and self.timings.get((pinned, None))
+        timings = self.known.timings
+        if shown in timings:
+            return Timed(timings[shown], *shown)
+        mine, base = timings.get((config, None)), pinned and timings.get((pinned, None))
         if mine and base:
             return Timed(beside_itself(mine) if config == pinned else beside_pinned(mine, base), *shown)
-        last = next((pair for pair in reversed(self.timings) if pair[1] == pinned), None)
+        last = next((pair for pair in reversed(timings) if pair[1] == pinned), None)
         if last is not None:
-            return Timed(self.timings[last], *last)
+            return Timed(timings[last], *last)
         return Timed(beside_itself(base), pinned, pinned) if base else None
+
+    def replayed(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:
+        """What `payload` is told of these two. `times` are of both or of neither: a modelled one beside a measured one would
+        look like a change."""
+        (before, _), (after, replay) = self._replay(baseline or variant.baseline), self._replay(variant)
+        return {
+            "times": (before, after) if before and after else (None, None),
+            "own_times": after,
+            "work": replay and gpu_work(replay, variant),
+            "peaks": self.known.peaks,
+        }
+
+    def _replay(self, variant: Variant) -> tuple[OpTimes, ProgramTimeline] | tuple[None, None]:
+        """What was measured of the variant, or of the same program: a pass that changes nothing changes no time."""
+        known = self.known.replays
+        same = variant.config if variant.config in known else next((c for c in known if _is_same(c, variant)), None)
+        if same is None:
+            return None, None
+        found, at = known[same]
+        return found.op_times(at), found.programs[at]
 
     def payload(self, variant: Variant, baseline: Variant | None, name: str | None) -> dict[str, Any]:
         """The payload of `variant`, with whatever is known of it; see `tracefuse.widgets.payload.program`."""
@@ -93,7 +134,12 @@ class Measured:
             name,
             baseline=baseline,
             shares=self.shares,
-            tried=self.tried,
-            **self.op_by_op.shown(variant, baseline),
-            inspected={k.name: self.inspected[k] for k in variant.kernels if k in self.inspected},
+            tried=self.known.trials,
+            **self.replayed(variant, baseline),
+            inspected={k.name: self.inspected[k] for k, _ in kernel_calls(variant.whole) if k in self.inspected},
         )
+
+
+def _is_same(config: Config, variant: Variant) -> bool:
+    other = variant.under(config)
+    return other.trace.op_count == variant.trace.op_count and same_program(other, variant)

@@ -64,10 +64,12 @@ def grouped(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def step_record(name: str, steps: Sequence[PassRecord]) -> dict[str, Any] | None:
-    """What the pass called `name` alone changed: both halves, marked against what it was given. None while it is off."""
-    step = next((one for one in steps if one.name == name), None)
+def step_record(name: str, steps: Sequence[PassRecord], of_update: Sequence[PassRecord] = ()) -> dict[str, Any] | None:
+    """What the pass called `name` alone changed: both halves, and the update where there is one, marked against what it was
+    given. None while it is off."""
+    step, late = (next((one for one in some if one.name == name), None) for some in (steps, of_update))
     if step is None:
         return None
     halves = zip(("forward", "backward"), step.before.split(), step.after.split(), strict=True)
-    return {"pass": name} | {side: half(before, after) for side, before, after in halves}
+    update = {"update": None if late is None else half(late.before, late.after)}
+    return {"pass": name} | {side: half(before, after) for side, before, after in halves} | update

@@ -49,8 +49,10 @@ def beside_pinned(shown: Timing, pinned: Timing) -> Timing:
 
 def timing_record(timed: Timed, stale: bool, work: GpuWork | None = None) -> dict[str, Any]:
     """The table of times; the rows of the program that is shown come first, by their phases alone. `work` is what a replay of
-    that one consists of, where it ran on a GPU."""
+    that one consists of, where it ran on a GPU. Of another program than the pinned one, which alone was measured, the rows
+    have no time."""
     timing, measured, against = timed
+    is_known = not stale or measured != against
     replays = counted(timing.inner, "replay")
     pinned = [f"beside {against.as_code()}, pinned when this was measured"] if against else []
     return {
@@ -58,7 +60,7 @@ def timing_record(timed: Timed, stale: bool, work: GpuWork | None = None) -> dic
         "stale": stale,
         "is_pinned": against is not None,
         "config": measured.as_code(),
-        "rows": [_timing_row(row) for row in sorted(timing.rows, key=lambda row: row.program != SHOWN)],
+        "rows": [_timing_row(row, is_known) for row in sorted(timing.rows, key=lambda row: row.program != SHOWN)],
         "work": [] if work is None else _work_rows(work, timing),
         "notes": [
             *([work.note] if work else []),
@@ -75,16 +77,10 @@ def _work_rows(work: GpuWork, timing: Timing) -> list[dict[str, Any]]:
     return [dict(zip(("label", "calls", "us", "note"), row, strict=True)) for row in rows]
 
 
-def _timing_row(row: Row) -> dict[str, Any]:
-    return {
-        "label": row.label if row.program == SHOWN else f"{row.label} ({row.program})",
-        "program": row.program,
-        "phase": row.label,
-        "baseline_ms": asdict(row.baseline_ms),
-        "variant_ms": asdict(row.variant_ms),
-        "ratio": asdict(row.ratio),
-        "verdict": row.verdict,
-    }
+def _timing_row(row: Row, is_known: bool) -> dict[str, Any]:
+    label = row.label if row.program == SHOWN else f"{row.label} ({row.program})"
+    told = asdict(row) | {"label": label, "phase": row.label, "verdict": row.verdict}
+    return told if is_known else told | {"variant_ms": None, "ratio": None, "verdict": "not measured"}
 
 
 def share_record(name: str, shown: Config, shares: tuple[Ablation, Config] | None) -> dict[str, Any] | None:
@@ -111,17 +107,19 @@ def difference_record(timing: Timing) -> dict[str, float] | None:
     shown = _shown(timing)
     if shown is None or shown.difference is None or difference_notes(timing):
         return None
-    return {"results": shown.difference.results, "gradients": shown.difference.gradients}
+    return {name: delta for name, delta in vars(shown.difference).items() if delta is not None}
 
 
 def difference_notes(timing: Timing) -> list[str]:
-    """A sentence for the results, and one for the gradients, if they differ by what JSON has no number for."""
+    """A sentence for the results, one for the gradients and one for new values, if they differ by what JSON has no number
+    for."""
     shown = _shown(timing)
     found = {} if shown is None or shown.difference is None else vars(shown.difference)
     return [
-        f"The {name} of the shown program differ from the captured one's by {difference}: look for overflow."
+        f"The {'new values' if name == 'updated' else name} of the shown program differ from the captured one's by "
+        f"{difference}: look for overflow."
         for name, difference in found.items()
-        if not math.isfinite(difference)
+        if difference is not None and not math.isfinite(difference)
     ]
 
 

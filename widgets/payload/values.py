@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.render import body_lines, head_lines
@@ -41,18 +40,12 @@ class Line:
         return self.value or self.kind
 
 
-# A trace is never edited once it is shown, and the captured one is compared with every variant of it.
-_known: WeakKeyDictionary[Trace, tuple[Line, ...]] = WeakKeyDictionary()
-
-
+@trace_facts.per_trace
 def lines_of(trace: Trace) -> tuple[Line, ...]:
     """The printed trace, line by line; its text is that of `trace.code`."""
-    if trace not in _known:
-        signature, *comments = head_lines(trace)
-        inputs = [Line("", text.strip(), i.name, "input") for text, i in zip(comments, trace.inputs, strict=True)]
-        body = (_line(text, value) for text, value in body_lines(trace))
-        _known[trace] = (Line(signature, "", "", "signature"), *inputs, *body)
-    return _known[trace]
+    signature, *comments = head_lines(trace)
+    inputs = [Line("", text.strip(), i.name, "input") for text, i in zip(comments, trace.inputs, strict=True)]
+    return (Line(signature, "", "", "signature"), *inputs, *(_line(text, value) for text, value in body_lines(trace)))
 
 
 def _line(text: str, value: str | None) -> Line:
@@ -98,8 +91,7 @@ def diff(before: Sequence[Line], after: Sequence[Line]) -> list[Line]:
 
 class _Merged:
     """The lines of a diff so far. `opening` is the header of the next group; `held` are removed lines of other groups, which
-    wait for the end of this one: in its middle, they would take its remaining lines under their header.
-    """
+    wait for the end of this one, whose lines they would take under their header."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         self.headers = headers

@@ -62,10 +62,8 @@ class Answering(anywidget.AnyWidget):
         self._answer(panel, lambda: work(task), is_main=True)
 
     def _answer(self, panel: str, act: Callable[[], None], at: str = "", is_main: bool = False) -> None:
-        """Run `act` for `panel`, at the pass called `at`. Nothing else shows what a widget's callback raises.
-
-        While a task is at work the view goes on showing that one's progress: only the task itself `is_main` then.
-        """
+        """Run `act` for `panel`, at the pass called `at`, and show what it raises. While a task is at work the view goes on
+        showing that one's progress: only the task itself `is_main` then."""
         is_main = is_main or not self._task.is_running
         self._tell(**({**IDLE, "busy": panel} if is_main else {"error": None}))
         error = None

@@ -1,13 +1,7 @@
 """The live view is one widget on one variant. A switch re-runs the pipeline, a button measures, a click selects.
 
-Messages from the view, as `Message` in `js/types.d.ts` has them; whatever they raise goes back to the panel that asked, in
-`status.error`:
-
-    {type: "configure", changes}  {type: "pin"} {type: "unpin"}  {type: "show_pass"}    answered at once
-    {type: "measure"} {type: "ablate"} {type: "inspect", kernel} {type: "take", what}
-    {type: "try", finding, choice}                                                      in a thread, one at a time
-    {type: "cancel"}                                                                    stops that one
-    {type: "hello"}                                                                     asks for nothing: is there a kernel?
+Messages from the view are `Message` in `js/types.d.ts`. What takes seconds is done in a thread, one at a time, all else at
+once; whatever they raise goes back to the panel that asked, in `status.error`.
 """
 
 from __future__ import annotations
@@ -81,7 +75,7 @@ class Explorer(Answering):
         self.measured.adopt(variant)
         self._begin()
         self.still = StillForm()
-        last = self.measured.op_by_op.last
+        last = self.measured.last
         super().__init__(
             payload=self.held(variant),
             config=config_record(variant.config),
@@ -111,7 +105,8 @@ class Explorer(Answering):
         """Show beside the whole what the pass called `name` alone changed, as the trait `step`; nothing for "" or while it is
         off."""
         with self._lock:
-            self.step = step_record(name, self.variant.steps)
+            update = self.variant.update
+            self.step = step_record(name, self.variant.steps, () if update is None else update.steps)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
@@ -192,7 +187,7 @@ class Explorer(Answering):
             self.measured.note(variant, baseline)
             if not task.is_cancelled():
                 self._progress(1.0, "profiling op by op")
-                found = timeline_record(self.measured.op_by_op.measure(variant, baseline, self._progress))
+                found = timeline_record(self.measured.profile(variant, baseline, self._progress))
                 with self._lock:
                     self.timeline = found
         self.show()
@@ -203,7 +198,7 @@ class Explorer(Answering):
             # Each pass takes as long as the program that a plain measurement compares with.
             budget_s = self.budget_s * (2 + len(variant.steps)) / 2
             found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
-        self.measured.shares = (found, variant.config)
+        self.measured.known.note_ablation(variant.config, found)
         self.show()
 
     def _try_fix(self, task: Task, finding: str, choice: int) -> None:
@@ -222,8 +217,9 @@ class Explorer(Answering):
     def _take(self, what: str) -> None:
         if what not in TAKEAWAYS:
             raise OptionError(f"there is nothing called {what!r} to take away: choose from {', '.join(TAKEAWAYS)}")
-        file = TAKEAWAYS[what](self)
-        self.send({"type": "file", "name": file.name, "mime": file.mime}, buffers=[file.data])
+        file = TAKEAWAYS[what]
+        data = file.text(self).encode()
+        self.send({"type": "file", "name": file.name, "mime": file.mime}, buffers=[data])
 
     # --- messages and answers -----------------------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@
       code:   {captured: {forward, backward}, optimised: {forward, backward}}     the traces as Python
       timing: null, or all of `Timing.to_json()` for the shown configuration: per program and phase median and interval
       ablation: null, or {config, ...} what each pass is worth by itself, as `Ablation` has it
-      …                                                              the rest as `tracefuse.widgets.payload.program`
-      documents it
+      …                                                              the rest as `Payload` in widgets/js/types.d.ts
     }
 
 The rest: `config`, `call`, `blocked`, `passes` (with each decision's reason), `summary`, `memory`, `kernels` (with their
@@ -18,18 +17,31 @@ not those of the shown configuration are left out. The version counts changes th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from tracefuse.measure.timing import plain
-from tracefuse.widgets.view.shown import Shown
+from tracefuse.variant import Variant
+from tracefuse.widgets.payload.measured import Measured
 
 VERSION = 1
-_OF_THE_SCREEN = ("version", "values", "forward", "backward", "timing", "runs_triton", "looked_for")
+_OF_THE_SCREEN = ("version", "values", "forward", "backward", "update", "timing", "runs_triton", "looked_for")
 """What only the view draws, or what the report has in another form."""
+
+
+class Shown(Protocol):
+    """What a view shows: a variant, the one that it is compared with, what was measured, and the payload of all that."""
+
+    variant: Variant
+    baseline: Variant | None
+    measured: Measured
+    name: str | None
+    payload: Any
+    held: Callable[[Variant], dict[str, Any]]
 
 
 def report(shown: Shown) -> dict[str, Any]:
@@ -47,13 +59,18 @@ def report(shown: Shown) -> dict[str, Any]:
         "tracefuse": version("tracefuse"),
         "torch": torch.__version__,
         "code": {
-            "captured": {"forward": before.forward.code, "backward": before.backward.code},
-            "optimised": {"forward": variant.forward.code, "backward": variant.backward.code},
+            "captured": _code(before),
+            "optimised": _code(variant),
         },
         "timing": timed.timing.to_json() if timed is not None and is_shown else None,
         "ablation": _ablation(shown),
         **{name: part for name, part in shown.payload.items() if name not in _OF_THE_SCREEN},
     }
+
+
+def _code(variant: Variant) -> dict[str, str]:
+    update = {} if variant.update is None else {"update": variant.update.trace.code}
+    return {"forward": variant.forward.code, "backward": variant.backward.code} | update
 
 
 def _ablation(shown: Shown) -> dict[str, Any] | None:

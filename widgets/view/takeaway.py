@@ -4,68 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracefuse.errors import MeasureError
 from tracefuse.timeline.chrome_trace import to_chrome_trace
 from tracefuse.widgets.html import to_html
-from tracefuse.widgets.view.shown import Shown
+from tracefuse.widgets.view.report import Shown
 
 
-@dataclass(frozen=True)
-class File:
-    """A file as the browser saves it."""
+class TakeAway(NamedTuple):
+    """A file as the browser saves it, and what makes its text. Raises what making that raises."""
 
     name: str
     mime: str
-    data: bytes
+    text: Callable[[Shown], str]
 
 
-def saved_page(shown: Shown) -> File:
-    """The view as one page without a kernel, with what was measured."""
-    page = to_html(shown.variant, shown.name, shown.held, shown.measured.timeline)
-    return File("tracefuse.html", "text/html", page.encode())
+def _page(shown: Shown) -> str:
+    return to_html(shown.variant, shown.name, shown.held, shown.measured.timeline)
 
 
-def exported(shown: Shown) -> File:
-    """The shown variant as a Python file. Raises `PassError` or `ExportError` where there is none."""
-    return File("step.py", "text/x-python", shown.variant.check().source.encode())
-
-
-def chrome_trace(shown: Shown) -> File:
-    """The timeline for Perfetto. Raises `MeasureError` where nothing was profiled."""
-    found = shown.measured.op_by_op.last
-    if found is None:
+def _chrome_trace(shown: Shown) -> str:
+    if shown.measured.last is None:
         raise MeasureError("there is no timeline yet: press Measure, which takes one")
-    return _json("trace.json", to_chrome_trace(found))
+    return _json(to_chrome_trace(shown.measured.last))
 
 
-def model_explorer(shown: Shown) -> File:
-    """Both traces for Google's Model Explorer."""
-    return _json("model_explorer.json", shown.variant.to_model_explorer())
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, allow_nan=False)
 
 
-def dot(shown: Shown) -> File:
-    """Both traces in Graphviz's language."""
-    return File("trace.dot", "text/vnd.graphviz", shown.variant.to_dot().encode())
-
-
-def svg(shown: Shown) -> File:
-    """Both traces drawn. Raises `NotSupported` where no Graphviz is installed."""
-    return File("trace.svg", "image/svg+xml", shown.variant.to_svg().encode())
-
-
-def _json(name: str, content: dict[str, Any]) -> File:
-    return File(name, "application/json", json.dumps(content, allow_nan=False).encode())
-
-
-TAKEAWAYS: dict[str, Callable[[Shown], File]] = {
-    "html": saved_page,
-    "python": exported,
-    "chrome_trace": chrome_trace,
-    "model_explorer": model_explorer,
-    "dot": dot,
-    "svg": svg,
+TAKEAWAYS: dict[str, TakeAway] = {
+    "html": TakeAway("tracefuse.html", "text/html", _page),
+    "python": TakeAway("step.py", "text/x-python", lambda shown: shown.variant.check().exported),
+    "chrome_trace": TakeAway("trace.json", "application/json", _chrome_trace),
+    "model_explorer": TakeAway(
+        "model_explorer.json", "application/json", lambda shown: _json(shown.variant.to_model_explorer())
+    ),
+    "dot": TakeAway("trace.dot", "text/vnd.graphviz", lambda shown: shown.variant.to_dot()),
+    "svg": TakeAway("trace.svg", "image/svg+xml", lambda shown: shown.variant.to_svg()),
 }
-"""What the view asks for -> what makes it."""
+"""By what the view asks for."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.text import aligned
 
 GROUPS = ("matmul", "attention", "fused", "rest")

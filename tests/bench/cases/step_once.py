@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.captures import Capture
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.op_times import modelled
 from tracefuse.measure.peaks import peaks_of
 from tracefuse.measure.peer_names import MODES

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracefuse.execution.difference import max_abs_difference
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.agreement import max_abs_difference
+from tracefuse.execution.program import Replays
 
 
 def differentiable(run: Callable[[], Any], inputs: list[Tensor], cotangent: Tensor | None, compared: bool) -> Replays:

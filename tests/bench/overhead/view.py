@@ -97,7 +97,7 @@ def report(explorer: Explorer, seconds: dict[str, float], page: Path) -> dict[st
     for finding in shown["findings"]:
         print(f"{finding['severity']}: {finding['title']}; {finding['worth']}{' (gone)' * finding['fixed']}")
     print(f"saved page: {page.stat().st_size:,} bytes")
-    found = explorer.measured.op_by_op.last
+    found = explorer.measured.last
     return {
         "seconds": seconds,
         "step": step,

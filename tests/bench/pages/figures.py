@@ -256,6 +256,34 @@ def train(found: Data, source: str) -> str:
     )
 
 
+@said("optimizer_step.py", "optimizer_step")
+def update(found: Data, source: str) -> str:
+    """Clipping and the optimizer alone."""
+    programs = by_name(found["timings"]["graphed"])
+    shown = {"ours": "tracefuse", "torch": "PyTorch", "fused AdamW": "AdamW alone", "clip": "clipping alone"}
+    times = [f"{title} {ms(step_ms(programs[name]))}" for name, title in shown.items()]
+    return (
+        f"Clipping by the global norm and `AdamW(fused=True)` on {found['tensors']} float32 tensors with "
+        f"{found['elements'] / 1e6:.0f} million numbers, as CUDA graphs: {', '.join(times)} ({source})."
+    )
+
+
+@said("train_step.py", "train_step")
+def whole_step(found: Data, source: str) -> str:
+    """One training step with its update."""
+    sizes, timing = found["sizes"], found["timing"]
+    times = [f"{name} {ms(step_ms(program))}" for name, program in by_name(timing).items()]
+    far = [f"{name} {distance:.2g}" for name, distance in found.get("greatest_distance_of_losses", {}).items()]
+    curves = (
+        f". Over {sizes['steps']} steps the loss is never further from eager's than: {', '.join(far)}" if far else ""
+    )
+    return (
+        f"A step with clipping and AdamW of a GPT of {sizes['layers']} layers, {sizes['width']} wide, with "
+        f"{sizes['vocab']:,} tokens, float32 weights under bfloat16 autocast, {sizes['batch']} by {sizes['length']}: "
+        f"{', '.join(times)}{curves} ({source})."
+    )
+
+
 @said("models.py", "models")
 def models(found: Data, source: str) -> str:
     rows = [row for row in found["models"] if row["replay"]]
@@ -276,6 +304,6 @@ def models(found: Data, source: str) -> str:
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
-    "models": models, "train": train, "first_view": first_view,
+    "models": models, "train": train, "first_view": first_view, "update": update, "whole_step": whole_step,
 }  # fmt: skip
 """By the name that the marker in `RESULTS.md` has."""

@@ -19,8 +19,11 @@ def adapted(name: str, kind: str, **config: Any) -> None:
         import peft
 
         ids, task = tokens(), peft.TaskType.CAUSAL_LM
-        model = pretrained("LlamaForCausalLM", **DECODER | {"num_key_value_heads": 4})
-        adapter = peft.get_peft_model(model, getattr(peft, kind)(task_type=task, **config))
+        with torch.device(
+            "cpu"
+        ):  # where some adapters have the generator that they draw from; the trial moves the model
+            model = pretrained("LlamaForCausalLM", **DECODER | {"num_key_value_heads": 4})
+            adapter = peft.get_peft_model(model, getattr(peft, kind)(task_type=task, **config))
         return trained(adapter.train(), input_ids=ids, labels=ids)
 
     add(name, Program("adapter", make, "peft"))

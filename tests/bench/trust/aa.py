@@ -25,7 +25,7 @@ import torch
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
 from tracefuse.text import aligned

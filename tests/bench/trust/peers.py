@@ -19,7 +19,7 @@ from aa import SIZES, SMALL
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.peer_names import COMPILE, PEERS
 from tracefuse.measure.peers import check_names, peers
 from tracefuse.measure.rounds import measure

@@ -216,7 +216,7 @@ def test_a_baseline_is_pinned_and_given_up(
 
 def test_each_pass_is_measured(opened: Page, views: tuple[Locator, Locator], press: Press, run_cell: Run) -> None:
     first, _ = views
-    run_cell(opened, "first.budget_s = 0.2; first.measured.shares = None; first.show(first.variant)")
+    run_cell(opened, "first.budget_s = 0.2; first.measured.known.ablations.clear(); first.show(first.variant)")
     share = first.get_by_test_id("tf-pass-fuse").locator(".tf-delta").nth(3)
     expect(share).to_have_text("—")
     press(first.get_by_test_id("tf-ablate"))

@@ -59,7 +59,7 @@ def root(opened: Page) -> Locator:
     return view
 
 
-PASSES = ("simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse")
+PASSES = ("simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse")
 
 
 def switch(root: Locator, name: str) -> None:

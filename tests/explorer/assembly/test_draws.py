@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+import tracefuse
 from tracefuse.assembly.draws import undisturbed
 
 
@@ -37,3 +38,47 @@ def test_a_gpu_in_use_is_left_alone_too_where_no_input_lies_on_it(
     with undisturbed([torch.ones(2)]):
         pass
     assert forked == [devices]
+
+
+class _Reversible(torch.autograd.Function):
+    """Drops again in the backward what it computes again there, from its result and rounded otherwise, as Reformer does."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        dropped = torch.native_dropout(x, 0.4, True)[0]
+        ctx.save_for_backward(x.exp())
+        return dropped * x
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].log().detach().requires_grad_()
+            torch.manual_seed(3)
+            again = torch.native_dropout(x, 0.4, True)[0] * x
+        return torch.autograd.grad(again, x, gradient)[0]
+
+
+def test_a_dropout_of_numbers_that_were_computed_again_is_the_same_mask() -> None:
+    x = torch.randn(40, requires_grad=True, dtype=torch.float64)
+    c = tracefuse.capture(lambda: _Reversible.apply(x).sum().backward())
+    assert sum("native_dropout.default" in str(op.target) for op in c.trace.ops) == 1
+    agreement = c.check()
+    assert agreement is not None
+    assert (agreement.compared, agreement.differing) == (1, 0)
+    program = c.optimize().compile()
+    wanted, x.grad = x.grad, None
+    torch.manual_seed(3)
+    program().backward()
+    torch.testing.assert_close(x.grad, wanted)
+
+
+def test_dropouts_of_other_shapes_from_one_state_stay_apart() -> None:
+    def run() -> torch.Tensor:
+        torch.manual_seed(3)
+        first = torch.native_dropout(torch.ones(8), 0.4, True)[0]
+        torch.manual_seed(3)
+        return first.sum() + torch.native_dropout(torch.ones(4, 2), 0.4, True)[0].sum()
+
+    trace = tracefuse.capture(run).trace
+    assert sum("native_dropout.default" in str(op.target) for op in trace.ops) == 2

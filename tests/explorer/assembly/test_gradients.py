@@ -34,8 +34,9 @@ def test_an_optimizer_steps_by_all_of_the_gradient(name: str, accumulated: bool,
             nn.utils.clip_grad_norm_(net.parameters(), 0.01)
         optimizer.step()
     assert "bit for bit" in str(c.check())
-    found = dict(zip(c.trace.outputs, c.replay(), strict=True))
-    weight = next(i.name for i in c.trace.inputs if i.source == "weight")
+    assert c.update is not None
+    found = dict(zip(c.update.outputs, c.replay()[len(c.trace.outputs) :], strict=True))
+    weight = next(i.name for i in c.update.inputs if (i.kind, i.source) == ("parameter", "weight"))
     assert torch.equal(next(v for o, v in found.items() if o.kind == "mutation" and o.of == weight), net.weight)
 
 
@@ -111,4 +112,33 @@ def test_a_gradient_that_was_there_has_a_name() -> None:
     with tracefuse.capture() as c:
         net(x).square().mean().backward()
         optimizer.step()
-    assert {"weight_grad", "bias_grad"} <= {i.source for i in c.trace.inputs}
+    assert c.update is not None
+    assert {"weight_grad", "bias_grad"} <= {i.source for i in c.update.inputs}
+
+
+@pytest.mark.parametrize("is_unpacked", [True, False])
+def test_gradients_that_variables_hold_are_those_of_the_program(is_unpacked: bool) -> None:
+    x, w, b = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    with tracefuse.capture() as c:
+        loss = (x @ w + b).square().sum()
+        if is_unpacked:
+            of_w, of_b = torch.autograd.grad(loss, (w, b))
+        else:
+            both = torch.autograd.grad(loss, (w, b))
+    found = dict(zip(((out.kind, out.of) for out in c.trace.outputs), c.replay(), strict=True))
+    assert found.keys() == {("result", "loss"), ("gradient", "w"), ("gradient", "b")}
+    of_w, of_b = (of_w, of_b) if is_unpacked else both
+    assert torch.equal(found["gradient", "w"], of_w)
+    assert torch.equal(found["gradient", "b"], of_b)
+    assert c.backward.op_count
+    assert c.dropped == ()
+
+
+def test_a_gradient_that_a_penalty_reads_is_none_of_the_program() -> None:
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    with tracefuse.capture() as c:
+        out = (x @ w).square().sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        loss = out + slope.square().sum()
+        loss.backward(inputs=[w])
+    assert [out.of for out in c.trace.outputs if out.kind == "gradient"] == ["w"]

@@ -172,7 +172,7 @@ def row_of_a_state_dict() -> tuple[Callable[[], Tensor], str]:
         state["bias"][0] = 0
         return layer(torch.ones(4, 3)).sum()
 
-    return run, r"copy_.*shape \[2\], and bias"
+    return run, r"(copy|fill)_.*shape \[2\], and bias"  # torch 2.15 fills
 
 
 def leaf_made_from_a_tensor() -> tuple[Callable[[], Tensor], str]:
@@ -233,16 +233,17 @@ def test_parts_that_are_views_untold_show_in_the_whole(split) -> None:
 
 
 def test_views_made_after_the_write_show_it_without_a_second_tracing() -> None:
-    """As in two optimizer steps: the transposed weight of the second one is made after the first write."""
+    """As in two steps: the transposed weight of the second one is made after the first write."""
     layer, x = nn.Linear(3, 4), torch.randn(5, 3)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 
     def run() -> Tensor:
         for _ in range(2):
-            optimizer.zero_grad()
+            layer.zero_grad()
             loss = layer(x).square().mean()
             loss.backward()
-            optimizer.step()
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.mul_(0.5)
         return loss
 
     replayed(run, written=layer.parameters(), trained=layer.parameters())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tracefuse
-from tracefuse.errors import CaptureError
+from tracefuse.errors import CaptureError, ExportError
 from tracefuse.widgets.payload.program import notes
 
 
@@ -64,6 +67,12 @@ def test_a_compiled_module_inside_another() -> None:
     assert text.startswith("GELU: ")
 
 
+def in_a_loop(main: Any) -> Any:
+    """What `main` returns: in a thread of its own, since a browser's tests leave a loop running on this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, main).result()
+
+
 def test_a_forward_on_another_thread() -> None:
     model, made = nn.Linear(4, 4), []
 
@@ -82,6 +91,26 @@ def test_a_forward_before_the_capture() -> None:
     made = nn.Linear(4, 4)(numbers())
     (text,) = said(lambda: made.sum().backward())
     assert "computed before the capture" in text
+
+
+def test_a_step_whose_graph_begins_before_the_capture_is_told_which_line_to_move() -> None:
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(generator.parameters(), 0.1)
+    fake = generator(torch.randn(3, 2))
+    with tracefuse.capture() as c:
+        loss = critic(fake).mean()
+        loss.backward()
+        optimizer.step()
+    with pytest.raises(
+        ExportError, match=r"^The graph of `fake` begins before the capture: move line \d+ \(fake = gen"
+    ):
+        c.optimize().compile()
+    with tracefuse.capture() as c:
+        inside = generator(torch.randn(3, 2))
+        loss = critic(inside).mean()
+        loss.backward()
+        optimizer.step()
+    assert c.update is not None, c.program.uncut
 
 
 def test_a_backward_on_another_thread() -> None:
@@ -173,3 +202,80 @@ def test_a_whole_forward_on_another_thread_is_told() -> None:
     ) as error:  # autograd numbers the ops of each thread: whether it seems to be of the capture is chance
         told = str(error)
     assert "another thread" in told
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["through a view", "no write"])
+def test_ops_that_nobody_reads_are_told_of_a_program_that_is_rewritten_too(is_written: bool) -> None:
+    net, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with tracefuse.capture() as c:
+        y = net(x)
+        torch.relu(y).exp()
+        scratch = torch.zeros(4, 8)
+        scratch[0].add_(y[0])
+        del scratch
+        y = y.clone()
+        if is_written:
+            y[0].mul_(2)
+        y.sum().backward()
+    told = ["aten.relu.default", "aten.exp.default", "aten.zeros.default", "aten.add_.Tensor"]
+    assert [one.op for one in c.dropped] == told
+    assert all(one.origin.source is not None for one in c.dropped)
+
+
+def test_what_a_variable_holds_beside_the_step_is_told_and_shown_when_it_is_returned() -> None:
+    net, x = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def step(c: tracefuse.RecordedCapture, is_returned: bool) -> Tensor:
+        y = net(x)
+        loss = y.sum()
+        loss.backward()
+        accuracy = (y > 0).float().mean()
+        if is_returned:
+            c.returned = loss, accuracy
+        return accuracy
+
+    with tracefuse.capture() as c:
+        accuracy = step(c, False)
+    (text,) = c.unrecorded
+    assert text.startswith("accuracy: 3 ops computed it beside the step (test_unshown.py:")
+    assert c.dropped == ()
+    with tracefuse.capture() as c:
+        accuracy = step(c, True)
+    assert c.unrecorded == ()
+    results = [t for out, t in zip(c.trace.outputs, c.replay(), strict=True) if out.kind == "result"]
+    assert any(torch.equal(t, accuracy) for t in results)
+
+
+@pytest.mark.parametrize(
+    "waits", [(1, 1), (1, 3), (3, 1)], ids=["in turn", "the second is longer", "the first is longer"]
+)
+def test_tasks_that_record_one_another_are_told(waits: tuple[int, int]) -> None:
+    async def step(turns: int) -> tracefuse.Capture:
+        net = nn.Linear(3, 2)
+        with tracefuse.capture() as c:
+            for _ in range(turns):
+                loss = net(torch.ones(1, 3)).sum()
+                await asyncio.sleep(0)
+            loss.backward()
+        return c
+
+    async def both() -> list[tracefuse.Capture]:
+        return await asyncio.gather(*map(step, waits))
+
+    assert all("Do not `await` inside a capture" in " ".join(c.unrecorded) for c in in_a_loop(both()))
+
+
+def test_tasks_of_the_program_itself_are_a_part_of_it() -> None:
+    net = nn.Linear(3, 2)
+
+    async def rows() -> Tensor:
+        await asyncio.sleep(0)
+        return net(torch.ones(1, 3)).sum()
+
+    async def step() -> tracefuse.Capture:
+        with tracefuse.capture() as outer, tracefuse.capture():
+            losses = await asyncio.gather(rows(), rows())
+            sum(losses).backward()
+        return outer
+
+    assert in_a_loop(step()).unrecorded == ()

@@ -230,22 +230,6 @@ def test_what_cannot_be_removed_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     assert not other.exists()
 
 
-def test_files_from_before_there_were_versions_go_first_and_are_shown_and_cleared(
-    monkeypatch: pytest.MonkeyPatch, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = entry(versioned(), "A", 1000, 9000)
-    for name in ("one", "two"):
-        (place / f"tracefuse_generated_{name}.py").write_bytes(b"#" * 1000)
-        os.utime(place / f"tracefuse_generated_{name}.py", (NOW_S - 800, NOW_S - 800))
-    assert main(["cache"]) == 0
-    assert "no version" in capsys.readouterr().out
-    monkeypatch.setenv("TRACEFUSE_CACHE_SIZE", "2000")
-    assert trim(NOW_S) == 1000
-    assert old.exists()
-    assert clear() == 2000
-    assert entries() == []
-
-
 def test_stale_versions_go_first_then_the_least_recently_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEFUSE_CACHE_SIZE", "2500")
     stale = versioned().with_name("triton-1.0_torch-1.0_NVIDIA-A100")

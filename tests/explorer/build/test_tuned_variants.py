@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_bench import SLOW, FakeBench
+from fake_clock import SLOW, FakeBench
 from interpreter import INTERPRETED
 from kernel_programs import rand
 from kernels import HOPPER_GPU

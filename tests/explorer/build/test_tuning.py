@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_bench import SLOW, WIDE, FakeBench
+from fake_clock import SLOW, WIDE, FakeBench
 from interpreter import interpreted
 from kernel_programs import SHAPED, rand
 from kernels import HOPPER_GPU, check_kernel, kernel_of, kernel_of_types

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.captures import RecordedCapture
 from tracefuse.cli import script
 from tracefuse.cli.command import main
 from tracefuse.cli.script import run_script
 from tracefuse.config.configuration import Config
 from tracefuse.errors import CaptureError, SessionError
+from tracefuse.recorded import RecordedCapture
 from tracefuse.widgets.view.report import VERSION
 
 STEP = """\
@@ -125,6 +125,13 @@ def test_a_script_is_captured_from_the_first_use_of_its_model(tmp_path: Path) ->
     assert run_script(Path(written(tmp_path, nothing)), [])[0].trace.op_count == 2
 
 
+def test_the_first_operator_of_a_script_has_its_twin(tmp_path: Path) -> None:
+    text = "import torch\nmodel = torch.nn.Embedding(4, 3)\nrows = torch.tensor([1, 2])\nmodel(rows).sum().backward()\n"
+    shown, _ = run_script(Path(written(tmp_path, text)), [])
+    (backward,) = (c for c in shown.run.recorder.recording.calls if "embedding_dense_backward" in str(c.func))
+    assert backward.origin.module_type == "Embedding"
+
+
 def test_train_all_captures_frozen_parameters(tmp_path: Path) -> None:
     path = Path(written(tmp_path, STEP.replace("loss =", "model[0].requires_grad_(False)\nloss =")))
     plain, _ = run_script(path, [])
@@ -150,7 +157,11 @@ class Leave:
         assert main([written(tmp_path, STEP + own), "--no-measure", "--pass", "leave_as_is:level=2"]) == 0
         assert "leave_as_is={'level': 2}" in capsys.readouterr().out
         assert main([written(tmp_path, STEP), "--no-measure", "--pass", "leave_as_si"]) == 2
-        assert "did you mean leave_as_is?" in capsys.readouterr().err
+        before, ran, after = capsys.readouterr().err.partition("running ")
+        assert "did you mean leave_as_is?" in before
+        assert "The script may register such a pass, so that it runs first" in before
+        assert ran
+        assert "did you mean leave_as_is?" in after
     finally:
         tracefuse.unregister("leave_as_is")
 
@@ -220,14 +231,36 @@ def test_a_loop_that_marks_no_step_is_told_how(tmp_path: Path, capsys: pytest.Ca
     assert "backwards" not in capsys.readouterr().err
 
 
-def test_a_script_of_several_steps_says_why_it_is_not_measured(
+def test_a_script_that_is_no_step_says_why_it_is_not_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = STEP + "with torch.no_grad():\n    for p in model.parameters(): p -= 0.1 * p.grad\n"
+    penalty = "(slope,) = torch.autograd.grad(model(torch.ones(1, 8)).sum(), model[0].weight, create_graph=True)\n"
+    text = STEP + penalty + "slope.square().sum().backward()\n"
     assert main([written(tmp_path, text), *QUICK]) == 0
     said = capsys.readouterr()
     assert "times: not measured" in said.out
-    assert "nothing was measured: mark one training step by `with tracefuse.capture():`" in said.err
+    assert "nothing was measured: " in said.err
+
+
+def test_output_that_is_read_no_further_ends_quietly(session: Path) -> None:
+    command = f"{sys.executable} -m tracefuse {session} | head -1"
+    ran = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert ran.stdout.startswith("tracefuse")
+    assert "Error" not in ran.stderr
+
+
+def test_tuning_on_a_cpu_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    assert main([written(tmp_path, STEP), "--tune", *QUICK]) == 0
+    assert "tracefuse: nothing is tuned: " in capsys.readouterr().err
+    assert not [one for one in recwarn if "tuned" in str(one.message)]
+
+
+def test_a_directory_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert f"{tmp_path} is a directory: name a Python script (.py)" in capsys.readouterr().err
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

@@ -79,7 +79,8 @@ def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, 
         ({"remta": 0}, "did you mean remat"),
         (
             {"whatever": 0},
-            "choose from simplify, freeze, cat, decompose, pad, remat, memory_budget, save, recompute, remat_options, fuse",
+            "choose from simplify, freeze, cat, decompose, pad, remat, memory_budget, save, recompute, "
+            "remat_options, optimizer_step, fuse",
         ),
     ],
 )
@@ -116,7 +117,7 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
 
 def test_a_bad_flag_names_the_remedy_in_flags() -> None:
     for text in ("7", "much"):
-        with pytest.raises(OptionError, match=rf"^--remat {text} is no weight: pass a number from 0 to 1, or None"):
+        with pytest.raises(OptionError, match=rf"^--remat {text} is no weight: pass a number from 0 to 1, or off"):
             of_flags("--remat", text)
     with pytest.raises(OptionError, match=r"^remat=7 is no weight: pass a number from 0 to 1, or None"):
         Config.of(remat=7)
@@ -171,23 +172,32 @@ def test_a_configuration_prints_as_the_call_that_makes_it() -> None:
 
 
 def test_passes_are_in_pipeline_order() -> None:
-    assert [p.name for p in Config().passes()] == ["simplify", "freeze", "cat", "decompose", "pad", "remat", "fuse"]
+    assert [p.name for p in Config().passes()] == list(PASSES)
+    assert list(PASSES) == ["simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse"]
     assert [p.name for p in Config.of(cat=False, remat=None).passes()] == [
         "simplify",
         "freeze",
         "decompose",
         "pad",
+        "optimizer_step",
         "fuse",
     ]
     assert [p.name for p in Config.of(decompose=False, pad=False).passes()] == [
-        "simplify", "freeze", "cat", "remat", "fuse",
+        "simplify", "freeze", "cat", "remat", "optimizer_step", "fuse",
     ]  # fmt: skip
     assert Config.off().passes() == []
 
 
 def test_nothing_is_taken_apart_where_nothing_is_fused() -> None:
     assert Config.of(fuse=False).decompose
-    assert [p.name for p in Config.of(fuse=False).passes()] == ["simplify", "freeze", "cat", "pad", "remat"]
+    assert [p.name for p in Config.of(fuse=False).passes()] == [
+        "simplify",
+        "freeze",
+        "cat",
+        "pad",
+        "remat",
+        "optimizer_step",
+    ]
 
 
 def test_a_pass_says_whether_it_runs_and_what_it_needs() -> None:

@@ -208,7 +208,8 @@ def test_a_pass_that_fails_can_be_unregistered() -> None:
     with pytest.raises(PassError, match=r'mine: there is no h.9: name another module; tracefuse.unregister\("mine"\)'):
         c.optimize(fuse=False)
     tracefuse.unregister("mine")
-    assert [step.name for step in c.optimize(fuse=False).steps] == ["simplify", "freeze", "cat", "pad", "remat"]
+    steps = [step.name for step in c.optimize(fuse=False).steps]
+    assert steps == ["simplify", "freeze", "cat", "pad", "remat", "optimizer_step"]
 
 
 @pytest.mark.parametrize("name", ["gpt", "rope", "conv_batchnorm"])
@@ -220,3 +221,13 @@ def test_a_pass_that_does_nothing_changes_nothing_anywhere(name: str, place: str
     variant = program.optimize()
     assert variant.trace.code == plain
     assert len(variant.steps) == len(registry.BUILT_IN) + 1
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_memory_that_is_short_leaves_a_pass_of_ones_own_too(error: type[Exception]) -> None:
+    def run(self: Any, trace: Any, decide: Any) -> Any:
+        raise error("injected")
+
+    tracefuse.register(made(run))
+    with pytest.raises(error, match="injected"):
+        capture().optimize()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from test_diagnose import case
+from findings import case
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

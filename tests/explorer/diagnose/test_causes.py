@@ -9,9 +9,7 @@ import cuda_traces
 import pytest
 import torch
 import torch.nn.functional as F
-from test_gradient_findings import EveryGradient, EveryOutput
-from test_healthy import KEPT, UNFUSED
-from test_mode_findings import HOPPER
+from findings import HOPPER, KEPT, UNFUSED, EveryGradient, EveryOutput, known
 from torch import Tensor, nn
 
 import tracefuse
@@ -166,8 +164,10 @@ def as_on_a_gpu(make: type[Step]) -> Case:
         with tracefuse.capture() as c:
             step.run()
     assert optimizer is step.optimizer
-    here = Case.of(c.program, c.trace, modelled(c.trace))
-    return here if make is Read else replace(here, trace=cuda_traces.on_cuda(c.trace), environment=HOPPER)
+    here = Case(c.program, c.trace, modelled(c.trace), c.update)
+    update = c.update and cuda_traces.on_cuda(c.update)
+    there = replace(known(here, environment=HOPPER), trace=cuda_traces.on_cuda(c.trace), update=update)
+    return here if make is Read else there
 
 
 @pytest.mark.parametrize("make", CAUSES)

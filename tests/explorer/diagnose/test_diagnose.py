@@ -9,12 +9,12 @@ import cuda_traces
 import programs
 import pytest
 import torch
+from findings import case, found, known
 from torch import nn
 
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import diagnose
-from tracefuse.diagnose.finding import Case, Finding
 from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
 from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.ops import op_name
@@ -22,15 +22,6 @@ from tracefuse.optimizers.remat.forecast import Forecast
 from tracefuse.optimizers.trace import Trace
 
 MiB = 2**20
-
-
-def case(capture: tracefuse.Capture, trace: Trace | None = None) -> Case:
-    trace = trace or capture.trace
-    return Case.of(capture.program, trace, modelled(trace))
-
-
-def found(name: str, of: Case) -> list[Finding]:
-    return [one for one in diagnose(of) if one.name == name]
 
 
 # --- whole steps ------------------------------------------------------------------------------------------------------
@@ -114,7 +105,7 @@ def test_the_bars_of_a_profiled_copy_are_its_parts_and_the_wait_is_not_worth_any
 
 def test_pinned_inputs_are_told() -> None:
     capture, trace = leaf_on_the_cpu()
-    (finding,) = found("moved between devices each step", replace(case(capture, trace), pinned=frozenset({"input_ts"})))
+    (finding,) = found("moved between devices each step", known(case(capture, trace), pinned=frozenset({"input_ts"})))
     assert ("forward", "moves `input_ts` from pinned memory") in finding.evidence
     assert [fix.kind for fix in finding.trials] == ["on device"]
 
@@ -239,7 +230,7 @@ def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None
     x, w = torch.randn(64, 256), torch.randn(1001, 256, requires_grad=True)
     plain = case(tracefuse.capture(lambda: (x @ w.t()).sum().backward()))
     assert not found("unaligned matmul", plain)
-    (finding,) = found("unaligned matmul", replace(plain, environment=(("tf32", "True"),)))
+    (finding,) = found("unaligned matmul", known(plain, environment={"tf32": "True"}))
     assert "1,001, which is no multiple of 4" in finding.title
 
 

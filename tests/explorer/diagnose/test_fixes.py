@@ -44,7 +44,7 @@ def rope_of_a_cpu_leaf() -> tuple[Trace, tuple[Finding, ...]]:
         out = programs.apply_rope(input_ts.double(), freqs)
         out.backward(tangent)
     trace = cuda_traces.with_leaf_on_the_cpu(c.trace, "input_ts")
-    return trace, diagnose(Case.of(c.program, trace, modelled(trace)))
+    return trace, diagnose(Case(c.program, trace, modelled(trace)))
 
 
 def moves(trace: Trace) -> list[str]:

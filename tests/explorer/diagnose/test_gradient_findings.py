@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_diagnose import case, found
-from torch import Tensor, nn
+from findings import EveryGradient, EveryOutput, case, found
+from torch import nn
 
 import tracefuse
 from tracefuse.diagnose.diagnose import diagnose
@@ -104,22 +104,6 @@ def test_a_program_of_leaves_only_is_about_their_gradients() -> None:
 # --- computed and dropped ---------------------------------------------------------------------------------------------
 
 
-class EveryGradient(torch.autograd.Function):
-    """A linear layer whose backward does not ask which gradients are needed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x @ weight.t()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        to_x = gradient @ weight
-        to_weight = gradient.t() @ x
-        return to_x, to_weight
-
-
 def test_a_backward_that_computes_the_gradient_of_a_frozen_weight() -> None:
     first, weight, x = nn.Linear(256, 256), torch.randn(256, 256), torch.randn(32, 256)
     with tracefuse.capture() as c:
@@ -161,23 +145,6 @@ def test_of_a_program_that_is_rewritten_nothing_is_said() -> None:
         (grid @ weight).sum().backward()
     assert len(norms) == 1
     assert c.dropped == ()
-
-
-class EveryOutput(torch.autograd.Function):
-    """A convolution whose backward asks the operator for every gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.conv2d(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        zeros, ones = [0, 0], [1, 1]
-        found = torch.ops.aten.convolution_backward(
-            gradient, *ctx.saved_tensors, None, ones, zeros, ones, False, zeros, 1, [True, True, False]
-        )
-        return found[0], None
 
 
 def test_an_op_that_computes_a_frozen_parameters_gradient_beside_what_is_read() -> None:

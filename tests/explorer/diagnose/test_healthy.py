@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import cuda_traces
 import pytest
+from findings import HOPPER, KEPT, UNFUSED, known
 from healthy_programs import HEALTHY, captured
-from test_mode_findings import HOPPER
 
 from tracefuse.diagnose.diagnose import diagnose
 from tracefuse.diagnose.finding import Case
 from tracefuse.measure.op_times import modelled
 
-UNFUSED, KEPT, CAT = "unfused pointwise work", "saved although cheaper to recompute", "concatenations in the backward"
+CAT = "concatenations in the backward"
 
 # What every op as a kernel of its own costs an eager program, and the gradients of a split in pieces.
 REMARKS = {
@@ -29,7 +29,7 @@ REMARKS = {
     "recurrent": {UNFUSED: "medium", CAT: "low"},
     "diffusion": {UNFUSED: "medium", CAT: "low"},
     "recommender": {UNFUSED: "medium", KEPT: "medium"},
-    "optimizer_step": {UNFUSED: "medium"},
+    "optimizer_step": {UNFUSED: "low"},
 }
 
 
@@ -41,8 +41,9 @@ def test_there_are_ten() -> None:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_program_has_remarks_and_none_of_them_high(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     capture = captured(HEALTHY[name], monkeypatch)
-    here = Case.of(capture.program, capture.trace, modelled(capture.trace))
-    there = replace(here, trace=cuda_traces.on_cuda(capture.trace), environment=HOPPER)
+    here = Case(capture.program, capture.trace, modelled(capture.trace), capture.update)
+    update = capture.update and cuda_traces.on_cuda(capture.update)
+    there = replace(known(here, environment=HOPPER), trace=cuda_traces.on_cuda(capture.trace), update=update)
     for case in (here, there):
         assert {one.name: one.severity for one in diagnose(case)} == REMARKS[name]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from test_diagnose import case, found
+from findings import case, found
 from torch import Tensor, nn
 
 import tracefuse

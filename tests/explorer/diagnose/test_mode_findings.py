@@ -7,7 +7,7 @@ from dataclasses import replace
 import cuda_traces
 import pytest
 import torch
-from test_diagnose import case, found
+from findings import HOPPER, case, found, known
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -21,13 +21,12 @@ from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import line_of, phase
 
-HOPPER = (("capability", "9.0"), ("tf32", "False"), ("cudnn", "on"), ("cudnn benchmark", "on"))
-
 
 def on_hopper(capture: tracefuse.Capture, **settings: str) -> Case:
     """The program as if it had been captured on a GPU, under other settings than the best."""
-    environment = dict(HOPPER) | {name.replace("_", " "): value for name, value in settings.items()}
-    return replace(case(capture, cuda_traces.on_cuda(capture.trace)), environment=tuple(environment.items()))
+    environment = HOPPER | {name.replace("_", " "): value for name, value in settings.items()}
+    there = known(case(capture, cuda_traces.on_cuda(capture.trace)), environment=environment)
+    return replace(there, update=capture.update and cuda_traces.on_cuda(capture.update))
 
 
 def test_modes_that_were_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +36,7 @@ def test_modes_that_were_on(monkeypatch: pytest.MonkeyPatch) -> None:
         capture = tracefuse.capture(lambda: x.exp().sum().backward())
     titles = [one.title for one in found("slow mode", case(capture))]
     assert [t.split(" was")[0] for t in titles] == ["CUDA_LAUNCH_BLOCKING", "anomaly mode", "profiler"]
-    assert not found("slow mode", replace(case(capture), environment=()))
+    assert not found("slow mode", known(case(capture), environment={}))
 
 
 def convolution() -> tracefuse.Capture:
@@ -54,7 +53,7 @@ def test_cudnn_matters_where_there_are_convolutions(setting: str, severity: str)
     assert ("convolutions", "2") in finding.evidence
     assert "model(x)" in finding.source
     assert not found("slow mode", on_hopper(matmuls(), **{setting: "off"}))
-    assert not found("slow mode", replace(case(capture), environment=((setting.replace("_", " "), "off"),)))
+    assert not found("slow mode", known(case(capture), environment={setting.replace("_", " "): "off"}))
 
 
 # --- TF32 -------------------------------------------------------------------------------------------------------------
@@ -153,7 +152,8 @@ def test_optimizers_that_do_not_loop(of) -> None:
 
 def test_kernels_that_take_longer_than_their_launch_are_no_finding() -> None:
     of = on_hopper(step_of_an_optimizer(10, foreach=False))
-    slow = OpTimes({n.name: 20.0 for n in of.trace.ops}, "measured on a test")
+    assert of.update is not None
+    slow = OpTimes({n.name: 20.0 for n in (*of.trace.ops, *of.update.ops)}, "measured on a test")
     assert not found("loop of small kernels", replace(of, times=slow))
 
 

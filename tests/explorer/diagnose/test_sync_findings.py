@@ -9,8 +9,8 @@ import cuda_traces
 import pytest
 import torch
 import torch.nn.functional as F
-from test_diagnose import case, found
-from test_no_sync import READS
+from findings import case, found, known
+from read_tensors import READS
 from torch import Tensor, nn
 
 import tracefuse
@@ -27,7 +27,7 @@ def test_every_read_is_a_finding_with_its_line(how: str) -> None:
     (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
     assert finding.title == f"{how} would make the host wait once a step on a GPU"
     assert ("reads", how) in finding.evidence
-    assert "test_no_sync.py:" in finding.source
+    assert "read_tensors.py:" in finding.source
     assert "lambda:" in finding.source
     assert (finding.severity, finding.worth) == ("low", "nothing on a CPU; on a GPU the host would wait")
 
@@ -66,9 +66,9 @@ def test_what_lies_on_the_cpu_of_a_program_on_a_gpu_stops_nobody() -> None:
     capture = tracefuse.capture(lambda x: x * x.sum().item(), torch.ones(3))
     on_gpu = case(capture, cuda_traces.on_cuda(capture.trace))
     assert not found("waits for the GPU", on_gpu)
-    (stop,) = on_gpu.stops
+    (stop,) = on_gpu.program.stops
     there = Stop(replace(stop.read, device=torch.device("cuda:0")), stop.source)
-    (finding,) = found("waits for the GPU", replace(on_gpu, stops=(there,)))
+    (finding,) = found("waits for the GPU", known(on_gpu, stops=(there,)))
     assert finding.title == "`.item()` makes the host wait once a step"
     assert finding.severity == "medium"
 
@@ -87,8 +87,8 @@ def test_a_gradient_that_autograd_copies_to_the_cpu_is_no_read_of_the_program() 
     capture = tracefuse.capture(lambda: torch.ones(3, requires_grad=True).sum().backward())
     of = replace(case(capture), trace=cuda_traces.on_cuda(capture.trace))
     copy = HostRead("copy", COPY, torch.device("cuda:0"), 12)
-    assert not found("waits for the GPU", replace(of, stops=(Stop(copy, None, in_backward=True),)))
-    assert found("waits for the GPU", replace(of, stops=(Stop(copy, None),)))
+    assert not found("waits for the GPU", known(of, stops=(Stop(copy, None, in_backward=True),)))
+    assert found("waits for the GPU", known(of, stops=(Stop(copy, None),)))
 
 
 def test_casts_and_device_moves_of_a_backward_are_told_apart() -> None:

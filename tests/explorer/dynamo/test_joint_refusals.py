@@ -77,6 +77,15 @@ CASES = {
 }
 
 
+def checks_are_compiled() -> bool:
+    """Whether compiled `cholesky` still raises where eager does: with torch 2.11 it does not, whatever the backend."""
+    try:
+        torch.compile(torch.linalg.cholesky, backend="aot_eager")(-torch.eye(2))
+    except torch.linalg.LinAlgError:
+        return True
+    return False
+
+
 def run(model: nn.Module, *given: Tensor, **options: object) -> list[warnings.WarningMessage]:
     """What compiling `model` and a step of it says; gradients must be eager's."""
     eager = copy.deepcopy(model)
@@ -92,6 +101,8 @@ def run(model: nn.Module, *given: Tensor, **options: object) -> list[warnings.Wa
 @pytest.mark.parametrize("name", CASES)
 def test_what_no_trace_holds_is_named_with_a_remedy_that_works(name: str) -> None:
     then, said, remedied = CASES[name]
+    if name == "an effect" and not checks_are_compiled():
+        pytest.skip("this torch compiles cholesky without its check")
     model = Net(then)
     (warning,) = run(model, torch.eye(4))
     with pytest.raises(CaptureError, match=said):
@@ -139,9 +150,10 @@ def test_a_number_that_varies() -> None:
         assert run(x, 3).tolist() == [3, 3, 3]
     torch._dynamo.reset()
     run = torch.compile(scaled, backend=backend, dynamic=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*runs op by op")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         assert [run(x, factor).tolist() for factor in (2, 3)] == [[2, 2, 2], [3, 3, 3]]
+    assert not [one for one in said if "runs op by op" in str(one.message)]
 
 
 def test_a_size_that_depends_on_numbers() -> None:
@@ -157,9 +169,10 @@ def test_a_size_that_depends_on_numbers() -> None:
     ):
         assert torch.compile(positive, backend=backend)(x).tolist() == [2, 4]
     torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*runs op by op")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         assert torch.compile(positive, backend=backend)(x).tolist() == [2, 4]
+    assert not [one for one in said if "runs op by op" in str(one.message)]
 
 
 def test_inputs_that_share_memory() -> None:
@@ -172,9 +185,10 @@ def test_inputs_that_share_memory() -> None:
     with pytest.warns(UserWarning, match=r"its input first shares memory.*first\.clone\(\)"):
         assert step(whole[:4], whole[2:]).tolist() == [4, 4, 2, 2]
     torch._dynamo.reset()  # torch does not guard on what shared memory
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*runs op by op")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         assert step(other[:4].clone(), other[2:]).tolist() == [2, 2, 2, 2]
+    assert not [one for one in said if "runs op by op" in str(one.message)]
 
 
 def test_the_step_of_an_optimizer() -> None:

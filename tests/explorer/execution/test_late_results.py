@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import tracefuse
-from tracefuse.captures import RecordedCapture
 from tracefuse.errors import ExportError
 from tracefuse.measure.peers import stand_in
+from tracefuse.recorded import RecordedCapture
 
 Run = Callable[[], list[Tensor]]
 
@@ -129,17 +129,37 @@ def test_a_scalar_that_no_backward_starts_from_is_no_loss() -> None:
     assert [out.of for out in tracefuse.capture(run).trace.outputs[:2]] == ["loss", "result"]
 
 
-def test_an_optimizer_step_is_refused_by_its_line_and_by_what_it_changes() -> None:
+def test_a_forward_behind_the_optimizer_is_refused_by_its_line() -> None:
     model, x = net(), data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def run() -> Tensor:
+        model(x).square().mean().backward()
+        optimizer.step()
+        return model(x).square().mean()
+
+    c = tracefuse.capture(run)
+    assert c.update is None
+    with pytest.raises(ExportError) as refused:
+        c.optimize().compile()
+    assert "the program goes on" in str(refused.value)
+    assert (
+        "return model(x).square().mean()) with what the optimizer changed. Capture one forward, its backward and its update."
+        in str(refused.value)
+    )
+
+
+def test_an_optimizer_that_evaluates_the_loss_itself_is_refused_by_name() -> None:
+    model, x = net(), data()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def evaluated() -> Tensor:
+        optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
-        optimizer.step()
         return loss
 
-    with pytest.raises(ExportError) as refused:
-        tracefuse.capture(run).optimize().compile()
-    assert "here optimizer.step() goes on with gradients" in str(refused.value)
-    assert "it changes 0.weight, 0.bias, 2.weight, 2.bias." in str(refused.value)
+    c = tracefuse.capture(lambda: optimizer.step(evaluated))
+    assert c.update is None
+    with pytest.raises(ExportError, match=r"LBFGS .* evaluates the loss as often as it likes"):
+        c.optimize().compile()

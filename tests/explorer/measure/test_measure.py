@@ -14,8 +14,8 @@ from fake_clock import FakeClock
 
 from tracefuse.device.clocks import CpuClock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
-from tracefuse.execution.difference import max_abs_difference
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.agreement import max_abs_difference
+from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import _order, measure
 from tracefuse.measure.timing import CONFIDENCE, MIN_ROUNDS, RATIO_CONFIDENCE, Estimate, estimate, paired_ratio, verdict
 from tracefuse.optimizers.errors import NotSupported

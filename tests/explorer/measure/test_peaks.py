@@ -101,12 +101,13 @@ def test_they_are_measured_once_and_found_again_by_the_next_session(
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda kept: {**kept, "copy": [1.0, 2.0]},
-        lambda kept: {**kept, "copy": [0.0, 0.0, 0.0, 1.0, 6]},
-        lambda kept: {**kept, "matmul": {"fp32": "fast"}},
-        lambda kept: {**kept, "matmul": {}},
+        lambda kept: {**kept, "bytes_per_s": [1.0, 2.0]},
+        lambda kept: {**kept, "bytes_per_s": {**kept["bytes_per_s"], "low": 0.0}},
+        lambda kept: {**kept, "flops_per_s": {"fp32": "fast"}},
+        lambda kept: {**kept, "flops_per_s": {"fp7": kept["bytes_per_s"]}},
+        lambda kept: {**kept, "flops_per_s": {}},
         lambda kept: [kept],
-        lambda kept: {"copy": kept["copy"]},
+        lambda kept: {"bytes_per_s": kept["bytes_per_s"]},
     ],
 )
 def test_what_is_kept_and_not_whole_is_measured_again(small: list[str], damage, monkeypatch) -> None:

@@ -12,7 +12,7 @@ import tracefuse
 from tracefuse.cli.flags import DEMO_OPTIONS, MAGIC_OPTIONS
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import Cancelled, OptionError
-from tracefuse.execution.replays import Replays
+from tracefuse.execution.program import Replays
 from tracefuse.measure.peer_names import PEERS
 from tracefuse.measure.peers import Peers, check_names, forward_function, stand_in
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate

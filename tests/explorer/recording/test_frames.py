@@ -9,7 +9,7 @@ import pytest
 from tracefuse.recording.frames import is_recorder, is_torchs_or_ours
 
 
-@pytest.mark.parametrize("name", ["tracefuse.recording", "tracefuse.recording.recorder", "tracefuse.captures"])
+@pytest.mark.parametrize("name", ["tracefuse.recording", "tracefuse.recording.recorder", "tracefuse.recorded"])
 def test_what_is_hidden_is_never_a_users_line(name: str) -> None:
     assert is_recorder(name)
     assert is_torchs_or_ours(importlib.import_module(name).__file__)

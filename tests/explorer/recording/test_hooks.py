@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -37,3 +38,22 @@ def test_a_loss_made_in_a_forward_is_not_the_root() -> None:
     assert {("model.head", "Linear"), ("model.CrossEntropyLoss", "CrossEntropyLoss")} <= places
     assert {("model.Sequential.0", "Linear"), ("model.Sequential.1", "ReLU")} <= places
     assert not any(path == "" and kind for path, kind in places)
+
+
+def test_a_module_that_cannot_name_what_it_has_is_captured_without_names() -> None:
+    class Nameless(nn.Linear):
+        def named_parameters(self, *args: object, **options: object) -> object:
+            raise RuntimeError("I have no names")
+
+        named_modules = named_buffers = named_parameters
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nameless, x = Nameless(4, 4), torch.randn(2, 4)
+    with tracefuse.capture() as c:
+        loss = nameless(model(x)).sum()
+        loss.backward()
+    named = {i.source for i in c.trace.inputs if i.kind == "parameter"}
+    assert {"0.weight", "0.bias", "1.weight", "1.bias"} <= named
+    assert len(named) == 6
+    with pytest.raises(RuntimeError, match="no names"):
+        nameless.named_parameters()

@@ -12,8 +12,8 @@ from torch.nn.modules import module
 
 import tracefuse
 from tracefuse.errors import CaptureError
+from tracefuse.recording.hooks import LaunchHook
 from tracefuse.recording.host_reads import Methods
-from tracefuse.recording.launches import LaunchHook
 from tracefuse.recording.recorder import Recorder
 
 METHODS = ("item", "__bool__", "__int__", "__float__", "__repr__", "tolist", "cpu", "__format__", "__contains__")

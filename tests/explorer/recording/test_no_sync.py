@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
+from read_tensors import READS, counts, mask, t, x
 from torch import Tensor, nn
 
 import tracefuse
 from tracefuse import SyncError, assert_no_sync
-
-x = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
-t, mask, counts = x.sum(), x > 0, torch.tensor([1, 2])
-table = list("abc")
-
-READS: dict[str, Callable[[], object]] = {
-    "`.item()`": lambda: t.item() + 1,
-    "`bool(t)`, `if t`": lambda: 1 if t else 0,
-    "`float(t)`": lambda: float(t),
-    "`int(t)`": lambda: int(t),
-    "a tensor as an index or a size": lambda: table[counts[0]],
-    "`in`": lambda: 3.0 in x,
-    "a formatted string": lambda: f"{t:.3f}",
-    "`print(t)`": lambda: repr(x),
-    "`.tolist()`": lambda: x.tolist()[0],
-    "`.cpu()`": lambda: x.cpu() + 1,
-    "`torch.equal(…)`": lambda: torch.equal(x, x),
-    "`nonzero`": lambda: torch.where(mask),
-    "`masked_select`": lambda: x.masked_select(mask),
-    "`unique`": lambda: counts.unique() + 1,
-    "a boolean mask as an index": lambda: x[mask],
-    "`repeat_interleave` without `output_size`": lambda: x.repeat_interleave(counts, 0),
-}
 
 
 @pytest.mark.parametrize("how", READS)
@@ -42,7 +18,7 @@ def test_every_read_is_an_error_with_its_line(how: str) -> None:
         READS[how]()
     text = str(error.value)
     assert text.startswith(f"{how} would make the host wait for a GPU (")
-    assert "at test_no_sync.py:" in text
+    assert "at read_tensors.py:" in text
     assert "lambda:" in text
     assert text.endswith("outside of `assert_no_sync()`.")
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tracefuse
-from tracefuse import recording
+from tracefuse import recording, steps
 from tracefuse.errors import CaptureError, SyncError
 from tracefuse.recording.recorder import Recorder
 
@@ -26,18 +26,21 @@ from tracefuse.recording.recorder import Recorder
 SHIELD = {
     "Shield.note", "Shield.survive", "Shield.survive_all", "Shield._fail", "_let_pass",
     "Recorder.__init__", "Recorder.__enter__", "Recorder.__exit__", "Recorder.__torch_dispatch__", "_run_conjugating",
-    "Run.__init__", "Run.start", "Run.stop",
-    "Shield.__init__", "ModuleStack.__init__", "WeakMap.__init__", "Thaw.__init__", "Thaw.__enter__", "Thaw.__exit__",
-    "BackwardHook._run", "LaunchHook._wrap.<locals>.tell_and_run", "Methods._wrapped.<locals>.read", "_collect_all",
+    "Run.__init__", "Run.start", "Run.stop", "Run.note_end",
+    "Shield.__init__", "ModuleStack.__init__", "UpdateHooks.__init__", "WeakMap.__init__",
+    "Thaw.__init__", "Thaw.__enter__", "Thaw.__exit__",
+    "Recorder.enter_stack", "Recorder.detach", "Recorder._taking", "are_notes_taken",
+    "BackwardHook._run", "OptimizerHook._starts", "OptimizerHook._ended",
+    "LaunchHook._wrap.<locals>.tell_and_run", "Methods._wrapped.<locals>.read", "_collect_all",
     "_Thawed.take", "WeakMap.__del__", "shielded.<locals>.noted",
     "assert_no_sync", "_NoSync.__init__", "_NoSync.__torch_dispatch__", "_sentence", "_raised_at", "hide_frames", "without",
-    "_module", "is_recorder",
+    "_module", "is_recorder", "StepRecorder.__torch_dispatch__", "StepRecorder.enter_stack",
 }  # fmt: skip
 
 
-def functions() -> Iterator[types.FunctionType]:
-    """Every function and method of the recorder's package."""
-    for found in pkgutil.iter_modules(recording.__path__, f"{recording.__name__}."):
+def functions(package: types.ModuleType) -> Iterator[types.FunctionType]:
+    """Every function and method of a package."""
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         module = importlib.import_module(found.name)
         for thing in vars(module).values():
             if inspect.isclass(thing) and thing.__module__ == module.__name__:
@@ -51,7 +54,9 @@ def is_of(thing: Any, module: types.ModuleType) -> bool:
     return inspect.isfunction(thing) and thing.__code__.co_filename == module.__file__
 
 
-INJECTED = {f.__qualname__: f for f in functions() if f.__qualname__ not in SHIELD}
+IN_RECORDING = {f.__qualname__: f for f in functions(recording) if f.__qualname__ not in SHIELD}
+IN_STEPS = {f.__qualname__: f for f in functions(steps) if f.__qualname__ not in SHIELD}
+INJECTED = IN_RECORDING | IN_STEPS
 
 
 class Net(nn.Module):
@@ -106,7 +111,7 @@ def failing(request: pytest.FixtureRequest) -> Iterator[list[str]]:
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     original.__kwdefaults__ = function.__kwdefaults__
-    undoes = function.__name__ in ("leave", "detach", "__exit__", "undo", "_unwrap_all")
+    undoes = function.__name__ in ("leave", "_take_out", "detach", "stop", "__exit__", "undo", "_unwrap_all")
     code, defaults = function.__code__, (function.__defaults__, function.__kwdefaults__)
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +142,49 @@ def expected() -> Any:
     return run(fresh())
 
 
-@pytest.mark.parametrize("failing", INJECTED, indirect=True)
+def loop() -> tuple[list[Any], list[Tensor | None]]:
+    """Some steps with two optimizers, an average of the weights and a mode that is entered between."""
+    torch.manual_seed(3)
+    nets = [nn.Linear(4, 4), nn.Linear(4, 2)]
+    average = nets[0].weight.detach().clone()
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    words: list[Any] = []
+    for _ in range(5):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad(set_to_none=False)
+            loss = net(torch.randn(2, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+        average.mul_(0.5).add_(nets[0].weight.detach())
+        words.append(loss.item())
+    return words, [average, *(p for net in nets for p in net.parameters())]
+
+
+@pytest.mark.parametrize("way", ["a block", "a step"])
+@pytest.mark.parametrize("failing", IN_STEPS, indirect=True)
+def test_a_loop_runs_as_without_the_watch_of_its_steps_that_fails(
+    failing: list[str], way: str, request: pytest.FixtureRequest
+) -> None:
+    name = request.node.callspec.params["failing"]
+    compares = INJECTED[name].__module__.endswith(".varying") or name == "StepOp.is_like"
+    alone = loop()
+    failing.clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with tracefuse.capture() if way == "a block" else tracefuse.capture_step(n=3) as c:
+            found = loop()
+    assert same(found, alone)
+    ours = [w for w in told if "your program goes on without it" in str(w.message)]
+    assert len(ours) == bool(failing)
+    if failing and compares:
+        assert c.steps.remarks == ("steps could not be compared: RuntimeError: injected",)
+        assert c.trace.op_count > 10
+    elif failing:
+        with pytest.raises(CaptureError, match="injected"):
+            c.trace  # noqa: B018
+
+
+@pytest.mark.parametrize("failing", IN_RECORDING, indirect=True)
 def test_a_program_runs_as_without_a_recorder_that_fails(failing: list[str], request: pytest.FixtureRequest) -> None:
     train_all = "thaw" in INJECTED[request.node.callspec.params["failing"]].__module__
     expected()
@@ -157,7 +204,8 @@ def test_a_program_runs_as_without_a_recorder_that_fails(failing: list[str], req
 
 
 def test_the_functions_are_found() -> None:
-    assert len(INJECTED) > 100
+    assert len(IN_RECORDING) > 100
+    assert len(IN_STEPS) > 40
     assert {
         "Recorder._noted",
         "BackwardHook.enter",

@@ -364,7 +364,7 @@ def test_a_pass_that_a_file_does_not_know_was_off(path: Path, tmp_path: Path) ->
 
 
 WRONG: dict[str, tuple[Edit, str]] = {
-    "a newer version": (changing("session.json", lambda d: d.update(version=3)), "as version 3 of sessions.*open it with"),
+    "a newer version": (changing("session.json", lambda d: d.update(version=4)), "as version 4 of sessions.*open it with"),
     "another kind of file": (changing("session.json", lambda d: d.update(format="pickle")), "is no session"),
     "a list for a head": (set_text("session.json", "[]"), "is no session"),
     "no JSON": (set_text("trace.json", "{"), "trace.json is no JSON"),
@@ -440,3 +440,14 @@ def test_what_a_docstring_holds_cannot_end_it(tmp_path: Path) -> None:
     statement = ast.parse(capture.optimize().source).body[0]
     assert isinstance(statement, ast.Expr)
     assert capture.environment["device"] in ast.literal_eval(statement.value)
+
+
+def test_a_file_that_no_command_would_open_is_not_written(capture: tracefuse.Capture, tmp_path: Path) -> None:
+    with pytest.raises(SessionError, match=r"does not end in \.tfz.*: name it .*x\.txt\.tfz"):
+        capture.save(tmp_path / "x.txt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loaded_capture_says_its_file_and_its_ops(capture: tracefuse.Capture, tmp_path: Path) -> None:
+    path = capture.save(tmp_path / "a.tfz")
+    assert repr(tracefuse.load(path)) == f"<tracefuse.load({str(path)!r}): {capture.counts}>"

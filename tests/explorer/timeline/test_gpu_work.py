@@ -13,10 +13,9 @@ from cuda_traces import on_cuda
 
 import tracefuse
 from tracefuse.config.configuration import Config
-from tracefuse.device.marks import MARK
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.timeline.events import Event
+from tracefuse.timeline.events import MARK, Event
 from tracefuse.timeline.gpu_work import GpuWork, Part, gpu_work
 from tracefuse.timeline.lanes import ProgramTimeline
 from tracefuse.timeline.replayed import Timeline, attributed

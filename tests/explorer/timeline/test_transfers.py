@@ -7,9 +7,8 @@ import torch
 
 import tracefuse
 from tracefuse.config.configuration import Config
-from tracefuse.device.marks import MARK
 from tracefuse.measure.op_times import Transfer
-from tracefuse.timeline.events import Event
+from tracefuse.timeline.events import MARK, Event
 from tracefuse.timeline.replayed import Timeline, attributed
 from tracefuse.timeline.transfers import transfers
 

@@ -1,7 +1,8 @@
 """The structural cases of `cat`, as a table: what a program becomes, and every reason given on the way.
 
 The table is `golden/cat_cases.txt`, written anew by UPDATE_GOLDEN=1 and printed by `pytest -s -k table`. Each row is also
-held to the laws of passes (`traces.tried`), to eager's numbers in float64, and to the bytes that its kernels move.
+held to the laws of passes (`traces.tried`), to eager's numbers in float64, and to the bytes that its kernels move;
+random programs are held to those bytes, too.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cat_bytes import NOISE, fused, moved
+from drawn_programs import Drawn, programs
+from drawn_trials import differentiated, trying
+from hypothesis import given
 from torch import Tensor
 from traces import captured, demanded, ops, tried
 
 import tracefuse
 from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.costs.cost import bytes_moved, bytes_written
+from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.passes import Decision, run_pipeline
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace
+
+NOISE = 17 / 16
+"""What reductions by parts may write more than a kernel that holds them and the concatenation."""
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cat_cases.txt"
 
@@ -158,6 +167,26 @@ def test_a_row_moves_no_more_bytes(name):
     one = row(name)
     assert moved(one.after) <= moved(one.before)
     assert moved(fused(one.after)) <= moved(fused(one.before)) * NOISE
+
+
+def fused(trace: Trace) -> Trace:
+    return run_pipeline(trace, [Fuse()])[-1].after
+
+
+def moved(trace: Trace) -> int:
+    """Bytes that the trace's kernels and ATen ops read and write."""
+    return sum(n.target.nbytes if isinstance(n.target, Kernel) else bytes_moved(n) for n in trace.ops)
+
+
+@trying(20)
+@given(programs(torch.float64))
+def test_no_program_moves_more_bytes(drawn: Drawn) -> None:
+    capture, _ = differentiated(drawn).capture()
+    simplified, cat = (step.after for step in run_pipeline(capture.trace, [Simplify(), Cat()]))
+    assert sum(map(bytes_written, cat.ops)) <= sum(map(bytes_written, simplified.ops))
+    assert moved(cat) <= moved(simplified)
+    if moved(cat) < moved(simplified):
+        assert moved(fused(cat)) <= moved(fused(simplified)) * NOISE
 
 
 @pytest.mark.parametrize("name", STAYS)

@@ -12,8 +12,8 @@ from traces import captured, demanded, ops, tried
 
 import tracefuse
 from tracefuse.optimizers.freeze import Freeze
-from tracefuse.optimizers.freeze.narrowing import flags, given, is_switchable, mask_argument, narrow
-from tracefuse.optimizers.ops import op_name
+from tracefuse.optimizers.freeze.narrowing import flags, is_switchable, mask_argument, narrow
+from tracefuse.optimizers.ops import arguments, op_name
 from tracefuse.optimizers.simplify import Simplify
 
 # Multi-output backward operators without a mask, and why nothing can be switched off. What is unread stays computed, and
@@ -89,7 +89,7 @@ def test_what_is_unread_is_switched_off(name):
         assert node.meta["val"][read] is not None
         assert sum(d.nbytes for d in decisions) == 4 * sum(v is None for v in node.meta["val"])
         if mask := mask_argument(target):
-            assert given(node, mask[1]) == [i == read for i in range(len(node.meta["val"]))]
+            assert arguments(node)[mask[1]] == [i == read for i in range(len(node.meta["val"]))]
         assert not narrow(node, decisions.append), "a second time there is nothing to do"
         decisions.clear()
 
@@ -148,7 +148,7 @@ def test_the_outputs_that_are_left_have_the_same_numbers(name, frozen):
     assert name in ops(capture.trace), "the operator that is meant"
     result = tried([Freeze(frozen), Simplify()], capture)
     (node,) = [n for n in result.after.ops if op_name(n).startswith(f"aten.{name}")]
-    mask = given(node, mask_argument(node.target)[1])
+    mask = arguments(node)[mask_argument(node.target)[1]]
     assert mask == [output not in frozen for output in "abc"[: len(mask)]]
     expected = torch.autograd.grad(OPERATORS[name](a, b, c).square().sum(), [a, b, c])
     by_name = dict(zip("abc", expected, strict=True))
@@ -182,7 +182,7 @@ def test_bias_gradients_of_a_fused_cell_are_switched_off(cell):
 
     result = tried([Freeze(("bias_*",)), Simplify()], captured(run))
     (node,) = [n for n in result.after.ops if "cell_backward" in op_name(n)]
-    assert given(node, "has_bias") is False
+    assert arguments(node)["has_bias"] is False
 
 
 @pytest.mark.gpu
@@ -200,7 +200,7 @@ def test_attention_below_everything_trained_keeps_no_log_sum_exp(dtype):
     result = tried([Freeze(("[qkv]",)), Simplify()], captured(run))
     (node,) = [n for n in result.after.ops if "attention" in op_name(n)]
     if flags(node.target):
-        assert given(node, "compute_log_sumexp") is False
+        assert arguments(node)["compute_log_sumexp"] is False
 
 
 if __name__ == "__main__":  # what this torch has

@@ -16,7 +16,7 @@ from nbclient.exceptions import CellExecutionError
 from notebook_kernel import QUICK, SETUP, Kernel
 
 from tracefuse.config.configuration import Config
-from tracefuse.widgets.notebook.magic import parse, split_expression
+from tracefuse.widgets.notebook.magic import _run_expression, parse, split_expression
 
 # --- as if there were no magic ----------------------------------------------------------------------------------------
 
@@ -27,6 +27,15 @@ def test_the_cell_runs_once_and_its_last_value_is_displayed(kernel: Kernel) -> N
     assert (reply.status, reply.value, reply.text) == ("ok", "torch.Size([])", "hello\n")
     assert reply.shows_view
     assert kernel.value("runs, x.grad is not None, Out[max(Out)]") == "([1], True, torch.Size([]))"
+
+
+def test_a_cell_that_trains_for_several_steps_shows_one_of_them(kernel: Kernel) -> None:
+    kernel.run("net = torch.nn.Linear(3, 1)\nsgd = torch.optim.SGD(net.parameters(), lr=0.1)")
+    step = "    aim = net(torch.ones(2, 3)).mean()\n    aim.backward()\n    sgd.step()\n    sgd.zero_grad()"
+    reply = kernel.run(f"{QUICK} -o many\nfor _i in range(5):\n{step}")
+    assert (reply.status, reply.shows_view) == ("ok", True)
+    assert kernel.value("many.steps.headline") == "'one step × 5, step 3 shown'"
+    assert kernel.value("many.trace.outputs[0].of, sorted(many.optimizers)") == "('aim', ['sgd'])"
 
 
 def test_a_semicolon_suppresses_the_value_but_not_the_view(kernel: Kernel) -> None:
@@ -221,6 +230,13 @@ def test_a_bad_glob_is_said_in_the_view_and_nothing_is_measured(kernel: Kernel) 
     assert "times: not measured" in bundle["text/plain"]
 
 
+def test_a_page_that_cannot_be_written_is_refused_before_the_cell_runs(kernel: Kernel) -> None:
+    reply = kernel.run("%%tracefuse --html gone/a.html\nhas_run = True\nx.sin().sum().backward()")
+    assert reply.status == "error"
+    assert "--html gone/a.html: there is no such directory: create it" in reply.text
+    assert kernel.value("'has_run' in globals()") == "False"
+
+
 def test_the_budget_is_that_of_the_first_line(kernel: Kernel) -> None:
     reply = kernel.run("%%tracefuse -o timed --budget-s 0.01\nx.sin().sum().backward()")
     assert reply.status == "ok", reply.error
@@ -228,11 +244,14 @@ def test_the_budget_is_that_of_the_first_line(kernel: Kernel) -> None:
     assert kernel.value(rounds) == "['budget of 0.01 s']"
 
 
-def test_a_cell_with_an_optimizer_step_is_not_measured_and_says_why(kernel: Kernel) -> None:
-    kernel.run("w = torch.randn(4, requires_grad=True)\nopt = torch.optim.SGD([w], lr=0.1)")
-    reply = kernel.run("%%tracefuse\nw.sin().sum().backward()\nopt.step()")
+def test_a_cell_that_goes_on_after_its_step_is_not_measured_and_says_why(kernel: Kernel) -> None:
+    kernel.run("layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)\nopt = torch.optim.SGD(layer.parameters(), lr=0.1)")
+    reply = kernel.run("%%tracefuse\nlayer(x).sum().backward()\nopt.step()\nafter = layer(x)")
     (bundle,) = (b for b in reply.displayed if "text/html" in b)
-    assert "more than one forward and one backward: opt.step() in the same cell" in bundle["text/plain"]
+    assert (
+        "after = layer(x)) with what the optimizer changed. Capture one forward, its backward and its update."
+        in bundle["text/plain"]
+    )
     assert reply.text == ""
 
 
@@ -319,3 +338,11 @@ def test_in_a_terminal_the_text_has_what_was_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "measured on CPU" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("line", ["--help", "-h", "--no-cat --help"])
+def test_help_as_a_line_is_the_text_of_the_magic(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _run_expression(line)
+    said = capsys.readouterr().out
+    assert "%%tracefuse [-o NAME]" in said
+    assert "--no-cat" in said

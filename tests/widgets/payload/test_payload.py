@@ -143,8 +143,8 @@ def test_without_passes_nothing_is_marked() -> None:
     shown = payload(variant(**dict.fromkeys(PASSES, False)))
     assert {line["diff"] for half in ("forward", "backward") for line in shown[half]["lines"]} == {" "}
     assert shown["summary"]["kernels"] == {"unique": 0, "launches": 0}
-    off = "simplify=False, freeze=None, cat=False, decompose=False, pad=False, remat=None, fuse=False"
-    assert shown["call"] == f"c.optimize({off})"
+    off = "simplify=False, freeze=None, cat=False, decompose=False, pad=False, remat=None, optimizer_step=False"
+    assert shown["call"] == f"c.optimize({off}, fuse=False)"
 
 
 def test_guards_are_notes() -> None:
@@ -162,7 +162,22 @@ def test_a_value_that_a_line_reads_again_and_again_is_one_note() -> None:
 
     (note,) = payload(tracefuse.capture(step).optimize())["notes"]
     assert note["kind"] == "guard"
-    assert note["text"].startswith("4 times: The cell read 3.0 from a tensor")
+    assert note["text"].startswith("4 times: The program read 3.0 from a tensor")
+
+
+def test_what_an_optimizer_reads_is_said_to_be_its_count_of_steps() -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        with tracefuse.capture() as c:
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    (note,) = payload(c.optimize())["notes"]
+    assert note["text"].startswith(
+        "2 times: 2.0 is the step count of the optimizer (optimizer.step()), read by the host."
+    )
+    assert "`fused=True`" in note["text"]
+    assert "holds for this value only" not in note["text"]
 
 
 def notes_of(shown: dict) -> list[str]:
@@ -232,14 +247,16 @@ def stepped() -> tracefuse.Capture:
     with tracefuse.capture() as c:
         model(x).sum().backward()
         optimizer.step()
+        after = model(x)
+    assert after.requires_grad
     return c
 
 
-def test_a_cell_with_an_optimizer_step_says_up_front_that_it_cannot_be_measured() -> None:
+def test_a_cell_that_goes_on_after_its_step_says_up_front_that_it_cannot_be_measured() -> None:
     shown = payload(stepped().optimize())
-    assert shown["blocked"] == (
-        "This cell does more than one forward and one backward: optimizer.step() in the same cell. "
-        "Move it to another cell, or capture one step by `with tracefuse.capture():`, to measure and export."
+    assert shown["blocked"].startswith("the program goes on (")
+    assert shown["blocked"].endswith(
+        "after = model(x)) with what the optimizer changed. Capture one forward, its backward and its update."
     )
     assert shown["blocked"] in to_text(shown)
 

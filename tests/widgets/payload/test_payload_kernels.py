@@ -26,7 +26,7 @@ from tracefuse.widgets.payload.kernels import (
     inspect_kernel,
     kernel_calls,
     kernel_records,
-    mean_bytes_read,
+    mean_bytes,
 )
 from tracefuse.widgets.payload.program import payload
 
@@ -88,7 +88,7 @@ def test_the_calls_of_a_long_sum_read_its_operands_in_the_mean() -> None:
     kernel = next(n.target for n in trace.ops if isinstance(n.target, LongSum))
     counts = [len(n.args) for n in trace.ops if n.target == kernel]
     assert sorted(counts) == [8, 12]
-    assert mean_bytes_read(kernel, trace) == 10 * 64
+    assert mean_bytes(kernel, trace) == (10 * 64, 64)
 
 
 # --- how fast ---------------------------------------------------------------------------------------------------------

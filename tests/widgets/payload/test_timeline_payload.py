@@ -17,7 +17,8 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.timeline.replayed import Timeline, timeline
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload.timeline import OpByOp, timeline_record
+from tracefuse.widgets.payload.measured import Measured
+from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.view.explorer import Explorer
 
 COLUMNS = {"start_us": "<f8", "duration_us": "<f4", "name": "<u4", "value": "<u4", "delay_us": "<f4", "lane": "<u2"}
@@ -68,34 +69,34 @@ def test_a_widget_sends_the_events_as_binary() -> None:
 
 
 def test_times_are_kept_by_configuration() -> None:
-    kept, v = OpByOp(), variant()
-    assert kept.shown(v) == {"times": (None, None), "own_times": None, "work": None, "peaks": None}
-    kept.measure(v)
-    before, after = kept.shown(v)["times"]
+    kept, v = Measured(), variant()
+    assert kept.replayed(v) == {"times": (None, None), "own_times": None, "work": None, "peaks": None}
+    kept.profile(v)
+    before, after = kept.replayed(v)["times"]
     assert before.us.keys() <= {node.name for node in v.capture.trace.ops}
     assert after.us.keys() <= {node.name for node in v.trace.ops}
-    assert kept.shown(v)["own_times"] is after
+    assert kept.replayed(v)["own_times"] == after
 
 
 def test_a_modelled_time_never_stands_beside_a_measured_one() -> None:
     """It would look like a change: of a configuration that was not measured, both sides are modelled."""
-    kept, v = OpByOp(), variant()
-    kept.measure(v)
+    kept, v = Measured(), variant()
+    kept.profile(v)
     other = v.with_config(cat=False)
-    assert kept.shown(other)["times"] == (None, None)
-    assert kept.shown(other, baseline=v)["times"] == (None, None)
-    kept.measure(other, v)
-    assert all(kept.shown(other, baseline=v)["times"])
-    assert all(kept.shown(other)["times"])
+    assert kept.replayed(other)["times"] == (None, None)
+    assert kept.replayed(other, baseline=v)["times"] == (None, None)
+    kept.profile(other, v)
+    assert all(kept.replayed(other, baseline=v)["times"])
+    assert all(kept.replayed(other)["times"])
 
 
 def test_a_pass_that_changes_nothing_changes_no_time() -> None:
     x = torch.randn(8, 8, requires_grad=True)
     v = tracefuse.capture(lambda: (x.sin() * x.cos()).sum().backward()).optimize()
-    kept = OpByOp()
-    kept.measure(v)
-    assert kept.shown(v.with_config(cat=False))["times"] == kept.shown(v)["times"]
-    assert kept.shown(v.with_config(fuse=False))["times"] == (None, None)
+    kept = Measured()
+    kept.profile(v)
+    assert kept.replayed(v.with_config(cat=False))["times"] == kept.replayed(v)["times"]
+    assert kept.replayed(v.with_config(fuse=False))["times"] == (None, None)
 
 
 def test_measuring_shows_a_timeline_and_measured_times_until_the_next_switch() -> None:

@@ -186,7 +186,10 @@ def test_measuring_times_the_shown_one_against_the_pinned_one() -> None:
     assert not explorer.payload["timing"]["is_pinned"]
     send(explorer, {"type": "pin"})
     send(explorer, {"type": "configure", "changes": {"cat": False}})
-    assert explorer.payload["timing"]["stale"]
+    pinned = explorer.payload["timing"]
+    assert (pinned["stale"], pinned["is_pinned"]) == (True, True)
+    assert all(row["baseline_ms"] and row["variant_ms"] is row["ratio"] is None for row in pinned["rows"])
+    assert "not measured" in str(explorer)
     send(explorer, {"type": "measure"})
     timing = explorer.payload["timing"]
     assert (timing["stale"], timing["is_pinned"]) == (False, True)
@@ -293,7 +296,14 @@ def test_each_pass_gets_its_own_share_which_ages_with_the_configuration() -> Non
     assert explorer.status == IDLE
     shares = {one["name"]: one["delta_ms"] for one in explorer.payload["passes"]}
     assert shares["fuse"] is None
-    assert {name for name, share in shares.items() if share} == {"simplify", "freeze", "cat", "pad", "remat"}
+    assert {name for name, share in shares.items() if share} == {
+        "simplify",
+        "freeze",
+        "cat",
+        "pad",
+        "optimizer_step",
+        "remat",
+    }
     assert shares["cat"]["low"] <= shares["cat"]["median"] <= shares["cat"]["high"]
     assert shares["freeze"]["provenance"].endswith("the same program without it")
     assert re.search(r": \d+ rounds?$", shares["cat"]["provenance"])

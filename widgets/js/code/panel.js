@@ -1,8 +1,11 @@
-// The Code tab: both halves of the trace as code, side by side, with what changed against the baseline and what one pass decided.
+// The Code tab: both halves of the trace and its update as code, side by side, with what changed against the baseline and what one pass decided.
 
 import { h, plural } from "../parts/dom.js";
 import { decided, sentence } from "../passes/decisions.js";
 import { CodePane } from "./pane.js";
+
+/** @type {Half} */
+const NO_UPDATE = { lines: [], ops: [0, 0], added: 0, removed: 0 };
 
 /** @implements {Panel} */
 export class CodePanel {
@@ -11,7 +14,9 @@ export class CodePanel {
     this.act = act;
     this.forward = new CodePane("Forward", act);
     this.backward = new CodePane("Backward", act);
-    this.panes = [this.forward, this.backward];
+    this.update = new CodePane("Update", act);
+    this.panes = [this.forward, this.backward, this.update];
+    this.columns = h("div", { class: "tf-panes" }, this.panes.map((pane) => pane.element));
     const toggle = (/** @type {string} */ id, /** @type {boolean} */ checked) => h("input", { type: "checkbox", checked, "data-testid": id, onchange: () => this.redraw() });
     this.removed = toggle("tf-diff", true);
     this.changes = toggle("tf-only-changes", false);
@@ -31,7 +36,7 @@ export class CodePanel {
     );
     this.alone = h("input", { type: "checkbox", "data-testid": "tf-alone", onchange: () => this.toggleAlone() });
     this.strip = h("div", { class: "tf-strip", hidden: true, "data-testid": "tf-strip" });
-    this.element = h("div", { class: "tf-code-panel" }, toolbar, this.strip, h("div", { class: "tf-panes" }, this.forward.element, this.backward.element));
+    this.element = h("div", { class: "tf-code-panel" }, toolbar, this.strip, this.columns);
     this.element.addEventListener("keydown", (event) => this.onKey(event));
     /** @type {View | null} */
     this.view = null;
@@ -43,7 +48,7 @@ export class CodePanel {
     this.matches = null;
     /** The pass whose own change Python was asked for last. */
     this.asked = "";
-    /** What is drawn: the whole, or what one pass alone changed. @type {Pick<PassDiff, "forward" | "backward"> | null} */
+    /** What is drawn: the whole, or what one pass alone changed. @type {Pick<PassDiff, "forward" | "backward" | "update"> | null} */
     this.drawn = null;
   }
 
@@ -61,6 +66,10 @@ export class CodePanel {
     const shown = { removed: this.removed.checked, changes: this.changes.checked, frees: this.frees.checked };
     this.forward.show(this.drawn.forward, payload, shown);
     this.backward.show(this.drawn.backward, payload, shown);
+    const { update } = this.drawn;
+    this.columns.classList.toggle("tf-panes-three", update !== null);
+    this.update.element.hidden = update === null;
+    this.update.show(update ?? NO_UPDATE, payload, shown);
     const whole = `Against ${payload.baseline.call}${payload.baseline.is_pinned ? " (pinned)" : ""}`;
     this.against.textContent = this.drawn === payload ? whole : `${pass} alone: before it and after it`;
     this.against.title = this.against.textContent;

@@ -1,4 +1,5 @@
-// The layout of the graph: the forward flows down at the left, the backward up at the right, so that twins face each other.
+// The layout of the graph: the forward flows down at the left, the backward up at the right, so that twins face each other, and
+// an update down beside them, in no module's band.
 // A module is a band across both. In it, its own ops and the modules inside alternate as the program gets to them; own ops
 // between two such modules are in layers by who reads whom. Nothing depends on what was laid out before.
 
@@ -44,20 +45,31 @@ export const NODE = { w: 160, h: 50 };
 const GAP = { x: 14, y: 22, columns: 48 };
 const PAD = { side: 12, top: 26, bottom: 12, around: 32 };
 const WIDEST = 4;
-const PHASES = /** @type {const} */ (["forward", "backward"]);
+const HALVES = /** @type {const} */ (["forward", "backward"]);
+const PHASES = /** @type {const} */ (["forward", "backward", "update"]);
 
 /** @param {import("./modules.js").Program} program @param {Folding} folding @returns {Layout} */
 export function layOut(program, folding) {
   /** @type {Layout} */
-  const layout = { nodes: new Map(), boxes: [], edges: [], links: [], axes: { forward: 0, backward: 0 }, x: 0, w: 0, h: 0, nodeOf: new Map() };
+  const layout = { nodes: new Map(), boxes: [], edges: [], links: [], axes: { forward: 0, backward: 0, update: NaN }, x: 0, w: 0, h: 0, nodeOf: new Map() };
   const root = measure(program.root, 0, folding, layout);
   layout.axes.backward = (root.widths.forward + root.widths.backward) / 2 + GAP.columns;
   layout.x = -root.widths.forward / 2 - PAD.around;
   layout.w = root.widths.forward + root.widths.backward + GAP.columns + 2 * PAD.around;
   layout.h = root.height;
   place(root.rows, 0, layout.axes);
+  const late = program.ops.filter(({ value }) => value.phase === "update");
+  if (late.length > 0) placeUpdate(layered(late, layout), root.widths.backward, layout);
   connect(program.ops, hidden(layout.boxes), layout);
   return layout;
+}
+
+/** Right of the backward. @param {Band} column @param {number} width of the backward @param {Layout} layout */
+function placeUpdate(column, width, layout) {
+  layout.axes.update = layout.axes.backward + (width + column.widths.update) / 2 + GAP.columns;
+  layout.w += column.widths.update + GAP.columns;
+  layout.h = Math.max(layout.h, column.height);
+  place([column], 0, layout.axes);
 }
 
 /** Whether a module, of folded ones the first, is shown with what is inside. @param {Module} module @param {number} level @param {Folding} folding */
@@ -95,7 +107,7 @@ function measure(module, level, folding, layout) {
 function stack(rows) {
   const height = rows.reduce((sum, row) => sum + row.height, 0) + GAP.y * Math.max(0, rows.length - 1);
   const widest = (/** @type {Phase} */ phase) => Math.max(NODE.w, ...rows.map(({ widths }) => widths[phase]));
-  return { height, widths: { forward: widest("forward"), backward: widest("backward") } };
+  return { height, widths: { forward: widest("forward"), backward: widest("backward"), update: 0 } };
 }
 
 /** The module's own ops before, between and after what is inside it. @param {Module} module @param {Run[]} runs @returns {Op[][]} */
@@ -104,7 +116,7 @@ function split({ ops }, runs) {
   const lasts = runs.map(({ members }) => Math.max(...members.map(({ last }) => last)));
   /** @type {Op[][]} */
   const gaps = Array.from({ length: runs.length + 1 }, () => []);
-  for (const op of ops) {
+  for (const op of ops.filter(({ value }) => value.phase !== "update")) {
     // What runs later in the backward stands above.
     const at = op.value.phase === "forward" ? after(firsts, (first) => first < op.rank) : after(lasts, (last) => last > op.rank);
     gaps[at].push(op);
@@ -128,16 +140,16 @@ function childBand(run, level, folding, layout) {
   layout.boxes.push(box);
   if (!box.isOpen) return [collapsed(box, layout)];
   const inside = measure(module, level, folding, layout);
-  const widths = { forward: inside.widths.forward + 2 * PAD.side, backward: inside.widths.backward + 2 * PAD.side };
+  const widths = { forward: inside.widths.forward + 2 * PAD.side, backward: inside.widths.backward + 2 * PAD.side, update: 0 };
   return [{ ...inside, height: inside.height + PAD.top + PAD.bottom, widths, box }];
 }
 
 /** @param {Box} box @param {Layout} layout @returns {Band} */
 function collapsed(box, layout) {
   const ops = box.members.flatMap(opsIn);
-  const halves = PHASES.map((phase) => ({ phase, ops: ops.filter(({ value }) => value.phase === phase) }));
+  const halves = HALVES.map((phase) => ({ phase, ops: ops.filter(({ value }) => value.phase === phase) }));
   const nodes = halves.filter((half) => half.ops.length > 0).map((half) => node(`${box.module.path}|${half.phase}`, half.phase, half.ops, box, layout));
-  return { height: NODE.h, widths: { forward: NODE.w, backward: NODE.w }, nodes, box: null, rows: [] };
+  return { height: NODE.h, widths: { forward: NODE.w, backward: NODE.w, update: 0 }, nodes, box: null, rows: [] };
 }
 
 /** @param {string} id @param {Phase} phase @param {Op[]} ops @param {Box | null} module @param {Layout} layout @returns {Node} */
@@ -148,12 +160,12 @@ function node(id, phase, ops, module, layout) {
   return made;
 }
 
-/** Both halves of some ops, each in layers. @param {Op[]} ops @param {Layout} layout @returns {Band} */
+/** Each phase of some ops in layers. @param {Op[]} ops @param {Layout} layout @returns {Band} */
 function layered(ops, layout) {
   const halves = PHASES.map((phase) => ops.filter(({ value }) => value.phase === phase)).map((some) => ({ some, rows: inRows(layers(some)) }));
   const count = Math.max(...halves.map(({ rows }) => rows.length));
   const height = count * (NODE.h + GAP.y) - GAP.y;
-  const widths = { forward: 0, backward: 0 };
+  const widths = { forward: 0, backward: 0, update: 0 };
   for (const [at, phase] of PHASES.entries()) {
     const { some, rows } = halves[at];
     const columns = Math.max(0, ...rows.map((row) => row.length));
@@ -163,7 +175,7 @@ function layered(ops, layout) {
     const start = Math.floor((count - rows.length) / 2);
     for (const [index, row] of rows.entries()) {
       const from = start + index;
-      arrange(row, columns, (phase === "forward" ? from : count - 1 - from) * (NODE.h + GAP.y), layout);
+      arrange(row, columns, (phase === "backward" ? count - 1 - from : from) * (NODE.h + GAP.y), layout);
     }
   }
   return { height, widths, nodes: ops.map((op) => /** @type {Node} */ (layout.nodeOf.get(op))), box: null, rows: [] };

@@ -9,12 +9,12 @@ import { boxAround, glyphAt, isOnGlyph, nodeAt, step } from "./walk.js";
 
 const SHOWN = { views: false, removed: false };
 
-/** Values from rows "name = op(read, read) @module", backward ones after a row "---"; "!" in front: removed. */
+/** Values from rows "name = op(read, read) @module", backward ones after a row "---"; "!" in front: removed; the update's after another "---". */
 function payload(text) {
   const values = {};
   let phase = "forward";
   for (const row of text.trim().split("\n").map((one) => one.trim())) {
-    if (row === "---") phase = "backward";
+    if (row === "---") phase = phase === "forward" ? "backward" : "update";
     else add(values, row, phase);
   }
   for (const [name, value] of Object.entries(values)) for (const read of value.reads) values[read]?.uses.push(name);
@@ -214,4 +214,21 @@ test("5,300 nodes, all open, take less than half a second", () => {
   assert.equal(layout.nodes.size, 5300);
   console.log(`${layout.nodes.size} nodes: ${ms.toFixed(0)} ms of CPU`);
   assert.ok(ms < 500, `${ms} ms`);
+});
+
+test("an update flows down beside the backward, in no module's box", () => {
+  const text = `
+    x = placeholder()
+    a = mm(x) @m
+    ---
+    da = mm(a) @m
+    ---
+    norm = norm(da)
+    step = mul(da, norm)`;
+  const { layout } = laidOut(text);
+  const [a, da, norm, step] = ["a", "da", "norm", "step"].map((name) => layout.nodes.get(name));
+  assert.ok(a.x + a.w < da.x && da.x + da.w < norm.x && norm.y < step.y);
+  assert.ok(layout.boxes.every((box) => box.x + box.w <= norm.x));
+  assert.ok(norm.x + norm.w <= layout.x + layout.w && step.y + step.h <= layout.h);
+  assert.ok(Number.isNaN(laidOut(CHAIN).layout.axes.update));
 });

@@ -54,7 +54,7 @@ export function paintEdges(context, view, scene) {
 /** Add an edge to the path, if any of it can be in view. @param {CanvasRenderingContext2D} context @param {Edge} edge @param {Rect} view @param {Scene} scene */
 function flow(context, { from, to, phase }, view, { rectOf, layout, camera }) {
   const [a, b] = [rectOf(from), rectOf(to)];
-  const isDown = phase === "forward";
+  const isDown = phase !== "backward";
   // A folded layer's edge ends at the border of the layer that stands for it, on the side where it comes in or goes out.
   const start = { x: isBox(from) ? layout.axes[phase] : a.x + a.w / 2, y: isDown !== (isBox(from) && holds(a, b)) ? a.y + a.h : a.y };
   const end = { x: isBox(to) ? layout.axes[phase] : b.x + b.w / 2, y: isDown !== (isBox(to) && holds(b, a)) ? b.y : b.y + b.h };

@@ -219,7 +219,8 @@ export function paintHeads(context, { layout, camera, size, colours }, ratio) {
   context.font = `${FONT.title} ${colours.sans}`;
   context.textBaseline = "middle";
   context.textAlign = "center";
-  for (const [phase, text] of /** @type {const} */ ([["forward", "Forward ↓"], ["backward", "Backward ↑"]])) {
+  for (const [phase, text] of /** @type {const} */ ([["forward", "Forward ↓"], ["backward", "Backward ↑"], ["update", "Update ↓"]])) {
+    if (Number.isNaN(layout.axes[phase])) continue;
     const at = (layout.axes[phase] - camera.x) * camera.scale;
     const room = context.measureText(text).width / 2 + 8;
     context.fillText(text, clamp(at, room, size.w - room), HEAD / 2 + 0.5);

@@ -92,7 +92,7 @@ export class GraphPanel {
     if (!this.view) return;
     const { payload } = this.view;
     this.program = buildProgram(payload, { views: this.frame.views.checked, removed: this.frame.removed.checked });
-    this.marks = new Map([...payload.forward.lines, ...payload.backward.lines].filter((line) => line.kind === "op" && "+~".includes(line.diff)).map((line) => [line.value, line.diff]));
+    this.marks = new Map([payload.forward, payload.backward, payload.update].flatMap((part) => part?.lines ?? []).filter((line) => line.kind === "op" && "+~".includes(line.diff)).map((line) => [line.value, line.diff]));
     for (const { key } of shares(this.program.ops)) if (!this.keys.has(key)) this.keys.set(key, this.keys.size);
     this.arrange(null);
   }

@@ -52,14 +52,17 @@ function upOrDown(from, sign, { nodes }) {
   return closest(from, along.length > 0 ? along : others);
 }
 
+/** From left to right. */
+const PHASES = /** @type {Value["phase"][]} */ (["forward", "backward", "update"]);
+
 /** @param {Node} from @param {1 | -1} sign @param {Layout} layout @param {Node | null} twin */
 function sideways(from, sign, { nodes }, twin) {
   const all = [...nodes.values()];
   const row = all.filter((node) => node.phase === from.phase && Math.abs(node.y - from.y) < from.h / 2 && sign * (node.x - from.x) > 0);
   if (row.length > 0) return closest(from, row);
-  const other = sign > 0 ? "backward" : "forward";
-  if (from.phase === other) return null;
-  return twin ?? closest(from, all.filter((node) => node.phase === other));
+  const other = PHASES[PHASES.indexOf(from.phase) + sign];
+  if (!other) return null;
+  return (twin?.phase === other ? twin : null) ?? closest(from, all.filter((node) => node.phase === other));
 }
 
 /** Rows count more than columns. @param {Node} from @param {Node[]} nodes @returns {Node | null} */

@@ -12,13 +12,14 @@ const COLUMNS = /** @type {[Column, string, string][]} */ ([
   ["type", "type", ""],
   ["forward", "forward", "tf-right"],
   ["backward", "backward", "tf-right"],
+  ["update", "update", "tf-right"],
   ["ratio", "ratio", "tf-right"],
   ["share", "of step", "tf-right"],
   ["change", "before → after", "tf-right"],
   ["saved", "saved", "tf-right"],
   ["cause", "time by kind", ""],
 ]);
-const TITLES = /** @type {Partial<Record<Column, string>>} */ ({ ratio: "backward over forward; below it that of the FLOPs, where there are matmuls", change: "forward and backward together, before the passes and after", cause: "what the backward's time goes to; the thin line is before the passes" });
+const TITLES = /** @type {Partial<Record<Column, string>>} */ ({ ratio: "backward over forward; below it that of the FLOPs, where there are matmuls", change: "all of the step together, before the passes and after", cause: "what the backward's time goes to; the thin line is before the passes" });
 
 /** @implements {Panel} */
 export class LayersPanel {
@@ -34,6 +35,7 @@ export class LayersPanel {
     this.element = h("div", { class: "tf-table-panel tf-layers" }, h("div", { class: "tf-layers-head" }, this.says, label), this.table);
     /** @type {View | null} */
     this.view = null;
+    this.columns = COLUMNS;
     /** @type {[HTMLTableRowElement, Layer][]} */
     this.rows = [];
   }
@@ -49,6 +51,7 @@ export class LayersPanel {
   redraw() {
     const { view, tree } = this;
     if (!view || !tree) return;
+    this.columns = COLUMNS.filter(([column]) => column !== "update" || view.payload.update !== null);
     const all = layersOf(view.payload);
     const layers = sorted(this.fold.checked ? folded(all) : all, this.sort.column, this.sort.descending);
     const unit = unitOf(tree.total);
@@ -56,7 +59,7 @@ export class LayersPanel {
     const scale = Math.max(...layers.flatMap((row) => row.backward));
     this.rows = layers.map((layer) => [this.row(layer, { unit, total, scale, hasRatios: !view.payload.no_verdict }), layer]);
     this.says.textContent = layers.length === 0 ? "No module ran in this trace." : view.payload.backward.ops[1] === 0 ? "There is no backward in this program." : view.payload.no_verdict || answer(layers);
-    const head = h("tr", null, COLUMNS.map((column) => this.header(column)));
+    const head = h("tr", null, this.columns.map((column) => this.header(column)));
     const body = h("tbody", null, this.rows.map(([row]) => row));
     const table = h("table", { class: "tf-table", "data-testid": "tf-layers" }, h("thead", null, head), body);
     const note = h("p", { class: "tf-note" }, `Times in ${unit.name}, ${view.payload.times.after}. Own ops of each module, those of the modules inside not counted.`);
@@ -90,6 +93,7 @@ export class LayersPanel {
       type: [layer.type],
       forward: [text(forward)],
       backward: [text(backward)],
+      update: [text(layer.update[1])],
       ratio: hasRatios && forward && backward ? ratio(layer) : [],
       share: [percent(after, total)],
       change: before === after ? [text(after)] : [h("span", { class: "tf-tree-was" }, text(before)), ` → ${text(after)}`],
@@ -98,7 +102,7 @@ export class LayersPanel {
     });
     const name = h("button", { class: "tf-layers-name", onclick: () => this.open(layer), title: `${layer.path}: ${layer.type}\nshow it in the trace`, "data-testid": `tf-layer-${layer.path}` }, layer.path);
     const times = layer.modules.length > 1 && h("span", { class: "tf-badge" }, `×${layer.modules.length}`);
-    const [, ...others] = COLUMNS;
+    const [, ...others] = this.columns;
     return h("tr", null, h("th", { scope: "row" }, name, " ", times), others.map(([column, , align]) => h("td", { class: `${align} tf-layers-${column}`, title: column === "cause" ? alternative(layer) : null }, ...cells[column])));
   }
 

@@ -13,6 +13,7 @@ import { nothing, time } from "../parts/modules.js";
  * @property {string} type
  * @property {Pair} forward µs
  * @property {Pair} backward µs
+ * @property {Pair} update µs
  * @property {number} saved bytes
  * @property {string} cause what takes most of the backward
  * @property {[Kinds, Kinds]} kinds µs of the backward by kind of work
@@ -22,7 +23,7 @@ import { nothing, time } from "../parts/modules.js";
 
 /** @typedef {Record<string, number>} Kinds */
 
-/** @typedef {"path" | "type" | "forward" | "backward" | "ratio" | "share" | "change" | "saved" | "cause"} Column */
+/** @typedef {"path" | "type" | "forward" | "backward" | "update" | "ratio" | "share" | "change" | "saved" | "cause"} Column */
 
 /** Of `tracefuse.tables.folding`, in the order that bars show them. */
 export const WORK = ["pointwise", "concatenation", "cast", "copy", "device copy", "matmul layout", "matmul", "convolution", "attention", "normalization", "reduction", "fused", "other"];
@@ -39,6 +40,7 @@ export function layersOf({ layers }) {
     type: row.module_type,
     forward: row.forward_us,
     backward: row.backward_us,
+    update: row.update_us,
     saved: row.saved_bytes[1],
     cause: row.cause,
     kinds: row.backward_kinds,
@@ -65,11 +67,11 @@ export function folded(rows) {
 /** @param {string} path @param {Layer[]} some @returns {Layer} */
 function together(path, some) {
   const slowest = some.reduce((most, row) => (row.backward[1] > most.backward[1] ? row : most));
-  const sum = (/** @type {"forward" | "backward"} */ of) => /** @type {Pair} */ ([0, 1].map((at) => some.reduce((total, row) => total + row[of][at], 0)));
+  const sum = (/** @type {"forward" | "backward" | "update"} */ of) => /** @type {Pair} */ ([0, 1].map((at) => some.reduce((total, row) => total + row[of][at], 0)));
   const saved = some.reduce((total, row) => total + row.saved, 0);
   const kinds = /** @type {[Kinds, Kinds]} */ ([0, 1].map((at) => added(some.map((row) => row.kinds[at]))));
   const flops = /** @type {[Pair, Pair]} */ ([0, 1].map((at) => [0, 1].map((half) => some.reduce((total, row) => total + row.flops[at][half], 0))));
-  return { ...slowest, path, forward: sum("forward"), backward: sum("backward"), saved, kinds, flops, cause: parts(kinds[1], 1), modules: some.flatMap((row) => row.modules) };
+  return { ...slowest, path, forward: sum("forward"), backward: sum("backward"), update: sum("update"), saved, kinds, flops, cause: parts(kinds[1], 1), modules: some.flatMap((row) => row.modules) };
 }
 
 /** @param {Kinds[]} some @returns {Kinds} */
@@ -113,6 +115,7 @@ export const KEYS = {
   type: (row) => row.type,
   forward: (row) => row.forward[1],
   backward: (row) => row.backward[1],
+  update: (row) => row.update[1],
   ratio: (row) => (row.forward[1] ? row.backward[1] / row.forward[1] : 0),
   share: (row) => stepTime(row),
   change: (row) => stepTime(row) - stepTime(row, 0),

@@ -3,8 +3,8 @@
 /** Before and after the passes. @typedef {[number, number]} Pair */
 
 /**
- * Ops that do work, their µs in each half, and the bytes that are saved for the backward after the passes.
- * @typedef {{ ops: Pair, forward: Pair, backward: Pair, saved: number }} Sums
+ * Ops that do work, their µs in each phase, and the bytes that are saved for the backward after the passes.
+ * @typedef {{ ops: Pair, forward: Pair, backward: Pair, update: Pair, saved: number }} Sums
  */
 
 /**
@@ -17,6 +17,7 @@
  * @property {Branch | null} parent
  * @property {Branch[]} children in the order in which the program first gets there
  * @property {string[]} values its own, in the order of the program; those of a module with children are in its lines
+ * @property {Unused[]} unused what it computed and nothing used: in no sum
  * @property {Sums} own without the modules inside
  * @property {Sums} sums
  * @property {number} rank
@@ -28,7 +29,7 @@
 const NUMBERED = /^\d+$/;
 
 /** @returns {Sums} */
-export const nothing = () => ({ ops: [0, 0], forward: [0, 0], backward: [0, 0], saved: 0 });
+export const nothing = () => ({ ops: [0, 0], forward: [0, 0], backward: [0, 0], update: [0, 0], saved: 0 });
 
 /** @param {Sums} into @param {Sums} more */
 export function add(into, more) {
@@ -36,13 +37,14 @@ export function add(into, more) {
     into.ops[at] += more.ops[at];
     into.forward[at] += more.forward[at];
     into.backward[at] += more.backward[at];
+    into.update[at] += more.update[at];
   }
   into.saved += more.saved;
   return into;
 }
 
 /** µs of a step, after the passes unless `at` is 0. @param {Sums} sums @param {0 | 1} [at] */
-export const time = (sums, at = 1) => sums.forward[at] + sums.backward[at];
+export const time = (sums, at = 1) => sums.forward[at] + sums.backward[at] + sums.update[at];
 
 /** @param {Value} value @returns {Sums} */
 function sumsOf(value) {
@@ -63,9 +65,9 @@ export function ranks({ memory }) {
 }
 
 /** "+", "−" or "~" of the values that the passes added, removed or changed. @param {Payload} payload @returns {Map<string, "+" | "-" | "~">} */
-export function changes({ forward, backward, values }) {
+export function changes({ forward, backward, update, values }) {
   const found = new Map();
-  for (const line of [...forward.lines, ...backward.lines]) {
+  for (const line of [forward, backward, update].flatMap((part) => part?.lines ?? [])) {
     if (line.kind === "op" && line.diff !== " " && line.diff !== "-") found.set(line.value, line.diff);
   }
   for (const [name, value] of Object.entries(values)) if (value.removed) found.set(name, "-");
@@ -80,6 +82,7 @@ export function buildTree(payload) {
   const modules = new Map([["", root]]);
   for (const [name, value] of Object.entries(payload.values)) if (value.op !== "placeholder") homeOf(value, modules, outside).values.push(name);
   for (const [name, value] of Object.entries(payload.values)) if (value.op === "placeholder") owner(value, modules, outside).values.push(name);
+  for (const one of payload.unused.ops) homeOf(one, modules, outside).unused.push(one);
   /** @type {Tree} */
   const tree = { top: [], home: new Map(), modules: [], folds: new Map(payload.layers.map(({ path, folded }) => [path, folded])), total: nothing() };
   const context = { payload, rank, structures: new Map(), tree };
@@ -96,10 +99,10 @@ export function buildTree(payload) {
 
 /** @param {"module" | "line"} kind @param {string} name @param {string} path @param {Branch | null} parent @returns {Branch} */
 function branch(kind, name, path, parent) {
-  return { kind, name, path, type: "", parent, children: [], values: [], own: nothing(), sums: nothing(), rank: Infinity, structure: 0 };
+  return { kind, name, path, type: "", parent, children: [], values: [], unused: [], own: nothing(), sums: nothing(), rank: Infinity, structure: 0 };
 }
 
-/** @param {Value} value @param {Map<string, Branch>} modules @param {Branch} outside */
+/** @param {Value | Unused} value @param {Map<string, Branch>} modules @param {Branch} outside */
 function homeOf(value, modules, outside) {
   if (!value.module && !value.module_type) return outside;
   const found = ensure(value.module, modules);
@@ -153,17 +156,28 @@ function finish(one, context) {
 function splitLines(one, context) {
   /** @type {Map<string, Branch>} */
   const lines = new Map();
-  for (const name of one.values) {
-    const { source, op } = context.payload.values[name];
+  const lineOf = (/** @type {Value | Unused} */ { source, op }) => {
     const text = source || (op === "placeholder" ? "inputs" : "no line of the program");
     const line = lines.get(text) ?? branch("line", text, one.path, one);
     lines.set(text, line);
-    line.values.push(name);
-  }
+    return line;
+  };
+  for (const name of one.values) lineOf(context.payload.values[name]).values.push(name);
+  for (const each of one.unused) lineOf(each).unused.push(each);
   one.values = [];
+  one.unused = [];
   for (const line of lines.values()) finish(line, context);
+  for (const line of lines.values()) if (line.rank === Infinity) line.rank = before(line, lines.values());
   one.children.push(...lines.values());
   one.children.sort(byRank);
+}
+
+const number = (/** @type {Branch} */ line) => parseInt(line.name, 10);
+
+/** The place of a line of which nothing is used: before the next one of the text. @param {Branch} line @param {Iterable<Branch>} lines */
+function before(line, lines) {
+  const next = [...lines].filter((one) => number(one) > number(line)).map(({ rank }) => rank);
+  return Math.min(...next) - 1e-7;
 }
 
 /**

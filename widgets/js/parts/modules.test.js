@@ -20,8 +20,8 @@ test("own ops of a module with modules inside are in lines among those", () => {
 });
 
 test("sums count ops that do work, before and after; what was removed saves nothing", () => {
-  assert.deepEqual(at("h.1.up").own, { ops: [3, 4], forward: [2, 2.5], backward: [8, 8], saved: 24 });
-  assert.deepEqual(at("h.1").sums, { ops: [5, 6], forward: [3, 3.5], backward: [9, 9], saved: 24 });
+  assert.deepEqual(at("h.1.up").own, { ops: [3, 4], forward: [2, 2.5], backward: [8, 8], update: [0, 0], saved: 24 });
+  assert.deepEqual(at("h.1").sums, { ops: [5, 6], forward: [3, 3.5], backward: [9, 9], update: [0, 0], saved: 24 });
   assert.deepEqual(tree.total.ops, [18, 18]);
   assert.deepEqual(tree.total.forward, [11, 10.5]);
 });

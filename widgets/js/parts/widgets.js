@@ -41,6 +41,7 @@ export function percent(part, whole) {
 
 /** Optimised over what it was timed against, or that nothing can be said of it; a colour only where its kernels ran. @param {TimingRow} row @param {Payload} payload */
 export function ratio(row, { timing, runs_triton: runsTriton, kernels }) {
+  if (!row.ratio) return h("span", { class: "tf-note" }, row.verdict);
   const { median, low, high, samples } = row.ratio;
   const spread = bounds(row.ratio, (one) => one.toFixed(2));
   const isPinned = timing?.is_pinned;

@@ -29,8 +29,8 @@ const FILTERS = {
     return (_, value) => dtypes(value).includes(wanted);
   },
   phase: (wanted, _values, hints) => {
-    const phase = ["forward", "backward"].find((one) => one.startsWith(wanted));
-    if (!phase) hints.push("A phase is forward or backward.");
+    const phase = ["forward", "backward", "update"].find((one) => one.startsWith(wanted));
+    if (!phase) hints.push("A phase is forward, backward or update.");
     return (_, value) => value.phase === phase;
   },
 };

@@ -66,7 +66,7 @@ test("a filter that is being typed takes nothing away", () => {
 
 test("what cannot be found says why, and nothing is thrown", () => {
   assert.match(hints("dtype:foo")[0], /“foo”.*bf16, f32, i64/);
-  assert.match(hints("phase:up")[0], /forward or backward/);
+  assert.match(hints("phase:down")[0], /forward, backward or update/);
   assert.match(hints(">5")[0], /needs a unit/);
   assert.match(hints("dytpe:f32")[0], /No filter “dytpe:”/);
   assert.deepEqual(hints("op:mm dtype:f32 4: >1ms"), []);

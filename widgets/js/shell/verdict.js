@@ -136,8 +136,10 @@ const UNKNOWN = () => [h("span", { class: "tf-was" }, "not measured")];
 function timeTile(payload, live) {
   const { timing, blocked } = payload;
   const step = timing?.rows.find((row) => row.label === "step") ?? timing?.rows.at(-1);
-  if (!timing || !step?.variant_ms) return tile("time", "Step time", null, UNKNOWN(), note(blocked ? "cannot be measured" : live ? "press Measure" : "saved without it"));
+  const remedy = note(blocked ? "cannot be measured" : live ? "press Measure" : "saved without it");
+  if (!timing || !step) return tile("time", "Step time", null, UNKNOWN(), remedy);
   const before = step.baseline_ms ? [h("span", { class: "tf-was" }, figure(step.baseline_ms.median)), h("span", { class: "tf-arrow" }, "→")] : [];
+  if (!step.variant_ms) return tile("time", "Step time", provenance("measured", "measured", `what is pinned, in ms: ${timing.provenance}`), [...before, ...UNKNOWN()], remedy);
   const figures = [...before, h("b", null, figure(step.variant_ms.median)), h("span", { class: "tf-unit" }, "ms")];
   const stale = live ? "of other passes: measure again" : "of other passes: run the cell in a notebook to measure these passes";
   const below = timing.stale ? note(stale, stale) : ratio(step, payload);
@@ -165,9 +167,9 @@ function peakTile({ summary, blocked }) {
 /** @param {Payload} payload */
 function differenceTile({ summary: { difference } }) {
   if (!difference) return tile("difference", "Max |Δ| to eager", null, UNKNOWN(), null);
-  const { results, gradients } = difference;
+  const { results, gradients, updated } = difference;
   const below = note(results > gradients ? `gradients ${small(gradients)}` : `results ${small(results)}`, `of results ${results}, of gradients ${gradients}`);
-  return tile("difference", "Max |Δ| to eager", null, [h("b", null, small(Math.max(results, gradients)))], below);
+  return tile("difference", "Max |Δ| to eager", null, [h("b", null, small(Math.max(results, gradients, updated ?? 0)))], below);
 }
 
 /** @param {number} number */
@@ -175,9 +177,10 @@ function small(number) {
   return number === 0 ? "0" : number.toExponential(1).replace("-", "−");
 }
 
-/** What the figures are against, if not the capture, and what stands in the way of measuring. @param {Payload} payload */
-function lines({ baseline, blocked }) {
+/** Which step of a loop it is, what the figures are against, if not the capture, and what stands in the way of measuring. @param {Payload} payload */
+function lines({ steps, baseline, blocked }) {
   return [
+    ...(steps ? [h("p", { class: "tf-note tf-steps", title: steps.each, "data-testid": "tf-steps" }, steps.said)] : []),
     ...(baseline.is_pinned ? [h("p", { class: "tf-baseline", "data-testid": "tf-baseline" }, "⚑ Every “before” is the pinned ", h("code", null, baseline.call))] : []),
     ...(blocked ? [h("p", { class: "tf-blocked", role: "status", "data-testid": "tf-blocked" }, blocked)] : []),
   ];

@@ -7,7 +7,7 @@ export const value = (fields) => ({
 });
 
 /** @param {Partial<LayerRow>} fields @returns {LayerRow} */
-const row = (fields) => ({ path: "", folded: (fields.path ?? "").replace(/\d/, "*"), module_type: "", forward_ops: [1, 1], backward_ops: [1, 1], forward_us: [0, 0], backward_us: [0, 0], saved_bytes: [0, 0], cause: "", backward_kinds: [{}, {}], flops: [[0, 0], [0, 0]], ...fields });
+const row = (fields) => ({ path: "", folded: (fields.path ?? "").replace(/\d/, "*"), module_type: "", forward_ops: [1, 1], backward_ops: [1, 1], update_ops: [0, 0], forward_us: [0, 0], backward_us: [0, 0], update_us: [0, 0], saved_bytes: [0, 0], cause: "", backward_kinds: [{}, {}], flops: [[0, 0], [0, 0]], ...fields });
 
 /** One layer's linear and gelu. @param {number} at @param {number} us of its matmuls in the backward */
 function layer(at, us) {
@@ -45,6 +45,8 @@ export function program() {
     memory: { before: { ops: Object.keys(before) }, after: { ops: after } },
     forward: { lines: [{ kind: "op", value: "scale", diff: "-" }, { kind: "op", value: "added", diff: "+" }, { kind: "op", value: "mm_0", diff: "-" }, { kind: "op", value: "mm_0", diff: "~" }] },
     backward: { lines: [] },
+    update: null,
+    unused: { provenance: "modelled", ops: [] },
     layers: [
       row({ module_type: "GPT", forward_us: [1, 0] }),
       ...[3, 7, 3].flatMap((us, at) => [

@@ -25,9 +25,9 @@ export const isGpu = ({ kind }) => kind === "gpu" || kind === "copy";
 /** `delay` is from a launch to the start on the GPU, NaN without one. @typedef {{ start: Float64Array, duration: Float32Array, name: Uint32Array, value: Uint32Array, delay: Float32Array, lane: Uint16Array }} Columns */
 
 /**
- * One lane: indices of its events by start; `reach[i]` is the latest end of the first i + 1 of them. `backward` is where its
- * first event of the backward starts, NaN without one.
- * @typedef {{ name: string, kind: "gpu" | "copy" | "idle" | "range" | "cpu", at: Uint32Array, reach: Float64Array, backward: number }} Lane
+ * One lane: indices of its events by start; `reach[i]` is the latest end of the first i + 1 of them. `backward` and `update` are
+ * where its first event of that phase starts, NaN without one.
+ * @typedef {{ name: string, kind: "gpu" | "copy" | "idle" | "range" | "cpu", at: Uint32Array, reach: Float64Array, backward: number, update: number }} Lane
  */
 
 /**
@@ -112,8 +112,8 @@ function indexed(raw, columns, records) {
     if (kind === "idle") return KINDS[PAUSE].names.test(names[op]) ? PAUSE : IDLE;
     return kind === "copy" ? copy : ofName[op];
   });
-  const isBackward = values.map((name) => records[name]?.phase === "backward");
-  const lanes = raw.lanes.map((lane, number) => indexedLane(lane, number, columns, isBackward));
+  const phases = values.map((name) => records[name]?.phase);
+  const lanes = raw.lanes.map((lane, number) => indexedLane(lane, number, columns, phases));
   return { label, config, span, lanes, names, values, numbers: new Map(values.map((name, i) => [name, i + 1])), columns, ops, kinds };
 }
 
@@ -128,11 +128,11 @@ function opsOf(lanes, { name, value, lane }) {
   return name.map((own, i) => (lanes[lane[i]].kind === "gpu" ? (ofValue.get(value[i]) ?? own) : own));
 }
 
-/** @param {TimelineProgram["lanes"][number]} lane @param {number} number @param {Columns} columns @param {boolean[]} isBackward of each value @returns {Lane} */
-function indexedLane(lane, number, { start, duration, lane: lanes, value }, isBackward) {
+/** @param {TimelineProgram["lanes"][number]} lane @param {number} number @param {Columns} columns @param {(Value["phase"] | undefined)[]} phases of each value @returns {Lane} */
+function indexedLane(lane, number, { start, duration, lane: lanes, value }, phases) {
   const at = new Uint32Array(lanes.reduce((count, one) => count + Number(one === number), 0));
   const reach = new Float64Array(at.length);
-  let backward = NaN;
+  const begins = { forward: NaN, backward: NaN, update: NaN };
   let count = 0;
   let latest = -Infinity;
   for (let i = 0; i < lanes.length; i += 1) {
@@ -141,9 +141,10 @@ function indexedLane(lane, number, { start, duration, lane: lanes, value }, isBa
     at[count] = i;
     reach[count] = latest;
     count += 1;
-    if (Number.isNaN(backward) && value[i] > 0 && isBackward[value[i] - 1]) backward = start[i];
+    const phase = value[i] > 0 ? phases[value[i] - 1] : undefined;
+    if (phase && Number.isNaN(begins[phase])) begins[phase] = start[i];
   }
-  return { ...lane, at, reach, backward };
+  return { ...lane, at, reach, backward: begins.backward, update: begins.update };
 }
 
 // --- questions ---------------------------------------------------------------------------------------------------------

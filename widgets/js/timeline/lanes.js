@@ -86,6 +86,8 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     if (x - 58 > taken) context.fillText("forward ", x, band.y + band.height / 2 + 1);
     context.textAlign = "left";
     if (x > taken && x + 60 < width) context.fillText("│ backward", x - 3, band.y + band.height / 2 + 1);
+    const late = clock && !Number.isNaN(clock.update) ? xOf(clock.update) : NaN;
+    if (late > Math.max(taken, x + 70) && late + 50 < width) context.fillText("│ update", late - 3, band.y + band.height / 2 + 1);
   }
 
   /** @param {Shown} one @param {number} index @param {Band} band */
@@ -107,7 +109,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     });
     context.globalAlpha = 1;
     drawName(lane.name, band, colours.soft);
-    if (!Number.isNaN(lane.backward)) drawBoundary(lane.backward, band);
+    for (const time of [lane.backward, lane.update]) if (!Number.isNaN(time)) drawBoundary(time, band);
     for (const event of events[number]) if (program.columns.lane[event] === index) drawEmphasis(program, event, band, number);
   }
 
@@ -132,7 +134,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     context.fillText(text.length > room ? `${text.slice(0, room - 1)}…` : text, 8, band.y + band.height / 2 + 0.5);
   }
 
-  /** Where the backward begins. @param {number} time @param {Band} band */
+  /** Where a phase begins. @param {number} time @param {Band} band */
   function drawBoundary(time, band) {
     const x = xOf(time);
     if (x < layout.gutter || x > width) return;

@@ -60,6 +60,7 @@ export function outline(profile, { from, to }, pixels) {
 /** What storages are there for, as `tracefuse.optimizers.liveness` has them, and the colour of each. */
 export const PURPOSES = [
   { id: "input", label: "inputs, parameters", colour: "lineStrong" },
+  { id: "state", label: "optimizer state", colour: "brand" },
   { id: "saved", label: "saved for backward", colour: "twin" },
   { id: "gradient", label: "gradients", colour: "number" },
   { id: "result", label: "results", colour: "string" },

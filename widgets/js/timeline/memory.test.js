@@ -20,7 +20,7 @@ function program(rows, lanes, values) {
 }
 
 const BOTH = [{ name: "stream 7", kind: "gpu" }, { name: "CPU", kind: "cpu" }];
-const MEMORY = { ops: ["a", "view", "b"], live: [10, 30, 20], peak: 30, at: "view", alive: [], inputs: 5, storages: [0, 1, 5, 4, 1, 1, 20, 1, 2, 2, 15, 2] };
+const MEMORY = { ops: ["a", "view", "b"], live: [10, 30, 20], peak: 30, at: "view", alive: [], inputs: 5, storages: [0, 1, 5, 5, 1, 1, 20, 2, 2, 2, 15, 3] };
 
 test("an op is where the GPU starts it, one without an event where the one before ends", () => {
   const one = program([[0, 1, 1, 1], [1, 1, 3, 1], [5, 10, 1, 0], [20, 10, 3, 0]], BOTH, MEMORY.ops);
@@ -63,9 +63,9 @@ test("a peak of no duration is seen at any zoom", () => {
 
 test("what is alive is parted by purpose, and adds up", () => {
   const columns = byPurpose(MEMORY);
-  assert.deepEqual(columns.map((column) => [...column]), [[5, 5, 5], [0, 20, 0], [0, 0, 15], [0, 0, 0], [5, 5, 0]]);
+  assert.deepEqual(columns.map((column) => [...column]), [[5, 5, 5], [0, 0, 0], [0, 20, 0], [0, 0, 15], [0, 0, 0], [5, 5, 0]]);
   assert.deepEqual(MEMORY.live, MEMORY.ops.map((_, op) => columns.reduce((sum, column) => sum + column[op], 0)));
-  assert.deepEqual(aliveAt(MEMORY, 1), [["view", 20, 1], ["a", 5, 4]]);
+  assert.deepEqual(aliveAt(MEMORY, 1), [["view", 20, 2], ["a", 5, 5]]);
 });
 
 test("rows stand apart, and memory takes what is left", () => {

@@ -1,15 +1,15 @@
 // The Trace tab, a table that is a tree: modules with their times, and ops with their backward twins beside them.
 
 import { h, unique } from "../parts/dom.js";
-import { buildTree, changes, slowestBackward } from "../parts/modules.js";
-import { unitOf } from "../parts/widgets.js";
+import { buildTree, changes, slowestBackward, time } from "../parts/modules.js";
+import { percent, unitOf } from "../parts/widgets.js";
 import { rowElement } from "./row.js";
 import { computedBy, Rows } from "./rows.js";
 
 const ROW = 24;
 /** Rows beyond either edge, so that a fast wheel shows no gap. */
 const MARGIN = 10;
-const COLUMNS = /** @type {const} */ ([["name", "module or op"], ["time", "forward"], ["time", "backward"], ["ratio", "ratio"], ["share", "of step"], ["ops", "ops"], ["saved", "saved"]]);
+const COLUMNS = /** @type {const} */ ([["name", "module or op"], ["time", "forward"], ["time", "backward"], ["time", "update"], ["ratio", "ratio"], ["share", "of step"], ["ops", "ops"], ["saved", "saved"]]);
 
 /** @implements {Panel} */
 export class TreePanel {
@@ -76,7 +76,9 @@ export class TreePanel {
     this.list = undefined;
     this.changes = changes(payload);
     this.unit = unitOf(this.tree.total);
-    this.head.replaceChildren(...COLUMNS.map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : null }, kind === "time" ? `${label}, ${this.unit?.name}` : label)));
+    this.hasUpdate = payload.update !== null;
+    this.body.classList.toggle("tf-tree-with-update", this.hasUpdate);
+    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : null }, kind === "time" ? `${label}, ${this.unit?.name}` : label)));
   }
 
   /** Whose times these are, and which module to look at first. */
@@ -90,6 +92,7 @@ export class TreePanel {
     const remedy = !isModelled ? "" : view.live && !blocked ? "; not measured: press Measure" : "; not measured";
     const parts = [h("span", { class: "tf-note" }, `Times ${times.after}${times.before === times.after ? "" : `; before: ${times.before}`}${remedy}`)];
     if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
+    if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of the step.`));
     if (slowest) parts.unshift(this.slowestButton(slowest, tree));
     this.says.replaceChildren(...parts);
   }
@@ -153,9 +156,9 @@ export class TreePanel {
     const height = this.body.clientHeight || 480;
     const from = Math.max(0, Math.floor(this.body.scrollTop / ROW) - MARGIN);
     const shown = this.rows.slice(from, from + Math.ceil(height / ROW) + 2 * MARGIN);
-    const { values, no_verdict } = view.payload;
+    const { values, no_verdict, unused } = view.payload;
     const twins = new Set((values[view.selected]?.twins ?? []).map((name) => computedBy(name, values)));
-    const context = { values, tree, unit, twins, hasRatios: !no_verdict, changes: this.changes ?? new Map(), slowest: new Set(this.slowest?.members), state: this.state, active: this.active, selected: view.selected };
+    const context = { values, tree, unit, provenance: unused.provenance, twins, hasRatios: !no_verdict, hasUpdate: this.hasUpdate ?? false, changes: this.changes ?? new Map(), slowest: new Set(this.slowest?.members), state: this.state, active: this.active, selected: view.selected };
     this.window.style.transform = `translateY(${from * ROW}px)`;
     this.window.replaceChildren(...shown.map((row, at) => rowElement(row, `${this.id}-${from + at}`, from + at + 2, context)));
     if (this.rows.length === 0) this.window.replaceChildren(h("p", { class: "tf-note tf-tree-empty" }, view.matches ? "Nothing matches." : "No ops in this trace."));
@@ -222,6 +225,7 @@ export class TreePanel {
     if (!row || row.kind === "note") return;
     const target = /** @type {HTMLElement} */ (event.target);
     this.activate(at);
+    if (row.kind === "unused") return;
     if (row.kind === "pair") {
       this.act.select(target.closest(".tf-tree-right") && row.right ? row.right : row.left || row.right);
       // Rows are made anew by the first click, so that no double click ever has one target.
@@ -285,7 +289,7 @@ export class TreePanel {
     if (row.kind === "group" && right) return this.walk(at, 1);
     if (row.kind === "pair" && right) return row.right && !isRight ? this.act.select(row.right) : undefined;
     if (row.kind === "pair" && isRight && row.left) return this.act.select(row.left);
-    this.go(row.parent);
+    if (!right) this.go(row.parent);
   }
 
   /** @param {import("./rows.js").Row | undefined} row @param {string} key */

@@ -9,9 +9,11 @@ import { percent } from "../parts/widgets.js";
 /**
  * @typedef {object} Context
  * @property {boolean} hasRatios
+ * @property {boolean} hasUpdate
  * @property {Record<string, Value>} values
  * @property {import("../parts/modules.js").Tree} tree
  * @property {ReturnType<typeof import("../parts/widgets.js").unitOf>} unit
+ * @property {string} provenance of the times of what is never used
  * @property {Set<string>} twins of the selected value
  * @property {Map<string, "+" | "-" | "~">} changes
  * @property {Set<Branch>} slowest
@@ -27,8 +29,9 @@ const KINDS = { "+": "plus", "-": "minus", "~": "mod" };
 /** @param {import("./rows.js").Row} row @param {string} id @param {number} index from 1, the header's @param {Context} context */
 export function rowElement(row, id, index, context) {
   const attributes = { id, role: "row", "data-row": index - 2, "aria-level": row.level, "aria-rowindex": index };
-  if (row.kind === "note") return h("div", { ...attributes, class: "tf-tree-row tf-tree-note" }, h("span", { role: "gridcell", "aria-colspan": 7, style: indent(row.level) }, noteText(row.group, context)));
+  if (row.kind === "note") return h("div", { ...attributes, class: "tf-tree-row tf-tree-note" }, h("span", { role: "gridcell", "aria-colspan": context.hasUpdate ? 8 : 7, style: indent(row.level) }, noteText(row.group, context)));
   const active = row.key === context.active ? " tf-tree-active" : "";
+  if (row.kind === "unused") return unusedRow(row, { ...attributes, class: `tf-tree-row tf-tree-unused${active}` }, context);
   return row.kind === "group" ? groupRow(row, { ...attributes, class: `tf-tree-row tf-tree-group${active}` }, context) : pairRow(row, { ...attributes, class: `tf-tree-row${active}` }, context);
 }
 
@@ -55,6 +58,7 @@ function groupRow({ group, level, open }, attributes, context) {
     ),
     timeCell(sums.forward, context, ""),
     timeCell(sums.backward, context, slowMark(group, open, context)),
+    context.hasUpdate && timeCell(sums.update, context, ""),
     h("span", { role: "gridcell", class: "tf-tree-ratio" }, !context.hasRatios || !sums.forward[1] || !sums.backward[1] ? "" : `${(sums.backward[1] / sums.forward[1]).toFixed(1)}×`),
     h("span", { role: "gridcell", class: "tf-tree-share" }, percent(time(sums), time(tree.total))),
     opsCell(sums.ops),
@@ -98,8 +102,8 @@ const MARKS = /** @type {Record<string, string>} */ ({ "▲": "slowest backward"
 
 /** @param {import("../parts/modules.js").Pair} us @param {Context} context @param {string} mark */
 function timeCell([before, after], { tree, unit }, mark) {
-  const { forward, backward } = tree.total;
-  const scale = Math.max(...forward, ...backward);
+  const { forward, backward, update } = tree.total;
+  const scale = Math.max(...forward, ...backward, ...update);
   const width = (/** @type {number} */ part) => `width: ${Math.min(100, (100 * part) / scale)}%`;
   const change = before === after ? "" : `before ${figure(before / unit.us)} ${unit.name}`;
   return h(
@@ -131,7 +135,9 @@ function savedCell(nbytes, { tree }) {
 function pairRow({ left, right, level }, attributes, context) {
   const { values, selected } = context;
   const isSelected = selected !== "" && (selected === left || selected === right);
-  const times = [left, right].map((name) => (name ? values[name].time_us : [null, null]));
+  const isUpdate = left !== "" && values[left].phase === "update";
+  const names = isUpdate ? ["", "", left] : context.hasUpdate ? [left, right, ""] : [left, right];
+  const times = names.map((name) => (name ? values[name].time_us : [null, null]));
   return h(
     "div",
     { ...attributes, "aria-selected": String(isSelected), "data-testid": `tf-op-${left || right}` },
@@ -139,6 +145,22 @@ function pairRow({ left, right, level }, attributes, context) {
     ...times.map(([before, after]) => timeCell([before ?? 0, after ?? 0], context, "")),
     h("span", { role: "gridcell", "aria-colspan": 3, class: `tf-tree-right ${stateOf(right, context)}` }, right && valueName(right, context)),
     savedCell(left && !values[left].removed ? values[left].saved_bytes : 0, context),
+  );
+}
+
+/** @param {import("./rows.js").UnusedRow} row @param {Record<string, any>} attributes @param {Context} context */
+function unusedRow({ op, level }, attributes, { unit, provenance, hasUpdate }) {
+  const name = op.op.replace(/^aten\.(\w+).*$/, "$1");
+  const time = (/** @type {string} */ phase) => h("span", { role: "gridcell", class: "tf-tree-time" }, op.phase === phase ? h("span", null, figure(op.time_us / unit.us)) : "");
+  return h(
+    "div",
+    { ...attributes, title: `${op.op}: computed, never used, so no part of the trace and of no sum\n${figure(op.time_us)} µs (${provenance}), writes ${formatBytes(op.nbytes)}`, "data-testid": "tf-tree-unused" },
+    h("span", { role: "gridcell", class: "tf-tree-name", style: indent(level) }, h("span", { class: "tf-tree-value" }, h("span", { class: "tf-tree-glyph", "aria-hidden": "true" }, "∅"), h("code", null, name))),
+    time("forward"),
+    time("backward"),
+    hasUpdate && time("update"),
+    h("span", { role: "gridcell", "aria-colspan": 3, class: "tf-tree-right" }, "computed, never used"),
+    h("span", { role: "gridcell", class: "tf-tree-saved" }, h("span", null, formatBytes(op.nbytes))),
   );
 }
 

@@ -30,7 +30,8 @@ import { add, nothing, runs } from "../parts/modules.js";
  * @typedef {{ kind: "group", key: string, level: number, parent: number, group: Group, open: boolean }} GroupRow
  * @typedef {{ kind: "pair", key: string, level: number, parent: number, left: string, right: string }} PairRow values; "" where there is none
  * @typedef {{ kind: "note", key: string, level: number, parent: number, group: Group }} NoteRow
- * @typedef {GroupRow | PairRow | NoteRow} Row
+ * @typedef {{ kind: "unused", key: string, level: number, parent: number, op: Unused }} UnusedRow
+ * @typedef {GroupRow | PairRow | NoteRow | UnusedRow} Row
  */
 
 /** @typedef {import("../parts/modules.js").Branch} Branch @typedef {import("../parts/modules.js").Tree} Tree */
@@ -72,6 +73,12 @@ export class Rows {
     const pairs = this.pairs(group.shown);
     if (pairs.length > 0 && group.members.length > 1 && group.layers.length === 0) note();
     for (const [left, right] of pairs) rows.push({ kind: "pair", key: `${group.key}//${left || right}`, level: level + 1, parent: at, left, right });
+    for (const [index, op] of this.unused(group.shown).entries()) rows.push({ kind: "unused", key: `${group.key}//unused ${index}`, level: level + 1, parent: at, op });
+  }
+
+  /** What is computed there and never used; a search is for values of the trace. @param {Branch} one */
+  unused(one) {
+    return this.state.matches ? [] : one.unused;
   }
 
   /** @param {string} key */
@@ -115,7 +122,7 @@ export class Rows {
   /** @param {Branch} one */
   isShown(one) {
     if (this.found) return this.found.has(one);
-    return one.kind === "module" || one.own.ops[0] > 0 || one.own.ops[1] > 0 || one.values.some((name) => this.isVisible(name));
+    return one.kind === "module" || one.unused.length > 0 || one.own.ops[0] > 0 || one.own.ops[1] > 0 || one.values.some((name) => this.isVisible(name));
   }
 
   /** What is open before the reader touched anything: the way to folded layers, else as much as fits on one screen. */
@@ -129,7 +136,7 @@ export class Rows {
       const { shown, layers, key } = group;
       if (layered && layers.length === 0 && !this.hasFold(shown)) continue;
       const inside = this.groups(shown.children, group);
-      const more = inside.length + (inside.length ? 0 : this.pairs(shown).length);
+      const more = inside.length + (inside.length ? 0 : this.pairs(shown).length + this.unused(shown).length);
       const isRoot = shown.parent === null && shown.kind === "module";
       if (count + more > SCREEN && !isRoot) continue;
       open.add(key);
@@ -167,7 +174,7 @@ export class Rows {
     return options.views || value.time_us[value.removed ? 0 : 1] !== null;
   }
 
-  /** Forward values beside their backward twins, row by row; last the backward ones that have no twin here. @param {Branch} one @returns {[string, string][]} */
+  /** Forward values beside their backward twins, row by row; last the backward ones that have no twin here, and the update's. @param {Branch} one @returns {[string, string][]} */
   pairs(one) {
     const visible = one.values.filter((name) => this.isVisible(name));
     const phase = (/** @type {string} */ wanted) => visible.filter((name) => this.values[name].phase === wanted);
@@ -181,7 +188,8 @@ export class Rows {
       rows.set(twins[0] ?? name, row);
     }
     const alone = [...backward].map((name) => /** @type {[string, string]} */ (["", name]));
-    return [...rows.values()].flatMap(({ left, right }) => zipped(left, right)).concat(alone);
+    const late = phase("update").map((name) => /** @type {[string, string]} */ ([name, ""]));
+    return [...rows.values()].flatMap(({ left, right }) => zipped(left, right)).concat(alone, late);
   }
 
   // --- the way to a value --------------------------------------------------------------------------------------------

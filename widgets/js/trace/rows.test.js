@@ -9,7 +9,7 @@ const state = (changes = {}) => ({ options: { fold: true, removed: false, views:
 
 function rows(changes, payload = program()) {
   const list = new Rows(buildTree(payload), payload.values, state(changes));
-  return list.list().map((row) => "  ".repeat(row.level - 1) + { group: () => row.group.name, pair: () => `${row.left}|${row.right}`, note: () => "(note)" }[row.kind]());
+  return list.list().map((row) => "  ".repeat(row.level - 1) + { group: () => row.group.name, pair: () => `${row.left}|${row.right}`, note: () => "(note)", unused: () => `(${row.op.op})` }[row.kind]());
 }
 
 const FOLD = "//h/h.*0";
@@ -76,4 +76,32 @@ test("every value is in exactly one row once all is open and listed", () => {
   const listed = list.flatMap((row) => (row.kind === "pair" ? [row.left, row.right] : [])).filter(Boolean);
   const ops = Object.keys(payload.values).filter((name) => payload.values[name].op !== "placeholder");
   assert.deepEqual(listed.sort(), ops.sort());
+});
+
+test("what is never used has a row in its module's or line's place, and none in a search", () => {
+  const unused = (fields) => ({ op: "aten.exp.default", module: "", module_type: "GPT", source: "8: probe = x.exp()", phase: "forward", nbytes: 24, time_us: 2, ...fields });
+  const ops = [unused({}), unused({ module: "h.0.up", module_type: "Linear" }), unused({ module: "spare", module_type: "Spare" })];
+  const payload = { ...program(), unused: { provenance: "modelled", ops } };
+  const shown = rows({ toggled: open("//8: probe = x.exp()", "//spare", "//h", "//h/0", "//h/0/up"), options: { fold: false, removed: false, views: false } }, payload);
+  assert.ok(shown.join("\n").includes("  8: probe = x.exp()\n    (aten.exp.default)"));
+  assert.ok(shown.join("\n").includes("  spare\n    (aten.exp.default)"));
+  assert.deepEqual(shown.filter((row) => /dw_0|^ {8}\(/.test(row)), ["        |dw_0", "        (aten.exp.default)"]);
+  assert.ok(!rows({ matches: new Set(["gelu_1"]) }, payload).some((row) => row.includes("aten")));
+  assert.equal(buildTree(payload).total.forward[1], buildTree(program()).total.forward[1]);
+});
+
+test("a line of which nothing is used stands before the next one", () => {
+  const op = { op: "aten.exp.default", module: "", module_type: "GPT", source: "6: probe = x.exp()", phase: "forward", nbytes: 24, time_us: 2 };
+  const shown = rows({}, { ...program(), unused: { provenance: "modelled", ops: [op] } });
+  assert.deepEqual(shown.slice(0, 3), ["GPT", "  6: probe = x.exp()", "  7: x = x * 2"]);
+});
+
+test("an update's ops have a row each, and their times a column", () => {
+  const payload = program();
+  payload.values.adamw = { ...payload.values.loss, op: "aten._fused_adamw.default", phase: "update", source: "11: opt.step()", twins: [], time_us: [4, 3] };
+  payload.memory.before.ops.push("adamw");
+  payload.memory.after.ops.push("adamw");
+  const tree = buildTree(payload);
+  assert.deepEqual(tree.total.update, [4, 3]);
+  assert.deepEqual(rows({ toggled: open("/11: opt.step()") }, payload).slice(-2), ["11: opt.step()", "  adamw|"]);
 });

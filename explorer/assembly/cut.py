@@ -1,0 +1,164 @@
+"""Where a step's update begins: which of a program's ops are an optimizer's and what belongs to it.
+
+    forward    metrics       backward        unscale  clip  step  EMA  zero_grad
+    ------------- joint ---------------      ------------- update --------------
+
+An op is of the update if it ran in an optimizer's `step`, or outside autograd's engine reads what autograd left or what such
+an op made, or, after the last backward, writes to a tensor of outside what it computes from such tensors alone, as a count of
+steps. The joint program is what is left: as if the program had ended there. A forward or a backward that reads what the update
+wrote belongs to a later step, and such a program is not cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from tracefuse.assembly.accumulation import only_sum
+from tracefuse.assembly.draws import is_in_engine
+from tracefuse.assembly.functional import Built
+from tracefuse.assembly.refusals import where
+from tracefuse.optimizers.trace import origin
+from tracefuse.recording.calls import Guard, Recording, Value
+
+_NOT_CUT = {"LBFGS": "evaluates the loss as often as it likes within one step", "SparseAdam": "keeps sparse gradients"}
+
+
+@dataclass
+class Cut:
+    """The `ops` of the update, and the `gradients` of leaves as the last backward left them; without ops there is none.
+    `refusal` says why a program that has an update was not cut."""
+
+    ops: set[fx.Node] = field(default_factory=set)
+    gradients: dict[Value, fx.Node] = field(default_factory=dict)
+    refusal: str = ""
+
+
+def cut(built: Built, recording: Recording, elsewhere: str) -> Cut:
+    """Where the update of a step begins, in a functional graph. `elsewhere` says what was computed before the recording and
+    has gradients behind it, of which an update may be made."""
+    ops = [node for node in built.graph.nodes if node.op == "call_function"]
+    engine = {node for node in ops if is_in_engine(node) and not _is_optimizers(node)}
+    late = _late(ops, engine)
+    if not engine or not _writes(built, late, recording):
+        return Cut()
+    if refusal := elsewhere.rstrip(".") or _refusal(built, recording, ops, late, engine):
+        return Cut(refusal=refusal)
+    late -= ancestors(engine, late)
+    late |= _counts(built, ops, late, engine)
+    return Cut(late, _gradients(built, recording, late))
+
+
+def _is_optimizers(node: fx.Node) -> bool:
+    recorded = (node.meta.get("custom") or {}).get("recorded")
+    return recorded is not None and recorded.in_optimizer
+
+
+def _late(ops: Iterable[fx.Node], engine: Collection[fx.Node]) -> set[fx.Node]:
+    """Optimizers' ops, and those outside of autograd that depend on these or on what autograd made."""
+    late: set[fx.Node] = set()
+    for node in ops:
+        if _is_optimizers(node) or (node not in engine and any(a in late or a in engine for a in node.all_input_nodes)):
+            late.add(node)
+    return late
+
+
+def _writes(built: Built, late: Collection[fx.Node], recording: Recording) -> bool:
+    """Whether anything but a gradient gets a new value from these ops: clipping by itself is no update."""
+    if any(_is_optimizers(node) for node in late):
+        return True
+    gradients = set(recording.gradients.values())
+    return any(node in late for value, node in built.mutated.items() if value not in gradients)
+
+
+def _refusal(
+    built: Built, recording: Recording, ops: list[fx.Node], late: Collection[fx.Node], engine: Collection[fx.Node]
+) -> str:
+    """Why the program cannot be cut, with what to do; "" where it can."""
+    for update in recording.updates:
+        if update.kind in _NOT_CUT:
+            return (
+                f"{update.kind}{where(update.source)} {_NOT_CUT[update.kind]}. Take another optimizer, or leave its step "
+                "behind the block"
+            )
+    if built.wrote_to_views:
+        line = where(built.wrote_to_views[0].origin.source)
+        return f"the update writes to views of its tensors{line}, and no trace of its own can hold that"
+    stepped = _descendants(ops, {node for node in late if _is_optimizers(node)})
+    again = next((node for node in ops if node in stepped and (node in engine or _is_forward(node))), None)
+    if again is None:
+        return ""
+    return (
+        f"the program goes on{where(origin(again).source)} with what the optimizer changed. Capture one forward, its "
+        "backward and its update"
+    )
+
+
+def _is_forward(node: fx.Node) -> bool:
+    return bool(origin(node).module_type) and not _is_optimizers(node)
+
+
+def _descendants(ops: Iterable[fx.Node], of: Collection[fx.Node]) -> set[fx.Node]:
+    found = set(of)
+    for node in ops:
+        if any(a in found for a in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def ancestors(of: Iterable[fx.Node], among: Collection[fx.Node]) -> set[fx.Node]:
+    """Those `among` that any of these nodes depends on, itself or through others of them."""
+    pending, found = list(of), set()
+    while pending:
+        new = {a for a in pending.pop().all_input_nodes if a in among and a not in found}
+        found |= new
+        pending += new
+    return found
+
+
+def _counts(built: Built, ops: list[fx.Node], late: Collection[fx.Node], engine: Collection[fx.Node]) -> set[fx.Node]:
+    """What behind the last backward gives tensors of outside new values, from such tensors alone."""
+    everything = set(ops)
+    after = set(ops[max(index for index, node in enumerate(ops) if node in engine) + 1 :])
+    found: set[fx.Node] = set()
+    for node in (node for node in built.mutated.values() if node in after and node not in late):
+        needed = {node} | ancestors([node], everything)
+        if all(one in after or one in late for one in needed) and not any(map(_is_forward, needed)):
+            found |= needed
+    return found
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def _gradients(built: Built, recording: Recording, late: set[fx.Node]) -> dict[Value, fx.Node]:
+    """What the last backward left of each leaf. What it added to a gradient from before is the sum's summand, and the sum is
+    the update's; where there are several summands, the sum itself is the gradient."""
+    found = {}
+    for leaf, value in recording.gradients.items():
+        if leaf not in built.placeholders or value not in built.nodes:
+            continue
+        left = [node for node in built.history.get(value, [built.nodes[value]]) if node not in late]
+        if not left or left[-1].op == "placeholder":
+            continue
+        found[leaf] = left[-1]
+        is_sum = len(left) == 2 and left[0].op == "placeholder" and only_sum(left[0]) is left[1]
+        if is_sum and set(left[1].users) <= late:
+            late.add(left[1])
+            found[leaf] = left[1].args[1]  # type: ignore[assignment]
+    return found
+
+
+def guards_of(recording: Recording, is_cut: bool) -> Iterator[Guard]:
+    """The Python values that the program took from tensors; where it is cut, those of the update are what an optimizer read
+    and, outside of autograd's engine, what was computed from what either of the two left."""
+    late: set[Value] = set()
+    for call in recording.calls:
+        is_late = call.in_optimizer or (not call.in_engine and any(value.base in late for value in call.reads()))
+        made = [*call.out_values(), *call.writes()]
+        if not made:
+            yield Guard(str(call.func), call.outs, call.origin.source, call.in_optimizer, is_cut and is_late)
+        elif is_late or call.in_engine:
+            late.update(value.base for value in made)

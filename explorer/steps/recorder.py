@@ -1,0 +1,187 @@
+"""The recorder of one step of a run: entered where the update before it ends, done where the next step begins.
+
+before      operators of the step before still run; those that may be the step's first are noted, in case they are
+step        the step runs: everything is noted, or, of a step that is only followed, which operators it is made of
+after       its update has ended: what belongs to it is noted, and what may be the next step's first, in case it is not
+done        whatever runs is handed on
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+
+from tracefuse.optimizers.trace import Source
+from tracefuse.recording.calls import Call, is_in_engine
+from tracefuse.recording.frames import user_source
+from tracefuse.recording.host_reads import HostRead
+from tracefuse.recording.operators import facts_of
+from tracefuse.recording.recorder import Recorder, are_notes_taken
+from tracefuse.recording.run import SMALL_NBYTES, Run
+from tracefuse.recording.shield import Shield, shielded
+from tracefuse.steps.between import Between
+from tracefuse.steps.mode_stack import enter_below, leave
+from tracefuse.steps.stream import StepOp, noted_call, noted_op
+
+Signature = tuple[str, Source | None]
+
+
+class StepRecorder(Recorder):
+    """Records the step that begins where `between` is over. `names` gives the variables in sight when it ends, and `ended` is
+    told then. Of the run's updates those from number `first` to before number `end_update` are the step's."""
+
+    def __init__(
+        self,
+        shield: Shield,
+        between: Between,
+        first: int,
+        names: Callable[[], Mapping[str, Any]],
+        ended: Callable[[StepRecorder], None],
+    ) -> None:
+        super().__init__(shield)
+        self.first = self.end_update = first
+        self.run = Run(self)
+        self.stage: Literal["before", "step", "after", "done"] = "before"
+        self.ops: list[StepOp] | None = None
+        """The operators of a step that is only followed."""
+        self.head: list[Signature] = []
+        self.tail: list[Signature] = []
+        self._between, self._names, self._ended = between, names, ended
+        self._held: dict[str, weakref.ref[torch.Tensor]] = {}
+        self._has_begun = False
+        self._waiting: list[Call | StepOp] = []
+
+    def enter_stack(self) -> None:
+        enter_below(self)
+
+    def leave(self) -> None:
+        """Be no dispatch mode any more."""
+        try:
+            leave(self)
+        finally:
+            self.detach()
+
+    def forget(self) -> None:
+        """Keep nothing until Python collects garbage: there is a copy of all that was written."""
+        self._names, self.run.ended = dict, None
+        self.begin()
+
+    def follow(self) -> None:
+        """Keep which operators run and their Python values, and no tensor, from now on."""
+        self.ops = [noted_call(call) for call in self.recording.calls] if self._has_begun else []
+        self.begin()
+
+    def update_ended(self, updates: int, between: Between) -> None:
+        """The step's last update has ended: of the run's it is the last so far."""
+        self.stage, self._between, self.end_update = "after", between, updates
+        if self.ops is None:  # a loop gives its variables the next batch before the next step begins
+            tensors = ((name, one) for name, one in self._names().items() if isinstance(one, torch.Tensor))
+            self._held = {name: weakref.ref(one) for name, one in tensors}
+
+    def end(self) -> None:
+        """The step is over: note who is who while its tensors are there."""
+        if self.stage != "after":
+            return
+        self.stage = "done"
+        waiting = set(map(id, self._waiting))
+        noted: list[Any] = self.recording.calls if self.ops is None else self.ops
+        noted[:] = [one for one in noted if id(one) not in waiting]
+        self._waiting.clear()
+        self.detach()
+        if self.ops is None:
+            held = {name: one for name, found in self._held.items() if (one := found()) is not None}
+            self.run.note_end({**self._names(), **held}, None)
+        self._names = dict  # which keeps a frame
+        self._ended(self)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.stage in ("before", "after") and not are_notes_taken():
+            self._taking(self._between.has_run, self, out)
+        return out
+
+    def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        if self.stage == "done" or not facts_of(func).computes or not self._may_go_on(func, args, kwargs):
+            return None
+        if self.ops is not None:
+            # A backward's operators have the lines of their forward twins, which are not known of this step.
+            return self._followed(noted_op(func, args, kwargs, None if is_in_engine() else user_source()))
+        call = super()._noted(func, args, kwargs)
+        if call is not None:
+            self._may_wait(call)
+        return call
+
+    def _followed(self, op: StepOp) -> None:
+        if not self._is_copying and self.ops is not None:
+            self.ops.append(op)
+            self._may_wait(op)
+
+    def _may_wait(self, noted: Call | StepOp) -> None:
+        if self.stage == "after" and self._between.verdict == "waiting":
+            self._waiting.append(noted)
+
+    def _may_go_on(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the operator that is about to run is noted, once it is known to which step it belongs."""
+        if self.stage == "step":
+            return True
+        verdict = self._between.verdict_on(self, func, args, kwargs, bool(self.modules.current()[1]))
+        if verdict in ("tail", "pulled"):
+            noted = self.head if self.stage == "before" else self.tail
+            noted.append((str(func), user_source()))
+        if self.stage == "after":
+            return self._belongs(verdict)
+        return self._begins(verdict)
+
+    def _belongs(self, verdict: str) -> bool:
+        if verdict == "begin":
+            self.end()
+            return False
+        if verdict == "pulled":
+            self._waiting.clear()
+        return True
+
+    def _begins(self, verdict: str) -> bool:
+        if verdict == "pulled":
+            self._restart()
+            self._has_begun = False
+        if verdict in ("tail", "pulled"):
+            return False
+        if not self._has_begun:
+            self._restart()
+            self._has_begun = True
+        if verdict == "begin":
+            self.stage = "step"
+        return True
+
+    def _restart(self) -> None:
+        self.begin(self._between.first_node)  # autograd has numbered the operator that is about to run
+        if self.ops is not None:
+            self.ops.clear()
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether it begins with what ends the step before, as its own end tells: what touches nothing but what the step
+        before has made, which nobody recorded."""
+        late = self.tail[len(self.head) :]
+        first = [(str(call.func), call.origin.source) for call in self.recording.calls[: len(late)]]
+        return bool(late) and self.tail[: len(self.head)] == self.head and first == late
+
+    @shielded
+    def backward_starts(self, outputs: Any, gradients: Any = ()) -> None:
+        """Copy losses too: a loop in a function leaves none where the step's end is seen."""
+        super().backward_starts(outputs, gradients)
+        if self.stage == "step" and self.ops is None and not is_in_engine():
+            self._taking(self._copy_small, [t for t in outputs if isinstance(t, torch.Tensor)])
+
+    def _copy_small(self, roots: list[torch.Tensor]) -> None:
+        for root in roots:
+            value = self.values.ids.get(root)
+            if value is not None and root.nbytes <= SMALL_NBYTES:
+                self.small_roots[value] = root.detach().clone()
+
+    def heard(self, read: HostRead) -> None:
+        if self.stage != "done":
+            super().heard(read)

@@ -1,0 +1,68 @@
+"""The steps of a run as a small record: when each ended, what it ran, and how it differs from the captured one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from tracefuse.steps.varying import Difference, Varying
+from tracefuse.text import counted, time_text
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step, 1 being the first. `seconds` of the host's clock since the step before ended, None of the first where nobody
+    knows when it began; `ops` ran, None where nobody watched; `difference` from the captured one, as far as both are known.
+    `is_watched`: operators were noted meanwhile, which takes time."""
+
+    number: int
+    seconds: float | None
+    ops: int | None = None
+    difference: Difference | None = None
+    is_watched: bool = False
+
+    def __str__(self) -> str:
+        time = "" if self.seconds is None else f" {time_text(1e6 * self.seconds)}"
+        watched = " (watched)" if self.is_watched and time else ""
+        ops = "" if self.ops is None else f", {counted(self.ops, 'op')}"
+        differs = f": {self.difference}" if self.difference else ""
+        return f"step {self.number}{time}{watched}{ops}{differs}"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """All steps of a run, of which the one numbered `captured` is shown, None where none was captured; `optimizers` make the
+    updates of each, in order."""
+
+    steps: tuple[Step, ...]
+    captured: int | None
+    optimizers: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    @property
+    def varying(self) -> tuple[Varying, ...]:
+        """The Python values that are others in the step after the captured one; empty where none was watched."""
+        later = self.steps[self.captured :] if self.captured is not None else ()
+        return next((step.difference.varying for step in later if step.difference is not None), ())
+
+    @property
+    def headline(self) -> str:
+        """ "one step x 10, the third shown": what the view says."""
+        if len(self) == 1:
+            return "one step"
+        return f"one step × {len(self)}" + ("" if self.captured is None else f", step {self.captured} shown")
+
+    def __str__(self) -> str:
+        own = [step.seconds for step in self if step.seconds is not None and not step.is_watched]
+        times = f"; {time_text(1e6 * median(own))} each, where nothing was noted" if len(own) > 1 else ""
+        updates = f" ({' then '.join(self.optimizers)})" if self.optimizers else ""
+        told = [step for step in self if step.ops is not None or step.difference]
+        lines = [f"  {step}{'  <- shown' if step.number == self.captured else ''}" for step in told]
+        return "\n".join([f"{self.headline}{updates}{times}", *lines, *self.remarks])

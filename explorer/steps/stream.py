@@ -1,0 +1,64 @@
+"""A step as the operators it is made of: what each is, the shapes it reads and the Python values it is given, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tracefuse.optimizers.trace import Source
+from tracefuse.recording.calls import Call, Value, map_tensors
+from tracefuse.recording.operators import facts_of
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a step's operator says of a tensor."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.sizes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepOp:
+    """One operator; tensors in `args` and `kwargs` are `Shape`s."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    source: Source | None
+
+    def is_like(self, other: StepOp) -> bool:
+        """Whether the two may be one operator of two steps: those that no line is known of count by what they are."""
+        return self.func is other.func and (None in (self.source, other.source) or self.source == other.source)
+
+
+def noted_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], source: Source | None) -> StepOp:
+    facts = facts_of(func)
+    of, args = (facts.func, args) if facts.becomes is None else facts.becomes(*args)
+    given = {key: one for key, one in kwargs.items() if key != "generator"} if kwargs else {}
+    return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source)
+
+
+def noted_call(call: Call) -> StepOp:
+    given = {key: one for key, one in call.kwargs.items() if key != "generator"}
+    return StepOp(call.func, _of_values(call.args), _of_values(given), call.origin.source)
+
+
+def _shape(tensor: torch.Tensor) -> Shape:
+    return Shape(tensor.dtype, () if tensor.is_nested else tuple(tensor.shape))
+
+
+def _of_values(tree: Any) -> Any:
+    if isinstance(tree, Value):
+        return Shape(tree.dtype, tree.shape)
+    if isinstance(tree, (tuple, list)):
+        found = [_of_values(one) for one in tree]
+        return found if isinstance(tree, list) else tuple(found)
+    if isinstance(tree, dict):
+        return {key: _of_values(one) for key, one in tree.items()}
+    return tree

@@ -1,0 +1,150 @@
+"""What differs between two steps: operators, the shapes they read, and the Python values that they are given.
+
+A Python value that is the same in two steps is taken to be a constant. One that is not is named by the operator's schema
+(`lr` of `_fused_adamw_`), or varies: a trace of one step holds its value of that step, and no other step can be run by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from tracefuse.optimizers.trace import Source
+from tracefuse.steps.stream import Shape, StepOp
+from tracefuse.text import counted
+
+_PLAIN = (bool, int, float, complex, str, Shape, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+MOST_ALIGNED = 2_000
+"""Operators that are aligned one by one, where the two steps differ; longer ones are compared by their ends alone."""
+
+
+@dataclass(frozen=True)
+class Varying:
+    """A Python value that an operator was given in two steps: not the same. `position` counts the operators of the captured
+    step, `argument` is its name in the schema (with an index where it is one of a list), `is_shape` tells sizes and offsets
+    that follow from the shapes of what is read."""
+
+    position: int
+    op: str
+    argument: str
+    here: Any
+    there: Any
+    source: Source | None
+    is_shape: bool = False
+
+    def __str__(self) -> str:
+        line = f" ({self.source})" if self.source else ""
+        return f"{self.argument} of {self.op}{line}: {self.here!r}, then {self.there!r}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How another step differs from the captured one: operators that only it has and that it lacks, by name, how many read
+    other shapes, and what varies."""
+
+    more: tuple[str, ...] = ()
+    fewer: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    varying: tuple[Varying, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.more or self.fewer or self.shapes or self.varying)
+
+    def __str__(self) -> str:
+        values = [one for one in self.varying if not one.is_shape]
+        parts = [
+            f"{counted(len(self.more), 'op')} more ({_few(self.more)})" if self.more else "",
+            f"{counted(len(self.fewer), 'op')} fewer ({_few(self.fewer)})" if self.fewer else "",
+            f"other shapes in {counted(len(self.shapes), 'op')} ({self.shapes[0]})" if self.shapes else "",
+            _few([f"{one.argument} of {one.op}" for one in values]) if values else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+
+def difference(captured: Sequence[StepOp], other: Sequence[StepOp]) -> Difference:
+    """What differs in `other` from the captured step, operator by operator."""
+    more, fewer, shapes, varying = [], [], [], []
+    for mine, theirs in _aligned(captured, other):
+        if len(mine) != len(theirs):
+            fewer += [str(captured[at].func) for at in mine]
+            more += [str(other[at].func) for at in theirs]
+            continue
+        for at, there in zip(mine, theirs, strict=True):
+            found = list(_differences(at, captured[at], other[there]))
+            is_shape = any(isinstance(one.here, Shape) or isinstance(one.there, Shape) for one in found)
+            shapes += [f"{one.op}: {one.here}, then {one.there}" for one in found if isinstance(one.here, Shape)][:1]
+            varying += [_as_shape(one, is_shape) for one in found if not isinstance(one.here, Shape)]
+    return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying))
+
+
+def _aligned(captured: Sequence[StepOp], other: Sequence[StepOp]) -> Iterator[tuple[range, range]]:
+    """Pairs of ranges: of equal lengths where the steps run the same operators, of others where they do not."""
+    same = _same_length(captured, other)
+    rest = _same_length(captured[same:][::-1], other[same:][::-1])
+    yield range(same), range(same)
+    mine, theirs = range(same, len(captured) - rest), range(same, len(other) - rest)
+    if mine and theirs and len(mine) + len(theirs) <= MOST_ALIGNED:
+        yield from _matched(captured, other, mine, theirs)
+    else:
+        yield mine, range(0)
+        yield range(0), theirs
+    yield range(len(captured) - rest, len(captured)), range(len(other) - rest, len(other))
+
+
+def _same_length(one: Sequence[StepOp], other: Sequence[StepOp]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if not a.is_like(b)), min(len(one), len(other)))
+
+
+def _matched(
+    captured: Sequence[StepOp], other: Sequence[StepOp], mine: range, theirs: range
+) -> Iterator[tuple[range, range]]:
+    keys = [str(captured[at].func) for at in mine], [str(other[at].func) for at in theirs]
+    for tag, a, b, c, d in SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
+        if tag == "replace":
+            yield mine[a:b], range(0)
+            yield range(0), theirs[c:d]
+        else:
+            yield mine[a:b], theirs[c:d]
+
+
+def _differences(at: int, one: StepOp, other: StepOp) -> Iterator[Varying]:
+    names = [a.name for a in one.func._schema.arguments] if isinstance(one.func, OpOverload) else []
+    pairs = [
+        (names[i] if i < len(names) else str(i), mine, theirs)
+        for i, (mine, theirs) in enumerate(zip(one.args, other.args, strict=False))
+    ]
+    pairs += [(name, one.kwargs.get(name), other.kwargs.get(name)) for name in {**one.kwargs, **other.kwargs}]
+    for name, mine, theirs in pairs:
+        for path, here, there in _leaves(name, mine, theirs):
+            yield Varying(at, str(one.func), path, here, there, one.source)
+
+
+def _leaves(path: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The Python values and shapes that differ."""
+    if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)) and len(mine) == len(theirs):
+        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            yield from _leaves(f"{path}[{index}]", one, other)
+    elif type(mine) is not type(theirs) or (isinstance(mine, _PLAIN) and _is_other(mine, theirs)):
+        yield path, mine, theirs
+
+
+def _is_other(mine: Any, theirs: Any) -> bool:
+    """Not-a-numbers are alike. Only plain values are asked: the `!=` of a process group raises, that of an array is one."""
+    return mine != theirs and not (mine != mine and theirs != theirs)
+
+
+def _as_shape(one: Varying, is_shape: bool) -> Varying:
+    follows = is_shape and not isinstance(one.here, float)
+    return Varying(one.position, one.op, one.argument, one.here, one.there, one.source, True) if follows else one
+
+
+def _few(names: Sequence[str]) -> str:
+    found = list(dict.fromkeys(names))
+    return ", ".join(found[:2]) + (f" and {len(found) - 2} others" if len(found) > 2 else "")

@@ -1,0 +1,263 @@
+"""A run watched from update to update: one of its steps is recorded, the next followed, the others left alone.
+
+    capture_step(n=3)      step 3 is recorded, step 4 is followed
+    a block or a cell      steps 2 and 3 are recorded until the block turns out to be a loop, further ones followed
+
+A block's own recorder has all of it, and is what is captured unless two whole steps were in it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tracefuse.recording.calls import is_in_engine
+from tracefuse.recording.memories import WeakMap
+from tracefuse.recording.recorder import Recorder
+from tracefuse.recording.run import Run
+from tracefuse.recording.shield import Shield
+from tracefuse.steps.between import Between, held_by
+from tracefuse.steps.mode_stack import leave
+from tracefuse.steps.periods import Updates
+from tracefuse.steps.recorder import StepRecorder
+from tracefuse.steps.steps import Step, Steps
+from tracefuse.steps.stream import StepOp, noted_call
+from tracefuse.steps.updates import UpdateHook
+from tracefuse.steps.varying import Difference, difference
+
+SHOWN = 3
+"""The step of a loop that is captured: the first ones make optimizer states and warm up."""
+
+SURE = 3
+"""Where the captured step has turned out to be a part of one, this one is recorded: two whole ones were seen before it."""
+
+FOLLOWED = 3
+"""Steps of a block that are followed after the captured one, which takes time; further ones run alone."""
+
+IN_BACKWARD = (
+    "an optimizer steps inside the backward, where no step ends. Capture one step by itself, with "
+    "`with tracefuse.capture():` around it."
+)
+ON_THREAD = "the optimizer steps on another thread: enter `tracefuse.capture_step()` there, around the loop."
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps are recorded from number `first` on, the one numbered `n` is wanted, and `followed` more are followed."""
+
+    n: int = SHOWN
+    first: int = 2
+    followed: int = FOLLOWED
+
+
+class StepWatch:
+    """Watches the optimizers' steps from `start` to `stop`. `names` gives the variables in sight, `block` is the run of a
+    whole block, whose first step begins with it."""
+
+    def __init__(
+        self, plan: Plan, names: Callable[[], Mapping[str, Any]], shield: Shield, block: Run | None = None
+    ) -> None:
+        self.plan, self._n, self.shield = plan, plan.n, shield
+        self.updates = Updates()
+        self.refusal = ""
+        """Why no step of this run can be recorded."""
+        self.elsewhere = ""
+        """What to do about the updates of other threads, if there were any."""
+        self._captured: StepRecorder | None = None
+        self._names, self._block, self._has_block = names, block, block is not None
+        self._hook = UpdateHook(self.shield, self._leave_done, self._updated, self._updated_elsewhere)
+        self._numbers: WeakMap[int] = WeakMap()
+        self._optimizers: list[tuple[str, weakref.ref[torch.optim.Optimizer]]] = []
+        self._ended_at: list[float] = []
+        self._current: StepRecorder | None = None
+        self._entered: list[StepRecorder] = []
+        self._ops: list[StepOp] = []
+        """The operators of the captured step."""
+        self._watched: dict[tuple[int, int], _Watched] = {}
+        self._comparing = Shield("comparing steps")
+        """What fails there leaves the capture as it is."""
+
+    @property
+    def run(self) -> Run | None:
+        """The run of the captured step; None where none was captured, or the block is one step."""
+        return None if self._captured is None or self._block is not None else self._captured.run
+
+    def start(self) -> None:
+        self._began = time.perf_counter()
+        self.shield.note(self._hook.attach)
+        if self.plan.first == 1:
+            self.shield.note(self._record_next, None)
+
+    def stop(self) -> None:
+        """The run is over, and so is the step whose update has ended."""
+        self.shield.survive(self._hook.detach)
+        for recorder in self._entered:
+            self.shield.survive(recorder.leave)
+        for recorder in self._entered:
+            self.shield.note(recorder.end)
+        for recorder in self._entered:
+            self.shield.note(self._forget, recorder)
+        self._entered.clear()
+        self._current, self._names = None, dict
+
+    # --- at the end of an update ---
+
+    def _updated(self, optimizer: torch.optim.Optimizer, has_backward: bool) -> None:
+        self._ended_at.append(time.perf_counter())
+        self._leave_done()
+        is_new = self.updates.add((self._number(optimizer), has_backward))
+        if is_new and self._current is not None and not self._is_at_start(self._current.first):
+            self._drop(self._current)
+            self._current = None
+        if not self.updates.is_end():
+            return
+        if is_in_engine():
+            self.refusal = IN_BACKWARD
+            return
+        self._step_ended()
+
+    def _updated_elsewhere(self) -> None:
+        self.elsewhere = IN_BACKWARD if is_in_engine() else ON_THREAD
+
+    def _step_ended(self) -> None:
+        ended, self._current = self._current, None
+        if ended is not None and ended.stage != "step":  # nothing has run since the update before
+            self._drop(ended)
+            ended = None
+        if ended is not None or self._is_wanted(self.updates.steps + 1):
+            self._record_next(ended)
+        if ended is not None and self._block is not None and self.updates.steps > 1:
+            self._end_block(self._block.recorder)
+
+    def _record_next(self, ended: StepRecorder | None) -> None:
+        """What runs from here on may be the next step's; `ended` is the recorder of the step whose update has ended."""
+        held = held_by(one for _, found in self._optimizers if (one := found()) is not None)
+        before = ended or (self._block.recorder if self._block is not None else None)
+        is_recorded = before is not None and bool(before.recording.calls)
+        between = Between(held, before if is_recorded else None, is_first=not self._ended_at)
+        if ended is not None:
+            ended.update_ended(len(self.updates.seen), between)
+        if self._is_wanted(self.updates.steps + 1):
+            self._current = StepRecorder(self.shield, between, len(self.updates.seen), self._names, self._step_is_over)
+            if self._is_shown(self._captured):
+                self._current.follow()
+            self._current.__enter__()
+            self._entered.append(self._current)
+        between.judge = ended or self._current
+
+    def _end_block(self, recorder: Recorder) -> None:
+        """The block is a loop: what its own recorder has is not needed."""
+        assert self._block is not None
+        self._block.is_recording, self._block = False, None
+        leave(recorder)
+        recorder.detach()
+        recorder.begin()
+
+    def _is_wanted(self, number: int) -> bool:
+        """Whether the step of that number is recorded or followed."""
+        captured = self._captured
+        if captured is None:
+            return number >= self.plan.first
+        if self._is_part(captured):
+            return number >= SURE
+        return not self._is_shown(captured) or number <= self._number_of(captured) + self.plan.followed
+
+    def _is_shown(self, captured: StepRecorder | None) -> bool:
+        """Whether this is the step that was wanted."""
+        return captured is not None and not self._is_part(captured) and self._number_of(captured) >= self._n
+
+    def _is_part(self, captured: StepRecorder) -> bool:
+        """Whether it has turned out to be a part of a step."""
+        period = self.updates.period
+        return captured.first >= period.start and not period.is_step(captured.first, captured.end_update)
+
+    def _number_of(self, captured: StepRecorder) -> int:
+        return self.updates.period.whole(captured.end_update)
+
+    def _is_at_start(self, first: int) -> bool:
+        period = self.updates.period
+        return period.is_step(first, first + period.length)
+
+    def _number(self, optimizer: torch.optim.Optimizer) -> int:
+        number = self._numbers.get(optimizer)
+        if number is None:
+            number = self._numbers[optimizer] = len(self._optimizers)
+            self._optimizers.append((type(optimizer).__name__, weakref.ref(optimizer)))
+        return number
+
+    # --- recorders ---
+
+    def _leave_done(self) -> None:
+        for recorder in [one for one in self._entered if one.stage == "done"]:
+            self._drop(recorder)
+
+    def _drop(self, recorder: StepRecorder) -> None:
+        recorder.stage = "done"
+        recorder.leave()
+        self._entered.remove(recorder)
+        self._forget(recorder)
+
+    def _forget(self, recorder: StepRecorder) -> None:
+        if recorder is not self._captured:
+            recorder.forget()
+
+    def _step_is_over(self, recorder: StepRecorder) -> None:
+        """Called where the first operator of the next step is about to run, or at the run's end."""
+        span, ops = (recorder.first, recorder.end_update), recorder.ops
+        if ops is not None:
+            self._watched[span] = _Watched(len(ops), self._difference(ops))
+            return
+        before, self._captured = self._captured, recorder
+        earlier, self._ops = self._ops, [noted_call(call) for call in recorder.recording.calls]
+        if before is not None:
+            self._forget(before)
+            self._watched[before.first, before.end_update] = _Watched(len(earlier), self._difference(earlier))
+        self._watched[span] = _Watched(len(self._ops), None)
+        if recorder.is_shifted:
+            self._n = self._number_of(recorder) + 1
+        elif self._is_shown(recorder) and self._current is not None:
+            self._current.follow()
+
+    def _difference(self, ops: list[StepOp]) -> Difference | None:
+        return self._comparing.note(difference, self._ops, ops)
+
+    # --- afterwards ---
+
+    @property
+    def steps(self) -> Steps | None:
+        """What is known of each step; None where no optimizer made one."""
+        period = self.updates.period
+        if not self.updates.steps:
+            return None
+        spans = [(period.end(number - 1), period.end(number)) for number in range(1, self.updates.steps + 1)]
+        captured = self._captured
+        shown = None if captured is None else (captured.first, captured.end_update)
+        is_block = captured is None and self._has_block and len(spans) == 1
+        return Steps(
+            tuple(self._step(number, *span) for number, span in enumerate(spans, 1)),
+            spans.index(shown) + 1 if shown in spans else 1 if is_block else None,
+            tuple(self._optimizers[number][0] for number, _ in self.updates.seen[period.start : period.end(1)]),
+            ("steps could not be compared: " + failure.splitlines()[-1],)
+            if (failure := self._comparing.failure)
+            else (),
+        )
+
+    def _step(self, number: int, first: int, end: int) -> Step:
+        began = self._ended_at[first - 1] if first else self._began if self._has_block else None
+        seconds = None if began is None else self._ended_at[end - 1] - began
+        watched = self._watched.get((first, end))
+        is_watched = watched is not None or (first == 0 and self._has_block)
+        return Step(number, seconds, watched and watched.ops, watched and watched.difference, is_watched)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """What a recorder saw of a step: how many operators, and what differs from the captured one."""
+
+    ops: int
+    difference: Difference | None

@@ -1,0 +1,243 @@
+"""What the exported file of a whole step has beside `tracefuse.execution.exported_runtime`; its text below the mark is copied.
+
+The names in capitals, `forward`, `backward`, `update` and their captured twins are defined above it in an exported file.
+"""
+
+# ruff: noqa: F821
+import torch
+
+
+# --- copied into every exported file of a whole step ---
+def whole_step(inputs, operands, cotangents):
+    """What STEP_RESULTS names, of INPUTS and those UPDATED that are not HANDED; parameters, buffers and state are written."""
+    outputs = forward(*inputs)
+    results, kept = outputs[: len(RESULTS)], outputs[len(RESULTS) + len(MUTATED) :]
+    written = [(inputs[i], outputs[MUTATED[INPUTS[i][0]]]) for i in OVERWRITTEN]
+    boxed = [*kept, *(inputs[i] for i in READ_AGAIN), *cotangents]
+    del outputs, kept
+    found = backward(boxed)
+    operands = list(operands)
+    for place in WANTED_OLD:
+        operands[place] = operands[place].clone()
+    for tensor, new in written:
+        tensor.copy_(new)
+    del written
+    made = {"results": results, "found": found}
+    for place, (kind, at) in HANDED.items():
+        operands[place] = made[kind][at]
+    for place in LENT:
+        operands[place] = operands[place].clone()
+    made["updated"] = update(*operands)
+    return tuple([made[kind][at] for kind, at in STEP_RESULTS.values()])
+
+
+class TrainingStep:
+    """A training step on tensors that `bound` finds: `step(*data)` returns STEP_RESULTS (the tensor itself if there is one).
+
+    Data goes by position or by name, `step.inputs` has the names in order; what is left out is what `defaults` holds.
+    `bound.tensors()` gives all others by name and `bound.groups()` the optimizers' `param_groups`, anew where `is_current()`
+    says no.
+    """
+
+    def __init__(self, bound, cotangents, defaults=()):
+        self.bound, self.cotangents = bound, list(cotangents)
+        self.inputs, self.results = tuple(INPUTS[i][0] for i in DATA), tuple(STEP_RESULTS)
+        self.defaults = dict(defaults)
+        self.bind()
+
+    def __repr__(self):
+        return f"<{type(self).__name__}({', '.join(self.inputs)}) -> {', '.join(self.results)}>"
+
+    def bind(self):
+        """Find the tensors of the model and of the optimizer; ValueError where one has another shape than captured."""
+        tensors, self.groups = self.bound.tensors(), self.bound.groups()
+        self.follow_options()
+        self.rates = [
+            (tensors[name], group) for name, (optimizer, at) in RATES.items() if (group := self.groups[optimizer][at])
+        ]
+        rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
+        own = [(name, source, *row) for i, (name, source, _, *row) in enumerate(UPDATED) if i not in HANDED]
+        for name, source, shape, stride, dtype in (*rows, *own):
+            fits(tensors[name], source, shape, stride, dtype)
+        self.tensors = [None if i in DATA else tensors[row[0]] for i, row in enumerate(INPUTS)]
+        self.operands = [None if i in HANDED else tensors[row[0]] for i, row in enumerate(UPDATED)]
+        self.places = [(t, t.data_ptr()) for t in (*self.tensors, *self.operands) if t is not None]
+
+    def is_bound(self):
+        """Whether all tensors are still where they were found: loading a checkpoint makes new ones."""
+        return self.bound.is_current() and all(t.data_ptr() == place for t, place in self.places)
+
+    def follow_options(self):
+        """ValueError where an option of the optimizer, which the program computes with, is not what it was."""
+        for groups, (name, captured) in zip(self.groups, OPTIMIZERS, strict=True):
+            for at, (group, options) in enumerate(zip(groups, captured, strict=True)):
+                for key, value in options.items():
+                    if group[key] != value:
+                        raise ValueError(
+                            f"{name}.param_groups[{at}][{key!r}] is {group[key]!r}, and the step was captured with {value!r}: "
+                            "capture it again"
+                        )
+
+    def follow_rates(self):
+        """Write the learning rates that the optimizers have now where the program reads them."""
+        for tensor, group in self.rates:
+            rate = group["lr"]
+            if rate is not tensor:
+                tensor.copy_(rate) if isinstance(rate, torch.Tensor) else tensor.fill_(rate)
+
+    def given(self, data, named):
+        """The data in the captured layouts; ValueError for more, for other names and for other shapes or dtypes."""
+        if len(data) > len(self.inputs) or not set(named) <= set(self.inputs):
+            raise ValueError(
+                f"the step takes {', '.join(self.inputs) or 'no data'}, got {len(data)} and {sorted(named)}"
+            )
+        found = self.defaults | dict(zip(self.inputs, data, strict=False)) | named
+        missing = [name for name in self.inputs if name not in found]
+        if missing:
+            raise ValueError(f"the step takes {', '.join(self.inputs)}: pass {', '.join(missing)}")
+        for name, tensor in found.items():
+            if not isinstance(tensor, torch.Tensor) or tensor.device.type != self.device(name):
+                given = tensor.device if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+                raise ValueError(f"{name} is {given}, and the step takes tensors on {self.device(name)}")
+        return [expect(found[INPUTS[i][0]], INPUTS[i][0], *INPUTS[i][2:]) for i in DATA]
+
+    def device(self, name):
+        return DATA_DEVICES[self.inputs.index(name)]
+
+    def __call__(self, *data, **named):
+        given = self.given(data, named)
+        if not self.is_bound():
+            self.bind()
+        self.follow_options()
+        with torch.no_grad(), torch.autocast(DEVICE, enabled=False):
+            self.follow_rates()
+            results = self.run(given)
+        return results[0] if len(results) == 1 else results
+
+    def run(self, given):
+        inputs = list(self.tensors)
+        for position, tensor in zip(DATA, given, strict=True):
+            inputs[position] = tensor
+        return whole_step(inputs, self.operands, self.cotangents)
+
+
+def fits(tensor, source, shape, stride, dtype):
+    """ValueError where a tensor that is written in place is not laid out as the captured one."""
+    if (tensor.shape, tensor.dtype) != (shape, dtype) or (tensor.stride() != stride and tensor.numel() > 1):
+        raise ValueError(
+            f"{source} is {tensor.dtype}{list(tensor.shape)} with strides {tensor.stride()}, and the step was captured with "
+            f"{dtype}{list(shape)} and {stride}: capture it again"
+        )
+
+
+class Bound:
+    """Where a step's tensors are in models and optimizers, by the names that the capture knew them by."""
+
+    def __init__(self, models, optimizers, others):
+        self.models, self.optimizers, self.others = models, optimizers, others
+        self.state = []
+        self.made = {}
+
+    def is_current(self):
+        now = [part for one in self.optimizers for part in (one.state, one.param_groups)]
+        return len(now) == len(self.state) and all(a is b for a, b in zip(now, self.state, strict=True))
+
+    def groups(self):
+        return [one.param_groups for one in self.optimizers]
+
+    def tensors(self):
+        self.state = [part for one in self.optimizers for part in (one.state, one.param_groups)]
+        named = {}
+        for model in reversed(self.models):
+            named |= dict(model.named_buffers(remove_duplicate=False))
+            named |= dict(model.named_parameters(remove_duplicate=False))
+        rows = [(name, source, KINDS[name]) for i, (name, source, *_) in enumerate(INPUTS) if i not in DATA]
+        rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED]
+        return {name: self.found(named, name, source, kind) for name, source, kind in rows}
+
+    def found(self, named, name, source, kind):
+        if name in self.others:
+            return self.others[name]
+        if name in RATES:
+            return self.rate(name)
+        if name in CONSTANTS:
+            return self.made.setdefault(name, torch.tensor(CONSTANTS[name][0], dtype=CONSTANTS[name][1]))
+        if kind == "state":
+            key, _, path = source.partition(" of ")
+            entries = [one.state[named[path]] for one in self.optimizers if path in named and named[path] in one.state]
+            plain, _, index = key.partition("[")
+            if entries and plain in entries[0]:
+                return entries[0][plain][int(index[:-1])] if index else entries[0][plain]
+        if source not in named:
+            raise ValueError(f"{source} is not in the model or the optimizer: pass tensors={ {name: 'the tensor'} }")
+        return named[source]
+
+    def rate(self, name):
+        optimizer, at = RATES[name]
+        rate = self.optimizers[optimizer].param_groups[at]["lr"]
+        _, _, _, _, _, dtype = next(row for row in UPDATED if row[0] == name)
+        if isinstance(rate, torch.Tensor) and rate.dtype is dtype:
+            return rate
+        return self.made.setdefault(name, torch.tensor(float(rate), dtype=dtype, device=RATE_DEVICES[name]))
+
+
+def bind(model, optimizer, tensors=None):
+    """The step function of a model and its optimizer, which must have made a step: see `TrainingStep`.
+
+    Several of either go in a list, in the order of OPTIMIZERS. `tensors` has by name what is in none of them.
+    """
+    models, optimizers = (list(x) if isinstance(x, (list, tuple)) else [x] for x in (model, optimizer))
+    if len(optimizers) != len(OPTIMIZERS):
+        raise ValueError(f"the step has {len(OPTIMIZERS)} optimizers, got {len(optimizers)}")
+    if None in SEEDS:
+        raise ValueError(
+            "a backward started from a gradient that is not one number: reduce to a loss and capture it again"
+        )
+    return TrainingStep(Bound(models, optimizers, dict(tensors or {})), example_cotangents(COTANGENT_DTYPES))
+
+
+def example_operand(shape, stride, dtype, drawn, device, generator):
+    """What an update reads, of the captured range."""
+    memory = torch.empty(memory_size(shape, stride), dtype=dtype, device=device)
+    if dtype.is_floating_point:
+        mean, deviation, least, greatest = drawn
+        return memory.normal_(mean, deviation, generator=generator).clamp_(least, greatest).as_strided(shape, stride)
+    known = torch.tensor(drawn[1], dtype=dtype, device=device)
+    return known[torch.arange(memory.numel(), device=device) % len(known)].as_strided(shape, stride)
+
+
+def example_operands(rows, handed, inputs, made):
+    """What the update of `rows` reads: copies of the inputs, what the backward gave, and drawn state."""
+    generators = {}
+    given = {row[0]: tensor for row, tensor in zip(INPUTS, inputs, strict=True)}
+    operands = []
+    for place, (name, _, _, *row) in enumerate(rows):
+        if place in handed:
+            kind, at = handed[place]
+            operands.append(made[kind][at].clone())
+        elif name in given:
+            operands.append(made["written"].get(name, given[name]).clone())
+        else:
+            device, drawn = UPDATE_DRAWN[name]
+            generator = generators.setdefault(device, torch.Generator(device).manual_seed(2))
+            operands.append(example_operand(*row, drawn, device, generator))
+    return operands
+
+
+def outputs(name, inputs):
+    """All that one whole step of `programs` computes, by what it is: the new values of parameters and state too."""
+    is_captured = name == "captured"
+    front, back, read_again, mutated = programs()[name]
+    results, written, behind, _ = replay(front, back, inputs, read_again, mutated)
+    grads_of = CAPTURED_GRADIENTS if is_captured else GRADIENTS
+    found = dict(zip(RESULTS, results, strict=True)) | dict(zip(LATE, behind, strict=False))
+    found |= {f"new value of {of}": tensor for of, tensor in written.items()}
+    found |= {f"gradient of {INPUTS[i][1]}": g.clone() for i, g in zip(grads_of, behind[len(LATE) :], strict=True)}
+    rows, handed = (CAPTURED_UPDATED, CAPTURED_HANDED) if is_captured else (UPDATED, HANDED)
+    operands = example_operands(rows, handed, inputs, {"results": results, "found": behind, "written": written})
+    new = (captured_update if is_captured else update)(*operands)
+    return found | dict(zip(CAPTURED_CHANGED if is_captured else CHANGED, new, strict=True))
+
+
+if __name__ == "__main__":
+    main()

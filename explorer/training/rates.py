@@ -1,0 +1,111 @@
+"""Learning rates as inputs: what a fused optimizer takes as a number is read from `param_groups` at each call.
+
+_fused_adamw.default(…, lr=0.001)        _fused_adamw.tensor_lr(…, lr=lr)        lr: opt.param_groups[0]['lr']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from tracefuse.assembly.program import CapturedProgram, Inputs
+from tracefuse.assembly.stepped import Stepped
+from tracefuse.optimizers.ops import arguments
+from tracefuse.optimizers.trace import Input, Trace, eliminate_dead_code, fake_mode, phase, val
+
+
+def is_followed(op: str, argument: str) -> bool:
+    """Whether a number that varies is one that becomes an input; `op` is called as it ran, in place."""
+    name, _, _ = op.removeprefix("aten.").partition(".")
+    return argument == "lr" and _with_tensor(name.removesuffix("_")) is not None
+
+
+def with_rates(update: CapturedProgram) -> CapturedProgram:
+    """`update` with an input for each group's learning rate that is a number in a fused operator, and without what a schedule
+    does to one that is a tensor: schedules stay the program's own."""
+    update = replace(update, trace=_without_schedules(update.trace))
+    found: dict[tuple[Stepped, int], list[fx.Node]] = {}
+    for node in update.trace.ops:
+        group = _group(node, update.stepped)
+        if group is not None:
+            found.setdefault(group, []).append(node)
+    if not found:
+        return update
+    trace, rates = _rewritten(update.trace, found)
+
+    def followed(read: Callable[[], Inputs]) -> Callable[[], Inputs]:
+        def read_all() -> Inputs:
+            inputs = read()
+            return Inputs((*inputs.examples, *rates), (*inputs.live, *rates), inputs.rng_states)
+
+        return read_all
+
+    outside = update.outside and followed(update.outside)
+    return replace(update, trace=trace, read_inputs=followed(update.read_inputs), outside=outside)
+
+
+def _without_schedules(trace: Trace) -> Trace:
+    rates = {i.name for i in trace.inputs if i.kind == "hyperparameter"}
+    if not any(out.of in rates for out in trace.outputs):
+        return trace
+    new = trace.copy()
+    pairs = zip(new.outputs, new.returned, strict=True)
+    new = new.with_outputs([(out, node) for out, node in pairs if out.of not in rates])
+    eliminate_dead_code(new.graph)
+    return new
+
+
+def rate_source(step: Stepped, group: int) -> str:
+    return f"{step.name}.param_groups[{group}]['lr']"
+
+
+def _group(node: fx.Node, steps: tuple[Stepped, ...]) -> tuple[Stepped, int] | None:
+    """Whose learning rate a fused operator takes as a number."""
+    if not _is_fused(node) or not isinstance(arguments(node).get("lr"), float):
+        return None
+    parameters = node.args[0]
+    first = parameters[0].name if isinstance(parameters, (list, tuple)) and isinstance(parameters[0], fx.Node) else ""
+    return next(((step, step.group_of[first]) for step in steps if first in step.group_of), None)
+
+
+def _is_fused(node: fx.Node) -> bool:
+    target = node.target
+    is_plain = isinstance(target, OpOverload) and target._overloadname == "default"
+    return is_plain and _with_tensor(target.overloadpacket.__name__) is not None  # type: ignore[union-attr]
+
+
+def _with_tensor(name: str) -> OpOverload | None:
+    """The functional operator of that name whose learning rate is a tensor."""
+    return getattr(getattr(torch.ops.aten, name, None), "tensor_lr", None) if name.startswith("_fused_") else None
+
+
+def _rewritten(trace: Trace, found: dict[tuple[Stepped, int], list[fx.Node]]) -> tuple[Trace, tuple[torch.Tensor, ...]]:
+    new = trace.copy()
+    graph, inputs, rates = new.graph, list(new.inputs), []
+    named = {node.name: node for node in graph.nodes}
+    last = new.placeholders[-1]
+    for (step, group), nodes in found.items():
+        rate = _rate(float(arguments(nodes[0])["lr"]), val(nodes[0].args[0][0]))  # type: ignore[index, arg-type]
+        with graph.inserting_after(last):
+            last = graph.create_node("placeholder", "lr", name="lr")
+        last.target = last.name
+        with fake_mode(graph):
+            last.meta = {"val": torch.empty((), dtype=rate.dtype, device=rate.device), "phase": phase(nodes[0])}
+        inputs.append(Input(last.name, "hyperparameter", rate_source(step, group)))
+        rates.append(rate)
+        for node in (named[one.name] for one in nodes):
+            node.target = _with_tensor(node.target.overloadpacket.__name__)  # type: ignore[union-attr, assignment]
+            node.kwargs = {**node.kwargs, "lr": last}
+    return replace(new, inputs=tuple(inputs), _cache={}), tuple(rates)
+
+
+def _rate(number: float, parameter: torch.Tensor) -> torch.Tensor:
+    """The number as a tensor, as torch's fused operators read it: in float32 on a GPU, which a graph can be replayed on."""
+    on_gpu = parameter.device.type == "cuda"
+    return torch.tensor(
+        number, dtype=torch.float32 if on_gpu else torch.float64, device=parameter.device if on_gpu else "cpu"
+    )

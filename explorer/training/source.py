@@ -1,0 +1,265 @@
+"""The text of a whole step's file: that of its forward and backward, and the update beside them, in place.
+
+update              the optimised update: new values go where the old ones lie
+captured_update     as it was captured: what the file checks itself against
+whole_step          forward, backward and update on tensors
+bind                the step function of a model and its optimizer
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tracefuse.assembly.program import CapturedProgram
+from tracefuse.assembly.stepped import Stepped
+from tracefuse.errors import ExportError
+from tracefuse.execution.drawn import drawn_row
+from tracefuse.execution.export import Further, kernel_texts, module_source, rendered
+from tracefuse.execution.in_place import in_place
+from tracefuse.execution.optimised import Optimised
+from tracefuse.optimizers.facts import storages
+from tracefuse.optimizers.render import literal
+from tracefuse.optimizers.split import handed_over
+from tracefuse.optimizers.trace import Input, Output, Trace, val
+
+_FILE = (Path(__file__).parent / "exported_step.py").read_text()
+_RUNTIME = _FILE.split("# --- copied into every exported file of a whole step ---\n")[1]
+
+FLAGS = {"foreach", "fused", "capturable", "differentiable"}
+"""Options that say how an optimizer computes, which is ours to choose."""
+
+ABOUT = (
+    "`bind(model, optimizer)` returns the step: a function of the data listed in INPUTS at DATA, which runs forward, backward",
+    "and update, writes parameters, buffers and the optimizer's state where they are, and returns STEP_RESULTS. `.grad` stays",
+    "as it is. The optimizer must have made a step before, which makes its state, or have loaded one; learning rates are read",
+    "from its `param_groups` at each call. Shapes, strides and dtypes must be those of INPUTS and UPDATED. Results,",
+    "gradients and new values are checked: by dtype within TOLERANCE of the captured step.",
+    "",
+)  # fmt: skip
+
+
+def step_source(joint: Optimised, update: Optimised) -> str:
+    """The file of a step: `joint` is its forward and backward, `update` its update, with rates as inputs. Raises `ExportError`
+    where the two do not belong together, and for what is no step."""
+    known = set(kernel_texts(joint))
+    kernels = tuple(text for name, text in kernel_texts(update).items() if name not in known)
+    captured = rendered(update.program.trace).replace("def update(", "def captured_update(", 1)
+    made = _read(update.trace)
+    tables = "\n".join(_tables(joint, update.program, made))
+    return module_source(joint, Further(ABOUT, kernels, rendered(in_place(made)), captured, tables, _RUNTIME))
+
+
+def _read(update: Trace) -> Trace:
+    """`update` with the inputs that it reads or writes alone: of a frozen parameter there are others."""
+    new, written = update.copy(), {out.of for out in update.outputs}
+    for placeholder in new.placeholders:
+        if not placeholder.users and placeholder.name not in written:
+            new.graph.erase_node(placeholder)
+    left = {placeholder.name for placeholder in new.placeholders}
+    return replace(new, inputs=tuple(i for i in new.inputs if i.name in left))
+
+
+def data_of(joint: Trace, update: Trace) -> list[int]:
+    """Positions of the joint trace's inputs that are data: no module's, and nothing that the update reads or writes."""
+    own = {i.name for i in update.inputs}
+    forward = joint.split()[0]
+    return [at for at, i in enumerate(forward.inputs) if i.kind == "input" and i.name not in own]
+
+
+def optimizers_of(update: CapturedProgram) -> list[Stepped]:
+    """The update's optimizers, each once."""
+    found: dict[int, Stepped] = {}
+    for step in update.stepped:
+        found.setdefault(id(step.optimizer()), step)
+    return list(found.values())
+
+
+def rates_of(update: CapturedProgram) -> dict[str, tuple[int, int]]:
+    """The update's inputs that are learning rates: which optimizer, which group."""
+    names = {step.name: at for at, step in reversed(list(enumerate(optimizers_of(update))))}
+    found = {}
+    for entry in update.trace.inputs:
+        match = re.fullmatch(r"(.*)\.param_groups\[(\d+)\]\['lr'\]", entry.source)
+        if entry.kind == "hyperparameter" and match is not None and match[1] in names:
+            found[entry.name] = names[match[1]], int(match[2])
+    return found
+
+
+def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterator[str]:
+    """What the runtime reads: `program` is the captured update, `update` what the passes made of it."""
+    captured = joint.program
+    update_of = captured.update
+    assert update_of is not None
+    forward, data = joint.forward, data_of(captured.trace, program.trace)
+    of = handed_over(captured.trace, update_of.trace)
+    handed = _handed(of, joint, update)
+    read = {i.name for i in update.inputs}
+    rates = {name: place for name, place in rates_of(program).items() if name in read}
+    written = {out.of for out in forward.outputs if out.kind == "mutation"}
+    yield "# --- and that of its update"
+    yield from _rows("UPDATED", update)
+    yield from _rows("CAPTURED_UPDATED", program.trace)
+    yield f"HANDED = {handed!r}  # of UPDATED, what forward and backward give"
+    yield f"CAPTURED_HANDED = {_handed(of, captured, program.trace)!r}"
+    yield f"LENT = {_lent(of, joint.trace, update)!r}  # of these, what is not the update's to write to"
+    old = [at for at, i in enumerate(update.inputs) if i.name in written and i.name not in of]
+    yield f"WANTED_OLD = {old!r}  # of UPDATED, what the forward overwrites and the update wants as it was"
+    yield f"DATA = {data!r}  # of INPUTS, what a step is given"
+    yield f"DATA_DEVICES = {[val(forward.placeholders[at]).device.type for at in data]!r}"
+    yield f"STEP_RESULTS = {_results(joint, update, of)!r}"
+    yield f"CHANGED = {_labels(update)!r}  # what update returns"
+    yield f"CAPTURED_CHANGED = {_labels(program.trace)!r}"
+    yield f"RATES = {rates!r}  # learning rates: which optimizer, which of its groups"
+    devices = {p.name: str(val(p).device) for p in update.placeholders if p.name in rates}
+    yield f"RATE_DEVICES = {devices!r}"
+    yield f"OPTIMIZERS = {_options(program, rates)}"
+    yield f"KINDS = { {i.name: i.kind for i in forward.inputs}!r}"
+    yield f"CONSTANTS = {_constants(program)}"
+    yield f"COTANGENT_DTYPES = {_cotangent_dtypes(captured)}"
+    yield "UPDATE_DRAWN = {"
+    yield from _drawn(program)
+    yield "}"
+
+
+class _Halves(Protocol):
+    @property
+    def forward(self) -> Trace: ...
+    @property
+    def backward(self) -> Trace: ...
+
+
+def _rows(title: str, trace: Trace) -> Iterator[str]:
+    """The inputs of an update: name, what the captured program called it, kind, shape, stride, dtype."""
+    yield f"{title} = ["
+    for entry, placeholder in zip(trace.inputs, trace.placeholders, strict=True):
+        one = val(placeholder)
+        layout = f"{tuple(one.shape)!r}, {tuple(one.stride())!r}, {one.dtype}"
+        yield f"    ({entry.name!r}, {entry.source!r}, {entry.kind!r}, {layout}),"
+    yield "]"
+
+
+def _handed(of: Mapping[str, Output], joint: _Halves, update: Trace) -> dict[int, tuple[str, int]]:
+    """By the update's inputs: which result of the forward, or which of what the backward returns."""
+    places = {("result", name): ("results", at) for at, name in enumerate(_of_kind(joint.forward, "result"))}
+    places |= {(out.kind, out.of): ("found", at) for at, out in enumerate(joint.backward.outputs)}
+    found = {}
+    for at, entry in enumerate(update.inputs):
+        out = of.get(entry.name)
+        if out is None or out.kind == "mutation":  # whose new value is where the old one was
+            continue
+        if (out.kind, out.of) not in places:
+            raise ExportError(
+                f"the update reads {entry.name}, which the passes took from the backward: leave out `freeze`, or capture the "
+                "step with that parameter frozen"
+            )
+        found[at] = places[out.kind, out.of]
+    return found
+
+
+def _of_kind(trace: Trace, kind: str) -> list[str]:
+    return [out.of for out in trace.outputs if out.kind == kind]
+
+
+def _lent(of: Mapping[str, Output], joint: Trace, update: Trace) -> list[int]:
+    """Positions of the update's inputs that lie in the memory of something else: an input, another gradient, a result."""
+    lying = Counter(
+        memory for node in (*joint.placeholders, *dict.fromkeys(joint.returned)) for memory in storages(node)
+    )
+    nodes = {(out.kind, out.of): node for out, node in zip(joint.outputs, joint.returned, strict=True)}
+    given = Counter(
+        nodes[out.kind, out.of] for out in of.values() if out.kind == "gradient" and (out.kind, out.of) in nodes
+    )
+    handed = [(at, of[i.name]) for at, i in enumerate(update.inputs) if i.name in of and of[i.name].kind == "gradient"]
+    found = [(at, nodes[out.kind, out.of]) for at, out in handed if (out.kind, out.of) in nodes]
+    return [at for at, node in found if given[node] > 1 or any(lying[memory] > 1 for memory in storages(node))]
+
+
+def _results(joint: Optimised, update: Trace, of: Mapping[str, Output]) -> dict[str, tuple[str, int]]:
+    """What a step returns by name, and where it is found: the captured results, not what only the update reads."""
+    within = {out.of for name, out in of.items() if out.kind == "result" and out.of == name}
+    starts = {i.source for i in joint.backward.inputs if i.kind == "cotangent"}
+    found = {name: ("results", at) for at, name in enumerate(_of_kind(joint.forward, "result"))}
+    found |= {name: ("found", at) for at, name in enumerate(_of_kind(joint.backward, "result"))}
+    found = {name: place for name, place in found.items() if name not in within or name in starts}
+    returned = ((out, at) for at, out in enumerate(update.outputs) if out.kind == "result")
+    return found | {out.of: ("updated", at) for out, at in returned}
+
+
+def _labels(update: Trace) -> list[str]:
+    """What each output of an update is."""
+    known = {i.name: i for i in update.inputs}
+    return [_label(out, known.get(out.of)) for out in update.outputs]
+
+
+def _label(out: Output, of: Input | None) -> str:
+    if of is None or out.kind == "result":
+        return out.of
+    return f"gradient left of {of.source}" if of.kind == "gradient" else f"updated {of.source}"
+
+
+def _options(update: CapturedProgram, rates: Mapping[str, tuple[int, int]]) -> str:
+    """Each optimizer's name, and of its groups the options that the program computes with."""
+    followed = set(rates.values())
+    rows = []
+    for at, step in enumerate(optimizers_of(update)):
+        groups = [
+            {
+                k: v
+                for k, v in options.items()
+                if _is_plain(v) and k not in FLAGS and (k != "lr" or (at, g) not in followed)
+            }
+            for g, options in enumerate(step.groups)
+        ]
+        rows.append((step.name, tuple(groups)))
+    return literal(rows)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _constants(update: CapturedProgram) -> str:
+    """Numbers that Python made tensors of, such as the 1 that a count of steps is raised by."""
+    pairs = _examples(update).items()
+    found = {
+        name: (tensor.item(), tensor.dtype)
+        for name, tensor in pairs
+        if name.startswith("constant") and tensor.dim() == 0 and tensor.device.type == "cpu"
+    }
+    return "{" + ", ".join(f"{name!r}: ({literal(number)}, {dtype})" for name, (number, dtype) in found.items()) + "}"
+
+
+def _examples(update: CapturedProgram) -> dict[str, torch.Tensor]:
+    """What the update reads from outside, as it was."""
+    assert update.outside is not None
+    return outside(update, update.outside().examples)
+
+
+def outside(update: CapturedProgram, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`tensors`, those of its inputs that come from outside, by name."""
+    given = update.trace.inputs[-len(tensors) :] if tensors else ()
+    return dict(zip((i.name for i in given), tensors, strict=True))
+
+
+def _cotangent_dtypes(program: CapturedProgram) -> str:
+    dtypes = [
+        val(p).dtype
+        for i, p in zip(program.trace.inputs, program.trace.placeholders, strict=True)
+        if i.kind == "cotangent"
+    ]
+    return f"[{', '.join(map(str, dtypes))}]"
+
+
+def _drawn(update: CapturedProgram) -> Iterator[str]:
+    """Where each of the update's own inputs lies, and what an example of it is drawn from."""
+    for name, tensor in _examples(update).items():
+        yield f"    {name!r}: ({tensor.device.type!r}, {drawn_row(tensor)}),"
