@@ -1,0 +1,67 @@
+"""The part of the wire format that says in one sentence what a step takes, where, and what would shorten it most. Pure.
+
+A step takes 10.4 ms on an H200, measured; its backward 1.9 times its forward; h.*.mlp ×12 takes 43 % of that. Most is gained
+by: rows of the head's matmul are not aligned (2.1 ms of 10.4 ms a step, 20 %).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tracefuse.optimizers.trace import human_bytes
+from tracefuse.tables.layers import Layers
+from tracefuse.text import counted, share_text, time_text
+from tracefuse.widgets.payload.clock import Clock
+
+MOST_ACTIONS = 3
+
+
+def sentence_record(
+    clock: Clock, rows: Layers, findings: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], is_on_gpu: bool
+) -> dict[str, Any]:
+    """`said` is the sentence, `actions` are the findings that lead, each with what it is worth."""
+    left = [one for one in findings if not one["fixed"]]
+    parts = [_step(clock, summary, is_on_gpu), *_where(rows), *_lever(left)]
+    actions = [{"id": one["id"], "title": one["title"], "worth": _worth(one)} for one in left[:MOST_ACTIONS]]
+    return {"said": f"{'; '.join(parts)}.", "actions": actions}
+
+
+def _step(clock: Clock, summary: Mapping[str, Any], is_on_gpu: bool) -> str:
+    before, after = clock.times
+    us = time_text(after.step_us)
+    was = (
+        ""
+        if abs(before.step_us - after.step_us) < 0.005 * before.step_us
+        else f", {time_text(before.step_us)} as captured"
+    )
+    if after.kind != "modelled":
+        return f"A step takes {us} on {clock.device}, {after.kind}{was}"
+    ops, saved = summary["ops"][1], human_bytes(summary["saved_bytes"][1])
+    if is_on_gpu:
+        return f"A step takes at least {us} on {clock.device}, modelled{was}: press Measure"
+    return f"A step is {counted(ops, 'op')} and keeps {saved} for its backward; on {clock.device} it takes at least {us}, modelled{was}"
+
+
+def _where(rows: Layers) -> list[str]:
+    forward, backward = (sum(getattr(row, f"{half}_us")[1] for row in rows) for half in ("forward", "backward"))
+    if not backward or rows.no_verdict:
+        return []
+    parts = [f"its backward takes {backward / forward:.1f} times its forward"] if forward else []
+    worst = rows.worst()
+    if worst is not None:
+        times = f" ×{worst.count}" if worst.count > 1 else ""
+        parts.append(f"{worst.name}{times} takes {share_text(worst.backward_us[1], backward)} of the backward")
+    return parts
+
+
+def _lever(left: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not left:
+        return ["nothing was found that slows it down"]
+    worth = _worth(left[0])
+    return [f"first to mend: {left[0]['title']}{f' ({worth})' if worth else ''}"]
+
+
+def _worth(finding: Mapping[str, Any]) -> str:
+    """What it is worth without how that is known, which the finding says: "2.1 ms of 10.4 ms a step, 20 %"."""
+    return str(finding["worth"]).partition(" (")[0]
