@@ -15,6 +15,8 @@ from tracefuse.text import counted, share_text, time_text
 from tracefuse.widgets.payload.clock import Clock
 
 MOST_ACTIONS = 3
+LEAST = 0.005
+"""The least share of the step that is told as a change."""
 
 
 def sentence_record(
@@ -29,18 +31,14 @@ def sentence_record(
 
 def _step(clock: Clock, summary: Mapping[str, Any], is_on_gpu: bool) -> str:
     before, after = clock.times
-    us = time_text(after.step_us)
-    was = (
-        ""
-        if abs(before.step_us - after.step_us) < 0.005 * before.step_us
-        else f", {time_text(before.step_us)} as captured"
-    )
+    us, is_same = time_text(after.step_us), abs(before.step_us - after.step_us) < LEAST * before.step_us
+    was = "" if is_same else f", {time_text(before.step_us)} before the passes"
     if after.kind != "modelled":
         return f"A step takes {us} on {clock.device}, {after.kind}{was}"
-    ops, saved = summary["ops"][1], human_bytes(summary["saved_bytes"][1])
+    what = f"{counted(summary['ops'][1], 'op')} and keeps {human_bytes(summary['saved_bytes'][1])} for its backward"
     if is_on_gpu:
         return f"A step takes at least {us} on {clock.device}, modelled{was}: press Measure"
-    return f"A step is {counted(ops, 'op')} and keeps {saved} for its backward; on {clock.device} it takes at least {us}, modelled{was}"
+    return f"A step is {what}; on {clock.device} it takes at least {us}, modelled{was}"
 
 
 def _where(rows: Layers) -> list[str]:
@@ -63,5 +61,8 @@ def _lever(left: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _worth(finding: Mapping[str, Any]) -> str:
-    """What it is worth without how that is known, which the finding says: "2.1 ms of 10.4 ms a step, 20 %"."""
-    return str(finding["worth"]).partition(" (")[0]
+    """What it is worth, and of which share of a step: "2.1 ms, 20 %". How that is known, the finding says."""
+    said = str(finding["worth"]).partition(" (")[0]
+    amount, mark, rest = said.partition(" of ")
+    share = rest.rpartition(", ")[2] if mark and rest.endswith("%") else ""
+    return f"{amount}, {share}" if share else said

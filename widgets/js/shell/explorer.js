@@ -3,11 +3,12 @@
 import { find, h, unique } from "../parts/dom.js";
 import { markPass, passes } from "../passes/panel.js";
 import { details } from "../tables/details.js";
+import { VerdictBar } from "../verdict/panel.js";
 import { Connection, hidden } from "./connection.js";
+import { History } from "./history.js";
 import { shortcut, showHelp, Trail } from "./keys.js";
 import { PANELS, STYLES } from "./panels.js";
 import { Search } from "./search.js";
-import { VerdictBar } from "./verdict.js";
 
 export class Explorer {
   /** @param {Model} model @param {HTMLElement} host */
@@ -17,11 +18,13 @@ export class Explorer {
     /** @type {Set<string> | null} */
     this.matches = null;
     this.trail = new Trail();
+    this.history = new History();
     this.search = new Search(() => model.get("payload"), (matches) => this.showMatches(matches), (value) => this.select(value));
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
     /** @type {Open} */
     this.open = { passes: new Set(), kernels: new Set(), typed: {}, pass: "" };
+    const { history } = this;
     /** @type {Act} */
     this.act = {
       configure: (changes) => this.ask("passes", { type: "configure", changes }),
@@ -33,6 +36,14 @@ export class Explorer {
       openKernel: (name) => this.openKernel(name),
       search: (query) => this.search.run(query),
       ask: (panel, message) => this.ask(panel, message),
+      undo: () => this.again(this.history.undo()),
+      redo: () => this.again(this.history.redo()),
+      get canUndo() {
+        return history.canUndo;
+      },
+      get canRedo() {
+        return history.canRedo;
+      },
       get live() {
         return model.get("live");
       },
@@ -46,20 +57,22 @@ export class Explorer {
     /** Whether the details are of the pass, where a value is selected too: of what was asked for last. */
     this.showsPass = false;
     this.verdict = new VerdictBar(this.act);
+    this.connection.element = this.verdict.lost;
     this.slots = {
       passes: h("div", { class: "tf-side", tabindex: "-1" }),
       tabs: h("div", { class: "tf-tabs", role: "tablist", "aria-label": "Panels" }),
       body: h("div", { class: "tf-tab-body", role: "tabpanel", id: unique("tf-panel") }),
       details: h("div", { class: "tf-aside", tabindex: "-1" }),
     };
-    const bar = h("div", { class: "tf-bar-top" }, this.slots.tabs, this.search.element);
+    this.verdict.know.append(this.search.element);
+    const bar = h("div", { class: "tf-bar-top" }, this.slots.tabs);
     const main = h("div", { class: "tf-main" }, bar, this.slots.body);
     this.root = h(
       "div",
       // With the focus here after a click between the controls, keys still reach the view.
       { class: "tf", tabindex: "-1", "data-testid": "tf-root" },
       h("style", null, STYLES, hidden(model.get("key"))),
-      h("div", { class: "tf-frame" }, this.connection.element, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
+      h("div", { class: "tf-frame" }, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
     this.root.addEventListener("keydown", (event) => {
@@ -77,8 +90,19 @@ export class Explorer {
 
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   ask(panel, message) {
+    this.history.note(message, this.view.payload);
+    this.send(panel, message);
+  }
+
+  /** @param {Exclude<Status["busy"], "">} panel @param {Message} message */
+  send(panel, message) {
     this.root.dataset.busy = panel;
     if (!this.connection.send(message)) this.root.dataset.busy = "";
+  }
+
+  /** Take a choice back, or make it again. @param {Message | null} message */
+  again(message) {
+    if (message) this.send("passes", message);
   }
 
   destroy() {
@@ -126,7 +150,7 @@ export class Explorer {
 
   drawTabs() {
     const { payload } = this.view;
-    const tabs = PANELS.map(({ id, label }) =>
+    const tabs = PANELS.map(({ id, label, count }) =>
       h(
         "button",
         {
@@ -139,6 +163,8 @@ export class Explorer {
           "data-testid": `tf-tab-${id}`,
         },
         label(payload),
+        count && " ",
+        count && h("span", { class: "tf-count" }, count(payload) || ""),
       ),
     );
     this.swap(this.slots.tabs, ...tabs);
@@ -217,6 +243,8 @@ export class Explorer {
       search: () => this.search.focus(),
       help: () => showHelp(this.root),
       passes: () => /** @type {HTMLElement | null} */ (this.slots.passes.querySelector("input:enabled, button:enabled, [tabindex='0']"))?.focus(),
+      undo: () => this.act.undo(),
+      redo: () => this.act.redo(),
       back: () => this.selectOnTrail(-1),
       forward: () => this.selectOnTrail(1),
     };
