@@ -50,10 +50,10 @@ class Transfer:
 class OpTimes:
     """`us` are microseconds by the name of the value that an op computes; ops without work (views) are absent.
 
-    `provenance` begins with "measured on", "predicted for" or "modelled". `predicted` are the ops whose times were not measured,
-    where others' were. `transfers` are those copies between host and GPU that were measured;
-    the time of one to the host is what the host spends on it, without the work that it waits for. `device` is the name of the
-    device that was measured, "" of what is modelled.
+    `provenance` begins with "measured on", "predicted for" or "modelled". `predicted` are the ops whose times were not
+    measured, where others' were. `transfers` are those copies between host and GPU that were measured; the time of one to the
+    host is what the host spends on it, without the work that it waits for. `device` is the name of the device that was
+    measured, "" of what is modelled.
     """
 
     us: Mapping[str, float]
@@ -115,7 +115,7 @@ def _rooflines(trace: Trace, peaks: Peaks) -> OpTimes:
 
 
 def modelled_us(node: fx.Node, peaks: Peaks) -> float:
-    """The least microseconds that an op can take on `peaks`: a kernel moves what it needs, which may be few rows of a table."""
+    """The least microseconds that an op can take on `peaks`; a kernel moves what it needs, maybe few rows of a table."""
     if isinstance(node.target, Kernel):
         return 1e6 * call_nbytes(node) / peaks.bytes_per_s
     return 1e6 * roofline_seconds(node, peaks)

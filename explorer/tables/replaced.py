@@ -108,16 +108,12 @@ def _weight(node: fx.Node) -> int:
     name = said(node)
     if name in _ARITHMETIC:
         return 0
-    is_whole = any(word in name for word in ("norm", "softmax", "loss", "attention", "embedding", "dropout"))
-    return (
-        4
-        if is_whole
-        else 3
-        if op_class(node) == "pointwise" and len(name) > 3
-        else 2
-        if op_class(node) == "reduction"
-        else 1
-    )
+    if any(word in name for word in ("norm", "softmax", "loss", "attention", "embedding", "dropout")):
+        return 4
+    # Such as gelu and sigmoid; what is short is arithmetic: exp, log.
+    if op_class(node) == "pointwise" and len(name) > 3:
+        return 3
+    return 2 if op_class(node) == "reduction" else 1
 
 
 def placed(calls: Sequence[fx.Node], folds: Mapping[str, str]) -> str:

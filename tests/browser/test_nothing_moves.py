@@ -1,7 +1,7 @@
 """No action moves a control: every one is used in every state, and all others stay within 2 px of where they were.
 
-What unfolds in a list, a module's rows or a kernel's source, takes its room in that list; it is content, and scrolls. All else is
-a control: the head, the passes with their options, the tabs, the search, and the bar above each panel.
+What unfolds in a list, a module's rows or a kernel's source, takes its room in that list; it is content, and scrolls. All else
+is a control: the head, the passes with their options, the tabs, the search, and the bar above each panel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ STATES: dict[str, tuple[int, dict[str, Any]]] = {
     "pinned": (4, IDLE),
     "all off": (5, IDLE),
     "frozen and pinned values": (6, IDLE),
-    "measuring": (2, IDLE | {"busy": "timing", "progress": 0.4, "text": "round 3 of 9, which is a long text to be shown"}),
+    "measuring": (
+        2,
+        IDLE | {"busy": "timing", "progress": 0.4, "text": "round 3 of 9, which is a long text to be shown"},
+    ),
     "refused": (0, IDLE | {"error": {"panel": "passes", "at": "freeze", "message": "no parameter matches 'x': " * 5}}),
     "writing": (0, IDLE | {"busy": "take"}),
 }
@@ -48,8 +51,9 @@ HARNESS = """() => {
         const found = new Map();
         for (const one of all()) {
             const { x, y, width } = one.getBoundingClientRect();
-            // A chip comes and goes with what it stands for, and lies over others in a menu or among options.
-            if (!one.closest(".tf-menu, .tf-more-options, .tf-pins, .tf-error, .tf-take-notice")) found.set(nameOf(one), [x, y, width]);
+            // A chip comes and goes with what it stands for; what lies over others is no part of the page's flow.
+            const comes = ".tf-menu, .tf-more-options, .tf-pins, .tf-error, .tf-take-notice";
+            if (!one.closest(comes)) found.set(nameOf(one), [x, y, width]);
         }
         return found;
     };
@@ -105,6 +109,10 @@ ANSWER = """() => {
             error: { panel: "passes", at: Object.keys(message.changes)[0], message: "this is not held ".repeat(8) } });
     } };
 }"""
+PLACED = (
+    "[data-testid^=tf-toggle-], [role=tab], .tf-actions button, [data-testid^=tf-tile-], .tf-clock, .tf-search input, "
+    "[data-testid=tf-freeze], [data-testid=tf-remat-weight], [data-testid=tf-memory-budget]"
+)
 FOCUS = """() => {
     const one = document.activeElement;
     if (!one.closest("[data-testid=tf-root]")) return null;
@@ -126,8 +134,9 @@ CONTRAST = """() => {
         return known.get(colour);
     };
     const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a), 1];
+    const linear = (one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
     const light = (colour) => {
-        const [r, g, b] = colour.map((one) => (one / 255 <= 0.04045 ? one / 255 / 12.92 : ((one / 255 + 0.055) / 1.055) ** 2.4));
+        const [r, g, b] = colour.map((one) => linear(one / 255));
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const behind = (one) => {
@@ -173,7 +182,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     explorer.pin()
     payloads.append(explorer.payload)
     explorer.unpin()
-    off = {name: False for name in ("simplify", "cat", "decompose", "pad", "optimizer_step", "fuse")}
+    off = dict.fromkeys(("simplify", "cat", "decompose", "pad", "optimizer_step", "fuse"), False)
     explorer.configure(off | {"freeze": None})
     payloads.append(explorer.payload)
     on = dict.fromkeys(off, True)
@@ -229,19 +238,17 @@ def test_all_states_and_tabs_have_their_controls_at_the_same_places(live: Page, 
     for name, (number, status) in STATES.items():
         live.evaluate("given => reset(...given)", [number, status, "trace"])
         found[name] = live.evaluate(
-            """() => Object.fromEntries([...document.querySelectorAll("[data-testid^=tf-toggle-], [role=tab], .tf-actions button, "
-            + "[data-testid^=tf-tile-], .tf-clock, [data-testid=tf-freeze], [data-testid=tf-remat-weight], .tf-search input")]
+            """(wanted) => Object.fromEntries([...document.querySelectorAll(wanted)]
             .filter((one) => one.checkVisibility()).map((one) => [one.dataset.testid,
-                [one.getBoundingClientRect().x, one.getBoundingClientRect().y]]))"""
+                [one.getBoundingClientRect().x, one.getBoundingClientRect().y]]))""",
+            PLACED,
         )
     first = found["captured"]
     assert len(first) > 25
     for name, places in found.items():
-        common = {one for one in first.keys() & places.keys()}
+        common = first.keys() & places.keys()
         assert len(common) > 20
-        assert {one: places[one] for one in common} == {
-            one: pytest.approx(first[one], abs=2) for one in common
-        }, name
+        assert {one: places[one] for one in common} == {one: pytest.approx(first[one], abs=2) for one in common}, name
 
 
 def test_a_switch_and_its_effect_are_on_one_screen(live: Page) -> None:

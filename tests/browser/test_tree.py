@@ -330,7 +330,9 @@ def test_what_is_called_so_is_found_first(page: Page, press: Callable[[Locator],
     ops = []
     for _ in range(exact + 1):
         press(page.get_by_test_id("tf-search-next"))
-        ops.append(page.evaluate("() => document.querySelector('[data-testid=tf-details] .tf-wide + .tf-wide').textContent"))
+        ops.append(
+            page.evaluate("() => document.querySelector('[data-testid=tf-details] .tf-wide + .tf-wide').textContent")
+        )
     assert all(op.startswith("aten.mm.default") for op in ops[:-1])
     assert not ops[-1].startswith("aten.mm.default")
     press(page.get_by_test_id("tf-search-back"))

@@ -137,6 +137,8 @@ interface Clock {
   /** "here" for the program's own device, else a GPU that it is modelled for. */
   chosen: string;
   choices: [string, string][];
+  /** The timed step of each configuration that was measured on the program's own device, in µs, by its call. */
+  replays: Record<string, number>;
   /** So many predictions were measured later, and their median relative error. */
   forecasts: number;
   error: number | null;

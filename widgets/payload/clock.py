@@ -35,7 +35,7 @@ class Clock:
     """`times` are those of the ops before and after the passes, `device` whose they are; `of` tells those of any trace of the
     program. `chosen` is one of `choices`, which are pairs of what names a device and what is shown for it. `peaks` are those
     that a kernel is held against: of a model the peaks that it was made with. `forecasts` are what was predicted here and
-    measured later."""
+    measured later, `timed` the steps in µs that were timed on the program's own device."""
 
     times: tuple[OpTimes, OpTimes]
     device: str
@@ -44,6 +44,7 @@ class Clock:
     choices: tuple[tuple[str, str], ...] = ()
     peaks: Peaks | None = None
     forecasts: Mapping[Config, Forecast] = field(default_factory=dict)
+    timed: Mapping[Config, float] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """Both steps, whose times they are, and which values of the shown program have a predicted one."""
@@ -56,6 +57,7 @@ class Clock:
             "predicted": sorted(after.predicted),
             "chosen": self.chosen,
             "choices": [list(one) for one in self.choices],
+            "replays": {config.as_code(): us for config, us in self.timed.items()},
             "forecasts": len(self.forecasts),
             "error": typical_error(self.forecasts),
         }
@@ -110,10 +112,12 @@ class Clocks:
         predictor = self.predictor(variant, baseline)
         if chosen != HERE or predictor is None:
             found = modelled_clock(variant, baseline, chosen if chosen != HERE else "")
-            return replace(found, choices=choices(variant, predictor is not None), forecasts=self.forecasts)
+            known = choices(variant, predictor is not None)
+            return replace(found, choices=known, forecasts=self.forecasts, timed=self._timed(variant, baseline))
         times = predictor((baseline or variant.baseline).whole), predictor(variant.whole)
         peaks = self.known.peaks
-        return Clock(times, times[1].device, predictor, HERE, choices(variant, True), peaks, self.forecasts)
+        known, timed = choices(variant, True), self._timed(variant, baseline)
+        return Clock(times, times[1].device, predictor, HERE, known, peaks, self.forecasts, timed)
 
     def predictor(self, variant: Variant, baseline: Variant | None = None) -> Predictor | None:
         """What tells times of the program's own device; None where nothing was measured on it."""
@@ -141,7 +145,7 @@ class Clocks:
     def _measured(self, variant: Variant, baseline: Variant | None) -> list[Anchor]:
         """What was measured on the device of the last timeline; without any, on that of the last times."""
         last = next(reversed(self.known.timelines.values()), None)
-        timed = steps(self.known, (variant.config, baseline and baseline.config))
+        timed = self._timed(variant, baseline)
         if last is not None:
             replays = self.known.replays
             own = {config: found.op_times(at) for config, (found, at) in replays.items() if found.device == last.device}
@@ -154,6 +158,9 @@ class Clocks:
             parts = replace(modelled(one.whole), provenance=said, device=device.removeprefix("measured on "))
             found.append(self._anchor(one, parts, step_us))
         return found
+
+    def _timed(self, variant: Variant, baseline: Variant | None) -> dict[Config, float]:
+        return steps(self.known, (variant.config, baseline and baseline.config))
 
     def _anchor(self, variant: Variant, times: OpTimes, step_us: float | None) -> Anchor:
         """The same object for the same times, so that what is worked out for it is kept."""

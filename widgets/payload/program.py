@@ -104,7 +104,7 @@ def payload(
             for one in variant.config.names
         ],
         "summary": sizes,
-        "sentence": sentence_record(clock, rows, found, sizes, variant.runs_triton),
+        "sentence": sentence_record(clock, rows, found, sizes, variant.runs_triton, deltas),
         "forward": half(beside.forward, variant.forward),
         "backward": half(beside.backward, variant.backward),
         "update": update_record(beside, variant),

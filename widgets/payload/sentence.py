@@ -20,11 +20,16 @@ LEAST = 0.005
 
 
 def sentence_record(
-    clock: Clock, rows: Layers, findings: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], is_on_gpu: bool
+    clock: Clock,
+    rows: Layers,
+    findings: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    is_on_gpu: bool,
+    deltas: Mapping[str, float | None],
 ) -> dict[str, Any]:
     """`said` is the sentence, `actions` are the findings that lead, each with what it is worth."""
     left = [one for one in findings if not one["fixed"]]
-    parts = [_step(clock, summary, is_on_gpu), *_where(rows), *_lever(left)]
+    parts = [_step(clock, summary, is_on_gpu), *_where(rows), *_lever(left, deltas)]
     actions = [{"id": one["id"], "title": one["title"], "worth": _worth(one)} for one in left[:MOST_ACTIONS]]
     return {"said": f"{'; '.join(parts)}.", "actions": actions}
 
@@ -53,9 +58,11 @@ def _where(rows: Layers) -> list[str]:
     return parts
 
 
-def _lever(left: Sequence[Mapping[str, Any]]) -> list[str]:
+def _lever(left: Sequence[Mapping[str, Any]], deltas: Mapping[str, float | None]) -> list[str]:
     if not left:
-        return ["nothing was found that slows it down"]
+        name, us = min(((name, us or 0.0) for name, us in deltas.items()), key=lambda one: one[1], default=("", 0.0))
+        gained = [f"most is gained by the pass {name}: {time_text(-us)}"] if us < 0 else []
+        return [*gained, "nothing else was found that slows it down"]
     worth = _worth(left[0])
     return [f"first to mend: {left[0]['title']}{f' ({worth})' if worth else ''}"]
 

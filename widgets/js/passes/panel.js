@@ -26,7 +26,8 @@ export function passes(payload, status, open, act) {
     error && !isOfRow && alert(error.message),
     callLine(payload.call),
   );
-  element.addEventListener("keydown", (event) => onKey(event, element, act));
+  element.addEventListener("keydown", (event) => closeOptions(event) || onKey(event, element, act));
+  element.addEventListener("pointerdown", ({ target }) => closeOthers(element, /** @type {HTMLElement} */ (target)));
   element.addEventListener("focusin", ({ target }) => activate(/** @type {HTMLElement} */ (target), act));
   markPass(element, open.pass);
   return element;
@@ -35,6 +36,20 @@ export function passes(payload, status, open, act) {
 /** @param {"undo" | "redo"} id @param {string} glyph @param {string} title @param {boolean} can @param {() => void} act */
 function step(id, glyph, title, can, act) {
   return h("button", { class: "tf-chip tf-step", "aria-label": id, title, disabled: !can, onclick: act, "data-testid": `tf-${id}` }, glyph);
+}
+
+/** Escape closes the options that it is pressed in, which lie over other rows. @param {KeyboardEvent} event @returns {boolean} whether it did */
+function closeOptions(event) {
+  const open = /** @type {HTMLDetailsElement | null} */ (/** @type {HTMLElement} */ (event.target).closest("details[open]"));
+  if (event.key !== "Escape" || !open) return false;
+  open.open = false;
+  /** @type {HTMLElement | null} */ (open.querySelector("summary"))?.focus({ preventScroll: true });
+  return true;
+}
+
+/** @param {HTMLElement} element @param {HTMLElement} target */
+function closeOthers(element, target) {
+  for (const open of /** @type {NodeListOf<HTMLDetailsElement>} */ (element.querySelectorAll("details[open]"))) if (!open.contains(target)) open.open = false;
 }
 
 /** Mark the row of the pass whose work is shown; Tab comes back to it. @param {HTMLElement} inside @param {string} name */

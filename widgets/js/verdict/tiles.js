@@ -73,7 +73,7 @@ function timeTile(payload, live) {
   const [texts, unit] = paired(clock.step_us, spans);
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
   const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
-  const below = isTimed ? ratio(row, payload) : kind === "modelled" ? note(`on ${clock.device}, at least`, clock.provenance[1]) : pill(clock.step_us, blocked);
+  const below = isTimed ? ratio(row, payload) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
   return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${MEANINGS[kind]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
