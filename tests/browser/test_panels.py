@@ -507,6 +507,7 @@ def test_times_are_called_after_what_they_were_measured_against_whatever_is_pinn
         }"""
     )
     live.get_by_test_id("tf-tab-timeline").click()
+    live.get_by_test_id("tf-timeline-source").select_option("measured")
     names = live.locator(".tf-alive b:not([style])")
     expect(names.first).to_have_text("as captured")
 
@@ -594,6 +595,34 @@ def test_while_it_measures_it_can_be_cancelled_and_the_keyboard_is_not_lost(live
     live.evaluate(f"set('status', {IDLE})")
     expect(live.get_by_test_id("tf-measure")).to_be_focused()
     expect(live.get_by_test_id("tf-cancel")).to_be_hidden()
+
+
+PREDICTED = """() => set("payload", { ...state.payload, runs_triton: true, clock: { ...state.payload.clock,
+    chosen: "here", kinds: ["measured", "predicted"] } })"""
+
+
+def test_a_prediction_for_this_gpu_is_measured_once_the_view_is_left_alone(live: Page) -> None:
+    live.evaluate(PREDICTED)
+    live.wait_for_function("window.sent.length > 0")
+    assert sent(live) == [{"type": "measure"}]
+    live.evaluate(f"set('status', {{...{IDLE}, error: {{panel: 'timing', at: '', message: 'out of memory'}}}})")
+    live.wait_for_timeout(3000)
+    assert sent(live) == [], "what failed is not tried again without a click"
+
+
+def test_measuring_when_idle_can_be_switched_off(live: Page) -> None:
+    live.evaluate("set('payload', { ...state.payload, runs_triton: true })")
+    live.get_by_test_id("tf-when-idle").uncheck()
+    live.evaluate(PREDICTED)
+    live.wait_for_timeout(3000)
+    assert sent(live) == []
+
+
+def test_a_cpu_is_never_measured_without_a_click(live: Page) -> None:
+    live.evaluate(PREDICTED.replace("runs_triton: true", "runs_triton: false"))
+    expect(live.get_by_test_id("tf-when-idle")).to_be_hidden()
+    live.wait_for_timeout(3000)
+    assert sent(live) == []
 
 
 @pytest.mark.parametrize("control", ["tf-measure", "tf-ablate", "tf-pin"])

@@ -468,8 +468,8 @@ interface Act {
   ask(panel: Exclude<Status["busy"], "">, message: Message): void;
   undo(): void;
   redo(): void;
-  canUndo: boolean;
-  canRedo: boolean;
+  /** Of the choices that were made. */
+  history: { readonly canUndo: boolean; readonly canRedo: boolean };
   live: boolean;
   holds(changes: Partial<Config>): boolean;
 }

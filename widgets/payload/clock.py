@@ -131,16 +131,21 @@ class Clocks:
         return self._predictors[key]
 
     def forecast(self, variant: Variant, baseline: Variant | None = None) -> float | None:
-        """What `variant` is predicted to take, in µs a step; None where nothing predicts it, and of what was measured."""
+        """The share of the step of `baseline` (default: the captured one) that `variant` is predicted to take; None where
+        nothing predicts it, and of what was measured."""
         predictor = self.predictor(variant, baseline)
         times = predictor and predictor(variant.whole)
-        return times.step_us if times and times.kind == "predicted" else None
+        if predictor is None or times is None or times.kind != "predicted":
+            return None
+        return times.step_us / predictor((baseline or variant.baseline).whole).step_us
 
-    def note(self, variant: Variant, forecast_us: float | None) -> None:
-        """Keep what was forecast of `variant` beside what was measured of it."""
-        step_us = steps(self.known).get(variant.config)
-        if forecast_us is not None and step_us is not None:
-            self.forecasts[variant.config] = Forecast(forecast_us, step_us)
+    def note(self, variant: Variant, baseline: Variant | None, share: float | None) -> None:
+        """Keep what was forecast of `variant` beside what was measured of it, both in the rounds that the baseline was timed
+        in again: a device that has become slower since is no fault of a prediction."""
+        timed = self._timed(variant, baseline)
+        beside_us = timed.get((baseline or variant.baseline).config)
+        if share is not None and beside_us is not None and variant.config in timed:
+            self.forecasts[variant.config] = Forecast(share * beside_us, timed[variant.config])
 
     def _measured(self, variant: Variant, baseline: Variant | None) -> list[Anchor]:
         """What was measured on the device of the last timeline; without any, on that of the last times."""

@@ -91,7 +91,7 @@ class Explorer(Answering):
         return self.measured.payload(variant, self.baseline, self.name)
 
     def show(self, variant: Variant | None = None) -> None:
-        """Show another variant of the capture (default: the same, with what is known by now); old times stay, as stale."""
+        """Show another variant of the capture (default: the same, with what is known by now)."""
         with self._lock:
             self.variant = variant = variant or self.variant
             self.measured.adopt(variant)
@@ -179,7 +179,7 @@ class Explorer(Answering):
 
     def _measure(self, task: Task) -> None:
         variant, baseline = self.variant.check(), self.baseline
-        forecast_us = self.measured.clocks.forecast(variant, baseline)
+        forecast = self.measured.clocks.forecast(variant, baseline)
         against = {} if baseline is None else {"against": baseline}
         with task.turn(variant.program.example_inputs, self._progress):
             variant.measure(
@@ -192,7 +192,7 @@ class Explorer(Answering):
                 **against,
             )
             self.measured.note(variant, baseline)
-            self.measured.clocks.note(variant, forecast_us)
+            self.measured.clocks.note(variant, baseline, forecast)
             if not task.is_cancelled():
                 self._progress(1.0, "profiling op by op")
                 found = timeline_record(self.measured.profile(variant, baseline, self._progress))

@@ -20,7 +20,7 @@ export function passes(payload, status, open, act) {
   const element = h(
     "section",
     { class: "tf-passes", "aria-label": "Passes", "aria-busy": String(status.busy === "passes") },
-    h("div", { class: "tf-passes-top" }, h("h3", null, "Passes"), step("undo", "↶", "take the last choice back (Ctrl Z)", act.canUndo, act.undo), step("redo", "↷", "make it again (Ctrl Shift Z)", act.canRedo, act.redo)),
+    h("div", { class: "tf-passes-top" }, h("h3", null, "Passes"), step("undo", "↶", "take the last choice back (Ctrl Z)", act.history.canUndo, act.undo), step("redo", "↷", "make it again (Ctrl Shift Z)", act.history.canRedo, act.redo)),
     h("div", { class: "tf-passes-head" }, TITLES.map(([word, meaning]) => h("abbr", { class: "tf-label", title: meaning }, word)), h("abbr", { class: "tf-label", title: "what it changed of the step; measured alone after “Measure each pass”" }, "Δ time")),
     h("ul", { class: "tf-pass-list", "data-testid": "tf-passes" }, payload.passes.map((one) => row(one, payload, open, act, error?.at === one.name ? error.message : null))),
     error && !isOfRow && alert(error.message),

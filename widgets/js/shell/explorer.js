@@ -4,6 +4,7 @@ import { find, h, unique } from "../parts/dom.js";
 import { markPass, passes } from "../passes/panel.js";
 import { details } from "../tables/details.js";
 import { VerdictBar } from "../verdict/panel.js";
+import { Background } from "./background.js";
 import { Connection, hidden } from "./connection.js";
 import { History } from "./history.js";
 import { shortcut, showHelp, Trail } from "./keys.js";
@@ -24,7 +25,6 @@ export class Explorer {
     this.shown = model.get("status");
     /** @type {Open} */
     this.open = { passes: new Set(), kernels: new Set(), typed: {}, pass: "" };
-    const { history } = this;
     /** @type {Act} */
     this.act = {
       configure: (changes) => this.ask("passes", { type: "configure", changes }),
@@ -38,12 +38,7 @@ export class Explorer {
       ask: (panel, message) => this.ask(panel, message),
       undo: () => this.again(this.history.undo()),
       redo: () => this.again(this.history.redo()),
-      get canUndo() {
-        return history.canUndo;
-      },
-      get canRedo() {
-        return history.canRedo;
-      },
+      history: this.history,
       get live() {
         return model.get("live");
       },
@@ -56,7 +51,11 @@ export class Explorer {
     this.tab = PANELS[0].id;
     /** Whether the details are of the pass, where a value is selected too: of what was asked for last. */
     this.showsPass = false;
-    this.verdict = new VerdictBar(this.act);
+    this.background = new Background(() => this.act.measure());
+    this.verdict = new VerdictBar(this.act, (isOn) => {
+      this.background.isOn = isOn;
+      this.background.consider(this.view);
+    });
     this.connection.element = this.verdict.lost;
     this.slots = {
       passes: h("div", { class: "tf-side", tabindex: "-1" }),
@@ -106,6 +105,7 @@ export class Explorer {
   }
 
   destroy() {
+    this.background.stop();
     for (const panel of this.panels.values()) panel.destroy?.();
   }
 
@@ -140,6 +140,7 @@ export class Explorer {
   drawVerdict() {
     this.root.dataset.busy = this.view.status.busy;
     this.verdict.draw(this.view);
+    this.background.consider(this.view);
   }
 
   drawSide() {

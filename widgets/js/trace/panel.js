@@ -4,26 +4,12 @@ import { h, unique } from "../parts/dom.js";
 import { buildTree, changes, slowestBackward, time } from "../parts/modules.js";
 import { percent, unitOf } from "../parts/widgets.js";
 import { rowElement } from "./row.js";
-import { computedBy, Rows } from "./rows.js";
+import { computedBy, holders, Rows } from "./rows.js";
 
 const ROW = 24;
 /** Rows beyond either edge, so that a fast wheel shows no gap. */
 const MARGIN = 10;
 const COLUMNS = /** @type {const} */ ([["name", "module or op"], ["time", "forward"], ["time", "backward"], ["time", "update"], ["ratio", "ratio"], ["share", "of step"], ["ops", "ops"], ["saved", "saved"]]);
-
-/** The branches with any of these values in them. @param {string[]} names @param {import("../parts/modules.js").Tree} tree */
-function around(names, { home }) {
-  /** @type {Set<import("../parts/modules.js").Branch>} */
-  const found = new Set();
-  for (const name of names) for (let at = home.get(name) ?? null; at && !found.has(at); at = at.parent) found.add(at);
-  return found;
-}
-
-/** Whether a value's time is predicted, where those of others are measured. @param {Clock} clock @returns {(name: string) => boolean} */
-function predictedIn({ predicted }) {
-  const names = new Set(predicted);
-  return (name) => names.has(name);
-}
 
 /** @implements {Panel} */
 export class TreePanel {
@@ -35,6 +21,8 @@ export class TreePanel {
     this.state = { options: { fold: true, removed: false, views: false }, toggled: new Map(), apart: new Set(), shown: new Map(), selected: "" };
     /** What the search found. @type {Set<string> | null} */
     this.matches = null;
+    /** Values whose time is predicted, where those of others are measured. @type {Set<string>} */
+    this.names = new Set();
     /** How many of them are in each branch. @type {Map<import("../parts/modules.js").Branch, number>} */
     this.hits = new Map();
     /** @type {import("./rows.js").Row[]} */
@@ -89,7 +77,8 @@ export class TreePanel {
     const { payload } = view;
     this.view = view;
     this.tree = buildTree(payload);
-    this.predicted = around(payload.clock.predicted, this.tree);
+    this.names = new Set(payload.clock.predicted);
+    this.predicted = holders(this.tree, payload.clock.predicted);
     this.list = undefined;
     this.changes = changes(payload);
     this.unit = unitOf(this.tree.total);
@@ -173,7 +162,7 @@ export class TreePanel {
     const shown = this.rows.slice(from, from + Math.ceil(height / ROW) + 2 * MARGIN);
     const { values, no_verdict, unused } = view.payload;
     const twins = new Set((values[view.selected]?.twins ?? []).map((name) => computedBy(name, values)));
-    const context = { values, tree, unit, provenance: unused.provenance, isPredicted: predictedIn(view.payload.clock), predicted: this.predicted ?? new Set(), twins, matches: this.matches, hits: this.hits, hasRatios: !no_verdict, hasUpdate: this.hasUpdate ?? false, changes: this.changes ?? new Map(), slowest: new Set(this.slowest?.members), state: this.state, active: this.active, selected: view.selected };
+    const context = { values, tree, unit, provenance: unused.provenance, isPredicted: (/** @type {string} */ name) => this.names.has(name), predicted: this.predicted ?? new Set(), twins, matches: this.matches, hits: this.hits, hasRatios: !no_verdict, hasUpdate: this.hasUpdate ?? false, changes: this.changes ?? new Map(), slowest: new Set(this.slowest?.members), state: this.state, active: this.active, selected: view.selected };
     this.window.style.transform = `translateY(${from * ROW}px)`;
     this.window.replaceChildren(...shown.map((row, at) => rowElement(row, `${this.id}-${from + at}`, from + at + 2, context)));
     if (this.rows.length === 0) this.window.replaceChildren(h("p", { class: "tf-note tf-tree-empty" }, "No ops in this trace."));

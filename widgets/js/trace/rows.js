@@ -206,7 +206,7 @@ export function computedBy(name, values) {
 }
 
 /** The modules and lines around some values. @param {Tree} tree @param {Iterable<string>} names @returns {Set<Branch>} */
-function holders({ home }, names) {
+export function holders({ home }, names) {
   /** @type {Set<Branch>} */
   const found = new Set();
   for (const name of names) withParents(home.get(name) ?? null, found);

@@ -8,8 +8,8 @@ import { ownTime, tiles } from "./tiles.js";
 const MOST_ACTIONS = 3;
 
 export class VerdictBar {
-  /** @param {Act} act */
-  constructor(act) {
+  /** @param {Act} act @param {(isOn: boolean) => void} measureWhenIdle */
+  constructor(act, measureWhenIdle) {
     this.act = act;
     this.said = h("p", { class: "tf-said-line", "data-testid": "tf-sentence" });
     this.first = h("div", { class: "tf-first", role: "group", "aria-label": "what to do first", "data-testid": "tf-first" });
@@ -28,11 +28,14 @@ export class VerdictBar {
     this.menu = new TakeAwayMenu(act);
     const actions = h("div", { class: "tf-actions" }, this.measure, this.ablate, this.running, this.cancel, this.pin, this.menu.element);
     this.clock = h("select", { class: "tf-clock", "aria-label": "whose times are shown", "data-testid": "tf-clock", onchange: () => act.ask("passes", { type: "clock", device: this.clock.value }) });
+    const idle = h("input", { type: "checkbox", checked: true, onchange: () => measureWhenIdle(idle.checked), "data-testid": "tf-when-idle" });
+    /** For programs on a GPU, whose predictions a measurement replaces. */
+    this.whenIdle = h("label", { class: "tf-label tf-when-idle", title: "a few seconds after a switch the prediction is replaced by a measurement, where nothing else runs" }, idle, " measure when idle");
     /** Filled by the shell: that the kernel is lost. */
     this.lost = h("span", { class: "tf-lost" });
     this.lines = h("div", { class: "tf-lines", tabindex: "0", role: "group", "aria-label": "what to know" });
     /** One line of what to know; the shell adds the search. */
-    this.know = h("div", { class: "tf-know" }, h("label", { class: "tf-label" }, "times: ", this.clock), this.lost, this.lines);
+    this.know = h("div", { class: "tf-know" }, h("label", { class: "tf-label" }, "times: ", this.clock), this.whenIdle, this.lost, this.lines);
     this.element = h("header", { class: "tf-verdict", "data-testid": "tf-verdict" }, this.said, this.first, h("div", { class: "tf-verdict-row" }, this.tiles, actions), this.know, this.menu.notice);
   }
 
@@ -44,6 +47,7 @@ export class VerdictBar {
     this.drawFirst(payload);
     this.tiles.replaceChildren(...tiles(payload, live));
     this.drawClock(payload, live);
+    this.whenIdle.hidden = !payload.runs_triton || !live;
     this.lines.replaceChildren(...lines(payload));
     this.lines.title = this.lines.textContent ?? "";
     this.drawActions(payload, status, live);
