@@ -68,7 +68,7 @@ def _left(finding: Finding, steps: Sequence[PassRecord]) -> Finding:
     shown = "; ".join(
         [*said, *[f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))]
     )
-    where = " and ".join(f"`print(v.steps[{at}])`" for at, _ in on)
+    where = " and ".join(f"`print(v.passes[{at}])`" for at, _ in on)
     fix = f"none: {passes} left it{f', since {shown}' * bool(shown)}; {where} has all decisions"
     return replace(finding, changes=None, fix=fix)
 
