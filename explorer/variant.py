@@ -36,10 +36,10 @@ from tracefuse.timeline.measurements import Build, Measurements, Said
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings
-    from tracefuse.diagnose.finding import Finding, Fix
     from tracefuse.diagnose.fixes import Trial
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
+    from tracefuse.findings.finding import Case, Finding, Fix
     from tracefuse.measure.peers import Asked
     from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
@@ -288,17 +288,25 @@ class Variant:
 
         return measured_memory(self) if measure else static_memory(self)
 
-    def findings(self, times: OpTimes | None = None) -> Findings:
-        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
-        Print it.
+    def findings(self, times: OpTimes | None = None, captured: OpTimes | None = None) -> Findings:
+        """What makes the program slow or large as it ran, the gravest first, each with its line, its fix, what that is worth,
+        and which passes of this variant mend it already. Print it.
 
-        `times` are those of its ops (default: `op_times`, measured after `timeline()`, until then modelled).
+        `times` are those of this variant's ops, `captured` those of the captured program's (default: `op_times` of each,
+        measured after `timeline()`, until then modelled).
         """
-        from tracefuse.diagnose.diagnose import diagnose
-        from tracefuse.diagnose.finding import Case
+        from tracefuse.diagnose.diagnose import beside, diagnose
+
+        ran = diagnose(self.baseline._case(captured))
+        if self.config == self.baseline.config:
+            return ran
+        return beside(ran, diagnose(self._case(times)), self.config, self.passes)
+
+    def _case(self, times: OpTimes | None) -> Case:
+        from tracefuse.findings.finding import Case
 
         update = None if self.update is None else self.update.trace
-        return diagnose(Case(self.program, self.trace, times or self.op_times, update)).under(self.config, self.passes)
+        return Case(self.program, self.trace, times or self.op_times, update)
 
     def try_fix(
         self,
@@ -325,7 +333,7 @@ class Variant:
         trial = try_fix(self, fix, mended, progress, budget_s, is_cancelled)
         for one in self.findings():  # a session file keeps it under every finding that offers this fix
             if fix in one.trials:
-                key = self.config, one.id, one.trials.index(fix)
+                key = self.config, one.key, one.trials.index(fix)
                 self.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
         return trial
 

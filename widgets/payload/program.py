@@ -21,9 +21,9 @@ from dataclasses import asdict
 from typing import Any
 
 from tracefuse.config.configuration import Config
-from tracefuse.diagnose.diagnose import DETECTORS
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import why_no_verdict
+from tracefuse.findings.kinds import looked_for
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
@@ -113,7 +113,7 @@ def payload(
         "layers": [layer_record(layer) for layer in layers(before, after, op_times)],
         "unused": unused_record(variant.capture.dropped),
         "findings": finding_records(beside, variant, op_times, tried or {}),
-        "looked_for": list(DETECTORS),
+        "looked_for": list(looked_for()),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, stale, None if stale else work) if known else None,
         "notes": notes(variant, timing),
