@@ -29,6 +29,8 @@ from tracefuse.timeline.spans import NONE, Spans
 _STEPS = re.compile(r"ProfilerStep#\d+$|window$")
 _NUMBER = re.compile(r"[#_ ]?\d+$")
 _MOST = 3
+# A line is named that has at least so much of the time.
+_LEAST = 0.05
 
 
 def diagnose_run(run: Run) -> Findings:
@@ -224,7 +226,7 @@ def _longest(found: Iterable[tuple[str, int]]) -> str:
     totals: Counter[str] = Counter()
     for line, ns in found:
         totals[line] += ns
-    return "; ".join([line for line, _ in totals.most_common() if line][:_MOST])
+    return "; ".join([line for line, ns in totals.most_common(_MOST) if line and ns >= _LEAST * totals.total()])
 
 
 def _share(ns: int, window_ns: int) -> str:

@@ -31,11 +31,14 @@ from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import Event
 
 
+_FEWEST, _NEARLY_ALL = 100, 0.9
+
+
 @dataclass(frozen=True)
 class Records:
     """What a file holds. `threads` are the names of the host's threads by their number, `Event.resource`; `forward_of` has the
-    row of the forward operator of each backward one, else -1. `lacks_records` is true of a file in which the profiler's own
-    numbers have holes, as where somebody took a sample of it."""
+    row of the forward operator of each backward one, else -1. `numbered` is how many operators the file holds, of how many
+    that the profiler numbered one after another."""
 
     events: Events
     frames: Events
@@ -44,7 +47,13 @@ class Records:
     devices: Mapping[int, str]
     header: Mapping[str, Any]
     account: Account
-    lacks_records: bool = False
+    numbered: tuple[int, int] = (0, 0)
+
+    @property
+    def lacks_records(self) -> bool:
+        """Whether the profiler's own numbers have holes, as where somebody took a sample of a file."""
+        found, given = self.numbered
+        return found >= _FEWEST and found < _NEARLY_ALL * given
 
     @cached_property
     def backward(self) -> Mapping[Event, Event]:
@@ -69,9 +78,9 @@ def recorded_in(path: str | Path) -> Records:
             columns.take_all(chunk)
         del texts, found
     del data
-    events, frames, forward_of, lacks_records = columns.finished(_base_ns(header))
+    events, frames, forward_of, numbered = columns.finished(_base_ns(header))
     return Records(
-        events, frames, forward_of, columns.thread_names(), _devices(header), header, columns.account, lacks_records
+        events, frames, forward_of, columns.thread_names(), _devices(header), header, columns.account, numbered
     )
 
 

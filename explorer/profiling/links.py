@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,11 +23,15 @@ class Flows:
     place: list[int] = field(default_factory=list)
     time_ns: list[int] = field(default_factory=list)
 
-    def add(self, category: str, number: object, phase: str, place: int, time_ns: int) -> None:
-        self.whose.append(self.ids.setdefault((category, number), len(self.ids)))
-        self.is_start.append(phase == "s")
-        self.place.append(place)
-        self.time_ns.append(time_ns)
+    def add(
+        self, ids: Iterable[tuple[str, object]], phases: Iterable[str], places: Iterable[int], times_ns: Iterable[int]
+    ) -> None:
+        """Ends of flows: their category and number, phase, place and time."""
+        known = self.ids
+        self.whose += [known.setdefault(one, len(known)) for one in ids]
+        self.is_start += [phase == "s" for phase in phases]
+        self.place += places
+        self.time_ns += times_ns
 
     def joined(self, events: Events, places: np.ndarray) -> tuple[dict[str, np.ndarray], Counter[tuple[str, str]]]:
         """Per category, pairs of rows (from, to), and how many ends join two records or do not. `places` are those of rows."""
@@ -78,9 +82,10 @@ def _rows_at(events: Events, places: np.ndarray, place: np.ndarray, time_ns: np.
     """The row that starts at each place and time, of several the innermost; -1 where none does."""
     if not len(events):
         return np.full(len(place), -1, np.int64)
-    times, rank = np.unique(events.start_ns, return_inverse=True)
+    is_new = np.concatenate([[True], np.diff(events.start_ns) != 0])
+    times, rank = events.start_ns[is_new], np.cumsum(is_new) - 1
     most = int(max(places.max(), place.max())) + 1
-    keys = rank.astype(np.int64) * most + places
+    keys = rank * most + places
     order = np.argsort(keys, kind="stable")
     at_time = np.searchsorted(times, time_ns)
     is_time = (at_time < len(times)) & (times[np.minimum(at_time, len(times) - 1)] == time_ns)
@@ -113,10 +118,6 @@ def of_pairs(pairs: np.ndarray, rows: int) -> np.ndarray:
     return found
 
 
-def is_complete(indices: Sequence[np.ndarray]) -> bool:
-    """Whether the numbers that a profiler gave its operators one after another ("Ev Idx") have few that are missing."""
-    found = np.unique(np.concatenate(indices)) if indices else np.zeros(0)
-    return len(found) < _FEWEST or len(found) >= _NEARLY_ALL * (found[-1] - found[0] + 1)
-
-
-_FEWEST, _NEARLY_ALL = 100, 0.9
+def numbered(indices: np.ndarray) -> tuple[int, int]:
+    """How many records have a number of those that a profiler gives one after another ("Ev Idx"), and how many were given."""
+    return len(indices), int(indices.max()) - int(indices.min()) + 1 if len(indices) else 0

@@ -6,21 +6,22 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from tracefuse.profiling.account import ASIDE, CALLS, FRAME, GPU_WORK, NO_TIME_SAID, PHASES, Account
-from tracefuse.profiling.links import Flows, by_sequence, is_complete, of_pairs
-from tracefuse.profiling.typed_records import CHUNK, NO_TIME, Arguments, Record, ns_or_none, times_ns
+from tracefuse.profiling.links import Flows, by_sequence, numbered, of_pairs
+from tracefuse.profiling.typed_records import ABSENT, CHUNK, NO_TIME, Arguments, Record, ns_or_none, times_ns
 from tracefuse.timeline.columns import Events
 
 _NONE = Arguments()
 _RAW = ("name", "category", "place", "start_ns", "duration_ns")
 _ARGUMENTS = ("correlation", "external", "device", "stream", "nbytes", "sequence", "forward_thread", "index")
-_ABSENT = -(1 << 62)
-"""In place of an argument that a record has not, or that is no number."""
+_ALL_ARGUMENTS = attrgetter(*_ARGUMENTS)
+_FLOWS = frozenset("stf")
 
 
 class _Names(dict[Any, int]):
@@ -31,12 +32,24 @@ class _Names(dict[Any, int]):
         return found
 
 
+class _Places(dict[Any, int]):
+    """The place of each process and thread as a file writes them, in numbers or as text."""
+
+    def __init__(self, places: _Names) -> None:
+        self.places = places
+
+    def __missing__(self, key: tuple[Any, Any]) -> int:
+        found = self[key] = self.places[str(key[0]), str(key[1])]
+        return found
+
+
 class Columns:
     """Takes the records of a file, and gives them as events; the `account` is complete when they are `finished`."""
 
     def __init__(self) -> None:
         self.account = Account()
         self.names, self.categories, self.places = _Names(), _Names(), _Names()
+        self.place_of = _Places(self.places)
         self.flows = Flows()
         self.parts: dict[str, list[np.ndarray]] = defaultdict(list)
         self.begun: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -51,11 +64,8 @@ class Columns:
                 self.take(record)
             return
         self._complete([one for one in records if one.ph == "X"])
-        flows = [one for one in records if one.ph in ("s", "t", "f")]
-        for one, ns in zip(flows, times_ns([one.ts for one in flows]).tolist(), strict=True):
-            self._flow(one.cat, one.id, one.ph, self.places[str(one.pid), str(one.tid)], ns)
-        self.account.read += len(flows)
-        rest = [one for one in records if one.ph not in ("X", "s", "t", "f")]
+        self._typed_flows([one for one in records if one.ph in _FLOWS])
+        rest = [one for one in records if one.ph != "X" and one.ph not in _FLOWS]
         known = Counter((one.ph, one.cat) for one in rest if one.ph in PHASES and one.ph != "M")
         for (phase, category), count in known.items():
             self.account.read += count
@@ -72,7 +82,7 @@ class Columns:
             return
         phase, category = record["ph"], str(record.get("cat", "none"))
         place = self.places[str(record.get("pid", "")), str(record.get("tid", ""))]
-        if phase in ("s", "t", "f"):
+        if phase in _FLOWS:
             number = record.get("id")
             number = number if isinstance(number, int | str | None) else str(number)
             self._flow(category, number, phase, place, ns_or_none(record.get("ts")))
@@ -96,7 +106,17 @@ class Columns:
         if time_ns == NO_TIME:
             self._aside(category, NO_TIME_SAID)
         else:
-            self.flows.add(category, number, phase, place, time_ns)
+            self.flows.add([(category, number)], [phase], [place], [time_ns])
+
+    def _typed_flows(self, records: list[Record]) -> None:
+        times = times_ns([one.ts for one in records])
+        self.account.read += len(records)
+        if (times == NO_TIME).any():
+            for one, ns in zip(records, times.tolist(), strict=True):
+                self._flow(one.cat, one.id, one.ph, self.place_of[one.pid, one.tid], ns)
+            return
+        places = [self.place_of[one.pid, one.tid] for one in records]
+        self.flows.add([(one.cat, one.id) for one in records], [one.ph for one in records], places, times.tolist())
 
     def _end(self, record: dict[str, Any], category: str, place: int) -> None:
         begun = self.begun[place]
@@ -114,17 +134,17 @@ class Columns:
     def _complete(self, records: list[Record]) -> None:
         if not records:
             return
-        names, categories, places = self.names, self.categories, self.places
-        arguments = [one.args or _NONE for one in records]
+        names, categories, place_of = self.names, self.categories, self.place_of
+        numbers = _numbers(list(map(_ALL_ARGUMENTS, [one.args or _NONE for one in records])))
         self.account.read += len(records)
         self._add(
             None,
             name=np.array([names[one.name] for one in records], np.int64),
             category=np.array([categories[one.cat] for one in records], np.int64),
-            place=np.array([places[str(one.pid), str(one.tid)] for one in records], np.int64),
+            place=np.array([place_of[one.pid, one.tid] for one in records], np.int64),
             start_ns=times_ns([one.ts for one in records]),
             duration_ns=times_ns([one.dur for one in records]),
-            **{name: _numbers([getattr(one, name) for one in arguments]) for name in _ARGUMENTS},
+            **dict(zip(_ARGUMENTS, numbers.T, strict=True)),
         )
 
     def _plain(
@@ -143,8 +163,8 @@ class Columns:
         self.pending = []
         own = dict(zip(_RAW, (np.array(column, np.int64) for column in columns), strict=True))
         said = dict(zip(Arguments.__struct_fields__, Arguments.__struct_encode_fields__, strict=True))
-        numbers = {name: _numbers([one.get(said[name]) for one in arguments]) for name in _ARGUMENTS}
-        self._add(np.array(records), **own, **numbers)
+        numbers = _numbers([tuple(one.get(said[name], ABSENT) for name in _ARGUMENTS) for one in arguments])
+        self._add(np.array(records), **own, **dict(zip(_ARGUMENTS, numbers.T, strict=True)))
 
     def _add(self, records: np.ndarray | None, **columns: np.ndarray) -> None:
         """Keep what has a time and is shown or a frame, and count the rest; so many `records` of the file are one of them."""
@@ -166,8 +186,9 @@ class Columns:
 
     # --- when all is read ---------------------------------------------------------------------------------------------
 
-    def finished(self, base_ns: int) -> tuple[Events, Events, np.ndarray, bool]:
-        """Events, frames, the forward row of each event, and whether the file lacks records; `base_ns` is added to times."""
+    def finished(self, base_ns: int) -> tuple[Events, Events, np.ndarray, tuple[int, int]]:
+        """Events, frames, the forward row of each event, and how many of the profiler's numbers the file has, of how many;
+        `base_ns` is added to times."""
         for place, begun in self.begun.items():
             for record in begun:
                 where = list(self.places)[place]
@@ -178,7 +199,7 @@ class Columns:
         kinds = [category.casefold() for category in self.categories]
         is_frame = np.array([kind == FRAME for kind in kinds] or [False])[columns["category"]]
         index = columns["index"]
-        lacks = not is_complete([index[index >= 0]])
+        counts_of_numbers = numbered(index[index >= 0])
         self._number_threads(columns)
         events, places = self._events(columns, ~is_frame, kinds)
         frames, _ = self._events(columns, is_frame, kinds)
@@ -189,7 +210,7 @@ class Columns:
         forward_of = by_sequence(events) if joined is None or not len(joined) else of_pairs(joined, len(events))
         for one in (events, frames):
             one.start_ns += base_ns
-        return events, frames, forward_of, lacks
+        return events, frames, forward_of, counts_of_numbers
 
     def _number_threads(self, columns: Mapping[str, np.ndarray]) -> None:
         """Threads of the host have numbers in the order in which the file names them."""
@@ -239,7 +260,7 @@ def _correlate(events: Events, pairs: np.ndarray | None) -> None:
 
 
 def _or(column: np.ndarray, otherwise: Any) -> np.ndarray:
-    return np.where(column == _ABSENT, otherwise, column)
+    return np.where(column == ABSENT, otherwise, column)
 
 
 def _no_columns() -> dict[str, np.ndarray]:
@@ -254,7 +275,7 @@ def _plain(record: Record) -> dict[str, Any]:
     }  # fmt: skip
     arguments = record.args or _NONE
     names = zip(Arguments.__struct_fields__, Arguments.__struct_encode_fields__, strict=True)
-    found["args"] = {said: value for name, said in names if (value := getattr(arguments, name)) is not None}
+    found["args"] = {said: value for name, said in names if (value := getattr(arguments, name)) not in (None, ABSENT)}
     return found
 
 
@@ -267,26 +288,29 @@ def _arguments(record: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _numbers(values: list[Any]) -> np.ndarray:
-    """A column of integers, which may be written as text; `_ABSENT` for what is none."""
-    found = [value if type(value) is int and -_MOST < value < _MOST else _integer(value) for value in values]
-    return np.array(found, np.int64)
+def _numbers(rows: list[tuple[Any, ...]]) -> np.ndarray:
+    """Rows of integers, which may be written as text; `ABSENT` for what is none."""
+    try:
+        found = np.array(rows)
+    except (ValueError, OverflowError):  # a list among them
+        found = np.zeros(0)
+    if found.dtype == np.int64 and (found < _MOST).all():
+        return found
+    return np.array([list(map(_integer, row)) for row in rows], np.int64)
 
 
-_MOST = 1 << 62
+_MOST = -ABSENT
 
 
 def _integer(value: Any) -> int:
-    if value is None:
-        return _ABSENT
     try:
         found = int(value)
     except (TypeError, ValueError, OverflowError):
-        return _ABSENT
-    return found if abs(found) < _MOST else _ABSENT
+        return ABSENT
+    return found if abs(found) < _MOST else ABSENT
 
 
 def _whole(text: str) -> int:
     """The number of a process or thread; 0 for a name."""
     found = _integer(text)
-    return 0 if found == _ABSENT else found
+    return 0 if found == ABSENT else found

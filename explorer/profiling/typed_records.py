@@ -24,6 +24,8 @@ PIECE = 64 << 10
 """Control characters are looked for in so many bytes at once."""
 
 _Number = int | str | float | None
+ABSENT = -(1 << 62)
+"""In place of an argument that a record has not, or that is no number."""
 
 
 class Arguments(msgspec.Struct, gc=False, rename={
@@ -32,14 +34,14 @@ class Arguments(msgspec.Struct, gc=False, rename={
 }):  # fmt: skip
     """What is read of an event's "args"."""
 
-    correlation: _Number = None
-    external: _Number = None
-    device: _Number = None
-    stream: _Number = None
-    nbytes: _Number = None
-    sequence: _Number = None
-    forward_thread: _Number = None
-    index: _Number = None
+    correlation: _Number = ABSENT
+    external: _Number = ABSENT
+    device: _Number = ABSENT
+    stream: _Number = ABSENT
+    nbytes: _Number = ABSENT
+    sequence: _Number = ABSENT
+    forward_thread: _Number = ABSENT
+    index: _Number = ABSENT
     name: str | None = None
 
 

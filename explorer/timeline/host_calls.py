@@ -95,9 +95,20 @@ class Host:
         own = [(one.start_ns, one.end_ns, at) for at, one in enumerate(self.named) if one.thread == thread]
         starts, ends, rows = np.array(own, np.int64).reshape(-1, 3).T
         nested = Nested(starts, ends, rows)
-        bounds, inner = np.array(nested.bounds, np.int64), np.array(nested.inner, np.int64)
+        bounds, inner = (
+            np.array(nested.bounds, np.int64),
+            np.array([self._outer(nested, at) for at in nested.inner], np.int64),
+        )
         kept = np.flatnonzero(inner[:-1] != NONE) if len(inner) else np.zeros(0, np.int64)
         return Spans(bounds[kept], bounds[kept + 1], inner[kept])
+
+    def _outer(self, nested: Nested, at: int) -> int:
+        """Of named stretches inside one another that have one cause, the outermost: a range rather than a frame in it."""
+        while (
+            at != NONE and (around := nested.parents[at]) != NONE and self.named[around].cause == self.named[at].cause
+        ):
+            at = around
+        return at
 
     @cached_property
     def launch_of(self) -> np.ndarray:
