@@ -57,7 +57,7 @@ def run_record(run: Run, lanes: RunLanes) -> dict[str, Any]:
         name: _value(row, lanes.twins.get(name, ()), line, run)
         for (name, row), line in zip(lanes.operators.items(), lines, strict=True)
     }
-    findings = [asdict(one) | {"id": one.id, "fixed": False, "trials": []} for one in diagnose_run(run)]
+    findings = [asdict(one) | {"key": one.key, "trials": []} for one in diagnose_run(run)]
     return {"values": values, "findings": findings, "looked_for": list(LOOKED_FOR), "text": str(run)}
 
 

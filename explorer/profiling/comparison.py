@@ -114,10 +114,9 @@ class Comparison:
 
     def __str__(self) -> str:
         unit = "a step" if self.is_by_step else "the window"
-        lengths = [(run.window[1] - run.window[0]) / steps for run, steps in zip((self.before, self.after), self.steps, strict=True)]  # fmt: skip # noqa: E501
-        if self.is_by_step:
-            lengths = [_step_ns(costs) for costs in self.costs]
-        counts = f", {self.steps[0]} and {self.steps[1]} steps" if self.is_by_step else ""
+        runs = zip((self.before, self.after), self.steps, strict=True)
+        lengths = [(run.window[1] - run.window[0]) / steps for run, steps in runs]
+        counts = f" (the window by its {self.steps[0]} and {self.steps[1]} steps)" if self.is_by_step else ""
         head = [
             f"before: {self.before.provenance}",
             f"after:  {self.after.provenance}",
@@ -130,11 +129,6 @@ class Comparison:
         return "\n\n".join(filter(None, parts))
 
     __repr__ = __str__
-
-
-def _step_ns(costs: Costs) -> float:
-    events = costs.run.recording.events
-    return float(events.duration_ns[costs.steps].mean())
 
 
 def _interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:

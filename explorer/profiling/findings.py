@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from tracefuse.diagnose.diagnose import Findings
-from tracefuse.diagnose.finding import SEVERITIES, Finding, severity_of
+from tracefuse.findings.finding import SEVERITIES, Finding, severity_of
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.profiling.run import Run
 from tracefuse.profiling.words import LOOKED_FOR, PAGEABLE_WORDS, WORDS, Words
@@ -75,10 +75,10 @@ def _on_host(run: Run, words: Words, stretches: Sequence[tuple[int, str, str]], 
     if severity is None:
         return
     lost = _share(total_ns, window_ns)
-    title = f"{says} {lost}" if words is WORDS[IDLE] else f"{words.name} {says} {lost}"
+    title = f"{says} {lost}" if words is WORDS[IDLE] else f"{words.id.replace('-', ' ')} {says} {lost}"
     names = Counter(name for _, name, _ in stretches if name)
     yield Finding(
-        name=words.name,
+        id=words.id,
         severity=severity,
         title=title,
         evidence=(
@@ -131,7 +131,7 @@ def _idle_by(run: Run, idle: Idle, words: Words, gaps: Sequence[Stretch], where:
         return
     lost = _share(total_ns, idle.window_ns)
     yield Finding(
-        name=words.name,
+        id=words.id,
         severity=severity,
         title=f"GPU {idle.device} is idle for {lost}, {words.title}{where}",
         evidence=(
@@ -164,7 +164,7 @@ def _pageable(run: Run, idle: Idle, gaps: Sequence[Stretch]) -> Iterator[Finding
     rate = f"{human_bytes(nbytes)} at {nbytes / copying_ns:.3g} GB/s" if nbytes and copying_ns else "not recorded"
     lines = Counter(filter(None, run.lines.of_rows(events, calls)))
     yield Finding(
-        name=PAGEABLE_WORDS.name,
+        id=PAGEABLE_WORDS.id,
         severity=severity,
         title=f"copies to or from pageable memory take {_share(copying_ns, idle.window_ns)}, and the GPU then waits "
         f"{time_text(behind_ns / 1e3)}",

@@ -30,7 +30,6 @@ from tracefuse.profiling.typed_records import chunks, elements
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import Event
 
-
 _FEWEST, _NEARLY_ALL = 100, 0.9
 
 

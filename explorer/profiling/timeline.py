@@ -56,8 +56,9 @@ class RunTimeline(Run):
         head = f"{self.provenance}\nwindow {time_text(self.window_us)}"
         if self.recording.lacks_records:
             found, given = self.recording.numbered
-            head += f"\nof {given:,} operators that the profiler numbered, the file holds {found:,}: what idle time is " + (
-                "shown as the host's may be operators that were left out"
+            head += (
+                f"\nof {given:,} operators that the profiler numbered, the file holds {found:,}: what idle time is "
+                + ("shown as the host's may be operators that were left out")
             )
         parts = [head, *map(idle_text, self.idle), _clock_text(self.clocks), _waits_text(self.waits)]
         if not self.idle:

@@ -82,7 +82,9 @@ class MadeJob:
     def _put(self, event: dict[str, Any]) -> None:
         self.events.append(json.dumps(event))
 
-    def _x(self, category: str, name: str, start_ns: int, duration_ns: int, tid: int = MAIN, pid: int = PID, **args: Any) -> None:
+    def _x(
+        self, category: str, name: str, start_ns: int, duration_ns: int, tid: int = MAIN, pid: int = PID, **args: Any
+    ) -> None:
         said = json.dumps(args)
         self.events.append(
             f'{{"ph": "X", "cat": "{category}", "name": {json.dumps(name)}, "pid": {pid}, "tid": {tid}, '
@@ -92,7 +94,15 @@ class MadeJob:
     def _operator(self, name: str, start_ns: int, duration_ns: int, tid: int = MAIN, **args: Any) -> int:
         self.external += 1
         self.index += 1
-        self._x("cpu_op", name, start_ns, duration_ns, tid, **{"External id": self.external, "Ev Idx": self.index - 1}, **args)
+        self._x(
+            "cpu_op",
+            name,
+            start_ns,
+            duration_ns,
+            tid,
+            **{"External id": self.external, "Ev Idx": self.index - 1},
+            **args,
+        )
         return self.external
 
     def _range(self, name: str, start_ns: int) -> None:
@@ -178,7 +188,9 @@ class MadeJob:
             began_ns = self._compute(f"{name}_backward", f"{name}_grad", AUTOGRAD, 0.1 if cause == "small" else 2.0)
             node = f"{name.title()}Backward0"
             self._operator(node, began_ns - 500, self.host_ns - began_ns + 500, AUTOGRAD, **number)
-            self._operator(f"autograd::engine::evaluate_function: {node}", start_ns, self.host_ns - start_ns, AUTOGRAD, **number)
+            self._operator(
+                f"autograd::engine::evaluate_function: {node}", start_ns, self.host_ns - start_ns, AUTOGRAD, **number
+            )
             self.flow += 1
             self._link("fwdbwd", (PID, MAIN, started_ns), (PID, AUTOGRAD, began_ns - 500), self.flow)
         self._frame("torch/_tensor.py(600): backward", called_ns)
@@ -222,7 +234,9 @@ class MadeJob:
                 self._range({"checkpoint": "save_checkpoint", "logging": "log_metrics"}[cause], begin_ns)
         elif cause in ("item", "malloc"):
             self._wait("cudaStreamSynchronize" if cause == "item" else "cudaMalloc", self.hold_ns)
-            self._operator("aten::item" if cause == "item" else "aten::empty", begin_ns - 500, self.host_ns - begin_ns + 600)
+            self._operator(
+                "aten::item" if cause == "item" else "aten::empty", begin_ns - 500, self.host_ns - begin_ns + 600
+            )
             self.host_ns += 1_000
         elif cause == "pageable":
             self._copy()
