@@ -27,8 +27,8 @@ _TOP = 8
 
 @dataclass(frozen=True)
 class Change:
-    """What one operator, module, … took in each run (ns of a step, or of the window), in how many records; `interval_ns` is the
-    95 % interval of the difference, None where the steps are too few."""
+    """What one operator, module, … took in each run (ns of a step, or of the window), in how many records; `interval_ns` is
+    the 95 % interval of the difference, None where the steps are too few."""
 
     name: str
     before_ns: float

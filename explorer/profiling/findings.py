@@ -46,9 +46,10 @@ def _of_host(run: Run) -> Iterator[Finding]:
     """The findings of a run on a CPU, where operators are the work: what is named as no work, whatever ran in it, and the
     stretches without an operator that can be seen, which are Python's."""
     for cause, pieces in run.named_pieces.items():
-        yield from _on_host(
-            run, WORDS[cause], [(end - start, *_host_line(run, at)) for start, end, at in pieces], "takes"
-        )
+        totals: Counter[int] = Counter()
+        for start, end, at in pieces:
+            totals[at] += end - start
+        yield from _on_host(run, WORDS[cause], [(ns, *_host_line(run, at)) for at, ns in totals.items()], "takes")
     named = _joined(pieces for found in run.named_pieces.values() for pieces in found)
     stretches = [(a, b) for a, b in named.cut(run.without_operator)[1] if b - a >= LONG_NS]
     yield from _on_host(
@@ -63,8 +64,12 @@ def _joined(pieces: Iterable[tuple[int, int, int]]) -> Spans:
 
 
 def _host_line(run: Run, at: int) -> tuple[str, str]:
+    """What a named stretch is called, and the function of the user's in which it was spent for longest."""
     one = run.host.named[at]
-    return one.name, _longest(run.lines.shares(one.thread, one.start_ns, one.end_ns))
+    totals: Counter[str] = Counter()
+    for line, ns in run.lines.shares(one.thread, one.start_ns, one.end_ns):
+        totals[line] += ns
+    return one.name, max(totals, key=totals.__getitem__, default="")
 
 
 def _on_host(run: Run, words: Words, stretches: Sequence[tuple[int, str, str]], says: str) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from tracefuse.text import aligned, share, time_text
 from tracefuse.timeline.causes import CAUSES
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.idle import Idle
+from tracefuse.timeline.named import cause_of_frame
 from tracefuse.timeline.spans import Interval
 
 if TYPE_CHECKING:
@@ -81,13 +82,16 @@ def load_timeline(path: str | Path, window: str | None = None) -> RunTimeline:
     name = Path(path).name
     devices = ", ".join(dict.fromkeys(recording.devices.values()))
     provenance = f"measured by the profiler that wrote {name}{f', on {devices}' if devices else ''}"
-    return RunTimeline(recording, window_of(recording.events, window, str(path)), provenance)
+    # A checkpoint behind the last step launches nothing, and is part of the run.
+    is_named = recording.frames.named(cause_of_frame)
+    named_until = int(recording.frames.end_ns[is_named].max(initial=0))
+    return RunTimeline(recording, window_of(recording.events, window, str(path), named_until), provenance)
 
 
-def window_of(events: Events, name: str | None, path: str) -> Interval:
-    """The first range called `name`, or all of it. Raises `TraceFileError` where there is none."""
+def window_of(events: Events, name: str | None, path: str, named_until: int = 0) -> Interval:
+    """The first range called `name`, or all of it, to `named_until` at least. Raises `TraceFileError` where there is none."""
     if name is None:
-        return int(events.start_ns.min()), int(events.end_ns.max())
+        return int(events.start_ns.min()), max(int(events.end_ns.max()), named_until)
     found = np.flatnonzero(events.named(lambda one: one == name) & ~events.on_gpu)
     if not len(found):
         known = dict.fromkeys(events.name_at(row) for row in np.flatnonzero(events.is_range).tolist())

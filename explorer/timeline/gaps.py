@@ -173,7 +173,7 @@ class _Causes:
     def of(self, start: int, end: int, before: int, after: int) -> list[_Piece]:
         """An idle stretch as pieces, one after another, neighbours of different causes."""
         if after == NONE:
-            return [_Piece(start, end, END)]
+            return self._nothing_more(start, end)
         launch = int(self.host.launch_of[after])
         if launch == NONE:
             return [_Piece(start, end, self._without_launch(after))]
@@ -190,6 +190,15 @@ class _Causes:
         for piece in sorted(self._until_launched(start, middle, launch) + launched):
             found += self._late(piece, before == NONE)
         return _merged(found)
+
+    def _nothing_more(self, start: int, end: int) -> list[_Piece]:
+        """From the last work to the end of the window: what is named there, as a checkpoint behind the last step is."""
+        rest: list[Interval] = [(start, end)]
+        found: list[_Piece] = []
+        for number, spans in self.host.named_on.items():
+            named, rest = spans.cut(rest)
+            found += [_Piece(a, b, self.host.named[at].cause, named=at, thread=number) for a, b, at in named]
+        return _merged(sorted(found + [_Piece(a, b, END) for a, b in rest]))
 
     def _without_launch(self, after: int) -> str:
         """Of work whose launch nobody recorded: it came before the recording, or the file lacks records."""

@@ -56,6 +56,7 @@ class Named(NamedTuple):
     start_ns: int
     end_ns: int
     thread: int
+    is_range: bool
 
 
 class Thread:
@@ -103,10 +104,12 @@ class Host:
         return Spans(bounds[kept], bounds[kept + 1], inner[kept])
 
     def _outer(self, nested: Nested, at: int) -> int:
-        """Of named stretches inside one another that have one cause, the outermost: a range rather than a frame in it."""
+        """Of named stretches inside one another that have one cause, the outermost, called as the range among them."""
         while (
             at != NONE and (around := nested.parents[at]) != NONE and self.named[around].cause == self.named[at].cause
         ):
+            if self.named[at].is_range and not self.named[around].is_range:
+                self.named[around] = self.named[around]._replace(name=self.named[at].name, is_range=True)
             at = around
         return at
 
@@ -207,4 +210,4 @@ def _named(events: Events, frames: Events | None) -> Iterator[Named]:
         for row in np.flatnonzero(chosen & table.named(cause_of)).tolist():
             name = table.name_at(row)
             start_ns, end_ns = int(table.start_ns[row]), int(table.end_ns[row])
-            yield Named(cause_of(name), name, start_ns, end_ns, int(table.resource[row]))
+            yield Named(cause_of(name), name, start_ns, end_ns, int(table.resource[row]), table is events)

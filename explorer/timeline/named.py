@@ -26,7 +26,8 @@ _FRAMES = (
     (LOADER, re.compile(r"(^|/)torch/utils/data/dataloader\.py\(\d+\): (__next__|_next_data)$")),
     (CHECKPOINT, re.compile(r"(^|/)torch/serialization\.py\(\d+\): save$|(^|/)torch/distributed/checkpoint/.*: save$"
                             r"|(^|/)safetensors/torch\.py\(\d+\): (save_file|save)$|: save_pretrained$")),
-    (LOGGING, re.compile(r"(^|/)(logging/__init__\.py|wandb/|torch/utils/tensorboard/|tensorboardX?/|mlflow/|tqdm/)"
+    (LOGGING, re.compile(r"(^|/)logging/__init__\.py\(\d+\): (debug|info|warning|error|critical|exception|log|_log|handle)$"
+                         r"|(^|/)(wandb/|torch/utils/tensorboard/|tensorboardX?/|mlflow/|tqdm/)"
                          r"|^<built-in (method|function) print>")),
 )  # fmt: skip
 

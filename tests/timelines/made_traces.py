@@ -1,7 +1,7 @@
 """Trace files of training jobs, generated: as Kineto writes them, with known causes of idle time at known lines.
 
     job = MadeJob(steps=3, causes=["loader", "item"])       job.events, job.idle_ns by cause
-    write(job, path)
+    write_trace(job, path)
 
 The clock of the job is simulated: the host launches, the GPU runs what was launched, in order, and is idle where nothing was.
 What the host does between is what was asked for, so that why the GPU was idle is known without looking at the file.
@@ -294,7 +294,7 @@ def _us(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 
-def write(job: MadeJob, path: Path) -> Path:
+def write_trace(job: MadeJob, path: Path) -> Path:
     """Write the job's file, gzipped where the name says so."""
     data = "".join(job.text()).encode()
     path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
