@@ -56,8 +56,11 @@ class Disk(io.BytesIO):
         return super().write(data)  # type: ignore[arg-type]
 
 
+MODEL = Net()  # for good: the profiler calls a module as it called another one that lay at its address before
+
+
 def train() -> None:
-    model = Net()
+    model = MODEL
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in DataLoader(Slow(), batch_size=4):
         optimizer.zero_grad()
@@ -101,7 +104,7 @@ def test_a_checkpoint_that_holds_the_step_is_found_with_its_line() -> None:
 def test_python_frames_give_operators_their_modules() -> None:
     costs = costs_of(profiled())
     modules = {name.rpartition(".")[2] for name in costs.by("module")[0] if "." in name}
-    assert {name.partition("_")[0] for name in modules} == {"Linear"}, "the profiler numbers modules from run to run"
+    assert {name.partition("_")[0] for name in modules} == {"Linear"}, "under whichever number"
     assert len(modules) == 2
     assert "Optimizer.step#SGD.step" in costs.by("range")[0]
 
