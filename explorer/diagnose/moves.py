@@ -114,7 +114,7 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
             inputs = _inputs_behind(nodes)
             target = str(val(nodes[0]).device)
             yield Finding(
-                "moved-each-step",
+                "pageable-copy" if _is_pageable_data(case, inputs) else "moved-each-step",
                 severity,
                 f"every forward moves {human_bytes(moved)} from {device(nodes[0].args[0])} to {target}",
                 (("bytes", human_bytes(moved)), ("copies", str(len(nodes))), *_moves_from(case, inputs)),
@@ -124,6 +124,13 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
                 f"at most {worth}",
                 fixes=_move_fixes(case, inputs, target) if inputs else (),
             )
+
+
+def _is_pageable_data(case: Case, inputs: Sequence[str]) -> bool:
+    """Whether it is a batch that comes from memory which is not pinned: what each step has to move anyway."""
+    known = {entry.name: entry for entry in case.trace.inputs}
+    data = [name for name in inputs if known[name].kind == "input" and not known[name].trainable]
+    return bool(data) and len(data) == len(inputs) and not case.program.pinned.issuperset(data)
 
 
 def _move_fixes(case: Case, inputs: tuple[str, ...], target: str) -> tuple[Fix, ...]:
