@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx
 
@@ -19,6 +21,8 @@ FEWEST = 8
 """Rounds from which on a loop over samples is worth a word."""
 GROWING = 4
 """Concatenations, each of the one before."""
+MOST_SHARED = 8
+"""How many times the ops of the trace rounds may reach in all: rounds that need each other reach the same again and again."""
 
 
 def loops_over_samples(case: Case) -> Iterator[Finding]:
@@ -54,11 +58,14 @@ def _rounds(case: Case) -> dict[str, tuple[fx.Node, list[fx.Node], int]]:
         pieces = {str(n.args[1:]): n for n in group}
         if len(pieces) < FEWEST:
             continue
-        of = [set(_reached(n)) for n in pieces.values()]
+        of = _each_reached(pieces.values(), MOST_SHARED * len(case.trace.ops))
+        if of is None:
+            continue
         lines = [{line_of(n) for n in one} for one in of]
         shared = set.intersection(*lines) if all(lines) else set()
         # What depends on several rounds is no round's.
-        inside = [n for one in of for n in one if sum(n in other for other in of) == 1 and line_of(n) in shared]
+        rounds = Counter(n for one in of for n in one)
+        inside = [n for n, count in rounds.items() if count == 1 and line_of(n) in shared]
         if not inside or longest_chain(case.trace, inside) >= len(pieces):
             continue
         at = max(shared, key=lambda line: len([n for n in inside if line_of(n) == line]))
@@ -83,8 +90,19 @@ def _whole(node: fx.Node) -> fx.Node:
     return source.args[0] if is_getitem(node) else source  # type: ignore[union-attr,return-value]
 
 
+def _each_reached(nodes: Iterable[fx.Node], most: int) -> list[set[fx.Node]] | None:
+    """What the forward computes of each of the values; None for more than `most` in all, as where rounds need each other."""
+    found: list[set[fx.Node]] = []
+    for node in nodes:
+        found.append(set(_reached(node)))
+        most -= len(found[-1])
+        if most < 0:
+            return None
+    return found
+
+
 def _reached(node: fx.Node) -> Iterator[fx.Node]:
-    """What the forward computes of a value, within few steps."""
+    """What the forward computes of a value."""
     front, seen = [node], {node}
     while front:
         one = front.pop()
@@ -191,8 +209,8 @@ def writes_into_views(case: Case) -> Iterator[Finding]:
 
 def _write_before(node: fx.Node, forward: Sequence[fx.Node]) -> fx.Node:
     """The write that autograd numbered right before its CopySlices."""
-    seq = origin(node).seq or 0
-    return next((n for n in reversed(forward) if (origin(n).seq or 0) < seq), node)
+    before = bisect_left(forward, origin(node).seq or 0, key=lambda n: origin(n).seq or 0)
+    return forward[before - 1] if before else node
 
 
 def _function(node: fx.Node) -> tuple[str, str]:
