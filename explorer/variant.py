@@ -158,28 +158,28 @@ class Variant:
 
     @functools.cached_property
     @uncollected()
-    def steps(self) -> tuple[PassRecord, ...]:
+    def passes(self) -> tuple[PassRecord, ...]:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
-        steps: list[PassRecord] = []
+        records: list[PassRecord] = []
         trace, known = self.program.trace, self.capture.known_records
         passes = tuple(self.config.passes(self.capture.machine))
         for count, one in enumerate(passes, 1):
             key = passes[:count]
             if key not in known:
                 (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
-            steps.append(known[key])
+            records.append(known[key])
             trace = known[key].after
-        return tuple(steps)
+        return tuple(records)
 
     def check(self) -> Self:
         """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""
         own = {one.name for one in self.config.own}
-        for step in self.steps:
-            if step.error is not None:
-                message = f"{step.name}: {step.error}"
-                if step.name in own:
-                    message = f'{message.rstrip(".")}; tracefuse.unregister("{step.name}") takes it away'
-                raise PassError(message) from step.cause
+        for record in self.passes:
+            if record.error is not None:
+                message = f"{record.name}: {record.error}"
+                if record.name in own:
+                    message = f'{message.rstrip(".")}; tracefuse.unregister("{record.name}") takes it away'
+                raise PassError(message) from record.cause
         return self
 
     def check_exportable(self) -> Self:
@@ -190,7 +190,7 @@ class Variant:
     @property
     def trace(self) -> Trace:
         """The joint trace after the last pass."""
-        return final(self.program.trace, self.steps)
+        return final(self.program.trace, self.passes)
 
     @property
     def forward(self) -> Trace:
@@ -298,18 +298,15 @@ class Variant:
         from tracefuse.diagnose.diagnose import beside, diagnose
 
         ran = diagnose(self.baseline._case(captured))
-        return (
-            ran
-            if self.config == self.baseline.config
-            else beside(ran, diagnose(self._case(times)), self.config, self.steps)
-        )
+        if self.config == self.baseline.config:
+            return ran
+        return beside(ran, diagnose(self._case(times)), self.config, self.passes)
 
     def _case(self, times: OpTimes | None) -> Case:
         from tracefuse.findings.finding import Case
 
-        return Case(
-            self.program, self.trace, times or self.op_times, None if self.update is None else self.update.trace
-        )
+        update = None if self.update is None else self.update.trace
+        return Case(self.program, self.trace, times or self.op_times, update)
 
     def try_fix(
         self,

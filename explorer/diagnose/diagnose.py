@@ -108,7 +108,7 @@ def _why_left(still: Sequence[Finding], steps: Sequence[PassRecord], on: Sequenc
     said = [f"{reason} ({counted(count, 'op')})" for reason, count in reasons[:MOST_REASONS]]
     more = [f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))
     places = [at - len(steps) for at, step in enumerate(steps) if step.name in on]
-    where = " and ".join(f"`print(v.steps[{at}])`" for at in places)
+    where = " and ".join(f"`print(v.passes[{at}])`" for at in places)
     return f"{', since ' * bool(said)}{'; '.join([*said, *more])}; {where} has all decisions"
 
 

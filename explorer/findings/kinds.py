@@ -88,6 +88,9 @@ KINDS: dict[str, Kind] = {
     "cudnn-off": Kind("cuDNN is switched off in a program with convolutions."),
     "cudnn-benchmark-off": Kind("cuDNN guesses the algorithms of convolutions."),
     # What only a profile of a run shows.
+    "data-loading": Kind("The GPU is idle while the host makes or awaits the next batch.", of_run=True),
+    "synchronous-checkpoint": Kind("The GPU is idle while a checkpoint is saved.", of_run=True),
+    "synchronous-logging": Kind("The GPU is idle while the host logs.", of_run=True),
     "driver-allocation": Kind("The GPU is idle while the host allocates or frees memory in the driver.", of_run=True),
     "kernel-loading": Kind("The GPU is idle while the host loads kernels.", of_run=True),
     "slow-launch-calls": Kind("The GPU is idle while a launch call takes unusually long.", of_run=True),

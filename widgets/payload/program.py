@@ -94,7 +94,7 @@ def payload(
         "no_verdict": why_no_verdict(variant.capture.backward),
         "runs_triton": variant.runs_triton,
         "passes": [
-            pass_record(one, variant.config, variant.steps) | {"delta_ms": share_record(one, variant.config, shares)}
+            pass_record(one, variant.config, variant.passes) | {"delta_ms": share_record(one, variant.config, shares)}
             for one in variant.config.names
         ],
         "summary": summary(beside, variant, timing),
@@ -141,7 +141,7 @@ def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any
 
 def saved_record(before: Variant, after: Variant) -> dict[str, Any]:
     """What is saved for the backward, by reason and by module, and for each value why."""
-    rows = saved_rows(before.trace, after.trace, after.steps, before.steps)
+    rows = saved_rows(before.trace, after.trace, after.passes, before.passes)
     return {
         "reasons": [[group.name, *group.nbytes, REASONS[group.name]] for group in by_reason(rows)],
         "modules": [[group.name, *group.nbytes] for group in by_module(rows)],

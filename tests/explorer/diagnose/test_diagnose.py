@@ -187,12 +187,12 @@ def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() ->
     small = tracefuse.capture(lambda: (x[:64] @ w[:61].t()).sum().backward())
     v = small.optimize(fuse=False)
     (left,) = [one for one in v.findings() if one.id == "unaligned-matmul"]
-    at = [step.name for step in v.steps].index("pad") - len(v.steps)
-    reasons = [one.reason for one in v.steps[at].decisions if one.value in left.values]
+    at = [step.name for step in v.passes].index("pad") - len(v.passes)
+    reasons = [one.reason for one in v.passes[at].decisions if one.value in left.values]
     assert left.mended.startswith("`pad` is on; left: part of ")
     assert all(f"{reason} (1 op)" in left.mended for reason in reasons)
     assert reasons
-    assert left.mended.endswith(f"; `print(v.steps[{at}])` has all decisions")
+    assert left.mended.endswith(f"; `print(v.passes[{at}])` has all decisions")
     assert not left.is_mended
 
 
