@@ -119,13 +119,12 @@ def ancestors(of: Iterable[fx.Node], among: Collection[fx.Node]) -> set[fx.Node]
 
 
 def _counts(built: Built, ops: list[fx.Node], late: Collection[fx.Node], engine: Collection[fx.Node]) -> set[fx.Node]:
-    """What behind the last backward gives tensors of outside new values, from such tensors alone."""
-    everything = set(ops)
+    """What behind the last backward, and in no module, gives tensors of outside new values."""
     after = set(ops[max(index for index, node in enumerate(ops) if node in engine) + 1 :])
     found: set[fx.Node] = set()
     for node in (node for node in built.mutated.values() if node in after and node not in late):
-        needed = {node} | ancestors([node], everything)
-        if all(one in after or one in late for one in needed) and not any(map(_is_forward, needed)):
+        needed = {node} | ancestors([node], after)
+        if not any(map(_is_forward, needed)):
             found |= needed
     return found
 
