@@ -55,7 +55,7 @@ def run_record(run: Run, lanes: RunLanes) -> dict[str, Any]:
     values = {
         name: _value(event, lanes.twins.get(name, ()), lines[event], run) for name, event in lanes.operators.items()
     }
-    findings = [asdict(one) | {"id": one.id, "fixed": False, "trials": []} for one in diagnose_run(run)]
+    findings = [asdict(one) | {"key": one.key, "trials": []} for one in diagnose_run(run)]
     return {"values": values, "findings": findings, "looked_for": list(LOOKED_FOR), "text": str(run)}
 
 

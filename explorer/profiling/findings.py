@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tracefuse.diagnose.diagnose import Findings
-from tracefuse.diagnose.finding import SEVERITIES, Finding, severity_of
+from tracefuse.findings.finding import SEVERITIES, Finding, severity_of
+from tracefuse.findings.kinds import KINDS
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.profiling.run import Run, lines_of
 from tracefuse.tables.folding import grouped
@@ -23,43 +24,43 @@ from tracefuse.timeline.host_calls import ALLOCATION, LOADING, PAGEABLE, SLOW_LA
 
 
 class Words(NamedTuple):
-    """What is said of a cause: the finding's name, its title after "the GPU is idle", and what to do."""
+    """What is said of a cause: the finding's id, its title after "the GPU is idle", and what to do."""
 
-    name: str
+    id: str
     title: str
     fix: str
 
 
 WORDS = {
     SYNCHRONIZATION: Words(
-        "waits for the GPU",
+        "host-sync",
         "after the host waited for it",
         "keep it a tensor (torch.where instead of if), read it once every many steps, or copy it with non_blocking=True "
         "and read it a step later",
     ),
     ALLOCATION: Words(
-        "memory allocated through the driver",
+        "driver-allocation",
         "while the host allocates or frees its memory",
         "leave out torch.cuda.empty_cache(), and let shapes repeat, so that the caching allocator has what is asked for",
     ),
     LOADING: Words(
-        "kernels loaded while it runs",
+        "kernel-loading",
         "while the host loads kernels",
         "run the same step once before: a kernel's first use loads it",
     ),
     SLOW_LAUNCH: Words(
-        "slow launch calls",
+        "slow-launch-calls",
         "while a launch call takes unusually long",
         "run the same step once before: the first launch of a kernel loads it",
     ),
     IDLE: Words(
-        "host idle",
+        "host-idle",
         "while no operator runs on the host",
         "do what Python does there before or beside the step: load data in workers and ahead (num_workers, pin_memory, "
         "prefetch), log less often",
     ),
     HOST: Words(
-        "launches too slow for the GPU",
+        "launch-bound",
         "because launches come later than it needs them",
         "launch fewer and larger kernels: tracefuse's `fuse`, torch.compile, larger batches; or replay CUDA graphs",
     ),
@@ -67,7 +68,7 @@ WORDS = {
 PAGEABLE_FIX = "keep the data on the GPU, or copy from and to pinned memory with non_blocking=True"
 
 
-LOOKED_FOR = (*(words.name for words in WORDS.values()), "pageable copy")
+LOOKED_FOR = tuple(KINDS[one].says for one in (*(words.id for words in WORDS.values()), "pageable-copy"))
 """What a run is examined for, in the words of a list."""
 
 
@@ -86,7 +87,7 @@ def _of_host(run: Run) -> Iterator[Finding]:
         return
     lost = _share(sum(stretches), window_ns)
     yield Finding(
-        name=WORDS[IDLE].name,
+        id=WORDS[IDLE].id,
         severity=severity,
         title=f"no operator runs for {lost}",
         evidence=(("stretches", str(len(stretches))), ("longest", time_text(max(stretches) / 1e3))),
@@ -113,7 +114,7 @@ def _idle_by(run: Run, idle: Idle, words: Words, gaps: Sequence[Gap], operator: 
         return
     where = f" in {operator}" if operator else ""
     yield Finding(
-        name=words.name,
+        id=words.id,
         severity=severity,
         title=f"GPU {idle.device} is idle for {_share(total_ns, idle.window_ns)}, {words.title}{where}",
         evidence=(
@@ -142,7 +143,7 @@ def _pageable(run: Run, idle: Idle) -> Iterator[Finding]:
     calls = [call for copy in copies if (call := run.host.calls.get(copy.correlation))]
     rate = f"{human_bytes(nbytes)} at {nbytes / copying_ns:.3g} GB/s" if nbytes and copying_ns else "not recorded"
     yield Finding(
-        name="pageable copy",
+        id="pageable-copy",
         severity=severity,
         title=f"copies to or from pageable memory take {_share(copying_ns, idle.window_ns)}, and the GPU then waits "
         f"{time_text(behind_ns / 1e3)}",

@@ -148,7 +148,7 @@ def test_the_page_holds_the_timeline_the_findings_and_the_text(tmp_path: Path) -
     assert found["run"] == json.loads(json.dumps(run_record(run("item_with_stack"), lanes("item_with_stack"))))
     assert found["timeline"]["provenance"] == run("item_with_stack").provenance
     assert found["run"]["values"]["matmul #3"]["source"].startswith("run, at record_timelines.py:")
-    assert [one["name"] for one in found["run"]["findings"]] == ["waits for the GPU"]
+    assert [one["id"] for one in found["run"]["findings"]] == ["host-sync"]
     assert found["run"]["text"] == str(run("item_with_stack"))
 
 

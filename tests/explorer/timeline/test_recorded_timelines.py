@@ -19,15 +19,15 @@ NAMES = sorted(path.name.removesuffix(".json.gz") for path in FILES.glob("*.json
 
 # Cause -> the finding that it makes.
 FINDINGS = {
-    gaps.SYNCHRONIZATION: ["waits for the GPU"],
-    gaps.PAGEABLE: ["pageable copy"],
-    gaps.IDLE: ["host idle"],
-    gaps.ALLOCATION: ["memory allocated through the driver"],
-    gaps.HOST: ["launches too slow for the GPU"],
+    gaps.SYNCHRONIZATION: ["host-sync"],
+    gaps.PAGEABLE: ["pageable-copy"],
+    gaps.IDLE: ["host-idle"],
+    gaps.ALLOCATION: ["driver-allocation"],
+    gaps.HOST: ["launch-bound"],
     gaps.DEPENDENCY: [],
     "": [],
 }
-# Below this share of the window nothing is said of a cause: see `tracefuse.diagnose.finding`.
+# Below this share of the window nothing is said of a cause: see `tracefuse.findings.finding`.
 LEAST = 0.01
 INHERENT = {gaps.LATENCY, gaps.START, gaps.END}
 
@@ -53,7 +53,7 @@ def test_the_injected_cause_is_found_and_none_is_invented(name: str) -> None:
     causes = {cause for cause, ns in one.by_cause.items() if ns >= LEAST * one.window_ns} - INHERENT
     expected = injected(name)
     assert causes == ({expected} - {"", gaps.DEPENDENCY})
-    assert [finding.name for finding in found.findings()] == FINDINGS[expected]
+    assert [finding.id for finding in found.findings()] == FINDINGS[expected]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -143,7 +143,7 @@ def test_a_finding_about_copies_has_their_bandwidth() -> None:
 
 
 def test_of_a_healthy_step_it_says_what_was_looked_for() -> None:
-    assert repr(loaded("healthy_step").findings()).startswith("nothing found; looked for: waits for the GPU; ")
+    assert repr(loaded("healthy_step").findings()).startswith("nothing found; looked for: Python reads a value")
 
 
 def test_the_script_that_records_them_runs_on_a_cpu_too(tmp_path: Path) -> None:
@@ -163,5 +163,5 @@ def test_the_script_that_records_them_runs_on_a_cpu_too(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["item_with_stack.json.gz", "sleep.json.gz"]
     (finding,) = tracefuse.load_timeline(tmp_path / "sleep.json.gz", window="window").findings()
-    assert finding.name == "host idle"
+    assert finding.id == "host-idle"
     assert tracefuse.load_timeline(tmp_path / "item_with_stack.json.gz").recording.frames
