@@ -454,13 +454,13 @@ class Variant:
 
     def _step_source(self, progress: Progress | None = None) -> str:
         """The text of the whole step's file. Raises `ExportError` for a step that no later one could be run by."""
-        from tracefuse.training.live import check_step
+        from tracefuse.training.refusals import check_step
         from tracefuse.training.source import step_source
 
-        update, steps = self._followed_update, self.capture.steps
+        update = self._followed_update
         assert update is not None
         self.check_exportable()
-        check_step(self, update, () if steps is None else steps.varying)
+        check_step(self, update, self.capture.steps)
         for part in (self, update):
             part.build(progress)
         return step_source(self, update)

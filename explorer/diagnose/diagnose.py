@@ -29,6 +29,7 @@ from tracefuse.diagnose.kept import kept_for_nothing
 from tracefuse.diagnose.modes import matmuls_without_tf32, modes_that_slow
 from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
+from tracefuse.diagnose.update import optimizers_op_by_op, share_of_the_update
 from tracefuse.findings.finding import SEVERITIES, Case, Detector, Finding, Fix
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
@@ -162,4 +163,6 @@ DETECTORS: tuple[Detector, ...] = (
     loops_of_small_kernels,
     matmuls_without_tf32,
     modes_that_slow,
+    optimizers_op_by_op,
+    share_of_the_update,
 )

@@ -80,6 +80,12 @@ KINDS: dict[str, Kind] = {
     "loop-of-small-kernels": Kind(
         "A loop launches many kernels that are shorter than their launch.", ("fuse", "optimizer_step")
     ),
+    # The update.
+    "optimizer-not-fused": Kind(
+        "An optimizer works tensor by tensor or list by list, and reads and writes each several times.",
+        ("optimizer_step", "fuse"),
+    ),
+    "update-share": Kind("The update takes a large share of the step.", ("optimizer_step",)),
     # Settings.
     "anomaly-mode": Kind("Autograd's anomaly mode is on."),
     "launch-blocking": Kind("CUDA_LAUNCH_BLOCKING makes the host wait for every kernel."),
