@@ -37,10 +37,10 @@ from tracefuse.timeline.measurements import Build, Measurements, Said
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings
-    from tracefuse.diagnose.finding import Finding, Fix
     from tracefuse.diagnose.fixes import Trial
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
+    from tracefuse.findings.finding import Case, Finding, Fix
     from tracefuse.measure.peers import Asked
     from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
@@ -159,28 +159,28 @@ class Variant:
 
     @functools.cached_property
     @uncollected()
-    def steps(self) -> tuple[PassRecord, ...]:
+    def passes(self) -> tuple[PassRecord, ...]:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
-        steps: list[PassRecord] = []
+        records: list[PassRecord] = []
         trace, known = self.program.trace, self.capture.known_records
         passes = tuple(self.config.passes(self.capture.machine))
         for count, one in enumerate(passes, 1):
             key = passes[:count]
             if key not in known:
                 (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
-            steps.append(known[key])
+            records.append(known[key])
             trace = known[key].after
-        return tuple(steps)
+        return tuple(records)
 
     def check(self) -> Self:
         """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""
         own = {one.name for one in self.config.own}
-        for step in self.steps:
-            if step.error is not None:
-                message = f"{step.name}: {step.error}"
-                if step.name in own:
-                    message = f'{message.rstrip(".")}; tracefuse.unregister("{step.name}") takes it away'
-                raise PassError(message) from step.cause
+        for record in self.passes:
+            if record.error is not None:
+                message = f"{record.name}: {record.error}"
+                if record.name in own:
+                    message = f'{message.rstrip(".")}; tracefuse.unregister("{record.name}") takes it away'
+                raise PassError(message) from record.cause
         return self
 
     def check_exportable(self) -> Self:
@@ -191,7 +191,7 @@ class Variant:
     @property
     def trace(self) -> Trace:
         """The joint trace after the last pass."""
-        return final(self.program.trace, self.steps)
+        return final(self.program.trace, self.passes)
 
     @property
     def forward(self) -> Trace:
@@ -289,17 +289,25 @@ class Variant:
 
         return measured_memory(self) if measure else static_memory(self)
 
-    def findings(self, times: OpTimes | None = None) -> Findings:
-        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
-        Print it.
+    def findings(self, times: OpTimes | None = None, captured: OpTimes | None = None) -> Findings:
+        """What makes the program slow or large as it ran, the gravest first, each with its line, its fix, what that is worth,
+        and which passes of this variant mend it already. Print it.
 
-        `times` are those of its ops (default: `op_times`, measured after `timeline()`, until then modelled).
+        `times` are those of this variant's ops, `captured` those of the captured program's (default: `op_times` of each,
+        measured after `timeline()`, until then modelled).
         """
-        from tracefuse.diagnose.diagnose import diagnose
-        from tracefuse.diagnose.finding import Case
+        from tracefuse.diagnose.diagnose import beside, diagnose
+
+        ran = diagnose(self.baseline._case(captured))
+        if self.config == self.baseline.config:
+            return ran
+        return beside(ran, diagnose(self._case(times)), self.config, self.passes)
+
+    def _case(self, times: OpTimes | None) -> Case:
+        from tracefuse.findings.finding import Case
 
         update = None if self.update is None else self.update.trace
-        return diagnose(Case(self.program, self.trace, times or self.op_times, update)).under(self.config, self.steps)
+        return Case(self.program, self.trace, times or self.op_times, update)
 
     def try_fix(
         self,
@@ -326,7 +334,7 @@ class Variant:
         trial = try_fix(self, fix, mended, progress, budget_s, is_cancelled)
         for one in self.findings():  # a session file keeps it under every finding that offers this fix
             if fix in one.trials:
-                key = self.config, one.id, one.trials.index(fix)
+                key = self.config, one.key, one.trials.index(fix)
                 self.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
         return trial
 

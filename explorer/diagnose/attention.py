@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from tracefuse.diagnose.attention_forms import Attention, attentions
-from tracefuse.diagnose.finding import Case, Finding, dtype, names
+from tracefuse.findings.finding import Case, Finding, dtype, names
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work, is_getitem, producer
@@ -40,7 +40,7 @@ def attention_in_single_ops(case: Case) -> Iterator[Finding]:
         shown = known[first.scores.product.name]
         what = "run by the math backend" if first.is_math_backend else "written by hand"
         yield Finding(
-            "attention by the math backend" if first.is_math_backend else "attention written by hand",
+            "attention-math-backend" if first.is_math_backend else "attention-by-hand",
             severity,
             f"{counted(len(group), 'attention')} {what}: the scores go through memory",
             (

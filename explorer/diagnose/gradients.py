@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import fx
 
 from tracefuse.assembly.unshown import Dropped
-from tracefuse.diagnose.finding import Case, Finding, names
+from tracefuse.findings.finding import Case, Finding, names
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
@@ -27,7 +27,7 @@ def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
     some = f"gradients of {len(unheld)} parameters" if len(unheld) > 1 else f"the gradient of `{unheld[0].source}`"
     yield from _undemanded(
         case,
-        "gradient that no optimizer takes",
+        "gradient-without-optimizer",
         {i.source for i in unheld},
         f"every backward computes {some}, which no optimizer updates",
         ("optimizers found", f"{optimizers}: {len(held)} of the {len(held) + len(unheld)} parameters with a gradient"),
@@ -46,7 +46,7 @@ def gradients_of_data(case: Case) -> Iterator[Finding]:
     for entry in data:
         yield from _undemanded(
             case,
-            "gradient of data",
+            "gradient-of-data",
             {entry.source},
             f"every backward computes the gradient of `{entry.source}`, which is no parameter",
             ("fills", f"`{entry.source}.grad`"),
@@ -74,7 +74,7 @@ def _undemanded(
     gradients = [node for out, node in pairs if out.kind == "gradient" and out.of in of]
     yield Finding(
         name,
-        "medium" if severity == "high" and name == "gradient of data" else severity,
+        "medium" if severity == "high" and name == "gradient-of-data" else severity,
         title,
         (
             fact,
@@ -94,7 +94,7 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
     yield from _never_used(
         case,
         [one for one in case.program.dropped if one.origin.autograd],
-        "gradient computed and dropped",
+        "gradient-dropped",
         "of the backward computed what nothing used",
         "compute only what is used: `ctx.needs_input_grad` in a backward of your own, fewer `inputs` of autograd.grad, "
         "requires_grad_(False)",
@@ -106,7 +106,7 @@ def never_used(case: Case) -> Iterator[Finding]:
     yield from _never_used(
         case,
         [one for one in case.program.dropped if not one.origin.autograd],
-        "computed and never used",
+        "never-used",
         "computed what nothing used",
         "do not call what computes it, or use its result",
     )
@@ -154,7 +154,7 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
     whose = ("of", f"{counted(len(frozen), 'frozen parameter')}: {', '.join(frozen[:3])}") if frozen else None
     ops = list(wasteful)
     yield Finding(
-        "frozen parameters still paid for" if frozen else "gradient computed and not read",
+        "frozen-weight-gradient" if frozen else "gradient-unread",
         severity,
         f"the backward computes {human_bytes(computed)} that nothing reads, in {counted(len(ops), 'op')}",
         tuple(filter(None, (("operators", ", ".join(sorted({str(n.target) for n in ops}))), whose))),

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, names
 from tracefuse.diagnose.moves import is_on_gpu
+from tracefuse.findings.finding import Case, Finding, names
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
 from tracefuse.optimizers.ops import does_work, producer
@@ -63,7 +63,7 @@ def _stop(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
     evidence += [("in the backward", str(late))] if (late := sum(s.in_backward for s in stops)) else []
     does, where = ("makes", "") if on_gpu else ("would make", " on a GPU")
     return Finding(
-        "waits for the GPU",
+        "host-sync",
         "medium" if on_gpu else "low",
         f"{next(iter(ways))} {does} the host wait {times} a step{where}",
         tuple(evidence),
@@ -149,7 +149,7 @@ def _loop(
     if severity is None:
         return
     yield Finding(
-        "loop of small kernels",
+        "loop-of-small-kernels",
         severity,
         f"{title}, of {human_bytes(sum(map(bytes_moved, nodes)) / len(nodes))} each",
         (

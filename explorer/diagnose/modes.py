@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, Severity, names
 from tracefuse.diagnose.moves import is_on_gpu
+from tracefuse.findings.finding import Case, Finding, Severity, names
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
@@ -51,9 +51,19 @@ def modes_that_slow(case: Case) -> Iterator[Finding]:
             yield _mode(name, value, severity, remedy, convolutions)
 
 
+_IDS = {
+    "CUDA_LAUNCH_BLOCKING": "launch-blocking",
+    "anomaly mode": "anomaly-mode",
+    "deterministic algorithms": "deterministic-mode",
+    "profiler": "profiler-on",
+    "cudnn": "cudnn-off",
+    "cudnn benchmark": "cudnn-benchmark-off",
+}
+
+
 def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node]) -> Finding:
     return Finding(
-        "slow mode",
+        _IDS[name],
         severity,
         f"{name} was {value} when the cell ran",
         ((name, value), *([("convolutions", str(len(ops)))] if ops else [])),
@@ -85,7 +95,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     slow, fast = (one.flops_rate(torch.float32) / 1e12 for one in peaks)
     source = f"{case.times.provenance}; rates modelled" if is_measured else "modelled"
     yield Finding(
-        "matmuls of float32 without tensor cores",
+        "tf32-off",
         "medium" if severity == "high" else severity,  # who wants all bits of float32 has it right
         f"{counted(len(ops), 'matmul')} of float32 run without tensor cores: TF32 is off",
         (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Bar, Case, Finding, Fix, device, names
+from tracefuse.findings.finding import Bar, Case, Finding, Fix, device, names
 from tracefuse.measure.op_times import Transfer
 from tracefuse.optimizers.ops import behind_views
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, tensors, val
@@ -32,7 +32,7 @@ def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
         us, worth = _cost(case, [node])
         copy = case.times.transfers.get(node.name)
         yield Finding(
-            "gradient copied to the host",
+            "cpu-leaf",
             case.severity(us) or "low",
             f"every backward copies the gradient of {name} from {gpu} to the CPU",
             _facts(case, node, leaf, copy),
@@ -114,7 +114,7 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
             inputs = _inputs_behind(nodes)
             target = str(val(nodes[0]).device)
             yield Finding(
-                "moved between devices each step",
+                "moved-each-step",
                 severity,
                 f"every forward moves {human_bytes(moved)} from {device(nodes[0].args[0])} to {target}",
                 (("bytes", human_bytes(moved)), ("copies", str(len(nodes))), *_moves_from(case, inputs)),
@@ -169,7 +169,7 @@ def casts_beside_moves(case: Case) -> Iterator[Finding]:
         return
     largest = max(moves, key=nbytes)
     yield Finding(
-        "two things called ToCopyBackward0",
+        "one-name-two-copies",
         "low",
         f"{counted(len(casts), 'dtype cast')} and {counted(len(moves), 'device move')} are both called {_NODE} in a profile",
         (("casts", _amount(case, casts)), ("device moves", _amount(case, moves)), ("largest move", largest.name)),

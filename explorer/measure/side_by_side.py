@@ -84,7 +84,7 @@ def ablate(
     95 % interval. Raises what `Variant.measure` raises, and `PassError` where a pass cannot do without another one.
     """
     check_arguments(budget_s, progress)
-    without = {step.name: _without(variant, step.name) for step in variant.check().steps}
+    without = {one.name: _without(variant, one.name) for one in variant.check().passes}
     _build([variant, *without.values()], progress, is_cancelled)
     same = frozenset(name for name, other in without.items() if same_program(other, variant))
     asked = {FULL: variant} | {name: other for name, other in without.items() if name not in same}

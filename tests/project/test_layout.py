@@ -51,6 +51,7 @@ FLOORS = (
     {"explorer/measure", "explorer/dynamo", "explorer/training"},
     {"explorer/timeline"},
     {"explorer/tables", "explorer/session"},
+    {"explorer/findings"},
     {"explorer/diagnose"},
     {"explorer/profiling"},
     {"explorer"},
@@ -72,6 +73,7 @@ NEVER = {
     "explorer/dynamo": {"explorer/config"},
     "explorer/training": {"explorer/config"},
     "explorer/session": {"explorer/build", "explorer/execution", "explorer/dynamo"},
+    "explorer/findings": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/diagnose": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/profiling": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},
 }

@@ -211,8 +211,9 @@ interface LayerRow {
 
 interface Finding {
   /** The same for what is found at the same place again. */
+  key: string;
+  /** Its kind. */
   id: string;
-  name: string;
   severity: "high" | "medium" | "low";
   title: string;
   /** Label and figure. */
@@ -223,8 +224,10 @@ interface Finding {
   worth: string;
   /** What tries the fix, if a switch can. */
   changes: Partial<Config> | null;
-  /** Whether the passes that are on have done away with it. */
-  fixed: boolean;
+  /** Which passes that are on mend it, and what they leave; "" where none can. */
+  mended: string;
+  /** Whether they leave nothing of it. */
+  is_mended: boolean;
   /** Parts of the time of what it is about, one after another. */
   bars: Bar[];
   trials: Trial[];
@@ -337,7 +340,7 @@ interface Status {
   busy: "" | "passes" | "timing" | "kernels" | "take" | "findings";
   progress: number | null;
   text: string;
-  /** `at` is the pass whose control was used, the kernel that was to be inspected, "ID CHOICE" of what was tried, or "". */
+  /** `at` is the pass whose control was used, the kernel that was to be inspected, "KEY CHOICE" of what was tried, or "". */
   error: { panel: Exclude<Status["busy"], "">; at: string; message: string } | null;
 }
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracefuse.config.configuration import Config
-from tracefuse.diagnose.finding import Fix
 from tracefuse.diagnose.fixes import Trial
 from tracefuse.errors import FixError
+from tracefuse.findings.finding import Fix
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.peaks import peaks_if_there_is_room
 from tracefuse.measure.rounds import Progress
@@ -82,9 +82,9 @@ class Measured:
 
     def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
         """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""
-        times = self.replayed(variant, baseline)["times"][1] or modelled(variant.whole)
-        for one in variant.findings(times):
-            if one.id == finding and choice < len(one.trials):
+        before, after = self.replayed(variant, baseline)["times"]
+        for one in variant.findings(after or modelled(variant.whole), before if baseline is None else None):
+            if one.key == finding and choice < len(one.trials):
                 return one.trials[choice]
         raise FixError("this finding is gone: look at what is found now")
 

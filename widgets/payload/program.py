@@ -21,9 +21,9 @@ from dataclasses import asdict
 from typing import Any
 
 from tracefuse.config.configuration import Config
-from tracefuse.diagnose.diagnose import DETECTORS
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import why_no_verdict
+from tracefuse.findings.kinds import looked_for
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
@@ -94,7 +94,7 @@ def payload(
         "no_verdict": why_no_verdict(variant.capture.backward),
         "runs_triton": variant.runs_triton,
         "passes": [
-            pass_record(one, variant.config, variant.steps) | {"delta_ms": share_record(one, variant.config, shares)}
+            pass_record(one, variant.config, variant.passes) | {"delta_ms": share_record(one, variant.config, shares)}
             for one in variant.config.names
         ],
         "summary": summary(beside, variant, timing),
@@ -113,7 +113,7 @@ def payload(
         "layers": [layer_record(layer) for layer in layers(before, after, op_times)],
         "unused": unused_record(variant.capture.dropped),
         "findings": finding_records(beside, variant, op_times, tried or {}),
-        "looked_for": list(DETECTORS),
+        "looked_for": list(looked_for()),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, stale, None if stale else work) if known else None,
         "notes": notes(variant, timing),
@@ -141,7 +141,7 @@ def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any
 
 def saved_record(before: Variant, after: Variant) -> dict[str, Any]:
     """What is saved for the backward, by reason and by module, and for each value why."""
-    rows = saved_rows(before.trace, after.trace, after.steps, before.steps)
+    rows = saved_rows(before.trace, after.trace, after.passes, before.passes)
     return {
         "reasons": [[group.name, *group.nbytes, REASONS[group.name]] for group in by_reason(rows)],
         "modules": [[group.name, *group.nbytes] for group in by_module(rows)],

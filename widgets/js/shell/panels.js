@@ -28,7 +28,7 @@ export const PANELS = [
   { id: "graph", label: () => "Graph", make: (act) => new GraphPanel(act) },
   { id: "code", label: () => "Code", make: (act) => new CodePanel(act) },
   { id: "timeline", label: () => "Timeline", make: (act) => new TimelinePanel(act) },
-  { id: "findings", label: ({ findings }) => `Findings ${findings.filter((one) => !one.fixed).length || ""}`, make: (act) => new FindingsPanel(act) },
+  { id: "findings", label: ({ findings }) => `Findings ${findings.filter((one) => !one.is_mended).length || ""}`, make: (act) => new FindingsPanel(act) },
   { id: "kernels", label: ({ kernels }) => `Kernels ${kernels.length}`, make: (act, open) => new KernelPanel(act, open) },
   { id: "timing", label: () => "Timing", make: timingPanel },
   { id: "notes", label: ({ notes }) => `Notes ${notes.length || ""}`, make: notesPanel },
