@@ -43,8 +43,9 @@ PURE = {
 """Which packages of the optimizers one of them imports: none but these, wherever the import stands."""
 
 FLOORS = (
-    {"explorer/device"},
+    {"explorer/device", "explorer/distributed"},
     {"explorer/config", "explorer/recording"},
+    {"explorer/collectives"},
     {"explorer/assembly", "explorer/build", "explorer/steps"},
     {"explorer/execution"},
     {"explorer/measure", "explorer/dynamo", "explorer/training"},
@@ -65,6 +66,7 @@ FLOORS = (
 
 NEVER = {
     "explorer/recording": {"explorer/device"},
+    "explorer/collectives": {"explorer/config", "explorer/device"},
     "explorer/assembly": {"explorer/config", "explorer/device"},
     "explorer/build": {"explorer/config", "explorer/recording"},
     "explorer/steps": {"explorer/config", "explorer/device"},
