@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Config, Machine
+from tracefuse.distributed.operators import check_alone
 from tracefuse.errors import PassError
 from tracefuse.execution.agreement import Agreement
 from tracefuse.execution.one_step import check_one_step
@@ -36,10 +37,10 @@ from tracefuse.timeline.measurements import Build, Measurements, Said
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings
-    from tracefuse.diagnose.finding import Finding, Fix
     from tracefuse.diagnose.fixes import Trial
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
+    from tracefuse.findings.finding import Case, Finding, Fix
     from tracefuse.measure.peers import Asked
     from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
@@ -158,28 +159,28 @@ class Variant:
 
     @functools.cached_property
     @uncollected()
-    def steps(self) -> tuple[PassRecord, ...]:
+    def passes(self) -> tuple[PassRecord, ...]:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
-        steps: list[PassRecord] = []
+        records: list[PassRecord] = []
         trace, known = self.program.trace, self.capture.known_records
         passes = tuple(self.config.passes(self.capture.machine))
         for count, one in enumerate(passes, 1):
             key = passes[:count]
             if key not in known:
                 (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
-            steps.append(known[key])
+            records.append(known[key])
             trace = known[key].after
-        return tuple(steps)
+        return tuple(records)
 
     def check(self) -> Self:
         """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""
         own = {one.name for one in self.config.own}
-        for step in self.steps:
-            if step.error is not None:
-                message = f"{step.name}: {step.error}"
-                if step.name in own:
-                    message = f'{message.rstrip(".")}; tracefuse.unregister("{step.name}") takes it away'
-                raise PassError(message) from step.cause
+        for record in self.passes:
+            if record.error is not None:
+                message = f"{record.name}: {record.error}"
+                if record.name in own:
+                    message = f'{message.rstrip(".")}; tracefuse.unregister("{record.name}") takes it away'
+                raise PassError(message) from record.cause
         return self
 
     def check_exportable(self) -> Self:
@@ -190,7 +191,7 @@ class Variant:
     @property
     def trace(self) -> Trace:
         """The joint trace after the last pass."""
-        return final(self.program.trace, self.steps)
+        return final(self.program.trace, self.passes)
 
     @property
     def forward(self) -> Trace:
@@ -288,17 +289,25 @@ class Variant:
 
         return measured_memory(self) if measure else static_memory(self)
 
-    def findings(self, times: OpTimes | None = None) -> Findings:
-        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
-        Print it.
+    def findings(self, times: OpTimes | None = None, captured: OpTimes | None = None) -> Findings:
+        """What makes the program slow or large as it ran, the gravest first, each with its line, its fix, what that is worth,
+        and which passes of this variant mend it already. Print it.
 
-        `times` are those of its ops (default: `op_times`, measured after `timeline()`, until then modelled).
+        `times` are those of this variant's ops, `captured` those of the captured program's (default: `op_times` of each,
+        measured after `timeline()`, until then modelled).
         """
-        from tracefuse.diagnose.diagnose import diagnose
-        from tracefuse.diagnose.finding import Case
+        from tracefuse.diagnose.diagnose import beside, diagnose
+
+        ran = diagnose(self.baseline._case(captured))
+        if self.config == self.baseline.config:
+            return ran
+        return beside(ran, diagnose(self._case(times)), self.config, self.passes)
+
+    def _case(self, times: OpTimes | None) -> Case:
+        from tracefuse.findings.finding import Case
 
         update = None if self.update is None else self.update.trace
-        return diagnose(Case(self.program, self.trace, times or self.op_times, update)).under(self.config, self.steps)
+        return Case(self.program, self.trace, times or self.op_times, update)
 
     def try_fix(
         self,
@@ -325,7 +334,7 @@ class Variant:
         trial = try_fix(self, fix, mended, progress, budget_s, is_cancelled)
         for one in self.findings():  # a session file keeps it under every finding that offers this fix
             if fix in one.trials:
-                key = self.config, one.id, one.trials.index(fix)
+                key = self.config, one.key, one.trials.index(fix)
                 self.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
         return trial
 
@@ -428,6 +437,7 @@ class Variant:
         Raises `ExportError` for what is more than one differentiable step, and for a step that no later one could be run by,
         with the line and the remedy; `NotSupported` for what no CUDA graph can replay.
         """
+        check_alone(self.program.trace)
         if self.program.update is None:
             return self.halves(cuda_graph, progress, tune)
         from tracefuse.training.live import training_step
@@ -446,13 +456,13 @@ class Variant:
 
     def _step_source(self, progress: Progress | None = None) -> str:
         """The text of the whole step's file. Raises `ExportError` for a step that no later one could be run by."""
-        from tracefuse.training.live import check_step
+        from tracefuse.training.refusals import check_step
         from tracefuse.training.source import step_source
 
-        update, steps = self._followed_update, self.capture.steps
+        update = self._followed_update
         assert update is not None
         self.check_exportable()
-        check_step(self, update, () if steps is None else steps.varying)
+        check_step(self, update, self.capture.steps)
         for part in (self, update):
             part.build(progress)
         return step_source(self, update)
@@ -460,6 +470,7 @@ class Variant:
     @property
     def exported(self) -> str:
         """The text of the file that `export` writes: of a program with an update that of the whole step."""
+        check_alone(self.program.trace)
         return self.source if self.program.update is None else self._step_source()
 
     def halves(self, cuda_graph: bool = False, progress: Progress | None = None, tune: bool = False) -> Program:

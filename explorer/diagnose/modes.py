@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, Severity, names
 from tracefuse.diagnose.moves import is_on_gpu
+from tracefuse.findings.finding import Case, Finding, Severity, names
+from tracefuse.lint.facts import line_saying
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
@@ -42,23 +44,40 @@ def modes_that_slow(case: Case) -> Iterator[Finding]:
     known = case.program.environment
     for name, remedy in _FLAGS.items():
         if known.get(name) == "on":
-            yield _mode(name, "on", "medium", remedy, [])
+            yield _mode(name, "on", "medium", remedy, [], line_saying(case, _SAID[name]))
     convolutions = (
         [n for n in case.trace.ops if does_work(n) and work(n) == "convolution"] if is_on_gpu(case.trace) else []
     )
     for name, (value, severity, remedy) in _CUDNN.items():
         if convolutions and known.get(name) == value:
-            yield _mode(name, value, severity, remedy, convolutions)
+            yield _mode(name, value, severity, remedy, convolutions, line_of(convolutions[0]))
 
 
-def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node]) -> Finding:
+_SAID = {
+    "CUDA_LAUNCH_BLOCKING": re.compile(r"CUDA_LAUNCH_BLOCKING"),
+    "anomaly mode": re.compile(r"detect_anomaly\(|AnomalyMode\("),
+    "deterministic algorithms": re.compile(r"use_deterministic_algorithms\("),
+    "profiler": re.compile(r"\bprofile\("),
+}
+"""How the line is found that switches a mode on: no operator knows it."""
+_IDS = {
+    "CUDA_LAUNCH_BLOCKING": "launch-blocking",
+    "anomaly mode": "anomaly-mode",
+    "deterministic algorithms": "deterministic-mode",
+    "profiler": "profiler-on",
+    "cudnn": "cudnn-off",
+    "cudnn benchmark": "cudnn-benchmark-off",
+}
+
+
+def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node], at: str) -> Finding:
     return Finding(
-        "slow mode",
+        _IDS[name],
         severity,
         f"{name} was {value} when the cell ran",
         ((name, value), *([("convolutions", str(len(ops)))] if ops else [])),
         names(ops),
-        line_of(ops[0]) if ops else "",
+        at,
         remedy,
         "not known from one run: measure without it",
     )
@@ -85,7 +104,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     slow, fast = (one.flops_rate(torch.float32) / 1e12 for one in peaks)
     source = f"{case.times.provenance}; rates modelled" if is_measured else "modelled"
     yield Finding(
-        "matmuls of float32 without tensor cores",
+        "tf32-off",
         "medium" if severity == "high" else severity,  # who wants all bits of float32 has it right
         f"{counted(len(ops), 'matmul')} of float32 run without tensor cores: TF32 is off",
         (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),

@@ -358,8 +358,8 @@ def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page, press: C
 
 def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page, press: Callable[[Locator], None]) -> None:
     finding = (
-        "{name: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: '1: x',"
-        " fix: 'do', worth: '5 ms', changes: {cat: CAT}, fixed: false, id: 'x', bars: [], trials: []}"
+        "{id: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: '1: x',"
+        " fix: 'do', worth: '5 ms', changes: {cat: CAT}, mended: '', is_mended: false, key: 'x', bars: [], trials: []}"
     )
     live.get_by_test_id("tf-tab-findings").click()
     live.evaluate(f"set('payload', {{...state.payload, findings: [{finding.replace('CAT', 'false')}]}})")
@@ -374,8 +374,8 @@ def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page, pr
     expect(live.get_by_test_id("tf-findings")).to_contain_text("What was looked for")
 
 
-FINDING = """{name: 'a', severity: 'high', title: 'copies', evidence: [], values: [], source: '', fix: 'do', worth: '',
-    changes: null, fixed: false, id: 'x',
+FINDING = """{id: 'a', severity: 'high', title: 'copies', evidence: [], values: [], source: '', fix: 'do', worth: '',
+    changes: null, mended: '', is_mended: false, key: 'x',
     bars: [{label: 'wait', us: 3400, provenance: 'measured on a test'}, {label: 'copy @ 1.3 GB/s', us: 506600, provenance: ''},
         {label: 'host', us: 30000, provenance: ''}],
     trials: [{does: 'on the GPU', blocked: '', verdict: '', said: ''},

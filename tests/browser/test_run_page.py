@@ -67,7 +67,7 @@ def test_it_says_where_it_is_from_and_what_the_gpu_was_idle_for(opened: Callable
     rows = idle.locator("tbody tr").all_inner_texts()
     assert [row.split("\t")[1] for row in rows][:2] == ["synchronization", "end of the window"]
     assert "the host waited for the GPU" in rows[0]
-    expect(page.get_by_test_id("tf-finding-waits for the GPU")).to_contain_text("run, at record_timelines.py:57")
+    expect(page.get_by_test_id("tf-finding-host-sync")).to_contain_text("run, at record_timelines.py:57")
     expect(page.get_by_test_id("tf-timeline-source")).to_have_count(0)
     expect(page.get_by_test_id("tf-alive")).to_be_hidden()
 

@@ -245,8 +245,9 @@ interface LayerRow {
 
 interface Finding {
   /** The same for what is found at the same place again. */
+  key: string;
+  /** Its kind. */
   id: string;
-  name: string;
   severity: "high" | "medium" | "low";
   title: string;
   /** Label and figure. */
@@ -257,8 +258,10 @@ interface Finding {
   worth: string;
   /** What tries the fix, if a switch can. */
   changes: Partial<Config> | null;
-  /** Whether the passes that are on have done away with it. */
-  fixed: boolean;
+  /** Which passes that are on mend it, and what they leave; "" where none can. */
+  mended: string;
+  /** Whether they leave nothing of it. */
+  is_mended: boolean;
   /** Parts of the time of what it is about, one after another. */
   bars: Bar[];
   trials: Trial[];
@@ -342,7 +345,7 @@ interface Payload {
   values: Record<string, Value>;
   clock: Clock;
   /** What a step takes and what would shorten it, in a sentence, and the findings that lead. */
-  sentence: { said: string; actions: { id: string; title: string; worth: string }[] };
+  sentence: { said: string; actions: { key: string; title: string; worth: string }[] };
   /** "measured on …", "predicted for …" or "modelled: …", of the values' times. */
   times: { before: string; after: string };
   memory: {
@@ -374,7 +377,7 @@ interface Status {
   busy: "" | "passes" | "timing" | "kernels" | "take" | "findings";
   progress: number | null;
   text: string;
-  /** `at` is the pass whose control was used, the kernel that was to be inspected, "ID CHOICE" of what was tried, or "". */
+  /** `at` is the pass whose control was used, the kernel that was to be inspected, "KEY CHOICE" of what was tried, or "". */
   error: { panel: Exclude<Status["busy"], "">; at: string; message: string } | null;
 }
 

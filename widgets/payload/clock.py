@@ -194,7 +194,7 @@ def _step_us(program: ProgramTiming) -> float:
 
 def pass_deltas(variant: Variant, clock: Clock) -> dict[str, float | None]:
     """What each pass changed of the step, in µs, in the order of the pipeline: together they are what all passes changed."""
-    update: Sequence[PassRecord] = () if variant.update is None else variant.update.steps
+    update: Sequence[PassRecord] = () if variant.update is None else variant.update.passes
     late = {one.name: one for one in update}
-    early = {one.name: one for one in variant.steps}
+    early = {one.name: one for one in variant.passes}
     return {name: clock.delta_us(early.get(name), late.get(name)) for name in early | late}

@@ -54,7 +54,7 @@ def kernel_records(
     whole = variant.whole
     rows = {row.name: row for row in kernel_rows(whole, times.us, peaks)} if times else {}
     calls, folds = calls_by_kernel(whole), folded_paths(variant.baseline.whole)
-    found = replaced([*variant.steps, *(variant.update.steps if variant.update else ())])
+    found = replaced([*variant.passes, *(variant.update.passes if variant.update else ())])
     captured = {node.name for node in variant.baseline.whole.ops}
     return [
         kernel_record(kernel, count, owner_of(kernel.name, variant))

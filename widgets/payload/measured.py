@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracefuse.config.configuration import Config
-from tracefuse.diagnose.finding import Fix
 from tracefuse.diagnose.fixes import Trial
 from tracefuse.errors import FixError
+from tracefuse.findings.finding import Fix
 from tracefuse.measure.peaks import peaks_if_there_is_room
 from tracefuse.measure.rounds import Progress
 from tracefuse.measure.side_by_side import Ablation, same_program
@@ -85,8 +85,9 @@ class Measured:
 
     def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
         """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""
-        for one in variant.findings(self.clocks.clock(variant, baseline).times[1]):
-            if one.id == finding and choice < len(one.trials):
+        clock = self.clocks.clock(variant, baseline)
+        for one in variant.findings(clock.times[1], clock.of(variant.baseline.whole)):
+            if one.key == finding and choice < len(one.trials):
                 return one.trials[choice]
         raise FixError("this finding is gone: look at what is found now")
 

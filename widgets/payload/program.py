@@ -16,14 +16,15 @@ Timelines are no part of this: see `tracefuse.widgets.payload.timeline`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tracefuse.assembly.stepped import Stepped
 from tracefuse.config.configuration import Config
-from tracefuse.diagnose.diagnose import DETECTORS
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import why_no_verdict
+from tracefuse.findings.kinds import looked_for
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
@@ -35,7 +36,7 @@ from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
 from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.timeline.measurements import Said, TrialKey
-from tracefuse.training.live import REMEDY
+from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
 from tracefuse.widgets.payload.facts import gpu_input_bytes, memory, size
@@ -85,9 +86,10 @@ def payload(
     timing = known.timing if known and not stale else None
     clock = clock or modelled_clock(variant, baseline)
     op_times, deltas = clock.times, pass_deltas(variant, clock)
-    steps = {step.name: step for step in (*variant.steps, *(variant.update.steps if variant.update else ()))}
+    steps = {step.name: step for step in (*variant.passes, *(variant.update.passes if variant.update else ()))}
     rows = layers(before, after, op_times)
-    found = finding_records(beside, variant, op_times, tried or {})
+    as_it_ran = clock.of(variant.baseline.whole)
+    found = finding_records(variant.baseline, variant, (as_it_ran, op_times[1]), tried or {})
     sizes = summary(beside, variant, timing)
     return {
         "version": VERSION,
@@ -98,7 +100,7 @@ def payload(
         "no_verdict": why_no_verdict(variant.capture.backward),
         "runs_triton": variant.runs_triton,
         "passes": [
-            pass_record(one, variant.config, variant.steps)
+            pass_record(one, variant.config, variant.passes)
             | {"delta_ms": share_record(one, variant.config, shares), "delta_us": deltas.get(one)}
             | lever_record(one, variant, clock, steps.get(one))
             for one in variant.config.names
@@ -121,7 +123,7 @@ def payload(
         "layers": [layer_record(layer) for layer in rows],
         "unused": unused_record(variant.capture.dropped),
         "findings": found,
-        "looked_for": list(DETECTORS),
+        "looked_for": list(looked_for()),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, stale, None if stale else work) if known else None,
         "notes": notes(variant, timing),
@@ -149,7 +151,7 @@ def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any
 
 def saved_record(before: Variant, after: Variant) -> dict[str, Any]:
     """What is saved for the backward, by reason and by module, and for each value why."""
-    rows = saved_rows(before.trace, after.trace, after.steps, before.steps)
+    rows = saved_rows(before.trace, after.trace, after.passes, before.passes)
     return {
         "reasons": [[group.name, *group.nbytes, REASONS[group.name]] for group in by_reason(rows)],
         "modules": [[group.name, *group.nbytes] for group in by_module(rows)],
@@ -196,7 +198,9 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     tuning = f"{tuned} of {len(variant.kernels)} kernels run with tuned block sizes: the comment above each says more."
     unfused = [f"{name} runs as ATen operators, unfused: {why}." for name, why in variant.fallbacks.items()]
     apart = difference_notes(timing) if timing else []
-    guards = Counter(map(_guard, variant.capture.guards))
+    update = variant.program.update
+    stepped = () if update is None else update.stepped
+    guards = Counter(_guard(one, stepped) for one in variant.capture.guards)
     checked = [] if variant.capture.agreement is None else [str(variant.capture.agreement)]
     return [
         *({"kind": "guard", "text": f"{count} times: {one}" if count > 1 else one} for one, count in guards.items()),
@@ -207,9 +211,10 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     ]
 
 
-def _guard(guard: Guard) -> str:
+def _guard(guard: Guard, stepped: Sequence[Stepped]) -> str:
     place = f", line {guard.source.line}: {guard.source.text.strip()}" if guard.source else ""
     if guard.in_optimizer and not isinstance(guard.value, bool):
         line = f" ({guard.source.text.strip()})" if guard.source else ""
-        return f"{guard.value!r} is the step count of the optimizer{line}, read by the host. To compile the step, {REMEDY}."
+        how = f" To compile the step, {todo}." if (todo := remedy("", guard.source, stepped)) else ""
+        return f"{guard.value!r} is the step count of the optimizer{line}, read by the host.{how}"
     return f"The program read {guard.value!r} from a tensor ({guard.op}{place}); the trace holds for this value only."

@@ -28,9 +28,9 @@ def sentence_record(
     deltas: Mapping[str, float | None],
 ) -> dict[str, Any]:
     """`said` is the sentence, `actions` are the findings that lead, each with what it is worth."""
-    left = [one for one in findings if not one["fixed"]]
+    left = [one for one in findings if not one["is_mended"]]
     parts = [_step(clock, summary, is_on_gpu), *_where(rows), *_lever(left, deltas)]
-    actions = [{"id": one["id"], "title": one["title"], "worth": _worth(one)} for one in left[:MOST_ACTIONS]]
+    actions = [{"key": one["key"], "title": one["title"], "worth": _worth(one)} for one in left[:MOST_ACTIONS]]
     return {"said": f"{'; '.join(parts)}.", "actions": actions}
 
 

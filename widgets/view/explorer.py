@@ -20,7 +20,7 @@ from tracefuse.errors import OptionError
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.payload.measured import Measured
-from tracefuse.widgets.payload.passes import config_record, step_record
+from tracefuse.widgets.payload.passes import change_record, config_record
 from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.text import to_text
 from tracefuse.widgets.view.answering import Answering
@@ -106,7 +106,7 @@ class Explorer(Answering):
         off."""
         with self._lock:
             update = self.variant.update
-            self.step = step_record(name, self.variant.steps, () if update is None else update.steps)
+            self.step = change_record(name, self.variant.passes, () if update is None else update.passes)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
@@ -204,7 +204,7 @@ class Explorer(Answering):
         variant = self.variant.check()
         with task.turn(variant.program.example_inputs, self._progress):
             # Each pass takes as long as the program that a plain measurement compares with.
-            budget_s = self.budget_s * (2 + len(variant.steps)) / 2
+            budget_s = self.budget_s * (2 + len(variant.passes)) / 2
             found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
         self.measured.known.note_ablation(variant.config, found)
         self.show()

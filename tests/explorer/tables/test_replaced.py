@@ -29,7 +29,7 @@ def kernel_calls() -> list[list[torch.fx.Node]]:
 
 
 def test_every_kernel_replaced_the_ops_in_it() -> None:
-    found = replaced(variant().steps)
+    found = replaced(variant().passes)
     for calls in kernel_calls():
         for call in calls:
             inside = sorted(said(n) for n in call.target.body.ops if does_work(n))
@@ -37,19 +37,19 @@ def test_every_kernel_replaced_the_ops_in_it() -> None:
 
 
 def test_what_was_replaced_stood_in_the_trace_before_the_pass() -> None:
-    step = next(one for one in variant().steps if one.name == "fuse")
+    step = next(one for one in variant().passes if one.name == "fuse")
     before = set(step.before.ops)
-    for one in replaced(variant().steps).values():
+    for one in replaced(variant().passes).values():
         assert one.before is step.before
         assert set(one.ops) <= before
 
 
 def test_without_a_pass_that_makes_kernels_there_are_none() -> None:
-    assert replaced(variant().with_config(fuse=False).steps) == {}
+    assert replaced(variant().with_config(fuse=False).passes) == {}
 
 
 def test_kernels_are_called_as_a_person_says_it() -> None:
-    folds, found = folded_paths(variant().baseline.whole), replaced(variant().steps)
+    folds, found = folded_paths(variant().baseline.whole), replaced(variant().passes)
     names = [f"{kernel_said(found[calls[0].name].ops)}{placed(calls, folds)}" for calls in kernel_calls()]
     assert "gelu of h.*.mlp ×3" in names
     assert "concatenation + sum of h.*.attn.qkv ×3" in names

@@ -19,7 +19,7 @@ def captured() -> tracefuse.Capture:
 
 
 def reasons(capture: tracefuse.Capture) -> str:
-    step = next(s for s in capture.optimize(memory_budget=0.9).steps if s.name == "remat")
+    step = next(s for s in capture.optimize(memory_budget=0.9).passes if s.name == "remat")
     return "\n".join(d.reason for d in step.decisions)
 
 
@@ -49,7 +49,9 @@ def test_a_program_on_a_cpu_is_priced_by_an_example_whatever_gpu_lies_idle(monke
 
 def test_peaks_that_are_given_come_first() -> None:
     capture, own = captured(), promised("NVIDIA H200")
-    step = next(s for s in capture.optimize(memory_budget=0.9, remat_options={"peaks": own}).steps if s.name == "remat")
+    step = next(
+        s for s in capture.optimize(memory_budget=0.9, remat_options={"peaks": own}).passes if s.name == "remat"
+    )
     assert any("by the H200 datasheet" in d.reason for d in step.decisions)
 
 

@@ -99,7 +99,7 @@ def test_a_pass_that_needs_another_one_is_off_and_says_so_everywhere() -> None:
 @pytest.mark.parametrize("options", [{}, {"fuse": False}, {"cat": False, "remat": 0.0}, {"freeze": None}])
 def test_the_steps_are_those_of_the_passes_that_are_on(options: dict) -> None:
     v = variant(**options)
-    assert [p["name"] for p in payload(v)["passes"] if p["enabled"]] == [step.name for step in v.steps]
+    assert [p["name"] for p in payload(v)["passes"] if p["enabled"]] == [step.name for step in v.passes]
 
 
 def test_a_pass_says_what_it_does() -> None:
@@ -257,7 +257,8 @@ def test_a_cell_that_goes_on_after_its_step_says_up_front_that_it_cannot_be_meas
     shown = payload(stepped().optimize())
     assert shown["blocked"].startswith("the program goes on (")
     assert shown["blocked"].endswith(
-        "after = model(x)) with what the optimizer changed. Capture one forward, its backward and its update."
+        "after = model(x)) with what the optimizer changed. Capture one forward, its backward and its update "
+        "by themselves (`with tracefuse.capture():`)."
     )
     assert shown["blocked"] in to_text(shown)
 

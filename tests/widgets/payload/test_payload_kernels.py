@@ -88,7 +88,7 @@ def test_a_modelled_kernel_has_a_time_and_a_bound_and_no_share_of_the_peak(on_gp
 
 
 def test_a_kernel_stands_beside_the_ops_that_it_replaced() -> None:
-    before = {node.name: 10.0 for node in variant().steps[-1].before.ops if does_work(node)}
+    before = {node.name: 10.0 for node in variant().passes[-1].before.ops if does_work(node)}
     for record in kernel_records(variant(), of=lambda _: times_of(before)):
         found = record["replaces"]
         assert sum(count for _, count in found["ops"]) == found["launches"] >= record["calls"]

@@ -59,7 +59,7 @@ def test_without_a_gpu_it_begins_with_what_a_cpu_can_know() -> None:
 
 def test_the_findings_that_lead_are_the_first_actions() -> None:
     shown = payload(variant().with_config(fuse=False))
-    left = [one for one in shown["findings"] if not one["fixed"]]
+    left = [one for one in shown["findings"] if not one["is_mended"]]
     actions = shown["sentence"]["actions"]
     assert [one["title"] for one in actions] == [one["title"] for one in left[:3]]
     assert f"first to mend: {left[0]['title']}" in shown["sentence"]["said"]
@@ -72,7 +72,7 @@ def test_without_findings_the_pass_that_gains_most_is_named() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
     x = torch.randn(4, 8)
     shown = payload(tracefuse.capture(lambda: model(x).sum().backward()).optimize())
-    if any(not one["fixed"] for one in shown["findings"]):
+    if any(not one["is_mended"] for one in shown["findings"]):
         pytest.skip("something was found")
     assert "most is gained by the pass fuse" in shown["sentence"]["said"]
 

@@ -449,7 +449,7 @@ def test_a_view_that_is_closed_holds_nothing() -> None:
 
 def test_a_pass_that_is_walked_to_shows_its_own_change_until_it_is_left(explorer: Explorer) -> None:
     send(explorer, {"type": "show_pass", "pass": "cat"})
-    (step,) = [one for one in explorer.variant.steps if one.name == "cat"]
+    (step,) = [one for one in explorer.variant.passes if one.name == "cat"]
     assert explorer.step is not None
     assert explorer.step["pass"] == "cat"
     for side, before, after in zip(("forward", "backward"), step.before.split(), step.after.split(), strict=True):

@@ -28,7 +28,7 @@ export const PANELS = [
   { id: "graph", label: () => "Graph", make: (act) => new GraphPanel(act) },
   { id: "code", label: () => "Code", make: (act) => new CodePanel(act) },
   { id: "timeline", label: () => "Timeline", make: (act) => new TimelinePanel(act) },
-  { id: "findings", label: () => "Findings", count: ({ findings }) => findings.filter((one) => !one.fixed).length, make: (act) => new FindingsPanel(act) },
+  { id: "findings", label: () => "Findings", count: ({ findings }) => findings.filter((one) => !one.is_mended).length, make: (act) => new FindingsPanel(act) },
   { id: "kernels", label: () => "Kernels", count: ({ kernels }) => kernels.length, make: (act, open) => new KernelPanel(act, open) },
   { id: "timing", label: () => "Timing", make: timingPanel },
   { id: "notes", label: () => "Notes", count: ({ notes }) => notes.length, make: notesPanel },

@@ -57,8 +57,8 @@ export class VerdictBar {
   /** What leads, each in a place of its own. @param {Payload} payload */
   drawFirst({ sentence, looked_for: lookedFor }) {
     const hadFocus = this.first.contains(document.activeElement);
-    const cards = sentence.actions.slice(0, MOST_ACTIONS).map(({ title, worth, id }, at) =>
-      h("button", { class: "tf-action-card", title: `${title}: ${worth}`, onclick: () => this.act.openTab("findings"), "data-finding": id, "data-testid": `tf-first-${at}` }, h("b", null, at + 1), h("span", null, title), worth && h("small", { class: "tf-worth" }, worth)),
+    const cards = sentence.actions.slice(0, MOST_ACTIONS).map(({ title, worth, key }, at) =>
+      h("button", { class: "tf-action-card", title: `${title}: ${worth}`, onclick: () => this.act.openTab("findings"), "data-finding": key, "data-testid": `tf-first-${at}` }, h("b", null, at + 1), h("span", null, title), worth && h("small", { class: "tf-worth" }, worth)),
     );
     const none = h("span", { class: "tf-note" }, lookedFor.length > 0 ? `Nothing to mend was found; ${lookedFor.length} patterns were looked for.` : "This trace was not diagnosed.");
     this.first.replaceChildren(...(cards.length > 0 ? cards : [none]));
