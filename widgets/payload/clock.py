@@ -101,7 +101,7 @@ class Clocks:
 
     def choose(self, device: str, variant: Variant) -> None:
         """Tell times of `device` from now on. Raises `OptionError` for one that is not known."""
-        known = [name for name, _ in choices(variant, is_measured=bool(self.known.timelines))]
+        known = [name for name, _ in choices(variant, is_measured=bool(self.known.timelines or self.known.timings))]
         if device not in known:
             raise OptionError(f"no times are known of {device!r}: choose from {', '.join(known)}")
         self.chosen = device
@@ -151,18 +151,28 @@ class Clocks:
         """What was measured on the device of the last timeline; without any, on that of the last times."""
         last = next(reversed(self.known.timelines.values()), None)
         timed = self._timed(variant, baseline)
-        if last is not None:
-            replays = self.known.replays
-            own = {config: found.op_times(at) for config, (found, at) in replays.items() if found.device == last.device}
-            return [self._anchor(variant.under(config), times, timed.get(config)) for config, times in own.items()]
-        device = next((one.device for one in reversed(self.known.timings.values())), "")
-        said = f"{device}: the step as a whole; its ops are modelled and scaled to it"
-        found = []
-        for config, step_us in timed.items():
-            one = variant.under(config)
-            parts = replace(modelled(one.whole), provenance=said, device=device.removeprefix("measured on "))
-            found.append(self._anchor(one, parts, step_us))
-        return found
+        if last is None:
+            return [
+                self._whole(variant.under(config), modelled, "modelled", step_us) for config, step_us in timed.items()
+            ]
+        replays = self.known.replays
+        own = {config: found.op_times(at) for config, (found, at) in replays.items() if found.device == last.device}
+        anchors = [self._anchor(variant.under(config), times, timed.get(config)) for config, times in own.items()]
+        # What was timed and not profiled, as where the profile was cancelled.
+        shown = {one.config: one for one in (variant, baseline or variant.baseline)}
+        alone = [one for config, one in shown.items() if config in timed and config not in own]
+        if not alone:
+            return anchors
+        predictor = Predictor(anchors, self.known.peaks or roofline_of(variant.whole), variant.runs_triton)
+        return [*anchors, *(self._whole(one, predictor, "predicted", timed[one.config]) for one in alone)]
+
+    def _whole(self, variant: Variant, parts: Callable[[Trace], OpTimes], how: str, step_us: float) -> Anchor:
+        """A step that was timed as a whole: its ops are of another kind, and are marked so."""
+        device = next(one.device for one in reversed(self.known.timings.values()))
+        times = parts(variant.whole)
+        said = f"{device}: the step as a whole; its ops are {how}"
+        name = device.removeprefix("measured on ")
+        return self._anchor(variant, OpTimes(times.us, said, device=name, predicted=frozenset(times.us)), step_us)
 
     def _timed(self, variant: Variant, baseline: Variant | None) -> dict[Config, float]:
         return steps(self.known, (variant.config, baseline and baseline.config))

@@ -97,6 +97,31 @@ def test_what_was_measured_is_the_measured_step_and_a_switch_predicts(explorer: 
     assert clock(explorer)["step_us"] == pytest.approx([8000, 5000])
 
 
+def test_a_step_that_was_timed_as_a_whole_is_measured_and_its_parts_are_not(explorer: Explorer) -> None:
+    explorer.measured.known.timelines.clear()
+    explorer.variant.measure(budget_s=0.01)
+    explorer.show()
+    explorer.show_times_of(HERE)
+    assert clock(explorer)["step_us"] == pytest.approx([8000, 5000])
+    assert clock(explorer)["kinds"] == ["measured", "measured"]
+    ops = {name for name, value in explorer.payload["values"].items() if value["time_us"][1]}
+    assert set(clock(explorer)["predicted"]) == ops
+    assert {one["kind"] for one in (*explorer.payload["kernels"], *explorer.payload["aten"])} == {"predicted"}
+    check_sums(explorer.payload)
+
+
+def test_a_profile_that_was_cancelled_leaves_the_timed_step(explorer: Explorer) -> None:
+    explorer.measure()
+    explorer.show_times_of(HERE)
+    explorer.configure({"remat": None})
+    explorer.variant.measure(budget_s=0.01)
+    explorer.show()
+    assert clock(explorer)["step_us"] == pytest.approx([8000, 5000])
+    assert clock(explorer)["kinds"] == ["measured", "measured"]
+    assert clock(explorer)["predicted"]
+    check_sums(explorer.payload)
+
+
 def test_a_prediction_is_kept_beside_what_was_measured_later(explorer: Explorer) -> None:
     explorer.measure()
     explorer.show_times_of(HERE)
