@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tracefuse.errors import TracefuseError as TracefuseError
     from tracefuse.execution.replay import replay as replay
     from tracefuse.loaded import load as load
+    from tracefuse.profiling.comparison import compare_timelines as compare_timelines
     from tracefuse.profiling.recorder import profile_run as profile_run
     from tracefuse.profiling.timeline import load_timeline as load_timeline
     from tracefuse.recorded import capture as capture
@@ -36,6 +37,7 @@ _HOMES = {
     "device.environment": ("machine",),
     "errors": ("SyncError", "TracefuseError"),
     "execution.replay": ("replay",),
+    "profiling.comparison": ("compare_timelines",),
     "profiling.recorder": ("profile_run",),
     "profiling.timeline": ("load_timeline",),
     "recording.no_sync": ("assert_no_sync",),

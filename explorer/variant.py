@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Config, Machine
+from tracefuse.distributed.operators import check_alone
 from tracefuse.errors import PassError
 from tracefuse.execution.agreement import Agreement
 from tracefuse.execution.one_step import check_one_step
@@ -436,6 +437,7 @@ class Variant:
         Raises `ExportError` for what is more than one differentiable step, and for a step that no later one could be run by,
         with the line and the remedy; `NotSupported` for what no CUDA graph can replay.
         """
+        check_alone(self.program.trace)
         if self.program.update is None:
             return self.halves(cuda_graph, progress, tune)
         from tracefuse.training.live import training_step
@@ -468,6 +470,7 @@ class Variant:
     @property
     def exported(self) -> str:
         """The text of the file that `export` writes: of a program with an update that of the whole step."""
+        check_alone(self.program.trace)
         return self.source if self.program.update is None else self._step_source()
 
     def halves(self, cuda_graph: bool = False, progress: Progress | None = None, tune: bool = False) -> Program:

@@ -20,6 +20,7 @@ from tracefuse.cli.flags import (
     PASS_OPTIONS,
     PEAKS_OPTIONS,
     SCRIPT_OPTIONS,
+    TIMELINE_OPTIONS,
     Option,
     add_arguments,
     explain_errors,
@@ -37,11 +38,19 @@ class Command(NamedTuple):
     does: str
     options: tuple[Option, ...] = ()
     passes: tuple[Option, ...] = ()
+    takes_files: bool = False
 
 
 COMMANDS = {
     "demo": Command(
         "capture a GPT's training step, optimise, time and export it", "demo", "demo", DEMO_OPTIONS, PASS_OPTIONS
+    ),
+    "timeline": Command(
+        "say why the GPUs of a recorded run idle (a trace of torch.profiler), and beside a second one what got slower",
+        "timeline",
+        "show_timeline",
+        TIMELINE_OPTIONS,
+        takes_files=True,
     ),
     "passes": Command("list the passes with their options", "passes", "show_passes"),
     "cache": Command("show or clear the disk cache of generated kernels", "machine", "show_cache", CACHE_OPTIONS),
@@ -63,7 +72,7 @@ Then that is shown, the last one if there are several, and nothing else is recor
 The exit status is that of the script where it fails, 1 for an error that tracefuse explains, 2 for bad usage.
 
 commands:
-{"".join(f"  tracefuse {name:<8}{one.help}{chr(10)}" for name, one in COMMANDS.items())}"""
+{"".join(f"  tracefuse {name:<9}{one.help}{chr(10)}" for name, one in COMMANDS.items())}"""
 
 
 class Steps:
@@ -124,6 +133,8 @@ def _is_cut_off(stream: TextIO) -> bool:
 def _run(name: str, words: Sequence[str]) -> None:
     command = COMMANDS[name]
     parser = argparse.ArgumentParser(prog=f"tracefuse {name}", description=command.help)
+    if command.takes_files:
+        parser.add_argument("files", nargs="+", metavar="FILE", help="a Chrome trace, .json or .json.gz")
     arguments = _with_options(parser, command.options, command.passes).parse_args(words)
     getattr(importlib.import_module(f"tracefuse.cli.{command.module}"), command.does)(arguments)
 
@@ -158,7 +169,7 @@ def _check_file(parser: argparse.ArgumentParser, file: str | None, unknown: Sequ
 def _other_way(file: Path) -> str:
     """What the file may be, and what opens that."""
     if file.suffix == ".json" or file.suffixes[-2:] == [".json", ".gz"]:
-        return f": a trace of torch.profiler is opened by tracefuse.load_timeline({str(file)!r}) in Python"
+        return f": a trace of torch.profiler is opened by `tracefuse timeline {file}`"
     if file.suffix == ".ipynb":
         return (
             ": in a notebook, `%load_ext tracefuse` and then `%%tracefuse` at the top of a cell show what the cell ran"

@@ -196,6 +196,12 @@ SCRIPT_OPTIONS: tuple[Option, ...] = (
 )
 """What `tracefuse FILE` takes besides the passes."""
 
+TIMELINE_OPTIONS: tuple[Option, ...] = (
+    _value("window", "NAME", "look at the first range of that name, such as ProfilerStep#3 (default: all of the file)"),
+    _value("html", "PATH", "also write the timeline as a page to this file"),
+)
+"""What `tracefuse timeline` takes."""
+
 PEAKS_OPTIONS: tuple[Option, ...] = (
     _switch("again", "measure anew what is known already"),
     _value("device", "DEVICE", "cpu or cuda (default: the GPU, if there is one)"),

@@ -333,6 +333,16 @@ def test_capture_step(tmp_path: Path) -> None:
     assert "inside capture_step, left alone" in printed
 
 
+def test_timeline_file(tmp_path: Path) -> None:
+    found, printed = run("overhead/timeline_file.py", tmp_path)
+    assert [one["job"] for one in found["jobs"]][-1] == "every launch late"
+    assert all(
+        one["unknown_share"] == 0 and one["linked"]["launched"] == one["linked"]["records"] for one in found["jobs"]
+    )
+    assert {"data-loading", "synchronous-checkpoint", "host-sync"} <= set(found["jobs"][0]["findings"])
+    assert "events" in printed
+
+
 def test_loops(tmp_path: Path) -> None:
     found, printed = run("trust/loops.py", tmp_path, "--budget", "0.2", "--check", "--only", "GAN", "PPO")
     gan, ppo = found["rows"]
@@ -357,5 +367,5 @@ def test_the_runner_knows_every_script() -> None:
         str(path.relative_to(BENCH)) for path in BENCH.rglob("*.py") if '__name__ == "__main__"' in path.read_text()
     }
     assert scripts == {bench.script for bench in BENCHES.values()} | ELSEWHERE.keys()
-    checked = {name for name, bench in BENCHES.items() if bench.check}
-    assert checked == {name for name, bench in BENCHES.items() if '"--check"' in (BENCH / bench.script).read_text()}
+    checked = {bench.script for bench in BENCHES.values() if bench.check}
+    assert checked == {one.script for one in BENCHES.values() if '"--check"' in (BENCH / one.script).read_text()}

@@ -12,7 +12,8 @@ import pytest
 
 import tracefuse
 from tracefuse.profiling.timeline import RunTimeline
-from tracefuse.timeline import gaps
+from tracefuse.timeline import causes as gaps
+from tracefuse.timeline.gaps import idle_of_devices
 
 FILES = Path(__file__).parents[2] / "timelines"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in FILES.glob("*.json.gz"))
@@ -69,7 +70,7 @@ def test_times_add_up_to_the_window_that_cuda_events_measured(name: str) -> None
     marks = [e for e in found.events if e.name.startswith("cudaEventRecord")]
     works = [e for e in found.events if e.on_gpu]
     start, end = marks[0].start_ns, max(marks[-1].end_ns, *(work.end_ns for work in works))
-    (one,) = gaps.idle_of_devices(found.recording.events, (start, end))
+    (one,) = idle_of_devices(found.recording.events, (start, end))
     records_ns = sum(work.duration_ns for work in works)
     gaps_ns = sum(gap.duration_ns for gap in one.gaps)
     assert records_ns - one.overlap_ns + gaps_ns == one.window_ns
@@ -87,9 +88,12 @@ def test_every_record_is_accounted_for(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_record_of_the_gpu_finds_its_call(name: str) -> None:
     found = loaded(name)
-    works = [e for e in found.events if e.on_gpu]
-    assert works
-    assert all(found.host.calls[work.correlation].start_ns <= work.start_ns for work in works)
+    events = found.recording.events
+    works = found.rows[events.on_gpu[found.rows]]
+    calls = found.host.call_of[works]
+    assert len(works)
+    assert (calls >= 0).all()
+    assert (events.start_ns[calls] <= events.start_ns[works]).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -143,7 +147,9 @@ def test_a_finding_about_copies_has_their_bandwidth() -> None:
 
 
 def test_of_a_healthy_step_it_says_what_was_looked_for() -> None:
-    assert repr(loaded("healthy_step").findings()).startswith("nothing found; looked for: Python reads a value")
+    assert repr(loaded("healthy_step").findings()).startswith(
+        "nothing found; looked for: The GPU is idle while the host makes or awaits"
+    )
 
 
 def test_the_script_that_records_them_runs_on_a_cpu_too(tmp_path: Path) -> None:
