@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Config, Machine
 from tracefuse.device.target import chosen, promised_here
+from tracefuse.distributed.operators import check_alone
 from tracefuse.errors import PassError
 from tracefuse.execution.agreement import Agreement
 from tracefuse.execution.one_step import check_one_step
@@ -442,6 +443,7 @@ class Variant:
         Raises `ExportError` for what is more than one differentiable step, and for a step that no later one could be run by,
         with the line and the remedy; `NotSupported` for what no CUDA graph can replay.
         """
+        check_alone(self.program.trace)
         if self.program.update is None:
             return self.halves(cuda_graph, progress, tune)
         from tracefuse.training.live import training_step
@@ -460,13 +462,13 @@ class Variant:
 
     def _step_source(self, progress: Progress | None = None) -> str:
         """The text of the whole step's file. Raises `ExportError` for a step that no later one could be run by."""
-        from tracefuse.training.live import check_step
+        from tracefuse.training.refusals import check_step
         from tracefuse.training.source import step_source
 
-        update, steps = self._followed_update, self.capture.steps
+        update = self._followed_update
         assert update is not None
         self.check_exportable()
-        check_step(self, update, () if steps is None else steps.varying)
+        check_step(self, update, self.capture.steps)
         for part in (self, update):
             part.build(progress)
         return step_source(self, update)
@@ -474,6 +476,7 @@ class Variant:
     @property
     def exported(self) -> str:
         """The text of the file that `export` writes: of a program with an update that of the whole step."""
+        check_alone(self.program.trace)
         return self.source if self.program.update is None else self._step_source()
 
     def halves(self, cuda_graph: bool = False, progress: Progress | None = None, tune: bool = False) -> Program:

@@ -18,11 +18,12 @@ from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
 from tracefuse.assembly.stepped import Stepped, stepped
 from tracefuse.assembly.unshown import Dropped, blind_spots, forwards_first, made_elsewhere, unshown
+from tracefuse.collectives.ended import without_collectives
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.split import handed_over, joined
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
-from tracefuse.recording.calls import Guard, Value
+from tracefuse.recording.calls import Guard, Recording, Value
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
@@ -172,10 +173,10 @@ def with_update(
 
 def captured_program(
     recorder: Recorder, ended: Ended, environment: Mapping[str, str], replayed: Replayed
-) -> tuple[CapturedProgram, tuple[Left | None, ...]]:
-    """The program that `recorder` recorded until it `ended`, and what is left of each output of its trace and of its
-    update's, as far as that is known. `replayed` runs a program. Raises `CaptureError` where there is nothing to show, or what
-    no trace can hold."""
+) -> tuple[CapturedProgram, tuple[Left | None, ...], Sequence[Left]]:
+    """The program that `recorder` recorded until it `ended`, what is left of each output of its trace and of its update's, as
+    far as that is known, and what it read of its inputs. `replayed` runs a program. Raises `CaptureError` where there is
+    nothing to show, or what no trace can hold."""
     recording, roles = recorder.recording, ended.roles
     if not recording.calls:
         raise CaptureError(
@@ -184,6 +185,8 @@ def captured_program(
     if not roles.results and not roles.gradients:
         raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
     check_supported(recording)
+    recording, ended, exchanged = without_collectives(recording, ended)
+    roles = ended.roles
     externals = list(recording.externals)
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
@@ -202,7 +205,7 @@ def captured_program(
     verify(joint.trace)
     chosen = [x for one in (joint, update) if one is not None for x in one.chosen if isinstance(x, int)]
     check_unreplaced(recording, [externals[x] for x in chosen])
-    live_externals = [_live(recorder, ended, value) for value in externals]
+    live_externals = [_live(recording, ended, value) for value in externals]
     examples, live = _given(joint, inputs), _given(joint, live_externals)
     pairs = zip(joint.chosen, joint.trace.inputs, strict=True)
     name_of_value = {externals[x]: i.name for x, i in pairs if isinstance(x, int)}
@@ -214,7 +217,7 @@ def captured_program(
     made = CapturedProgram(
         joint.trace,
         lambda: read,
-        environment,
+        {**environment, **recorder.modules.settings},
         guards=tuple(guards_of(recording, update is not None)),
         stops=tuple(recording.stops),
         dropped=unread,
@@ -225,7 +228,7 @@ def captured_program(
             if recorder.values.value_of(tensor) in ended.thawed
         ),
         pinned=pinned_among(joint.trace, examples),
-        unrecorded=(*blind_spots(recorder, elsewhere), *(() if elsewhere else beside)),
+        unrecorded=(*blind_spots(recorder, elsewhere), *exchanged, *(() if elsewhere else beside)),
         backwards=recording.backwards,
         order=forwards_first(built.graph),
         uncut=uncut,
@@ -238,7 +241,7 @@ def captured_program(
         names = {externals[x]: i.name for x, i in pairs if isinstance(x, int)}
         steps = stepped(recording, names, made.optimizers)
         made = with_update(made, update.trace, lambda: own, replayed, steps)
-    return made, tuple(left)
+    return made, tuple(left), ended.read
 
 
 def _given(part: Assembled, externals: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -246,8 +249,8 @@ def _given(part: Assembled, externals: Sequence[torch.Tensor]) -> tuple[torch.Te
     return tuple(x if isinstance(x, torch.Tensor) else externals[x] for x in part.chosen if x is not None)
 
 
-def _live(recorder: Recorder, ended: Ended, value: Value) -> torch.Tensor:
+def _live(recording: Recording, ended: Ended, value: Value) -> torch.Tensor:
     """The user's own tensor; of a buffer the one that the program put in its place."""
     left = ended.left.get(value) if value in ended.roles.replaced else None
     replaced = None if left is None else left.tensor()
-    return recorder.recording.externals[value] if replaced is None or replaced.requires_grad else replaced
+    return recording.externals[value] if replaced is None or replaced.requires_grad else replaced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch import fx
 from tracefuse.device.target import chosen, float32_rates
 from tracefuse.diagnose.moves import is_on_gpu
 from tracefuse.findings.finding import Case, Finding, Severity, names
+from tracefuse.lint.facts import line_saying
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
@@ -40,15 +42,22 @@ def modes_that_slow(case: Case) -> Iterator[Finding]:
     known = case.program.environment
     for name, remedy in _FLAGS.items():
         if known.get(name) == "on":
-            yield _mode(name, "on", "medium", remedy, [])
+            yield _mode(name, "on", "medium", remedy, [], line_saying(case, _SAID[name]))
     convolutions = (
         [n for n in case.trace.ops if does_work(n) and work(n) == "convolution"] if is_on_gpu(case.trace) else []
     )
     for name, (value, severity, remedy) in _CUDNN.items():
         if convolutions and known.get(name) == value:
-            yield _mode(name, value, severity, remedy, convolutions)
+            yield _mode(name, value, severity, remedy, convolutions, line_of(convolutions[0]))
 
 
+_SAID = {
+    "CUDA_LAUNCH_BLOCKING": re.compile(r"CUDA_LAUNCH_BLOCKING"),
+    "anomaly mode": re.compile(r"detect_anomaly\(|AnomalyMode\("),
+    "deterministic algorithms": re.compile(r"use_deterministic_algorithms\("),
+    "profiler": re.compile(r"\bprofile\("),
+}
+"""How the line is found that switches a mode on: no operator knows it."""
 _IDS = {
     "CUDA_LAUNCH_BLOCKING": "launch-blocking",
     "anomaly mode": "anomaly-mode",
@@ -59,14 +68,14 @@ _IDS = {
 }
 
 
-def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node]) -> Finding:
+def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node], at: str) -> Finding:
     return Finding(
         _IDS[name],
         severity,
         f"{name} was {value} when the cell ran",
         ((name, value), *([("convolutions", str(len(ops)))] if ops else [])),
         names(ops),
-        line_of(ops[0]) if ops else "",
+        at,
         remedy,
         "not known from one run: measure without it",
     )

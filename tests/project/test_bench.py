@@ -354,5 +354,5 @@ def test_the_runner_knows_every_script() -> None:
         str(path.relative_to(BENCH)) for path in BENCH.rglob("*.py") if '__name__ == "__main__"' in path.read_text()
     }
     assert scripts == {bench.script for bench in BENCHES.values()} | ELSEWHERE.keys()
-    checked = {name for name, bench in BENCHES.items() if bench.check}
-    assert checked == {name for name, bench in BENCHES.items() if '"--check"' in (BENCH / bench.script).read_text()}
+    checked = {bench.script for bench in BENCHES.values() if bench.check}
+    assert checked == {one.script for one in BENCHES.values() if '"--check"' in (BENCH / one.script).read_text()}

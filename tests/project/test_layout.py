@@ -43,14 +43,16 @@ PURE = {
 """Which packages of the optimizers one of them imports: none but these, wherever the import stands."""
 
 FLOORS = (
-    {"explorer/device"},
+    {"explorer/device", "explorer/distributed"},
     {"explorer/config", "explorer/recording"},
+    {"explorer/collectives"},
     {"explorer/assembly", "explorer/build", "explorer/steps"},
     {"explorer/execution"},
     {"explorer/measure", "explorer/dynamo", "explorer/training"},
     {"explorer/timeline"},
     {"explorer/tables", "explorer/session"},
     {"explorer/findings"},
+    {"explorer/lint"},
     {"explorer/diagnose"},
     {"explorer/profiling"},
     {"explorer"},
@@ -64,6 +66,7 @@ FLOORS = (
 
 NEVER = {
     "explorer/recording": {"explorer/device"},
+    "explorer/collectives": {"explorer/config", "explorer/device"},
     "explorer/assembly": {"explorer/config", "explorer/device"},
     "explorer/build": {"explorer/config", "explorer/recording"},
     "explorer/steps": {"explorer/config", "explorer/device"},
@@ -71,6 +74,7 @@ NEVER = {
     "explorer/dynamo": {"explorer/config"},
     "explorer/training": {"explorer/config"},
     "explorer/session": {"explorer/build", "explorer/execution", "explorer/dynamo"},
+    "explorer/lint": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/findings": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/diagnose": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/profiling": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},

@@ -16,10 +16,11 @@ Timelines are no part of this: see `tracefuse.widgets.payload.timeline`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tracefuse.assembly.stepped import Stepped
 from tracefuse.config.configuration import Config
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import why_no_verdict
@@ -37,7 +38,7 @@ from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
 from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.timeline.measurements import Said, TrialKey
-from tracefuse.training.live import REMEDY
+from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.facts import gpu_input_bytes, memory, size
 from tracefuse.widgets.payload.findings import finding_records
@@ -188,7 +189,9 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     tuning = f"{tuned} of {len(variant.kernels)} kernels run with tuned block sizes: the comment above each says more."
     unfused = [f"{name} runs as ATen operators, unfused: {why}." for name, why in variant.fallbacks.items()]
     apart = difference_notes(timing) if timing else []
-    guards = Counter(map(_guard, variant.capture.guards))
+    update = variant.program.update
+    stepped = () if update is None else update.stepped
+    guards = Counter(_guard(one, stepped) for one in variant.capture.guards)
     checked = [] if variant.capture.agreement is None else [str(variant.capture.agreement)]
     return [
         *({"kind": "guard", "text": f"{count} times: {one}" if count > 1 else one} for one, count in guards.items()),
@@ -199,9 +202,10 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     ]
 
 
-def _guard(guard: Guard) -> str:
+def _guard(guard: Guard, stepped: Sequence[Stepped]) -> str:
     place = f", line {guard.source.line}: {guard.source.text.strip()}" if guard.source else ""
     if guard.in_optimizer and not isinstance(guard.value, bool):
         line = f" ({guard.source.text.strip()})" if guard.source else ""
-        return f"{guard.value!r} is the step count of the optimizer{line}, read by the host. To compile the step, {REMEDY}."
+        how = f" To compile the step, {todo}." if (todo := remedy("", guard.source, stepped)) else ""
+        return f"{guard.value!r} is the step count of the optimizer{line}, read by the host.{how}"
     return f"The program read {guard.value!r} from a tensor ({guard.op}{place}); the trace holds for this value only."

@@ -256,7 +256,8 @@ def test_a_cell_that_goes_on_after_its_step_says_up_front_that_it_cannot_be_meas
     shown = payload(stepped().optimize())
     assert shown["blocked"].startswith("the program goes on (")
     assert shown["blocked"].endswith(
-        "after = model(x)) with what the optimizer changed. Capture one forward, its backward and its update."
+        "after = model(x)) with what the optimizer changed. Capture one forward, its backward and its update "
+        "by themselves (`with tracefuse.capture():`)."
     )
     assert shown["blocked"] in to_text(shown)
 
