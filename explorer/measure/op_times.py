@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
+from tracefuse.device.target import chosen, promised_here
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, roofline_seconds
-from tracefuse.optimizers.costs.datasheets import promised
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.lists import ListKernel
@@ -98,14 +98,15 @@ def modelled(trace: Trace, peaks: Peaks | None = None) -> OpTimes:
 
 
 def roofline_of(trace: Trace) -> Peaks:
-    """The measured peaks of the GPU that the trace runs on, where they are known, else its datasheet's; those of an H100, as
-    an example, for a trace on a CPU and where there is no GPU."""
-    if not _is_on_gpu(trace):
-        return promised(None)
+    """The datasheet's peaks of the chosen `tracefuse.target`. Without one the measured peaks of the GPU that it runs on,
+    where they are known, else its datasheet's; those of an H100, as an example, for a trace on a CPU and without a GPU."""
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    if chosen() is not None or not _is_on_gpu(trace):
+        return promised_here(None, tf32)
     found = known_peaks("cuda")
     if found is not None:
-        return found.roofline(torch.backends.cuda.matmul.allow_tf32)
-    return promised(torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+        return found.roofline(tf32)
+    return promised_here(torch.cuda.get_device_name() if torch.cuda.is_available() else None, tf32)
 
 
 def _rooflines(trace: Trace, peaks: Peaks) -> OpTimes:

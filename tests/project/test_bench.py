@@ -127,9 +127,22 @@ def test_train_step(tmp_path: Path) -> None:
     found, printed = run("train_step.py", tmp_path, "--budget", "0.2", "--check", *(f"--column={c}" for c in columns))
     assert [p["name"] for p in found["timing"]["programs"]] == [*columns]
     assert found["failed"] == {}
+    assert list(found["peaks"]) == [*columns]
+    assert all(peak["peak_nbytes"] is None and peak["first_run_s"] > 0 for peak in found["peaks"].values())
     assert found["greatest_distance_of_losses"]["tracefuse"] < 1e-4
     assert len(set(map(len, found["losses"].values()))) == 1
     assert "in 12 steps" in printed
+
+
+@pytest.mark.parametrize("program", ["lora", "resnet"])
+def test_train_step_of_other_programs(program: str, tmp_path: Path) -> None:
+    if program == "lora":
+        pytest.importorskip("peft")
+    found, _ = run(
+        "train_step.py", tmp_path, "--budget", "0.2", "--program", program, "--part", "times", "--column=tracefuse"
+    )
+    assert [p["name"] for p in found["timing"]["programs"]] == ["tracefuse"]
+    assert found["failed"] == {}
 
 
 def test_depth(tmp_path: Path) -> None:
