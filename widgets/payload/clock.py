@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracefuse.config.configuration import Config
+from tracefuse.device.target import chosen as target_choice
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
 from tracefuse.measure.timing import ProgramTiming
 from tracefuse.optimizers.costs.cost import Peaks
-from tracefuse.optimizers.costs.datasheets import DATASHEETS
+from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace
 from tracefuse.timeline.measurements import Measurements
@@ -26,8 +27,8 @@ from tracefuse.variant import Variant
 
 HERE = "here"
 """The choice of the device that the program runs on."""
-EXAMPLE = "H100 80GB HBM3"
-"""The GPU that a program on a CPU is modelled for where nobody chose another one."""
+DEFAULT = "default"
+"""The choice of the GPU that `tracefuse.target` names, for a program on a CPU: an H100, where nobody chose another one."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Clock:
     times: tuple[OpTimes, OpTimes]
     device: str
     of: Callable[[Trace], OpTimes]
-    chosen: str = EXAMPLE
+    chosen: str = DEFAULT
     choices: tuple[tuple[str, str], ...] = ()
     peaks: Peaks | None = None
     forecasts: Mapping[Config, Forecast] = field(default_factory=dict)
@@ -69,25 +70,30 @@ class Clock:
 
 
 def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str = "") -> Clock:
-    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `DATASHEETS`, or on the GPU
-    that the program ran on."""
-    if not gpu and not variant.runs_triton:
-        gpu = EXAMPLE
-    peaks = DATASHEETS[gpu] if gpu else roofline_of(variant.whole)
-    device = gpu or str(variant.capture.program.environment.get("device", "this GPU"))
+    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `TARGETS`, or on the GPU
+    that everything is priced for."""
+    peaks = TARGETS[gpu].peaks(variant.program.tf32) if gpu else roofline_of(variant.whole)
 
     def of(trace: Trace) -> OpTimes:
         return modelled(trace, peaks)
 
     times = of((baseline or variant.baseline).whole), of(variant.whole)
-    return Clock(times, device, of, gpu or HERE, choices(variant, is_measured=False), peaks)
+    chosen = gpu or (HERE if variant.runs_triton else DEFAULT)
+    return Clock(times, gpu or _name(peaks), of, chosen, choices(variant, is_measured=False), peaks)
 
 
 def choices(variant: Variant, is_measured: bool) -> tuple[tuple[str, str], ...]:
     """What the reader may choose: the program's own device where it is a GPU or was measured, and every known GPU."""
+    example = "" if target_choice() else ", an example"
+    default = () if variant.runs_triton else ((DEFAULT, f"{_name(roofline_of(variant.whole))}{example}"),)
     here = "this GPU" if variant.runs_triton else "this CPU"
     own = ((HERE, here),) if variant.runs_triton or is_measured else ()
-    return (*own, *((name, name) for name in DATASHEETS))
+    return (*default, *own, *((name, name) for name in TARGETS))
+
+
+def _name(peaks: Peaks) -> str:
+    """Whose they are: "H100 SXM" of "H100 SXM datasheet"."""
+    return peaks.source.removesuffix(" datasheet").removeprefix("measured peaks of ")
 
 
 class Clocks:
@@ -108,10 +114,10 @@ class Clocks:
 
     def clock(self, variant: Variant, baseline: Variant | None = None) -> Clock:
         """The one of `variant` beside `baseline` (default: the program as captured)."""
-        chosen = self.chosen or (HERE if variant.runs_triton else EXAMPLE)
+        chosen = self.chosen or (HERE if variant.runs_triton else DEFAULT)
         predictor = self.predictor(variant, baseline)
         if chosen != HERE or predictor is None:
-            found = modelled_clock(variant, baseline, chosen if chosen != HERE else "")
+            found = modelled_clock(variant, baseline, "" if chosen in (HERE, DEFAULT) else chosen)
             known = choices(variant, predictor is not None)
             return replace(found, choices=known, forecasts=self.forecasts, timed=self._timed(variant, baseline))
         times = predictor((baseline or variant.baseline).whole), predictor(variant.whole)
