@@ -79,7 +79,9 @@ def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str =
 
     times = of((baseline or variant.baseline).whole), of(variant.whole)
     chosen = gpu or (HERE if variant.runs_triton else DEFAULT)
-    return Clock(times, gpu or _name(peaks), of, chosen, choices(variant, is_measured=False), peaks)
+    ran_on = str(variant.program.environment.get("device", "")) if variant.runs_triton and not target_choice() else ""
+    device = gpu or _plain(ran_on) or _name(peaks)
+    return Clock(times, device, of, chosen, choices(variant, is_measured=False), peaks)
 
 
 def choices(variant: Variant, is_measured: bool) -> tuple[tuple[str, str], ...]:
@@ -93,7 +95,11 @@ def choices(variant: Variant, is_measured: bool) -> tuple[tuple[str, str], ...]:
 
 def _name(peaks: Peaks) -> str:
     """Whose they are: "H100 SXM" of "H100 SXM datasheet"."""
-    return peaks.source.removesuffix(" datasheet").removeprefix("measured peaks of ")
+    return _plain(peaks.source.removesuffix(" datasheet").removeprefix("measured peaks of "))
+
+
+def _plain(device: str) -> str:
+    return device.removeprefix("NVIDIA ")
 
 
 class Clocks:
@@ -123,7 +129,7 @@ class Clocks:
         times = predictor((baseline or variant.baseline).whole), predictor(variant.whole)
         peaks = self.known.peaks
         known, timed = choices(variant, True), self._timed(variant, baseline)
-        return Clock(times, times[1].device, predictor, HERE, known, peaks, self.forecasts, timed)
+        return Clock(times, _plain(times[1].device), predictor, HERE, known, peaks, self.forecasts, timed)
 
     def predictor(self, variant: Variant, baseline: Variant | None = None) -> Predictor | None:
         """What tells times of the program's own device; None where nothing was measured on it."""
