@@ -13,21 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracefuse.config.configuration import Config
+from tracefuse.device.target import HERE, target
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
 from tracefuse.measure.timing import ProgramTiming
 from tracefuse.optimizers.costs.cost import Peaks
-from tracefuse.optimizers.costs.datasheets import DATASHEETS
+from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace
 from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
-
-HERE = "here"
-"""The choice of the device that the program runs on."""
-EXAMPLE = "H100 80GB HBM3"
-"""The GPU that a program on a CPU is modelled for where nobody chose another one."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Clock:
     times: tuple[OpTimes, OpTimes]
     device: str
     of: Callable[[Trace], OpTimes]
-    chosen: str = EXAMPLE
+    chosen: str = HERE
     choices: tuple[tuple[str, str], ...] = ()
     peaks: Peaks | None = None
     forecasts: Mapping[Config, Forecast] = field(default_factory=dict)
@@ -69,11 +65,11 @@ class Clock:
 
 
 def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str = "") -> Clock:
-    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `DATASHEETS`, or on the GPU
-    that the program ran on."""
+    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `TARGETS`; on the GPU that
+    the program ran on, of a program on a CPU on `tracefuse.target()`."""
     if not gpu and not variant.runs_triton:
-        gpu = EXAMPLE
-    peaks = DATASHEETS[gpu] if gpu else roofline_of(variant.whole)
+        gpu = example()
+    peaks = TARGETS[gpu].peaks(variant.capture.program.tf32) if gpu else roofline_of(variant.whole)
     device = gpu or str(variant.capture.program.environment.get("device", "this GPU"))
 
     def of(trace: Trace) -> OpTimes:
@@ -87,7 +83,13 @@ def choices(variant: Variant, is_measured: bool) -> tuple[tuple[str, str], ...]:
     """What the reader may choose: the program's own device where it is a GPU or was measured, and every known GPU."""
     here = "this GPU" if variant.runs_triton else "this CPU"
     own = ((HERE, here),) if variant.runs_triton or is_measured else ()
-    return (*own, *((name, name) for name in DATASHEETS))
+    return (*own, *((name, name) for name in TARGETS))
+
+
+def example() -> str:
+    """The GPU that a program on a CPU is modelled for: `tracefuse.target()`, if its datasheet is known."""
+    name = target().name
+    return name if name in TARGETS else "H100"
 
 
 class Clocks:
@@ -100,15 +102,17 @@ class Clocks:
         self._predictors: dict[tuple[int, ...], Predictor] = {}
 
     def choose(self, device: str, variant: Variant) -> None:
-        """Tell times of `device` from now on. Raises `OptionError` for one that is not known."""
+        """Tell times of `device` from now on, and price everything else for it: it is `tracefuse.target` too. Raises
+        `OptionError` for one that is not known."""
         known = [name for name, _ in choices(variant, is_measured=bool(self.known.timelines))]
         if device not in known:
             raise OptionError(f"no times are known of {device!r}: choose from {', '.join(known)}")
+        target(device)
         self.chosen = device
 
     def clock(self, variant: Variant, baseline: Variant | None = None) -> Clock:
         """The one of `variant` beside `baseline` (default: the program as captured)."""
-        chosen = self.chosen or (HERE if variant.runs_triton else EXAMPLE)
+        chosen = self.chosen or (HERE if variant.runs_triton else example())
         predictor = self.predictor(variant, baseline)
         if chosen != HERE or predictor is None:
             found = modelled_clock(variant, baseline, chosen if chosen != HERE else "")

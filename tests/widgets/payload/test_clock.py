@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import tracefuse
+from tracefuse.device.target import HERE
 from tracefuse.errors import OptionError
 from tracefuse.measure import side_by_side
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
-from tracefuse.optimizers.costs.datasheets import DATASHEETS
-from tracefuse.widgets.payload.clock import EXAMPLE, HERE
+from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.widgets.view.explorer import Explorer
 
 STEP_MS = {"captured": 8.0, "pinned": 9.0, "optimised": 5.0}
@@ -62,7 +62,7 @@ def test_every_panel_sums_to_the_step_in_every_state(explorer: Explorer) -> None
 
 
 def test_no_switch_and_no_measurement_changes_the_device(explorer: Explorer) -> None:
-    for device in (EXAMPLE, "H200"):
+    for device in ("H100", "H200"):
         explorer.show_times_of(device)
         for changes in TOGGLES:
             explorer.configure(changes)
@@ -78,10 +78,10 @@ def test_no_switch_and_no_measurement_changes_the_device(explorer: Explorer) -> 
 
 def test_a_faster_memory_shortens_the_step(explorer: Explorer) -> None:
     found = {}
-    for gpu in DATASHEETS:
+    for gpu in TARGETS:
         explorer.show_times_of(gpu)
         found[gpu] = clock(explorer)["step_us"][1]
-    assert found["H200"] < found[EXAMPLE] < found["A100-SXM4-80GB"]
+    assert found["H200"] < found["H100"] < found["A100"]
 
 
 def test_what_was_measured_is_the_measured_step_and_a_switch_predicts(explorer: Explorer) -> None:
@@ -120,7 +120,7 @@ def test_the_cpu_is_a_choice_only_once_it_was_measured(explorer: Explorer) -> No
 
 def test_findings_are_of_the_same_device(explorer: Explorer) -> None:
     explorer.configure({"fuse": False})
-    for gpu, source in (("H200", "H200 datasheet"), (EXAMPLE, "H100 SXM datasheet")):
+    for gpu, source in (("H200", "H200 datasheet"), ("H100", "H100 SXM datasheet")):
         explorer.show_times_of(gpu)
         worths = [one["worth"] for one in explorer.payload["findings"] if "a step, " in one["worth"]]
         assert worths
