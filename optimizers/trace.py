@@ -26,6 +26,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tracefuse.optimizers.facts import once_per_value, share_facts, tensors_in
+from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.ops import does_work, is_getitem, is_mutable, is_random
 
 Phase = Literal["forward", "backward", "update"]
@@ -303,10 +304,8 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
     graph = like.graph
     plain = target.overloadpacket.__name__.strip("_") if isinstance(target, torch._ops.OpOverload) else None
     node = graph.create_node("call_function", target, args, kwargs, name or plain)
-    mode = fake_mode(graph)
     fake_args, fake_kwargs = fx.node.map_arg((args, kwargs), val)
-    with mode, torch.no_grad():
-        node.meta["val"] = target(*fake_args, **fake_kwargs)
+    node.meta["val"] = yields(fake_mode(graph), target, fake_args, fake_kwargs)
     node.meta["phase"] = phase(like)
     set_origin(node, replace(origin(like), rng=None))
     return node
