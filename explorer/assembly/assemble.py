@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.assembly.accumulation import drop_sums, drop_zeros
-from tracefuse.assembly.cut import cut
+from tracefuse.assembly.cut import cut, drop_sums, drop_zeros
 from tracefuse.assembly.draws import is_in_engine, merge_repeated
 from tracefuse.assembly.functional import Built
 from tracefuse.assembly.parts import Assembled, Cotangents, Parts, hint

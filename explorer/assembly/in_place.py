@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ _TWINS = {
 _RENAMED = {"exponential_average_factor": "momentum", "epsilon": "eps"}
 
 
+@functools.cache
 def functional_twin(func: OpOverload) -> OpOverload | None:
     """The op that computes what `func` writes, or None if torch has none that takes the same arguments. It returns what
     `func` returns besides its arguments, then the new contents of each argument that `func` overwrites."""
@@ -123,7 +125,8 @@ def arguments_of(call: Call, func: OpOverload) -> tuple[tuple[Any, ...], dict[st
 @dataclass
 class Lifetimes:
     """Of each value the first and the last position of a call that reads it, outputs being read when all calls are over;
-    `families` are all values of one memory by their base, `sources` the input or the made value that each is a view of."""
+    `families` are all values of one memory by their base, `sources` the input or the made value that each is a view of, and
+    `made_at` has the position of the call that made each value that is no input."""
 
     recording: Recording
     names: Mapping[Value, str]
@@ -131,7 +134,9 @@ class Lifetimes:
     last_read: dict[Value, int] = field(default_factory=dict)
     families: dict[Value, list[Value]] = field(default_factory=dict)
     sources: dict[Value, Value] = field(default_factory=dict)
+    made_at: dict[Value, int] = field(default_factory=dict)
     _inputs: dict[int | None, list[Value]] = field(default_factory=dict)
+    _by_last_read: dict[Value, list[tuple[float, Value]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, recording: Recording, kept: Sequence[Value], names: Mapping[Value, str]) -> Lifetimes:
@@ -147,6 +152,7 @@ class Lifetimes:
             of_base = {value.base: value for value in reversed(reads)}  # the first that is read of each memory
             for out in call.out_values():
                 if out not in found.sources:
+                    found.made_at[out] = position
                     viewed = of_base.get(out.base)
                     found.sources[out] = out if viewed is None else found.sources[viewed]
         found.last_read |= dict.fromkeys(kept, len(recording.calls))
@@ -156,6 +162,27 @@ class Lifetimes:
 
     def is_read_after(self, position: int, value: Value) -> bool:
         return self.last_read.get(value, -1) > position
+
+    def shows_in_another(self, written: Value, position: int) -> bool:
+        """Whether a write to `written` at `position` shows in a value of another layout in the same memory that is there by
+        then, and is an input or read later."""
+        for last, value in self._of_memory(written.base):
+            if last <= position:
+                return False
+            if self.made_at.get(value, -1) < position and value.is_otherwise(written):
+                return True
+        return False
+
+    def _of_memory(self, base: Value) -> list[tuple[float, Value]]:
+        """The family with the last position of each that reads it, inputs being read for ever, the latest first."""
+        if base not in self._by_last_read:
+            last = ((self.last_read.get(v, -1) if v in self.made_at else math.inf, v) for v in self.families[base])
+            self._by_last_read[base] = sorted(last, key=lambda pair: -pair[0])
+        return self._by_last_read[base]
+
+    def inputs_of(self, memory: int | None) -> Sequence[Value]:
+        """The inputs that lie in one memory."""
+        return self._inputs.get(memory, ())
 
     def read_last_by(self, value: Value) -> Source | None:
         """The line that reads it last."""

@@ -171,7 +171,9 @@ def families(ops: tuple[int, ...]) -> tuple[list[dict[str, Any]], list[str]]:
         records.append({"family": family, "sizes": found, "growth": grown})
         if (took := found[-1]["stages_s"]["passes"]) > MOST_S:
             missed.append(f"{family}: the passes of {found[-1]['ops']:,} ops take {took:.2f} s, not {MOST_S:g}")
-        missed += [f"{family}: {n} grow by {grown[n]:g}, not {MOST_GROWTH:g}" for n in ("passes",) if grown[n] > MOST_GROWTH]
+        missed += [
+            f"{family}: {n} grow by {grown[n]:g}, not {MOST_GROWTH:g}" for n in ("passes",) if grown[n] > MOST_GROWTH
+        ]
     return records, missed
 
 
@@ -183,7 +185,9 @@ def goals() -> tuple[list[dict[str, Any]], list[str]]:
         records.append(found)
         took = found["stages_s"]
         print(f"{family} {size}, {found['ops']:,} ops: {', '.join(f'{n} {s:.2f} s' for n, s in took.items())}\n")
-        missed += [f"{family} {size}: {n} {took[n]:.2f} s, not {most:g}" for n, most in limits.items() if took[n] > most]
+        missed += [
+            f"{family} {size}: {n} {took[n]:.2f} s, not {most:g}" for n, most in limits.items() if took[n] > most
+        ]
     return records, missed
 
 
@@ -197,7 +201,9 @@ def main() -> None:
         measured(family, 2)
     ops = tuple(arguments.ops or (FEW_OPS if arguments.small else OPS))
     records, missed = goals() if arguments.goals else families(ops)
-    print("missed: " + ("; ".join(missed) or "nothing"), f"CPU time measured on {environment('cpu')['device']}", sep="\n")
+    print(
+        "missed: " + ("; ".join(missed) or "nothing"), f"CPU time measured on {environment('cpu')['device']}", sep="\n"
+    )
     kind = "goals" if arguments.goals else "families"
     write(arguments.out, {"benchmark": "pipeline", kind: records, "missed": missed, "environment": environment("cpu")})
     sys.exit(arguments.check and bool(missed))
