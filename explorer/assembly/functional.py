@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_any, tree_map
 
 from tracefuse.assembly.default_dtype import implied_dtype, state_dtype
 from tracefuse.assembly.in_place import Lifetimes, arguments_of, functional_twin
@@ -28,7 +27,7 @@ from tracefuse.assembly.through_views import Emit, Renaming
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
 from tracefuse.optimizers.trace import NOWHERE, Source, set_origin
-from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value
+from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value, values_in
 
 aten = torch.ops.aten
 
@@ -127,9 +126,7 @@ def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Valu
 
 def emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()) -> fx.Node:
     """A node of `func`, the call's own operator or its twin, on the nodes of what the call read."""
-    args, kwargs = tree_map(
-        lambda leaf: built.node_of(leaf, call) if isinstance(leaf, Value) else leaf, arguments_of(call, func)
-    )
+    args, kwargs = (_on_nodes(built, call, part) for part in arguments_of(call, func))
     node = built.graph.create_node("call_function", func, args, kwargs, _plain_name(func))
     set_origin(node, call.origin)
     outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
@@ -141,6 +138,18 @@ def emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ())
     if (dtype := implied_dtype(call)) is not None:
         state_dtype(node, call, dtype)
     return node
+
+
+def _on_nodes(built: Built, call: Call, given: Any) -> Any:
+    """Arguments with the nodes of values in their place: `tree_map` for the containers that operators have."""
+    if isinstance(given, Value):
+        return built.node_of(given, call)
+    if isinstance(given, (tuple, list)):
+        found = [_on_nodes(built, call, one) for one in given]
+        return found if isinstance(given, list) else tuple(found)
+    if isinstance(given, dict):
+        return {name: _on_nodes(built, call, one) for name, one in given.items()}
+    return given
 
 
 def _plain_name(func: OpOverload) -> str:
@@ -160,7 +169,7 @@ def _bind(built: Built, outs: Any, node: fx.Node) -> None:
             built.renaming.hold(outs)
     elif isinstance(outs, (tuple, list)):
         for index, out in enumerate(outs):
-            if tree_any(lambda leaf: isinstance(leaf, Value), out):
+            if values_in(out):
                 _bind(built, out, _item(built, node, index))
 
 

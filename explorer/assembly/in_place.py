@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from tracefuse.optimizers.facts import is_dense, span
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.calls import Call, Recording, Value, bound, is_written
 
@@ -169,7 +170,8 @@ class Lifetimes:
         for last, value in self._of_memory(written.base):
             if last <= position:
                 return False
-            if self.made_at.get(value, -1) < position and value.is_otherwise(written):
+            is_there = self.made_at.get(value, -1) < position
+            if is_there and value.layout != written.layout and _have_bytes_in_common(value, written):
                 return True
         return False
 
@@ -219,6 +221,45 @@ def _have_bytes_in_common(one: Value, other: Value) -> bool:
     if one.dtype.itemsize != other.dtype.itemsize:
         return True
     first = min(one.offset, other.offset)
-    marks = torch.zeros(max(end, other_end) // one.dtype.itemsize - first, dtype=torch.bool, device="cpu")
-    marks.as_strided(one.shape, one.stride, one.offset - first).fill_(True)
-    return bool(marks.as_strided(other.shape, other.stride, other.offset - first).any())
+    return _meet((one.shape, one.stride, one.offset - first), (other.shape, other.stride, other.offset - first))
+
+
+_Box = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides and offset."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _meet(one: _Box, other: _Box) -> bool:
+    """Whether two boxes, whose extents overlap, have an element in common."""
+    ends = [offset + span(shape, stride) for shape, stride, offset in (one, other)]
+    for (shape, stride, start), end, (_, _, first), after in (
+        (one, ends[0], other, ends[1]),
+        (other, ends[1], one, ends[0]),
+    ):
+        if is_dense(shape, stride) and (start <= first < end or start < after <= end):
+            return True
+    both = ((size, step) for shape, stride, _ in (one, other) for size, step in zip(shape, stride, strict=True))
+    steps = sorted({1, *(step for size, step in both if size > 1)}, reverse=True)
+    ranges, others = _digits(one, steps), _digits(other, steps)
+    if ranges is not None and others is not None:
+        return all(a < d and c < b for (a, b), (c, d) in zip(ranges, others, strict=True))
+    marks = torch.zeros(max(ends), dtype=torch.bool, device="cpu")
+    marks.as_strided(*one).fill_(True)
+    return bool(marks.as_strided(*other).any())
+
+
+def _digits(box: _Box, steps: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The places of a box as numbers whose digits are worth `steps`, the largest first: of each digit the range that it takes,
+    all combinations being there. None where these are no such numbers, or one is carried over."""
+    shape, stride, rest = box
+    sizes = {step: size for size, step in zip(shape, stride, strict=True) if size > 1}
+    if len(sizes) < sum(size > 1 for size in shape) or 0 in steps:
+        return None
+    found: list[tuple[int, int]] = []
+    for above, step in zip((None, *steps), steps, strict=False):
+        first, rest = divmod(rest, step)
+        end = first + sizes.get(step, 1)
+        if above is not None and (above % step or end * step > above):
+            return None
+        found.append((first, end))
+    return found

@@ -198,6 +198,21 @@ def _scattered(target: Any, *names: str) -> Callable[[Step, fx.Node, fx.Node, Em
     return back
 
 
+def _split_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    given, at = _given(step), step.index or 0
+    if "split_sizes" in given:
+        start = sum(given["split_sizes"][:at])
+        end = start + given["split_sizes"][at]
+    else:
+        start = at * given["split_size"]
+        end = min(start + given["split_size"], step.parent.shape[given["dim"]])
+    return emit(aten.slice_scatter.default, whole, new, given["dim"], start, end)
+
+
+def _unbound_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    return emit(aten.select_scatter.default, whole, new, _given(step)["dim"], step.index)
+
+
 def _without_defaults(target: Any, given: list[Any]) -> list[Any]:
     schema = target._schema.arguments[2:]
     while given and schema[len(given) - 1].has_default_value() and schema[len(given) - 1].default_value == given[-1]:
@@ -210,6 +225,9 @@ _BACK: dict[Any, Callable[[Step, fx.Node, fx.Node, Emit], fx.Node]] = {
     aten.select.int: _scattered(aten.select_scatter.default, "dim", "index"),
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default, "offset", "dim1", "dim2"),
     aten.as_strided.default: _scattered(aten.as_strided_scatter.default, "size", "stride", "storage_offset"),
+    aten.split.Tensor: _split_back,
+    aten.split_with_sizes.default: _split_back,
+    aten.unbind.int: _unbound_back,
     aten.view.default: _as_parent,
     aten._unsafe_view.default: _as_parent,
     aten.t.default: _same_back,
