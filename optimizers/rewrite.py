@@ -290,12 +290,13 @@ def _restride_conflict(node: fx.Node, known: dict[fx.Node, Any]) -> str | None:
 
 
 def until_settled(trace: Trace, decide: Decide, sweep: Callable[[fx.Graph, Decide], bool]) -> Trace:
-    """A copy of `trace` after as many sweeps as change something; equal decisions of later sweeps are told only once."""
-    new, tell = trace.copy(), _once(decide)
+    """A copy of `trace` after as many sweeps as change something, or `trace` itself where none does; equal decisions of later
+    sweeps are told only once."""
+    new, tell, changed = trace.copy(), _once(decide), False
     mark_overwritten(new)
     while sweep(new.graph, tell):
-        pass
-    return new
+        changed = True
+    return new if changed else trace
 
 
 def _once(decide: Decide) -> Decide:

@@ -326,6 +326,11 @@ def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) ->
     return copy
 
 
+def has_unread(graph: fx.Graph) -> bool:
+    """Whether there is an op that nothing reads: where there is none, `eliminate_dead_code` has nothing to do."""
+    return any(not node.users and node.op == "call_function" for node in graph.nodes)
+
+
 def eliminate_dead_code(graph: fx.Graph) -> list[str]:
     """Erase ops that nothing reads. Returns their names.
 
