@@ -69,6 +69,7 @@ BENCHES = {
     "recorder": Bench("overhead/recorder.py"),
     "capture_step": Bench("overhead/capture_step.py"),
     "loops": Bench("trust/loops.py", check=True),
+    "forecasts": Bench("trust/forecasts.py", check=True, limit_s=1800),
     "train": Bench("train.py", check=True),
     "train_step_curves": Bench("train_step.py", ("--part", "curves"), check=True),
     "train_step_times": Bench("train_step.py", ("--part", "times", "--part", "peaks"), limit_s=2400),

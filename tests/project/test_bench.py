@@ -87,6 +87,14 @@ def test_aa(tmp_path: Path) -> None:
     assert "A/A: a difference seen in" in printed
 
 
+def test_forecasts(tmp_path: Path) -> None:
+    found, printed = run("trust/forecasts.py", tmp_path, "--budget", "0.2", "--case", "stack")
+    assert {row["case"] for row in found["rows"]} == {"stack"}
+    for row in found["rows"]:
+        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+    assert "median error" in printed
+
+
 def test_peers(tmp_path: Path) -> None:
     found, printed = run("trust/peers.py", tmp_path, "--budget", "0.3", "--peer", "eager")
     (timing,) = found["timings"].values()
