@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tracefuse.config.registry import register as register
     from tracefuse.config.registry import unregister as unregister
     from tracefuse.device.environment import machine as machine
+    from tracefuse.device.target import target as target
     from tracefuse.errors import SyncError as SyncError
     from tracefuse.errors import TracefuseError as TracefuseError
     from tracefuse.execution.replay import replay as replay
@@ -36,6 +37,7 @@ _HOMES = {
     "config.configuration": ("Config",),
     "config.registry": ("register", "unregister"),
     "device.environment": ("machine",),
+    "device.target": ("target",),
     "errors": ("SyncError", "TracefuseError"),
     "execution.replay": ("replay",),
     "profiling.comparison": ("compare_timelines",),

@@ -217,7 +217,7 @@ def captured_program(
     made = CapturedProgram(
         joint.trace,
         lambda: read,
-        environment,
+        {**environment, **recorder.modules.settings},
         guards=tuple(guards_of(recording, update is not None)),
         stops=tuple(recording.stops),
         dropped=unread,

@@ -42,6 +42,12 @@ def check_supported(recording: Recording) -> None:
             f"the program launches the kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
             "Wrap the launch in `torch.library.triton_op` or `custom_op`, or capture a smaller piece."
         )
+    for update in recording.updates:
+        if update.kind == "SparseAdam":
+            raise CaptureError(
+                f"SparseAdam{where(update.source)} works on sparse gradients, and a trace holds dense ones only. Make them "
+                "dense (`nn.Embedding(sparse=False)`), and take another optimizer, such as `torch.optim.AdamW(…, fused=True)`."
+            )
     for call in recording.calls:
         if isinstance(call.func, HigherOrderOperator):
             raise CaptureError(_of_higher_order(call))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tracefuse.optimizers.trace import Source
 from tracefuse.recording.calls import Recording, Value
 
 
@@ -16,8 +17,9 @@ from tracefuse.recording.calls import Recording, Value
 class Stepped:
     """One call of an optimizer's `step`, by the names of the update's inputs.
 
-    `name` is the optimizer's variable, `kind` its class. `state` says of which key and parameter each tensor of its state
-    is, with None for one of its groups. `groups` has of each group the options as they were, and `group_of` each parameter's.
+    `name` is the optimizer's variable, `kind` its class, `source` the line of its call. `state` says which key and
+    parameter each tensor of its state is, with None for one of its groups. `groups` has of each group the options as they were
+    and `group_of` that of each parameter.
     """
 
     optimizer: weakref.ref[torch.optim.Optimizer]
@@ -26,6 +28,7 @@ class Stepped:
     state: Mapping[str, tuple[str, str | None]]
     groups: tuple[Mapping[str, Any], ...]
     group_of: Mapping[str, int]
+    source: Source | None = None
 
 
 def stepped(
@@ -42,5 +45,7 @@ def stepped(
         groups = {names[v]: at for at, (_, held) in enumerate(update.groups) for v in held if v in names}
         own = (name for name, held in optimizers.items() if held & groups.keys())
         options = tuple(options for options, _ in update.groups)
-        found.append(Stepped(update.optimizer, next(own, update.kind), update.kind, state, options, groups))
+        found.append(
+            Stepped(update.optimizer, next(own, update.kind), update.kind, state, options, groups, update.source)
+        )
     return tuple(found)

@@ -15,6 +15,7 @@ from tracefuse.cli.command import Steps
 from tracefuse.cli.flags import PASS_OPTIONS, SCRIPT_OPTIONS, Option, values
 from tracefuse.cli.script import run_script
 from tracefuse.config.names import SESSION
+from tracefuse.device.target import target
 from tracefuse.errors import MeasureError, NotSupported, OptionError
 from tracefuse.loaded import load
 from tracefuse.measure.peers import check_names
@@ -34,6 +35,7 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> None:
     `SystemExit` where the script ends with another status than 0.
     """
     path, chosen = Path(arguments.file), values(arguments, SCRIPT_OPTIONS)
+    priced_for = target(chosen["target"])
     is_session = path.suffix == SESSION
     _check(arguments, chosen, is_session, of_script)
     next_step = Steps(total=1 if arguments.no_measure or is_session else 2).next
@@ -52,6 +54,7 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> None:
     if chosen["tune"] and not variant.runs_triton:
         _tell([f"{NOTHING_TUNED}; leave out --tune"])
         chosen["tune"] = False
+    _tell([f"what is modelled is priced for {priced_for}"])
     explorer = open_view(variant, chosen)
     blocked = explorer.payload["blocked"]
     if chosen["measure"] and not is_session and not blocked:

@@ -167,6 +167,12 @@ _SHOWN: tuple[Option, ...] = (
         "no_grad raise",
     ),
     *_TIMED,
+    _value(
+        "target",
+        "GPU",
+        "price for this GPU, by its datasheet: A100, H100, H200, L4, RTX 4090 or B200; `here` takes it back (default: the GPU "
+        "that is here)",
+    ),
 )
 
 MAGIC_OPTIONS: tuple[Option, ...] = (

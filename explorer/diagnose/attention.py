@@ -28,8 +28,7 @@ _FUSED_OFF = "fused attention"
 def attention_in_single_ops(case: Case) -> Iterator[Finding]:
     """Attention written by hand, and attention that torch runs as its math backend."""
     known = {node.name: node for node in case.trace.ops}
-    large = [one for one in attentions(case.program.trace) if one.is_large]
-    left = [one for one in large if {one.scores.product.name, one.mixed.name} <= known.keys()]
+    left = [one for one in attentions(case.program.trace) if {one.scores.product.name, one.mixed.name} <= known.keys()]
     for group in grouped(left, lambda one: (line_of(one.softmax), one.call, one.is_math_backend)).values():
         matrices = _matrices(known[one.scores.product.name] for one in group)
         us = case.us([n for n in case.trace.ops if work(n) != "matmul" and _moved(n, matrices)])

@@ -24,14 +24,16 @@ from tracefuse.diagnose.gradients import (
     never_used,
     unread_gradients,
 )
-from tracefuse.diagnose.host import loops_of_small_kernels, waits_for_the_gpu
+from tracefuse.diagnose.host import constants_from_the_host, loops_of_small_kernels, waits_for_the_gpu
 from tracefuse.diagnose.kept import kept_for_nothing
 from tracefuse.diagnose.modes import matmuls_without_tf32, modes_that_slow
 from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
+from tracefuse.diagnose.update import optimizers_op_by_op, share_of_the_update
 from tracefuse.findings.finding import SEVERITIES, Case, Detector, Finding, Fix
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
+from tracefuse.lint import LINTS
 from tracefuse.measure.op_times import how_to_measure
 from tracefuse.optimizers.passes import Decision, PassRecord
 from tracefuse.optimizers.trace import origin
@@ -55,6 +57,13 @@ class Findings(tuple[Finding, ...]):
     def __repr__(self) -> str:
         nothing = f"nothing found; looked for: {'; '.join(self.looked_for)}"
         return "\n\n".join(filter(None, [*map(str, self), how_to_measure(self.provenance)])) if self else nothing
+
+
+SAID_BY = {
+    "loop-of-small-kernels": {"per-sample-loop", "stack-of-matmuls", "heads-apart", "cat-in-loop"},
+    "cat-in-forward": {"cat-in-loop"},
+}
+"""By the id of what is said in general those that say it in particular."""
 
 
 def beside(ran: Findings, left: Findings, config: Config, steps: Sequence[PassRecord]) -> Findings:
@@ -108,7 +117,13 @@ def diagnose(case: Case) -> Findings:
     """All findings, the gravest first."""
     lines = _lines_of_the_project(case)
     found = [_in_the_project(finding, lines) for detector in DETECTORS for finding in detector(case)]
-    return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)), case.times.provenance)
+    return Findings(sorted(_told_once(found), key=lambda one: SEVERITIES.index(one.severity)), case.times.provenance)
+
+
+def _told_once(found: Sequence[Finding]) -> list[Finding]:
+    """The findings without those that say in general what another one says in particular of most of their ops."""
+    known = {general: [set(one.values) for one in found if one.id in SAID_BY[general]] for general in SAID_BY}
+    return [one for one in found if not any(2 * len(of & set(one.values)) > len(of) for of in known.get(one.id, ()))]
 
 
 def _lines_of_the_project(case: Case) -> dict[str, str]:
@@ -128,10 +143,12 @@ def _in_the_project(finding: Finding, lines: Mapping[str, str]) -> Finding:
 
 
 DETECTORS: tuple[Detector, ...] = (
+    *LINTS,
     gradients_copied_to_the_host,
     inputs_moved_each_step,
     casts_beside_moves,
     waits_for_the_gpu,
+    constants_from_the_host,
     casts_of_weights,
     attention_in_single_ops,
     concatenations,
@@ -146,4 +163,6 @@ DETECTORS: tuple[Detector, ...] = (
     loops_of_small_kernels,
     matmuls_without_tf32,
     modes_that_slow,
+    optimizers_op_by_op,
+    share_of_the_update,
 )

@@ -16,6 +16,9 @@ from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outp
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, val
 from tracefuse.text import counted, share_text, time_text
 
+_CHECKPOINT = "CheckpointFunctionBackward"
+"""It runs a forward again, of which the last op is for nobody: that is no gradient."""
+
 
 def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
     """Parameters with a gradient that none of the optimizers in sight holds, where one holds others of the program."""
@@ -93,7 +96,7 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
     """Ops of the backward that reached nothing."""
     yield from _never_used(
         case,
-        [one for one in case.program.dropped if one.origin.autograd],
+        [one for one in case.program.dropped if one.origin.autograd not in ("", _CHECKPOINT)],
         "gradient-dropped",
         "of the backward computed what nothing used",
         "compute only what is used: `ctx.needs_input_grad` in a backward of your own, fewer `inputs` of autograd.grad, "

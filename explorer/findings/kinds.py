@@ -30,6 +30,38 @@ KINDS: dict[str, Kind] = {
     # Precision.
     "tf32-off": Kind("Matmuls of float32 run without tensor cores, since TF32 is off."),
     "weights-cast-each-step": Kind("Every forward casts the same weights, and every backward casts their gradients."),
+    "cast-round-trip": Kind("A value of half precision is cast to float32 and back.", ("simplify", "fuse")),
+    "cast-again": Kind("A value is cast to one dtype several times.", ("simplify", "fuse")),
+    "norm-in-float32": Kind("A norm runs in float32 between two casts.", ("fuse",)),
+    "dropout-in-float32": Kind("Dropout runs in float32 between two casts.", ("fuse",)),
+    "logits-in-float32": Kind("Logits of half precision are cast to float32 as a whole.", ("fuse",)),
+    "float64-leak": Kind("Ops compute in float64 in a program whose parameters are not."),
+    # Layout.
+    "not-channels-last": Kind("Convolutions read tensors that do not lie in channels_last."),
+    "needless-copy": Kind("A copy makes a layout that nothing asks for.", ("simplify", "fuse")),
+    "einsum-copies": Kind("`einsum` permutes and copies its operands."),
+    "repeat-not-expand": Kind("`repeat` writes what broadcasting reads as it is.", ("fuse",)),
+    # Computed again.
+    "computed-again": Kind("The forward computes a value several times from the same operands.", ("simplify",)),
+    "constant-each-step": Kind("Every step computes a table from constants alone.", ("fuse",)),
+    "constant-from-host": Kind("Python makes a tensor of numbers in every step, which is copied to the GPU."),
+    "checkpoint-not-needed": Kind("Checkpoints compute again what there is memory to keep."),
+    "second-backward": Kind("A second backward runs through the same graph."),
+    # Matmuls.
+    "matmul-chain-order": Kind("A chain of matmuls runs in the order that takes more arithmetic."),
+    "heads-apart": Kind("One input is multiplied by many matrices in matmuls of their own."),
+    "stack-of-matmuls": Kind("Small matmuls of one shape run one after the other."),
+    "one-hot-matmul": Kind("A matmul by one-hot rows picks rows."),
+    "inverse-then-matmul": Kind("An inverse is computed only to be multiplied with."),
+    # Loops and writes.
+    "per-sample-loop": Kind("A loop computes the same for each sample of a batch."),
+    "cat-in-loop": Kind("A loop concatenates what it has made so far, again and again."),
+    "write-into-view": Kind("Writes into slices make the backward copy whole gradients: CopySlices."),
+    # Layers.
+    "batch-norm-few-samples": Kind("Batch norm takes its statistics from a handful of values."),
+    "bias-before-batch-norm": Kind("Batch norm subtracts the bias of the convolution before it."),
+    "log-of-softmax": Kind("The logarithm of a softmax or a sigmoid is computed in two ops.", ("fuse",)),
+    "find-unused-parameters": Kind("DistributedDataParallel looks for unused parameters in every step."),
     # Needless work.
     "cat-of-nothing": Kind("A concatenation appends an empty tensor.", ("cat",)),
     "cat-in-backward": Kind("The backward concatenates what could be written into one buffer.", ("cat", "fuse")),
@@ -48,6 +80,12 @@ KINDS: dict[str, Kind] = {
     "loop-of-small-kernels": Kind(
         "A loop launches many kernels that are shorter than their launch.", ("fuse", "optimizer_step")
     ),
+    # The update.
+    "optimizer-not-fused": Kind(
+        "An optimizer works tensor by tensor or list by list, and reads and writes each several times.",
+        ("optimizer_step", "fuse"),
+    ),
+    "update-share": Kind("The update takes a large share of the step.", ("optimizer_step",)),
     # Settings.
     "anomaly-mode": Kind("Autograd's anomaly mode is on."),
     "launch-blocking": Kind("CUDA_LAUNCH_BLOCKING makes the host wait for every kernel."),
@@ -77,7 +115,7 @@ KINDS: dict[str, Kind] = {
     "collective-order": Kind(
         "Ranks call different collectives at the same place, which hangs or mixes numbers up.", of_run=True
     ),
-    "pageable-copy": Kind("A copy goes through pageable memory, and the host waits for it.", of_run=True),
+    "pageable-copy": Kind("A copy goes through pageable memory, and the host waits for it."),
 }
 """By id. A finding with another id is refused."""
 

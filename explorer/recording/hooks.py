@@ -129,6 +129,8 @@ class ModuleStack:
         self._hooks = ExitStack()
         self.compiled: dict[str, None] = {}
         """What ran of what `torch.compile` had compiled: classes of modules, and functions that call modules."""
+        self.settings: dict[str, str] = {}
+        """What the modules that ran were asked for, beside their work, in the words of `environment`."""
 
     def attach(self) -> None:
         self._thread = threading.get_ident()
@@ -158,6 +160,8 @@ class ModuleStack:
         compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
         if compiled is not None:
             self.compiled[compiled] = None
+        if isinstance(module, nn.parallel.DistributedDataParallel) and module.find_unused_parameters:
+            self.settings["find_unused_parameters"] = "on"
         self._stack.append((self._paths.get(module) or "", type(module).__name__))
 
     @shielded

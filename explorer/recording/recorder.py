@@ -27,15 +27,18 @@ from tracefuse.distributed.received import Pending
 from tracefuse.distributed.schemas import is_wait, kind_of_exchange, received
 from tracefuse.distributed.sharded import is_any_sharded, is_placing, local_of
 from tracefuse.distributed.waits import WaitHook
+from tracefuse.optimizers.trace import Origin
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
 from tracefuse.recording.frames import is_loading, user_source
 from tracefuse.recording.garbage import SetAside
 from tracefuse.recording.hooks import BackwardHook, LaunchHook, ModuleStack, kernel_name
-from tracefuse.recording.host_reads import HostRead, Listener, Methods, Stop, read_by
+from tracefuse.recording.host_reads import CONSTANT, HostRead, Listener, Methods, Stop, read_by
 from tracefuse.recording.memories import Identities, WeakMap, is_there
 from tracefuse.recording.operators import CONJUGATING, LOADER, OpFacts, Origins, facts_of, without_generator
 from tracefuse.recording.shield import Shield, shielded
 from tracefuse.recording.updates import UpdateHooks
+
+aten = torch.ops.aten
 
 _notes = threading.local()
 
@@ -192,9 +195,16 @@ class Recorder(TorchDispatchMode, Listener):
         written = call.writes() if facts.may_write else ()
         for value in received(func, call.args, call.kwargs, ()) if facts.exchanges else written:
             self.values.snapshot(value)
+        if facts.func is aten.lift_fresh.default and origin.module != LOADER[0]:
+            self._note_constant(args[0], origin, in_engine)
         if facts.may_read and origin.module != LOADER[0] and (host_read := read_by(func, args, kwargs)) is not None:
             self.recording.stops.append(Stop(host_read, origin.source, in_engine))
         return call
+
+    def _note_constant(self, made: torch.Tensor, origin: Origin, in_engine: bool) -> None:
+        """Python made a tensor of numbers: onto a GPU they are copied, and the host waits."""
+        read = HostRead("constant", CONSTANT, made.device, made.numel() * made.element_size())
+        self.recording.stops.append(Stop(read, origin.source, in_engine))
 
     def _note_results(self, call: Call, facts: OpFacts, args: tuple[Any, ...], out: Any) -> None:
         if facts.moves:

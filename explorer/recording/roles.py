@@ -159,10 +159,11 @@ def _sharded(recorder: Recorder) -> list[torch.Tensor]:
 
 def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:
     """The parameters of the program that each optimizer in sight holds: those that have a name, those in an object's
-    attributes ("trainer.optimizer") or in a list or dict that has one."""
+    attributes ("trainer.optimizer") or in a list or dict that has one, and those that stepped, by their class."""
     found: dict[str, frozenset[Value]] = {}
     seen: set[int] = set()
-    for name, optimizer in sorted(_optimizers(namespace), key=lambda pair: "." in pair[0]):
+    stepped = ((update.kind, one) for update in recorder.recording.updates if (one := update.optimizer()) is not None)
+    for name, optimizer in [*sorted(_optimizers(namespace), key=lambda pair: "." in pair[0]), *stepped]:
         held = (recorder.values.value_of(p) for group in optimizer.param_groups for p in group["params"])
         values = frozenset(v for v in held if v is not None)
         if values and id(optimizer) not in seen:

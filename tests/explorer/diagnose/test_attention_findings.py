@@ -261,10 +261,15 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "form", [returned, capped, filled_with_zero, clamped, over_queries, over_the_other_dimension, short, fused]
+    "form", [returned, capped, filled_with_zero, clamped, over_queries, over_the_other_dimension, fused]
 )
 def test_what_the_call_cannot_do_or_need_not_is_left_alone(form: Form) -> None:
     assert not list(attention_in_single_ops(case(captured(form))))
+
+
+def test_attention_of_a_few_positions_is_attention_too() -> None:
+    (finding,) = attention_in_single_ops(case(captured(short)))
+    assert "scaled_dot_product_attention(q, k, v" in finding.fix
 
 
 def test_a_classifier_over_a_codebook_is_no_attention() -> None:
