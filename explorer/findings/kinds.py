@@ -102,6 +102,19 @@ KINDS: dict[str, Kind] = {
     "slow-launch-calls": Kind("The GPU is idle while a launch call takes unusually long.", of_run=True),
     "host-idle": Kind("The GPU is idle while no operator runs on the host.", of_run=True),
     "launch-bound": Kind("The GPU is idle because launches come too late.", of_run=True),
+    # What only the profiles of all ranks show.
+    "straggler": Kind("One rank comes late to collectives, and the others wait for it.", of_run=True),
+    "unbalanced-ranks": Kind("Ranks have different amounts of work in the same modules.", of_run=True),
+    "slow-transfer": Kind("Some collectives take longer than others of their size, with all ranks there.", of_run=True),
+    "exposed-collective": Kind("A GPU computes nothing while a collective transfers.", of_run=True),
+    "small-collectives": Kind("Many collectives are so small that their latency is most of their time.", of_run=True),
+    "float32-collectives": Kind("Collectives that nothing hides transfer float32.", of_run=True),
+    "host-waits-for-collective": Kind(
+        "A barrier, or a value that Python reads, holds the host until a collective is over.", of_run=True
+    ),
+    "collective-order": Kind(
+        "Ranks call different collectives at the same place, which hangs or mixes numbers up.", of_run=True
+    ),
     "pageable-copy": Kind("A copy goes through pageable memory, and the host waits for it."),
 }
 """By id. A finding with another id is refused."""

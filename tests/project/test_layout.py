@@ -57,6 +57,7 @@ FLOORS = (
     {"explorer/lint"},
     {"explorer/diagnose"},
     {"explorer/profiling"},
+    {"explorer/ranks"},
     {"explorer"},
     {"explorer/cli"},
     {"widgets/payload"},
@@ -80,6 +81,7 @@ NEVER = {
     "explorer/findings": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/diagnose": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/profiling": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},
+    "explorer/ranks": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},
 }
 """What a package does not import though it lies below."""
 
@@ -91,6 +93,7 @@ LAZY = {
     ("explorer/captures.py", "widgets/view"),
     ("explorer/compiled_graphs.py", "widgets/view"),
     ("explorer/profiling/timeline.py", "widgets"),
+    ("explorer/ranks/ranks.py", "widgets"),
 }
 """Front doors: they open the room above them when somebody knocks, and never when they are imported."""
 
