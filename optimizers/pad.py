@@ -215,7 +215,7 @@ class Pad:
     name: ClassVar[str] = "pad"
 
     tf32: bool = field(default=False, metadata={"help": "float32 matmuls run on tensor cores, so pad them too"})
-    peaks: Peaks = H100_SXM_DATASHEET
+    peaks: Peaks = field(default=H100_SXM_DATASHEET, metadata={"help": "whose roofline says what padding is worth"})
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
         new = trace.copy()
