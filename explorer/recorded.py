@@ -23,6 +23,7 @@ from tracefuse.device.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.execution.agreement import Agreement, agreement
 from tracefuse.execution.replay import replayed
+from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.recording.namespace import namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.run import Left, Run
@@ -130,9 +131,10 @@ class RecordedCapture(Capture):
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
             )
-        program, self._left, self._read = captured_program(
-            self.run.recorder, self.run.ended, self._environment, replayed
-        )
+        with uncollected():
+            program, self._left, self._read = captured_program(
+                self.run.recorder, self.run.ended, self._environment, replayed
+            )
         return program
 
     def check(self) -> Agreement | None:

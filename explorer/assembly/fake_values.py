@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,12 +23,13 @@ def propagate(built: Built, inputs: Sequence[torch.Tensor]) -> None:
     """Give every node its `FakeTensor`. Where torch's shape function disagrees with the recorded strides, or there is none,
     the recorded layout wins: kernels are generated from it."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    given = iter(inputs)
-    for node in built.graph.nodes:
-        if node.op == "placeholder":
-            node.meta["val"] = mode.from_tensor(next(given).detach(), static_shapes=True)
-        elif node.op == "call_function":
-            with mode:
+    for node, tensor in zip(built.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        node.meta["val"] = mode.from_tensor(tensor.detach(), static_shapes=True)
+    with mode, torch.no_grad(), without_tracebacks():
+        for node in (node for node in built.graph.nodes if node.op == "call_function"):
+            if node.target is operator.getitem:
+                node.meta["val"] = node.args[0].meta["val"][node.args[1]]  # type: ignore[union-attr, index]
+            else:
                 node.meta["val"] = _fake_value(node)
             wanted = node.meta.pop("dtype", None)
             if wanted is not None and node.meta["val"].dtype != wanted:
@@ -37,7 +39,7 @@ def propagate(built: Built, inputs: Sequence[torch.Tensor]) -> None:
 def alone(call: Call) -> fx.Node:
     """A node of one recorded op with its fake value, in a graph of which everything that it read is an input."""
     built = Built(fx.Graph())
-    with FakeTensorMode():
+    with FakeTensorMode(), torch.no_grad(), without_tracebacks():
         for value in dict.fromkeys(call.reads()):
             built.nodes[value] = built.graph.placeholder(f"input_{len(built.nodes)}")
             built.nodes[value].meta["val"] = _empty(value)
@@ -62,8 +64,7 @@ def _fake_value(node: fx.Node) -> Any:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     layouts = _recorded_layouts(node)
     try:
-        with torch.no_grad(), without_tracebacks():
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        value = node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception:
         if all(layout is None for layout in layouts):
             raise

@@ -215,16 +215,20 @@ def _label(out: Output, of: Input | None) -> str:
 
 
 def _options(update: CapturedProgram, rates: Mapping[str, tuple[int, int]]) -> str:
-    """Each optimizer's name, and of its groups the options that the program computes with."""
+    """Each optimizer's name, and of its groups the options that the program computes with: of one whose parameters all have
+    no gradient there are none."""
     followed = set(rates.values())
     rows = []
     for at, step in enumerate(optimizers_of(update)):
+        updated = set(step.group_of.values())
         groups = [
             {
                 k: v
                 for k, v in options.items()
                 if _is_plain(v) and k not in FLAGS and (k != "lr" or (at, g) not in followed)
             }
+            if g in updated
+            else {}
             for g, options in enumerate(step.groups)
         ]
         rows.append((step.name, tuple(groups)))

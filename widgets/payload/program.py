@@ -25,10 +25,8 @@ from tracefuse.config.configuration import Config
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.findings.kinds import looked_for
-from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
-from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.recording.calls import Guard
@@ -40,10 +38,13 @@ from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.timeline.measurements import Said, TrialKey
 from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
 from tracefuse.widgets.payload.facts import gpu_input_bytes, memory, size
 from tracefuse.widgets.payload.findings import finding_records
 from tracefuse.widgets.payload.kernels import Resources, aten_records, kernel_calls, kernel_records
+from tracefuse.widgets.payload.levers import lever_record
 from tracefuse.widgets.payload.passes import config_record, pass_record
+from tracefuse.widgets.payload.sentence import sentence_record
 from tracefuse.widgets.payload.timing import (
     Timed,
     difference_notes,
@@ -64,9 +65,7 @@ def payload(
     variant: Variant,
     timed: tuple[Timing, Config] | Timed | None = None,
     name: str | None = "c",
-    times: tuple[OpTimes | None, OpTimes | None] = (None, None),
-    own_times: OpTimes | None = None,
-    peaks: Peaks | None = None,
+    clock: Clock | None = None,
     inspected: Mapping[str, Resources] | None = None,
     baseline: Variant | None = None,
     shares: tuple[Ablation, Config] | None = None,
@@ -76,16 +75,22 @@ def payload(
     """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 
     `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
-    `name` is the variable that holds the capture, if there is one. `times` are those of the ops before and after, where
-    both were measured, `own_times` those of `variant`, `work` what the GPU did in its replay; `peaks` are those measured of
-    the device, `inspected` by kernel what it takes of one, and `tried` what replays said of fixes.
+    `name` is the variable that holds the capture, if there is one. `clock` has the times of all ops (default: modelled),
+    `work` is what the GPU did in the replay of `variant`; `inspected` is by kernel what it takes of the device, and `tried`
+    what replays said of fixes.
     """
     beside = baseline or variant.baseline
     before, after = beside.whole, variant.whole
     known = Timed(*timed) if timed else None
     stale = known is not None and is_stale(known, variant, baseline)
     timing = known.timing if known and not stale else None
-    op_times = times[0] or modelled(before), times[1] or modelled(after)
+    clock = clock or modelled_clock(variant, baseline)
+    op_times, deltas = clock.times, pass_deltas(variant, clock)
+    steps = {step.name: step for step in (*variant.passes, *(variant.update.passes if variant.update else ()))}
+    rows = layers(before, after, op_times)
+    as_it_ran = clock.of(variant.baseline.whole)
+    found = finding_records(variant.baseline, variant, (as_it_ran, op_times[1]), tried or {})
+    sizes = summary(beside, variant, timing)
     return {
         "version": VERSION,
         "config": config_record(variant.config),
@@ -95,25 +100,29 @@ def payload(
         "no_verdict": why_no_verdict(variant.capture.backward),
         "runs_triton": variant.runs_triton,
         "passes": [
-            pass_record(one, variant.config, variant.passes) | {"delta_ms": share_record(one, variant.config, shares)}
+            pass_record(one, variant.config, variant.passes)
+            | {"delta_ms": share_record(one, variant.config, shares), "delta_us": deltas.get(one)}
+            | lever_record(one, variant, clock, steps.get(one))
             for one in variant.config.names
         ],
-        "summary": summary(beside, variant, timing),
+        "summary": sizes,
+        "sentence": sentence_record(clock, rows, found, sizes, variant.runs_triton, deltas),
         "forward": half(beside.forward, variant.forward),
         "backward": half(beside.backward, variant.backward),
         "update": update_record(beside, variant),
         "values": values(before, after, op_times),
+        "clock": clock.record(),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
         "memory": {
             "before": memory(beside.whole_in_place),
             "after": memory(variant.whole_in_place),
             **saved_record(beside, variant),
         },
-        "kernels": kernel_records(variant, own_times, peaks, inspected),
-        "aten": aten_records(variant, own_times, peaks),
-        "layers": [layer_record(layer) for layer in layers(before, after, op_times)],
+        "kernels": kernel_records(variant, op_times[1], clock.peaks, inspected, clock.of),
+        "aten": aten_records(variant, op_times[1], clock.peaks),
+        "layers": [layer_record(layer) for layer in rows],
         "unused": unused_record(variant.capture.dropped),
-        "findings": finding_records(beside, variant, op_times, tried or {}),
+        "findings": found,
         "looked_for": list(looked_for()),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, stale, None if stale else work) if known else None,
@@ -136,8 +145,8 @@ def update_record(beside: Variant, variant: Variant) -> dict[str, Any] | None:
 def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any]:
     """What "before" is."""
     if baseline is None:
-        return {"is_pinned": False, "call": "the trace as captured"}
-    return {"is_pinned": True, "call": baseline.config.as_code(name or "c")}
+        return {"is_pinned": False, "call": "the trace as captured", "config": config_record(Config.off())}
+    return {"is_pinned": True, "call": baseline.config.as_code(name or "c"), "config": config_record(baseline.config)}
 
 
 def saved_record(before: Variant, after: Variant) -> dict[str, Any]:

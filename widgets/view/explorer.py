@@ -92,7 +92,7 @@ class Explorer(Answering):
         return self.measured.payload(variant, self.baseline, self.name)
 
     def show(self, variant: Variant | None = None) -> None:
-        """Show another variant of the capture (default: the same, with what is known by now); old times stay, as stale."""
+        """Show another variant of the capture (default: the same, with what is known by now)."""
         with self._lock:
             self.variant = variant = variant or self.variant
             self.measured.adopt(variant)
@@ -121,6 +121,12 @@ class Explorer(Answering):
     def unpin(self) -> None:
         """Compare with the captured program again."""
         self.baseline = None
+        self.show()
+
+    def show_times_of(self, device: str) -> None:
+        """Show times of `device` everywhere: a GPU of `tracefuse.optimizers.costs.datasheets`, modelled, or "here", the device
+        that the program runs on. Raises `OptionError` for one that is not known."""
+        self.measured.clocks.choose(device, self.variant)
         self.show()
 
     @traitlets.validate("config")
@@ -174,6 +180,7 @@ class Explorer(Answering):
 
     def _measure(self, task: Task) -> None:
         variant, baseline = self.variant.check(), self.baseline
+        forecast = self.measured.clocks.forecast(variant, baseline)
         against = {} if baseline is None else {"against": baseline}
         with task.turn(variant.program.example_inputs, self._progress):
             variant.measure(
@@ -186,6 +193,7 @@ class Explorer(Answering):
                 **against,
             )
             self.measured.note(variant, baseline)
+            self.measured.clocks.note(variant, baseline, forecast)
             if not task.is_cancelled():
                 self._progress(1.0, "profiling op by op")
                 found = timeline_record(self.measured.profile(variant, baseline, self._progress))
@@ -230,8 +238,14 @@ class Explorer(Answering):
             changes = message["changes"]
             option = next(iter(changes), "")
             self._answer("passes", lambda: self.configure(changes), at=PASS_OF.get(option, option))
-        elif kind in ("pin", "unpin"):
-            self._answer("passes", self.pin if kind == "pin" else self.unpin)
+        elif kind == "pin":
+            given = message.get("config")
+            pinned = self.variant.with_config(**given) if given else None
+            self._answer("passes", lambda: self.pin(pinned))
+        elif kind == "unpin":
+            self._answer("passes", self.unpin)
+        elif kind == "clock":
+            self._answer("passes", lambda: self.show_times_of(message["device"]))
         elif kind == "show_pass":
             with self._between_rounds():
                 self.show_pass(message["pass"])

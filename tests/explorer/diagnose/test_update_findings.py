@@ -70,7 +70,7 @@ def test_the_share_of_the_update() -> None:
     assert re.fullmatch(r"the update of AdamW takes \d+ % of the step", one.title)
     assert one.severity == "high"
     assert one.evidence[0][0].endswith("optimizer.step()")
-    assert not found(SHARE, stepped(fused=True, rows=4096))
+    assert not found(SHARE, stepped(fused=True, rows=8192))
 
 
 def test_a_program_without_an_update_has_neither() -> None:

@@ -193,12 +193,15 @@ class Groups(Loop):
         self.schedule.step()
 
 
-class Unused(Loop):
+class Unused(Groups):
+    """Groups of which nothing is updated, as a Trainer makes one for what does not decay; schedules change their rates too."""
+
     def prepare(self) -> None:
         self.dead = nn.Linear(3, 3).double()
 
     def optimizer(self) -> optim.Optimizer:
-        return optim.AdamW([*self.model.parameters(), *self.dead.parameters()], lr=0.01, fused=True)
+        groups = [self.model.parameters(), self.dead.parameters(), []]
+        return optim.AdamW([{"params": list(one)} for one in groups], lr=0.01, fused=True)
 
 
 class TwoOptimizers(Groups):
