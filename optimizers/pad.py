@@ -224,7 +224,7 @@ class Pad:
     name: ClassVar[str] = "pad"
 
     tf32: bool = field(default=False, metadata={"help": "float32 matmuls run on tensor cores, so pad them too"})
-    peaks: Peaks = H100_SXM_DATASHEET
+    peaks: Peaks = field(default=H100_SXM_DATASHEET, metadata={"help": "whose roofline says what padding is worth"})
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
         is_candidate = any(node.users and unaligned(node) and self.refusal(node) is None for node in trace.ops)
