@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracefuse.config.configuration import Config
+from tracefuse.device.target import HERE, target
 from tracefuse.device.target import chosen as target_choice
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
@@ -25,10 +26,8 @@ from tracefuse.optimizers.trace import Trace
 from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
 
-HERE = "here"
-"""The choice of the device that the program runs on."""
 DEFAULT = "default"
-"""The choice of the GPU that `tracefuse.target` names, for a program on a CPU: an H100, where nobody chose another one."""
+"""No choice, for a program on a CPU: the GPU that `tracefuse.target` names, which is an H100 as an example without one."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,15 @@ class Clocks:
         self._predictors: dict[tuple[int, ...], Predictor] = {}
 
     def choose(self, device: str, variant: Variant) -> None:
-        """Tell times of `device` from now on. Raises `OptionError` for one that is not known."""
+        """Tell times of `device` from now on, and price everything for it that is priced: a GPU becomes `tracefuse.target`.
+        Raises `OptionError` for one that is not known."""
         known = [name for name, _ in choices(variant, is_measured=bool(self.known.timelines or self.known.timings))]
         if device not in known:
             raise OptionError(f"no times are known of {device!r}: choose from {', '.join(known)}")
+        if device in TARGETS:
+            target(device)
+        elif device == DEFAULT or variant.runs_triton:
+            target(HERE)
         self.chosen = device
 
     def clock(self, variant: Variant, baseline: Variant | None = None) -> Clock:
@@ -169,6 +173,10 @@ class Clocks:
             ]
         replays = self.known.replays
         own = {config: found.op_times(at) for config, (found, at) in replays.items() if found.device == last.device}
+        # Passes that were priced for another GPU then may have made another program of the same configuration.
+        own = {config: times for config, times in own.items() if _is_of(times, variant.under(config).whole)}
+        if not own:
+            return []
         anchors = [self._anchor(variant.under(config), times, timed.get(config)) for config, times in own.items()]
         # What was timed and not profiled, as where the profile was cancelled.
         shown = {one.config: one for one in (variant, baseline or variant.baseline)}
@@ -195,6 +203,11 @@ class Clocks:
         if key not in self._anchors:
             self._anchors[key] = Anchor(variant.whole, times, step_us)
         return self._anchors[key]
+
+
+def _is_of(times: OpTimes, trace: Trace) -> bool:
+    """Whether the times are of these ops."""
+    return times.us.keys() <= {node.name for node in trace.ops}
 
 
 def steps(known: Measurements, shown: tuple[Config, Config | None] | None = None) -> dict[Config, float]:
