@@ -16,6 +16,7 @@ from tracefuse.text import time_text
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock
 from tracefuse.widgets.payload.program import payload
+from tracefuse.widgets.payload.sentence import worth_of
 
 
 @cache
@@ -66,6 +67,20 @@ def test_the_findings_that_lead_are_the_first_actions() -> None:
     amount = left[0]["worth"].partition(" of ")[0]
     assert actions[0]["worth"].startswith(amount)
     assert "(" not in actions[0]["worth"]
+
+
+@pytest.mark.parametrize(
+    ("worth", "shown"),
+    [
+        ("2.1 ms of 10.4 ms a step, 20 % (measured on a GPU)", "2.1 ms, 20 %"),
+        ("at most 4.29 µs of 7.69 µs a step, 56 % (modelled: roofline)", "at most 4.29 µs, 56 %"),
+        ("part of 1.41 µs of 21 µs a step, 6 % (modelled: roofline)", "part of 1.41 µs, 6 %"),
+        ("64 KiB of a static peak of 4.993 MiB, 1 %; 0.0383 µs a step (modelled)", "64 KiB, 1 %"),
+        ("a wait in every step", "a wait in every step"),
+    ],
+)
+def test_an_action_says_its_worth_in_short(worth: str, shown: str) -> None:
+    assert worth_of({"worth": worth}) == shown
 
 
 def test_without_findings_the_pass_that_gains_most_is_named() -> None:
