@@ -81,7 +81,7 @@ def _fix(step: Stepped, by_lists: bool) -> str:
 
 
 def share_of_the_update(case: Case) -> Iterator[Finding]:
-    """The update, from unscaling to averages, where it takes a twentieth of the step and more: a remark, until it takes a fifth,
+    """The update, from unscaling to averages, where it takes a twentieth of the step and more: a remark until a fifth,
     since all of it is seldom spared."""
     if case.update is None:
         return
