@@ -35,7 +35,16 @@ from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET as PEAKS
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import mark_overwritten, replace_under_name
-from tracefuse.optimizers.trace import SHORT_DTYPE, Trace, call, eliminate_dead_code, has_unread, human_bytes, nbytes, val
+from tracefuse.optimizers.trace import (
+    SHORT_DTYPE,
+    Trace,
+    call,
+    eliminate_dead_code,
+    has_unread,
+    human_bytes,
+    nbytes,
+    val,
+)
 
 ALIGNED_SHARE = 0.7
 """Of the datasheet's arithmetic, what matmuls over aligned rows reach on a real H100."""
