@@ -224,7 +224,7 @@ def _patterns_of(options: Mapping[str, Any] | None) -> Patterns:
 
 
 def _unmatched(variant: Variant) -> UnknownValue | None:
-    causes = (step.cause for step in variant.steps)
+    causes = (record.cause for record in variant.passes)
     return next((cause for cause in causes if isinstance(cause, UnknownValue) and cause.pattern), None)
 
 

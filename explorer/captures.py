@@ -23,7 +23,7 @@ from tracefuse.variant import Variant, Variants
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings
-    from tracefuse.diagnose.finding import Finding, Fix
+    from tracefuse.findings.finding import Finding, Fix
     from tracefuse.widgets.view.explorer import Explorer
 
 
@@ -147,7 +147,7 @@ class Capture(Variants):
         return replayed(self.program) + (() if update is None else replayed(update))
 
     def findings(self) -> Findings:
-        """What makes the program slow or large as it ran, before any pass: see `Variant.findings`."""
+        """What makes the program slow or large as it ran: `Variant.findings` without a word on passes."""
         return self.variant(Config.off()).findings()
 
     def with_fix(self, fix: Fix | Finding) -> Capture:

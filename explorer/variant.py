@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Config, Machine
+from tracefuse.device.target import chosen, promised_here
+from tracefuse.distributed.operators import check_alone
 from tracefuse.errors import PassError
 from tracefuse.execution.agreement import Agreement
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.costs.cost import Peaks
-from tracefuse.optimizers.costs.datasheets import promised
+from tracefuse.optimizers.costs.datasheets import DataSheet
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.passes import Pass, PassRecord, final, run_pipeline
@@ -36,10 +38,10 @@ from tracefuse.timeline.measurements import Build, Measurements, Said
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings
-    from tracefuse.diagnose.finding import Finding, Fix
     from tracefuse.diagnose.fixes import Trial
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
+    from tracefuse.findings.finding import Case, Finding, Fix
     from tracefuse.measure.peers import Asked
     from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
@@ -66,7 +68,7 @@ class Variants:
 
     def __init__(self, made: Callable[[], CapturedProgram] | None = None, machine: Machine | None = None) -> None:
         self._made, self._machine = made, machine
-        self._variants: dict[Config, Variant] = {}
+        self._variants: dict[tuple[Config, DataSheet | None], Variant] = {}
         self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
         self.measurements, self.restored = Measurements(), Measurements()
         self.agreement: Agreement | None = None
@@ -97,9 +99,10 @@ class Variants:
 
     def variant(self, config: Config) -> Variant:
         """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
-        if config not in self._variants:
-            self._variants[config] = self._variant(config)
-        return self._variants[config]
+        key = config, chosen()
+        if key not in self._variants:
+            self._variants[key] = self._variant(config)
+        return self._variants[key]
 
     def _variant(self, config: Config) -> Variant:
         return Variant(self, config)
@@ -112,12 +115,16 @@ class Variants:
     @property
     def machine(self) -> Machine:
         """The machine that passes make programs for."""
-        return self._machine or Machine.here(self.program.tf32, self.datasheet)
+        if self._machine is None:
+            return Machine.here(self.program.tf32, self.datasheet)
+        return self._machine if chosen() is None else self._machine.priced_by(self.datasheet)
 
     @property
     def datasheet(self) -> Peaks:
-        """What prices go by: the datasheet of the GPU that the program ran on, for one on a CPU that of an H100."""
-        return promised(self.program.environment.get("device") if self.program.device.type == "cuda" else None)
+        """What prices go by: the datasheet of the chosen `tracefuse.target`, else of the GPU that the program ran on; an
+        H100's for one on a CPU."""
+        gpu = self.program.environment.get("device") if self.program.device.type == "cuda" else None
+        return promised_here(gpu, self.program.tf32)
 
     def check(self) -> Agreement | None:
         """Hold a replay against what the program left: None for a program that did not run here."""
@@ -158,28 +165,28 @@ class Variant:
 
     @functools.cached_property
     @uncollected()
-    def steps(self) -> tuple[PassRecord, ...]:
+    def passes(self) -> tuple[PassRecord, ...]:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
-        steps: list[PassRecord] = []
+        records: list[PassRecord] = []
         trace, known = self.program.trace, self.capture.known_records
         passes = tuple(self.config.passes(self.capture.machine))
         for count, one in enumerate(passes, 1):
             key = passes[:count]
             if key not in known:
                 (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
-            steps.append(known[key])
+            records.append(known[key])
             trace = known[key].after
-        return tuple(steps)
+        return tuple(records)
 
     def check(self) -> Self:
         """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""
         own = {one.name for one in self.config.own}
-        for step in self.steps:
-            if step.error is not None:
-                message = f"{step.name}: {step.error}"
-                if step.name in own:
-                    message = f'{message.rstrip(".")}; tracefuse.unregister("{step.name}") takes it away'
-                raise PassError(message) from step.cause
+        for record in self.passes:
+            if record.error is not None:
+                message = f"{record.name}: {record.error}"
+                if record.name in own:
+                    message = f'{message.rstrip(".")}; tracefuse.unregister("{record.name}") takes it away'
+                raise PassError(message) from record.cause
         return self
 
     def check_exportable(self) -> Self:
@@ -190,7 +197,7 @@ class Variant:
     @property
     def trace(self) -> Trace:
         """The joint trace after the last pass."""
-        return final(self.program.trace, self.steps)
+        return final(self.program.trace, self.passes)
 
     @property
     def forward(self) -> Trace:
@@ -288,17 +295,25 @@ class Variant:
 
         return measured_memory(self) if measure else static_memory(self)
 
-    def findings(self, times: OpTimes | None = None) -> Findings:
-        """What makes this variant slow or large, the gravest first, each with its line, its fix and what that is worth.
-        Print it.
+    def findings(self, times: OpTimes | None = None, captured: OpTimes | None = None) -> Findings:
+        """What makes the program slow or large as it ran, the gravest first, each with its line, its fix, what that is worth,
+        and which passes of this variant mend it already. Print it.
 
-        `times` are those of its ops (default: `op_times`, measured after `timeline()`, until then modelled).
+        `times` are those of this variant's ops, `captured` those of the captured program's (default: `op_times` of each,
+        measured after `timeline()`, until then modelled).
         """
-        from tracefuse.diagnose.diagnose import diagnose
-        from tracefuse.diagnose.finding import Case
+        from tracefuse.diagnose.diagnose import beside, diagnose
+
+        ran = diagnose(self.baseline._case(captured))
+        if self.config == self.baseline.config:
+            return ran
+        return beside(ran, diagnose(self._case(times)), self.config, self.passes)
+
+    def _case(self, times: OpTimes | None) -> Case:
+        from tracefuse.findings.finding import Case
 
         update = None if self.update is None else self.update.trace
-        return diagnose(Case(self.program, self.trace, times or self.op_times, update)).under(self.config, self.steps)
+        return Case(self.program, self.trace, times or self.op_times, update)
 
     def try_fix(
         self,
@@ -325,7 +340,7 @@ class Variant:
         trial = try_fix(self, fix, mended, progress, budget_s, is_cancelled)
         for one in self.findings():  # a session file keeps it under every finding that offers this fix
             if fix in one.trials:
-                key = self.config, one.id, one.trials.index(fix)
+                key = self.config, one.key, one.trials.index(fix)
                 self.capture.measurements.trials[key] = Said(trial.verdict, trial.said)
         return trial
 
@@ -428,6 +443,7 @@ class Variant:
         Raises `ExportError` for what is more than one differentiable step, and for a step that no later one could be run by,
         with the line and the remedy; `NotSupported` for what no CUDA graph can replay.
         """
+        check_alone(self.program.trace)
         if self.program.update is None:
             return self.halves(cuda_graph, progress, tune)
         from tracefuse.training.live import training_step
@@ -446,13 +462,13 @@ class Variant:
 
     def _step_source(self, progress: Progress | None = None) -> str:
         """The text of the whole step's file. Raises `ExportError` for a step that no later one could be run by."""
-        from tracefuse.training.live import check_step
+        from tracefuse.training.refusals import check_step
         from tracefuse.training.source import step_source
 
-        update, steps = self._followed_update, self.capture.steps
+        update = self._followed_update
         assert update is not None
         self.check_exportable()
-        check_step(self, update, () if steps is None else steps.varying)
+        check_step(self, update, self.capture.steps)
         for part in (self, update):
             part.build(progress)
         return step_source(self, update)
@@ -460,6 +476,7 @@ class Variant:
     @property
     def exported(self) -> str:
         """The text of the file that `export` writes: of a program with an update that of the whole step."""
+        check_alone(self.program.trace)
         return self.source if self.program.update is None else self._step_source()
 
     def halves(self, cuda_graph: bool = False, progress: Progress | None = None, tune: bool = False) -> Program:

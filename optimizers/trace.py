@@ -44,8 +44,8 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Source:
-    """A line of the user's program: `file`, 1-based `line`, enclosing `function`, and the line's own `text`.
+class Line:
+    """A line of a program: `file`, 1-based `line`, enclosing `function`, and the line's own `text`.
 
     `label` is what a person calls the file: "model.py", "In[3]".
     """
@@ -64,6 +64,14 @@ class Source:
     def __str__(self) -> str:
         """`In[3]:4  loss = model(x)`"""
         return f"{self.place}  {self.text.strip()}"
+
+
+@dataclass(frozen=True)
+class Source(Line):
+    """The innermost line of the user's program, which may stand in an installed library such as transformers: then `called` is
+    the line of the user's project that called it. That does not tell two sources apart."""
+
+    called: Line | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

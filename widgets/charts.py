@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from torch import fx
 
-from tracefuse.diagnose.finding import Finding
+from tracefuse.findings.finding import Finding
 from tracefuse.measure.op_times import OpTimes, roofline_of
 from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, flops

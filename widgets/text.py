@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from tracefuse.diagnose.finding import Bar, bars_text
+from tracefuse.findings.finding import Bar, bars_text
 from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.folding import OUTSIDE, grouped
@@ -62,6 +62,7 @@ def _summary(payload: dict[str, Any]) -> list[str]:
     beside = f"beside {payload['baseline']['call']}, which is pinned" if payload["baseline"]["is_pinned"] else ""
     lines = [
         f"tracefuse  {payload['call'] or 'run it with -o c to use it in Python'}",
+        payload["sentence"]["said"],
         beside,
         payload["steps"]["said"] if payload["steps"] else "",
         f"{before} -> {after} ops, {saved}, {_count(kernels['unique'], 'Triton kernel')}{launches}",
@@ -78,13 +79,14 @@ def _tables(payload: dict[str, Any]) -> list[Table]:
 
 
 def _findings(payload: dict[str, Any]) -> list[str]:
-    """What makes the shown program slow, the parts of its time, and what replays of fixes said."""
+    """What makes the program slow as it ran, the parts of its time, what passes mend of it, and what replays of fixes said."""
     lines: list[str] = []
     for one in payload["findings"]:
-        if not one["fixed"]:
-            parts = bars_text([Bar(**bar) for bar in one["bars"]]) if one["bars"] else ""
-            lines += filter(None, [f"{one['severity']}: {one['title']}; {one['worth']}", one["source"], parts])
-            lines += [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
+        parts = bars_text([Bar(**bar) for bar in one["bars"]]) if one["bars"] else ""
+        lines += filter(
+            None, [f"{one['severity']}: {one['title']}; {one['worth']}", one["source"], parts, one["mended"]]
+        )
+        lines += [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
     return lines
 
 

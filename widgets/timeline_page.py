@@ -7,11 +7,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tracefuse.profiling.findings import LOOKED_FOR, diagnose_run
 from tracefuse.profiling.lanes import RunLanes, run_lanes
-from tracefuse.profiling.run import Run, lines_of
-from tracefuse.timeline.events import Event
-from tracefuse.timeline.gaps import CAUSES
+from tracefuse.profiling.run import Run
+from tracefuse.timeline.causes import CAUSES
 from tracefuse.widgets.html import page_of
 from tracefuse.widgets.payload.timeline import program_record
 
@@ -51,20 +52,22 @@ class TimelinePage:
 
 def run_record(run: Run, lanes: RunLanes) -> dict[str, Any]:
     """What the page shows beside the timeline: `values` by name, findings, the text. See js/shell/run.js."""
-    lines = lines_of(run.recording.frames, set(lanes.operators.values()))
+    lines = run.lines.of_rows(run.recording.events, np.array(list(lanes.operators.values()), np.int64))
     values = {
-        name: _value(event, lanes.twins.get(name, ()), lines[event], run) for name, event in lanes.operators.items()
+        name: _value(row, lanes.twins.get(name, ()), line, run)
+        for (name, row), line in zip(lanes.operators.items(), lines, strict=True)
     }
-    findings = [asdict(one) | {"id": one.id, "fixed": False, "trials": []} for one in diagnose_run(run)]
+    findings = [asdict(one) | {"key": one.key, "trials": []} for one in diagnose_run(run)]
     return {"values": values, "findings": findings, "looked_for": list(LOOKED_FOR), "text": str(run)}
 
 
-def _value(event: Event, twins: tuple[str, ...], line: str, run: Run) -> dict[str, Any]:
+def _value(row: int, twins: tuple[str, ...], line: str, run: Run) -> dict[str, Any]:
+    events, name = run.recording.events, run.recording.events.name_at(row)
     is_backward = (
-        bool(event.forward_thread) or event in run.recording.backward or event.name.startswith("autograd::engine")
+        events.forward_thread[row] != 0 or run.recording.forward_of[row] >= 0 or name.startswith("autograd::engine")
     )
     return {
-        "op": event.name,
+        "op": name,
         "phase": "backward" if is_backward else "forward",
         "twins": list(twins),
         "source": line,

@@ -7,8 +7,6 @@ An op is of the update if it ran in an optimizer's `step`, or outside autograd's
 an op made, or, after the last backward, writes to a tensor of outside what it computes from such tensors alone, as a count of
 steps. The joint program is what is left: as if the program had ended there. A forward or a backward that reads what the update
 wrote belongs to a later step, and such a program is not cut.
-
-Of gradients that a leaf had before the program the trace has what the program adds to them.
 """
 
 from __future__ import annotations
@@ -16,18 +14,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import torch
 from torch import fx
 
+from tracefuse.assembly.accumulation import only_sum
 from tracefuse.assembly.draws import is_in_engine
 from tracefuse.assembly.functional import Built
 from tracefuse.assembly.refusals import where
 from tracefuse.optimizers.trace import origin
 from tracefuse.recording.calls import Guard, Recording, Value
 
-aten = torch.ops.aten
-
-_NOT_CUT = {"LBFGS": "evaluates the loss as often as it likes within one step", "SparseAdam": "keeps sparse gradients"}
+_NOT_CUT = {"LBFGS": "evaluates the loss as often as it likes within one step"}
 
 
 @dataclass
@@ -84,8 +80,8 @@ def _refusal(
     for update in recording.updates:
         if update.kind in _NOT_CUT:
             return (
-                f"{update.kind}{where(update.source)} {_NOT_CUT[update.kind]}. Take another optimizer, or leave its step "
-                "behind the block"
+                f"{update.kind}{where(update.source)} {_NOT_CUT[update.kind]}. Take another optimizer, or capture one forward "
+                "and its backward by themselves (`with tracefuse.capture():`)"
             )
     if built.wrote_to_views:
         line = where(built.wrote_to_views[0].origin.source)
@@ -96,7 +92,7 @@ def _refusal(
         return ""
     return (
         f"the program goes on{where(origin(again).source)} with what the optimizer changed. Capture one forward, its "
-        "backward and its update"
+        "backward and its update by themselves (`with tracefuse.capture():`)"
     )
 
 
@@ -123,13 +119,12 @@ def ancestors(of: Iterable[fx.Node], among: Collection[fx.Node]) -> set[fx.Node]
 
 
 def _counts(built: Built, ops: list[fx.Node], late: Collection[fx.Node], engine: Collection[fx.Node]) -> set[fx.Node]:
-    """What behind the last backward gives tensors of outside new values, from such tensors alone."""
-    everything = set(ops)
+    """What behind the last backward, and in no module, gives tensors of outside new values."""
     after = set(ops[max(index for index, node in enumerate(ops) if node in engine) + 1 :])
     found: set[fx.Node] = set()
     for node in (node for node in built.mutated.values() if node in after and node not in late):
-        needed = {node} | ancestors([node], everything)
-        if all(one in after or one in late for one in needed) and not any(map(_is_forward, needed)):
+        needed = {node} | ancestors([node], after)
+        if not any(map(_is_forward, needed)):
             found |= needed
     return found
 
@@ -166,68 +161,3 @@ def guards_of(recording: Recording, is_cut: bool) -> Iterator[Guard]:
             yield Guard(str(call.func), call.outs, call.origin.source, call.in_optimizer, is_cut and is_late)
         elif is_late or call.in_engine:
             late.update(value.base for value in made)
-
-
-# --- gradients from before ---------------------------------------------------------------------------------------------
-
-
-def drop_zeros(built: Built, gradients: Iterable[Value]) -> None:
-    """Where a gradient was filled with zeros first, it is what the program added: nothing was there before."""
-    for gradient in gradients:
-        zeros = _zeroed(built.placeholders[gradient]) if gradient in built.placeholders else None
-        total = zeros and only_sum(zeros)
-        if total is not None:
-            built.mutated.pop(gradient, None)
-            _hold_summand(built, gradient, total)
-            del built.history.get(gradient, [])[:2]
-
-
-def drop_sums(built: Built, gradients: Iterable[Value]) -> None:
-    """Where a leaf had a `.grad` before, its gradient is what this program added to that, not the sum, unless something else
-    reads the sum."""
-    for gradient in gradients:
-        before = built.placeholders.get(gradient)
-        total = before and only_sum(before)
-        if total is None:
-            continue
-        after = built.mutated.pop(gradient, built.nodes[gradient])
-        built.nodes[gradient] = after
-        if _is_sum_of_gradients(total, after):
-            _hold_summand(built, gradient, total)
-
-
-def only_sum(before: fx.Node) -> fx.Node | None:
-    """The sum of `before` and a gradient, if nothing else reads `before`."""
-    sums = [n for n in before.users if n.target is aten.add.Tensor and n.args[0] is before and not n.kwargs]
-    return sums[0] if len(before.users) == len(sums) == 1 else None
-
-
-def _hold_summand(built: Built, gradient: Value, total: fx.Node) -> None:
-    """Let what is added stand for the sum."""
-    added = total.args[1]
-    assert isinstance(added, fx.Node)
-    total.replace_all_uses_with(added)
-    built.nodes[gradient] = added if built.nodes[gradient] is total else built.nodes[gradient]
-    held = built.history.get(gradient, [])
-    held[:] = [added if node is total else node for node in held]
-    built.graph.erase_node(total)
-
-
-def _zeroed(before: fx.Node) -> fx.Node | None:
-    """The zeros that `zero_grad(set_to_none=False)` made of the `.grad` from before, if that is all that became of it."""
-    if len(before.users) != 1:
-        return None
-    (user,) = before.users
-    if user.target is not aten._foreach_zero.default:
-        return user if user.target is aten.zero.default else None
-    return next((item for item in user.users if user.args[0][item.args[1]] is before), None)  # type: ignore[index]
-
-
-def _is_sum_of_gradients(total: fx.Node, after: fx.Node) -> bool:
-    """Whether all that becomes of `total` is that further gradients are added, up to `after`."""
-    while total is not after:
-        following = only_sum(total)
-        if following is None:
-            return False
-        total = following
-    return not after.users

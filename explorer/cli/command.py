@@ -19,7 +19,9 @@ from tracefuse.cli.flags import (
     DEMO_OPTIONS,
     PASS_OPTIONS,
     PEAKS_OPTIONS,
+    RANKS_OPTIONS,
     SCRIPT_OPTIONS,
+    TIMELINE_OPTIONS,
     Option,
     add_arguments,
     explain_errors,
@@ -37,11 +39,26 @@ class Command(NamedTuple):
     does: str
     options: tuple[Option, ...] = ()
     passes: tuple[Option, ...] = ()
+    takes_files: bool = False
 
 
 COMMANDS = {
     "demo": Command(
         "capture a GPT's training step, optimise, time and export it", "demo", "demo", DEMO_OPTIONS, PASS_OPTIONS
+    ),
+    "timeline": Command(
+        "say why the GPUs of a recorded run idle (a trace of torch.profiler), and beside a second one what got slower",
+        "timeline",
+        "show_timeline",
+        TIMELINE_OPTIONS,
+        takes_files=True,
+    ),
+    "ranks": Command(
+        "say which rank of a job made the others wait, and by what (a folder with one trace of each rank)",
+        "ranks",
+        "show_ranks",
+        RANKS_OPTIONS,
+        takes_files=True,
     ),
     "passes": Command("list the passes with their options", "passes", "show_passes"),
     "cache": Command("show or clear the disk cache of generated kernels", "machine", "show_cache", CACHE_OPTIONS),
@@ -60,10 +77,11 @@ to see:
 Then that is shown, the last one if there are several, and nothing else is recorded. FILE{SESSION} is a session, which
 `--session` and `c.save(path)` write: it is shown with the times that were measured where it was saved, and nothing runs.
 
-The exit status is that of the script where it fails, 1 for an error that tracefuse explains, 2 for bad usage.
+The exit status is that of the script where it fails, 1 for an error that tracefuse explains, 2 for bad usage, and 3 where
+`--fail-on` finds what it names. A comment `# tracefuse: ignore[ID]` on a line hides the finding of that id there.
 
 commands:
-{"".join(f"  tracefuse {name:<8}{one.help}{chr(10)}" for name, one in COMMANDS.items())}"""
+{"".join(f"  tracefuse {name:<9}{one.help}{chr(10)}" for name, one in COMMANDS.items())}"""
 
 
 class Steps:
@@ -86,7 +104,8 @@ class Steps:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 1 for an error that tracefuse explains, 2 for bad usage.
+    """Run the command line; returns the exit status: 1 for an error that tracefuse explains, 2 for bad usage, 3 where
+    `--fail-on` finds what it names.
 
     A script that ends with another status than 0 raises `SystemExit` with it.
     """
@@ -94,11 +113,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         _file_parser().print_help()
         return 2
+    status = 0
     try:
         if words[0] in COMMANDS:
             _run(words[0], words[1:])
         else:
-            _show(words)
+            status = _show(words)
         sys.stdout.flush()
     except BrokenPipeError:
         if not _is_cut_off(sys.stdout):
@@ -107,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TracefuseError as error:
         print(f"tracefuse: {error}", file=sys.stderr)
         return 2 if isinstance(error, OptionError) else 1
-    return 0
+    return status
 
 
 def _is_cut_off(stream: TextIO) -> bool:
@@ -124,18 +144,20 @@ def _is_cut_off(stream: TextIO) -> bool:
 def _run(name: str, words: Sequence[str]) -> None:
     command = COMMANDS[name]
     parser = argparse.ArgumentParser(prog=f"tracefuse {name}", description=command.help)
+    if command.takes_files:
+        parser.add_argument("files", nargs="+", metavar="FILE", help="a Chrome trace, .json or .json.gz")
     arguments = _with_options(parser, command.options, command.passes).parse_args(words)
     getattr(importlib.import_module(f"tracefuse.cli.{command.module}"), command.does)(arguments)
 
 
-def _show(words: Sequence[str]) -> None:
+def _show(words: Sequence[str]) -> int:
     parser = _file_parser()
     at = words.index("--") if "--" in words else len(words)
     arguments, unknown = parser.parse_known_args(words[:at])
     _check_file(parser, arguments.file, unknown)
     from tracefuse.cli.file import show_file
 
-    show_file(arguments, words[at + 1 :])
+    return show_file(arguments, words[at + 1 :])
 
 
 def _check_file(parser: argparse.ArgumentParser, file: str | None, unknown: Sequence[str]) -> None:
@@ -158,7 +180,7 @@ def _check_file(parser: argparse.ArgumentParser, file: str | None, unknown: Sequ
 def _other_way(file: Path) -> str:
     """What the file may be, and what opens that."""
     if file.suffix == ".json" or file.suffixes[-2:] == [".json", ".gz"]:
-        return f": a trace of torch.profiler is opened by tracefuse.load_timeline({str(file)!r}) in Python"
+        return f": a trace of torch.profiler is opened by `tracefuse timeline {file}`"
     if file.suffix == ".ipynb":
         return (
             ": in a notebook, `%load_ext tracefuse` and then `%%tracefuse` at the top of a cell show what the cell ran"

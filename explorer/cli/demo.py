@@ -17,7 +17,7 @@ from tracefuse.demo import GPT, batch
 from tracefuse.errors import OptionError
 from tracefuse.measure.peers import check_names
 from tracefuse.recorded import capture
-from tracefuse.tables.summary import modules_table, remarks, steps_table
+from tracefuse.tables.summary import modules_table, passes_table, remarks
 
 HEADS, VOCABULARY, BATCH, LENGTH = 4, 256, 4, 64
 
@@ -35,7 +35,7 @@ def demo(arguments: argparse.Namespace) -> None:
 
     say.next(f"optimising: {config.as_code()}")
     variant = captured.variant(config).check()
-    print("\n".join([steps_table(variant), *remarks(variant)]), end="\n\n", flush=True)
+    print("\n".join([passes_table(variant), *remarks(variant)]), end="\n\n", flush=True)
 
     say.next("measuring the captured trace beside the optimised one")
     asked = {name: chosen[name] for name in ("cuda_graph", "tune")} | {"peers": chosen["peer"]}

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from tracefuse.diagnose.attention_forms import Attention, attentions
-from tracefuse.diagnose.finding import Case, Finding, dtype, names
+from tracefuse.findings.finding import Case, Finding, dtype, names
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work, is_getitem, producer
@@ -28,8 +28,7 @@ _FUSED_OFF = "fused attention"
 def attention_in_single_ops(case: Case) -> Iterator[Finding]:
     """Attention written by hand, and attention that torch runs as its math backend."""
     known = {node.name: node for node in case.trace.ops}
-    large = [one for one in attentions(case.program.trace) if one.is_large]
-    left = [one for one in large if {one.scores.product.name, one.mixed.name} <= known.keys()]
+    left = [one for one in attentions(case.program.trace) if {one.scores.product.name, one.mixed.name} <= known.keys()]
     for group in grouped(left, lambda one: (line_of(one.softmax), one.call, one.is_math_backend)).values():
         matrices = _matrices(known[one.scores.product.name] for one in group)
         us = case.us([n for n in case.trace.ops if work(n) != "matmul" and _moved(n, matrices)])
@@ -40,7 +39,7 @@ def attention_in_single_ops(case: Case) -> Iterator[Finding]:
         shown = known[first.scores.product.name]
         what = "run by the math backend" if first.is_math_backend else "written by hand"
         yield Finding(
-            "attention by the math backend" if first.is_math_backend else "attention written by hand",
+            "attention-math-backend" if first.is_math_backend else "attention-by-hand",
             severity,
             f"{counted(len(group), 'attention')} {what}: the scores go through memory",
             (

@@ -55,12 +55,6 @@ class Attention:
     dropout_p: float
 
     @property
-    def is_large(self) -> bool:
-        """Whether there are more scores than queries and keys: else there is little to keep on chip."""
-        product = self.scores.product
-        return val(product).numel() > sum(val(a).numel() for a in product.args[-2:])  # type: ignore[arg-type]
-
-    @property
     def is_math_backend(self) -> bool:
         """Whether torch took `scaled_dot_product_attention` apart: nothing else runs this softmax (seen on 2.13)."""
         return packet_name(self.softmax) == "_safe_softmax"

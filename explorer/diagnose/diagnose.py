@@ -11,13 +11,12 @@ worth: "high" from a fifth, "medium" from a twentieth, and below a hundredth it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.attention import attention_in_single_ops
-from tracefuse.diagnose.finding import SEVERITIES, Case, Detector, Finding
 from tracefuse.diagnose.gradients import (
     dropped_gradients,
     gradients_no_optimizer_takes,
@@ -25,78 +24,161 @@ from tracefuse.diagnose.gradients import (
     never_used,
     unread_gradients,
 )
-from tracefuse.diagnose.host import loops_of_small_kernels, waits_for_the_gpu
+from tracefuse.diagnose.host import constants_from_the_host, loops_of_small_kernels, waits_for_the_gpu
 from tracefuse.diagnose.kept import kept_for_nothing
 from tracefuse.diagnose.modes import matmuls_without_tf32, modes_that_slow
 from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
+from tracefuse.diagnose.update import optimizers_op_by_op, share_of_the_update
+from tracefuse.findings.finding import SEVERITIES, Case, Detector, Finding, Fix
+from tracefuse.findings.ignored import ignored_text, parted
+from tracefuse.findings.kinds import KINDS
+from tracefuse.findings.kinds import looked_for as looked_for_in_traces
+from tracefuse.lint import LINTS
 from tracefuse.measure.op_times import how_to_measure
-from tracefuse.optimizers.passes import PassRecord
+from tracefuse.optimizers.passes import Decision, PassRecord
+from tracefuse.optimizers.trace import origin
 from tracefuse.text import counted
 
 MOST_REASONS = 2  # of a pass that are told for one finding
+MOST_LEFT = 2  # findings of the trace after the passes that are told for one of the captured trace
 
 
 class Findings(tuple[Finding, ...]):
-    """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for."""
+    """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for.
+    `ignored` are those that a comment on their line hides: see `tracefuse.findings.ignored`."""
 
     provenance: str
     looked_for: Iterable[str]
+    ignored: tuple[Finding, ...]
 
-    def __new__(cls, found: Iterable[Finding], provenance: str = "", looked_for: Iterable[str] | None = None) -> Self:
-        made = super().__new__(cls, found)
-        made.provenance, made.looked_for = provenance, looked_for or DETECTORS
+    def __new__(
+        cls,
+        found: Iterable[Finding],
+        provenance: str = "",
+        looked_for: Iterable[str] | None = None,
+        ignored: Iterable[Finding] = (),
+    ) -> Self:
+        shown, hidden = parted(found)
+        made = super().__new__(cls, shown)
+        made.provenance, made.looked_for = provenance, looked_for or looked_for_in_traces()
+        made.ignored = (*ignored, *hidden)
         return made
 
-    def under(self, config: Config, steps: Sequence[PassRecord]) -> Findings:
-        """As under a configuration: a pass that is on already is no fix, and `steps`, what it made, say why it left this."""
-        said = [_left(one, steps) if one.changes and config.changed(**one.changes) == config else one for one in self]
-        return Findings(said, self.provenance)
-
     def __repr__(self) -> str:
-        nothing = f"nothing found; looked for: {'; '.join(self.looked_for)}"
-        return "\n\n".join(filter(None, [*map(str, self), how_to_measure(self.provenance)])) if self else nothing
+        nothing = [] if self else [f"nothing found; looked for: {'; '.join(self.looked_for)}"]
+        said = [*map(str, self), how_to_measure(self.provenance) if self else "", ignored_text(self.ignored)]
+        return "\n\n".join(filter(None, [*nothing, *said]))
 
 
-def _left(finding: Finding, steps: Sequence[PassRecord]) -> Finding:
-    on = [(at - len(steps), step) for at, step in enumerate(steps) if step.name in (finding.changes or ())]
-    passes = " and ".join(f"`{step.name}`" for _, step in on)
-    reasons = Counter(
-        decision.reason for _, step in on for decision in step.decisions if decision.value in finding.values
-    ).most_common()
+SAID_BY = {
+    "loop-of-small-kernels": {"per-sample-loop", "stack-of-matmuls", "heads-apart", "cat-in-loop"},
+    "cat-in-forward": {"cat-in-loop"},
+}
+"""By the id of what is said in general those that say it in particular."""
+
+
+def beside(ran: Findings, left: Findings, config: Config, steps: Sequence[PassRecord]) -> Findings:
+    """The findings of the program as it ran, each with what the passes of a configuration make of it: `left` are the findings
+    of the trace that `steps` made."""
+    return Findings([_beside(one, left, config, steps) for one in ran], ran.provenance, ignored=ran.ignored)
+
+
+def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[PassRecord]) -> Finding:
+    on = [name for name in KINDS[finding.id].mended_by if config.state(name) == "on"]
+    if not on:
+        return finding
+    still = [one for one in left if one.id == finding.id and _is_same(one, finding)]
+    about = set(finding.values)
+    acted = [step.name for step in steps if step.name in on and any(d.value in about for d in step.decisions)] or on
+    passes = " and ".join(f"`{name}`" for name in acted)
+    changes = finding.changes if finding.changes and config.changed(**finding.changes) != config else None
+    if not still:
+        said = f"mended by {passes} in this configuration"
+        return replace(finding, mended=said, is_mended=True, changes=None, fixes=_other_fixes(finding))
+    if changes:  # an option of theirs that is not chosen
+        return finding
+    worth = "; ".join(one.worth for one in still[:MOST_LEFT])
+    said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, on)}"
+    return replace(finding, mended=said, changes=None, fixes=_other_fixes(finding))
+
+
+def _other_fixes(finding: Finding) -> tuple[Fix, ...]:
+    """What a replay can test of a finding beside the passes that are on."""
+    return tuple(fix for fix in finding.fixes if fix.kind != "passes")
+
+
+def _is_same(one: Finding, other: Finding) -> bool:
+    return one.source == other.source or not set(one.values).isdisjoint(other.values)
+
+
+def _decisions(steps: Sequence[PassRecord], names: Sequence[str]) -> list[Decision]:
+    return [decision for step in steps if step.name in names for decision in step.decisions]
+
+
+def _why_left(still: Sequence[Finding], steps: Sequence[PassRecord], on: Sequence[str]) -> str:
+    """Why the passes left it, in their own words, and where all their decisions are."""
+    values = {value for one in still for value in one.values}
+    reasons = Counter(one.reason for one in _decisions(steps, on) if one.value in values).most_common()
     said = [f"{reason} ({counted(count, 'op')})" for reason, count in reasons[:MOST_REASONS]]
-    shown = "; ".join(
-        [*said, *[f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))]
-    )
-    where = " and ".join(f"`print(v.steps[{at}])`" for at, _ in on)
-    fix = f"none: {passes} left it{f', since {shown}' * bool(shown)}; {where} has all decisions"
-    return replace(finding, changes=None, fix=fix)
+    more = [f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))
+    places = [at - len(steps) for at, step in enumerate(steps) if step.name in on]
+    where = " and ".join(f"`print(v.passes[{at}])`" for at in places)
+    return f"{', since ' * bool(said)}{'; '.join([*said, *more])}; {where} has all decisions"
 
 
 def diagnose(case: Case) -> Findings:
     """All findings, the gravest first."""
-    found = [finding for detector in DETECTORS.values() for finding in detector(case)]
-    return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)), case.times.provenance)
+    lines = _lines_of_the_project(case)
+    found = [_in_the_project(finding, lines) for detector in DETECTORS for finding in detector(case)]
+    return Findings(sorted(_told_once(found), key=lambda one: SEVERITIES.index(one.severity)), case.times.provenance)
 
 
-# What is looked for, in the words of a list.
-DETECTORS: dict[str, Detector] = {
-    "gradients that every backward copies to the CPU": gradients_copied_to_the_host,
-    "inputs that every forward moves between devices": inputs_moved_each_step,
-    "casts and device moves that a profile calls by one name": casts_beside_moves,
-    "values, shapes and copies that Python reads and the host waits for": waits_for_the_gpu,
-    "weights cast in every step": casts_of_weights,
-    "attention whose scores go through memory": attention_in_single_ops,
-    "concatenations: of nothing, and of what one buffer could hold": concatenations,
-    "pointwise ops and reductions that run one by one": unfused_pointwise,
-    "matmuls over rows that are not aligned": unaligned_matmuls,
-    "gradients that no optimizer takes": gradients_no_optimizer_takes,
-    "gradients of data": gradients_of_data,
-    "gradients computed and dropped": dropped_gradients,
-    "ops whose result nothing used": never_used,
-    "gradients that one op computes beside those that are read, of frozen parameters too": unread_gradients,
-    "saved tensors that cost more to keep than to recompute": kept_for_nothing,
-    "lines that launch many small kernels": loops_of_small_kernels,
-    "matmuls of float32 without tensor cores": matmuls_without_tf32,
-    "modes that slow everything down": modes_that_slow,
-}
+def _told_once(found: Sequence[Finding]) -> list[Finding]:
+    """The findings without those that say in general what another one says in particular of most of their ops."""
+    known = {general: [set(one.values) for one in found if one.id in SAID_BY[general]] for general in SAID_BY}
+    return [one for one in found if not any(2 * len(of & set(one.values)) > len(of) for of in known.get(one.id, ()))]
+
+
+def _lines_of_the_project(case: Case) -> dict[str, str]:
+    """By each line of an installed library the line of the user's project that called it."""
+    traces = [case.trace] if case.update is None else [case.trace, case.update]
+    sources = [origin(node).source for trace in traces for node in trace.ops]
+    sources += [one.origin.source for one in case.program.dropped] + [one.source for one in case.program.stops]
+    return {str(one): str(one.called) for one in sources if one is not None and one.called is not None}
+
+
+def _in_the_project(finding: Finding, lines: Mapping[str, str]) -> Finding:
+    """The finding at the line of the user's project; that of the library is evidence, and no error of the user's where only
+    another line there would mend it."""
+    if finding.source not in lines:
+        return finding
+    severity = "low" if KINDS[finding.id].in_the_line else finding.severity
+    evidence = (*finding.evidence, ("in the library", finding.source))
+    return replace(finding, severity=severity, source=lines[finding.source], evidence=evidence)
+
+
+DETECTORS: tuple[Detector, ...] = (
+    *LINTS,
+    gradients_copied_to_the_host,
+    inputs_moved_each_step,
+    casts_beside_moves,
+    waits_for_the_gpu,
+    constants_from_the_host,
+    casts_of_weights,
+    attention_in_single_ops,
+    concatenations,
+    unfused_pointwise,
+    unaligned_matmuls,
+    gradients_no_optimizer_takes,
+    gradients_of_data,
+    dropped_gradients,
+    never_used,
+    unread_gradients,
+    kept_for_nothing,
+    loops_of_small_kernels,
+    matmuls_without_tf32,
+    modes_that_slow,
+    optimizers_op_by_op,
+    share_of_the_update,
+)

@@ -17,9 +17,9 @@ from torch import fx
 
 from tracefuse.assembly.draws import undisturbed
 from tracefuse.assembly.program import CapturedProgram, Inputs, pinned_among
-from tracefuse.diagnose.finding import Finding, Fix, FixKind
 from tracefuse.diagnose.retype import Place, conversions_back, is_conversion, only_dtype, retyped
 from tracefuse.errors import FixError
+from tracefuse.findings.finding import Finding, Fix, FixKind
 from tracefuse.measure.rounds import IsCancelled, Progress, check_arguments, compiling
 from tracefuse.measure.side_by_side import replays, same_program, timed
 from tracefuse.measure.switched import Switched

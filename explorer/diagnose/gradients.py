@@ -8,13 +8,16 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import fx
 
 from tracefuse.assembly.unshown import Dropped
-from tracefuse.diagnose.finding import Case, Finding, names
+from tracefuse.findings.finding import Case, Finding, names
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
 from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outputs, unread_outputs
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, val
 from tracefuse.text import counted, share_text, time_text
+
+_CHECKPOINT = "CheckpointFunctionBackward"
+"""It runs a forward again, of which the last op is for nobody: that is no gradient."""
 
 
 def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
@@ -27,7 +30,7 @@ def gradients_no_optimizer_takes(case: Case) -> Iterator[Finding]:
     some = f"gradients of {len(unheld)} parameters" if len(unheld) > 1 else f"the gradient of `{unheld[0].source}`"
     yield from _undemanded(
         case,
-        "gradient that no optimizer takes",
+        "gradient-without-optimizer",
         {i.source for i in unheld},
         f"every backward computes {some}, which no optimizer updates",
         ("optimizers found", f"{optimizers}: {len(held)} of the {len(held) + len(unheld)} parameters with a gradient"),
@@ -46,7 +49,7 @@ def gradients_of_data(case: Case) -> Iterator[Finding]:
     for entry in data:
         yield from _undemanded(
             case,
-            "gradient of data",
+            "gradient-of-data",
             {entry.source},
             f"every backward computes the gradient of `{entry.source}`, which is no parameter",
             ("fills", f"`{entry.source}.grad`"),
@@ -74,7 +77,7 @@ def _undemanded(
     gradients = [node for out, node in pairs if out.kind == "gradient" and out.of in of]
     yield Finding(
         name,
-        "medium" if severity == "high" and name == "gradient of data" else severity,
+        "medium" if severity == "high" and name == "gradient-of-data" else severity,
         title,
         (
             fact,
@@ -93,8 +96,8 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
     """Ops of the backward that reached nothing."""
     yield from _never_used(
         case,
-        [one for one in case.program.dropped if one.origin.autograd],
-        "gradient computed and dropped",
+        [one for one in case.program.dropped if one.origin.autograd not in ("", _CHECKPOINT)],
+        "gradient-dropped",
         "of the backward computed what nothing used",
         "compute only what is used: `ctx.needs_input_grad` in a backward of your own, fewer `inputs` of autograd.grad, "
         "requires_grad_(False)",
@@ -106,9 +109,9 @@ def never_used(case: Case) -> Iterator[Finding]:
     yield from _never_used(
         case,
         [one for one in case.program.dropped if not one.origin.autograd],
-        "computed and never used",
+        "never-used",
         "computed what nothing used",
-        "do not call what computes it, or use its result",
+        "do not call what computes it, or use its result; a compiled step leaves it out",
     )
 
 
@@ -154,7 +157,7 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
     whose = ("of", f"{counted(len(frozen), 'frozen parameter')}: {', '.join(frozen[:3])}") if frozen else None
     ops = list(wasteful)
     yield Finding(
-        "frozen parameters still paid for" if frozen else "gradient computed and not read",
+        "frozen-weight-gradient" if frozen else "gradient-unread",
         severity,
         f"the backward computes {human_bytes(computed)} that nothing reads, in {counted(len(ops), 'op')}",
         tuple(filter(None, (("operators", ", ".join(sorted({str(n.target) for n in ops}))), whose))),

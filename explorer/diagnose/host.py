@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, names
 from tracefuse.diagnose.moves import is_on_gpu
+from tracefuse.findings.finding import Case, Finding, names
+from tracefuse.findings.launching import HOST_US, MEASURED
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
 from tracefuse.optimizers.ops import does_work, producer
@@ -26,9 +27,6 @@ _FIX: dict[Kind, str] = {
     "copy": 'copy into pinned memory with .to("cpu", non_blocking=True) and read it after the step, or not every step',
 }
 
-# What the host pays for one eager op: `x * 2 + y` takes 14.3 µs (tests/bench/results/launch_h100.json).
-HOST_US = 7.2
-MEASURED = f"the host's {HOST_US} µs per op was measured on an H100's"
 # With fewer ops than this, a line is no loop that is worth to be rewritten.
 FEWEST = 50
 LINES = 4  # of a loop that are named beside the one that launches the most
@@ -48,10 +46,35 @@ def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
     """One for each line that reads. What lies on the CPU in a program on a GPU makes nobody wait, and gradients that autograd
     copies to the CPU are a finding of their own."""
     on_gpu = is_on_gpu(case.trace)
-    waited = (one for one in case.program.stops if not on_gpu or one.read.device.type != "cpu")
-    own = [one for one in waited if not (one.in_backward and one.read.how == COPY)]
+    own = [one for one in _waited(case, on_gpu) if one.read.kind != "constant"]
+    own = [one for one in own if not (one.in_backward and one.read.how == COPY)]
     for at, stops in grouped(own, lambda one: str(one.source or "")).items():
         yield _stop(at, stops, on_gpu)
+
+
+def _waited(case: Case, on_gpu: bool) -> list[Stop]:
+    return [one for one in case.program.stops if not on_gpu or one.read.device.type != "cpu"]
+
+
+def constants_from_the_host(case: Case) -> Iterator[Finding]:
+    """Numbers of which Python makes a tensor in every step, a line a finding."""
+    on_gpu = is_on_gpu(case.trace)
+    made = [one for one in _waited(case, on_gpu) if one.read.kind == "constant" and not one.in_backward]
+    for at, stops in grouped(made, lambda one: str(one.source or "")).items():
+        times = f"{len(stops)} times" if len(stops) > 1 else "once"
+        yield Finding(
+            "constant-from-host",
+            "medium" if on_gpu else "low",
+            f"{stops[0].read.how} makes a tensor of Python's numbers {times} a step",
+            (("bytes", human_bytes(sum(stop.read.nbytes for stop in stops))), ("made", str(len(stops)))),
+            (),
+            at,
+            "make it once, in `__init__`: `self.register_buffer(…)`, which `model.to(device)` moves; what changes is made on "
+            "the device: `torch.full` or `torch.arange` with `device=`",
+            "the GPU's idle time until the host has copied it and launched what follows: see the timeline"
+            if on_gpu
+            else "a copy to the GPU for which the host would wait; on a CPU the time of the Python",
+        )
 
 
 def _stop(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
@@ -63,7 +86,7 @@ def _stop(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
     evidence += [("in the backward", str(late))] if (late := sum(s.in_backward for s in stops)) else []
     does, where = ("makes", "") if on_gpu else ("would make", " on a GPU")
     return Finding(
-        "waits for the GPU",
+        "host-sync",
         "medium" if on_gpu else "low",
         f"{next(iter(ways))} {does} the host wait {times} a step{where}",
         tuple(evidence),
@@ -149,7 +172,7 @@ def _loop(
     if severity is None:
         return
     yield Finding(
-        "loop of small kernels",
+        "loop-of-small-kernels",
         severity,
         f"{title}, of {human_bytes(sum(map(bytes_moved, nodes)) / len(nodes))} each",
         (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from tracefuse.diagnose.finding import Case, Finding, Severity
+from tracefuse.findings.finding import Case, Finding
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import Peaks, packet_name
 from tracefuse.optimizers.facts import storages
@@ -61,11 +61,8 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
     """The finding, of which `part` is left."""
     freed, lower = saved - found.saved[1], part * max(0, found.peak[0] - found.peak[1])
     spared_us = part * 1e6 * (found.kept_s - found.again_s)
-    severities = [s for s in (case.severity(spared_us), case.severity(lower, found.peak[0])) if s is not None]
-    if not severities:
+    if case.severity(spared_us) is None and case.severity(lower, found.peak[0]) is None:
         return
-    # Memory may be there to spare: that is no error.
-    severity: Severity = "low" if set(severities) == {"low"} else "medium"
     of: Counter[str] = Counter()
     nodes = {n.name: n for n in case.trace.ops}
     left = sorted((value for value in found.values if value.name in nodes), key=lambda value: -value.nbytes)
@@ -73,8 +70,8 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
     for value in left:
         of[name_of(nodes[value.name], folds)] += value.nbytes
     yield Finding(
-        "saved although cheaper to recompute",
-        severity,
+        "saved-not-recomputed",
+        "low",  # memory may be there to spare, and torch saves what every eager program does
         f"the forward saves {human_bytes(freed)} that the backward could compute again faster than it is stored and loaded",
         (
             ("saved", f"{human_bytes(saved)}, {human_bytes(found.saved[1])} without"),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, Severity, names
+from tracefuse.device.target import chosen, float32_rates
 from tracefuse.diagnose.moves import is_on_gpu
+from tracefuse.findings.finding import Case, Finding, Severity, names
+from tracefuse.lint.facts import line_saying
 from tracefuse.measure.peaks import known_peaks
-from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
+from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import line_of, val
 from tracefuse.tables.folding import work
@@ -32,8 +34,6 @@ _CUDNN: dict[str, tuple[str, Severity, str]] = {
         "cuDNN guesses the algorithm of each convolution; where shapes stay: torch.backends.cudnn.benchmark = True",
     ),
 }
-# NVIDIA's datasheet of the H100 SXM5: matmuls of float32 without tensor cores, and as TF32 on them, dense.
-FP32, TF32 = (replace(H100_SXM_DATASHEET, by_dtype=((torch.float32, rate),)) for rate in (67e12, 494.7e12))
 AMPERE = 8
 
 
@@ -42,23 +42,40 @@ def modes_that_slow(case: Case) -> Iterator[Finding]:
     known = case.program.environment
     for name, remedy in _FLAGS.items():
         if known.get(name) == "on":
-            yield _mode(name, "on", "medium", remedy, [])
+            yield _mode(name, "on", "medium", remedy, [], line_saying(case, _SAID[name]))
     convolutions = (
         [n for n in case.trace.ops if does_work(n) and work(n) == "convolution"] if is_on_gpu(case.trace) else []
     )
     for name, (value, severity, remedy) in _CUDNN.items():
         if convolutions and known.get(name) == value:
-            yield _mode(name, value, severity, remedy, convolutions)
+            yield _mode(name, value, severity, remedy, convolutions, line_of(convolutions[0]))
 
 
-def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node]) -> Finding:
+_SAID = {
+    "CUDA_LAUNCH_BLOCKING": re.compile(r"CUDA_LAUNCH_BLOCKING"),
+    "anomaly mode": re.compile(r"detect_anomaly\(|AnomalyMode\("),
+    "deterministic algorithms": re.compile(r"use_deterministic_algorithms\("),
+    "profiler": re.compile(r"\bprofile\("),
+}
+"""How the line is found that switches a mode on: no operator knows it."""
+_IDS = {
+    "CUDA_LAUNCH_BLOCKING": "launch-blocking",
+    "anomaly mode": "anomaly-mode",
+    "deterministic algorithms": "deterministic-mode",
+    "profiler": "profiler-on",
+    "cudnn": "cudnn-off",
+    "cudnn benchmark": "cudnn-benchmark-off",
+}
+
+
+def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node], at: str) -> Finding:
     return Finding(
-        "slow mode",
+        _IDS[name],
         severity,
         f"{name} was {value} when the cell ran",
         ((name, value), *([("convolutions", str(len(ops)))] if ops else [])),
         names(ops),
-        line_of(ops[0]) if ops else "",
+        at,
         remedy,
         "not known from one run: measure without it",
     )
@@ -71,7 +88,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     if not has_tensor_cores or known.get("tf32") != "False":
         return
     ops = [n for n in case.trace.ops if work(n) == "matmul" and val(n).dtype == torch.float32 and val(n).is_cuda]
-    peaks = _rates()
+    peaks = _rates(known.get("device"))
     as_fp32, as_tf32 = (1e6 * sum(roofline_seconds(n, one) for n in ops) for one in peaks)
     if not ops or as_fp32 == as_tf32:
         return
@@ -85,7 +102,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     slow, fast = (one.flops_rate(torch.float32) / 1e12 for one in peaks)
     source = f"{case.times.provenance}; rates modelled" if is_measured else "modelled"
     yield Finding(
-        "matmuls of float32 without tensor cores",
+        "tf32-off",
         "medium" if severity == "high" else severity,  # who wants all bits of float32 has it right
         f"{counted(len(ops), 'matmul')} of float32 run without tensor cores: TF32 is off",
         (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),
@@ -96,9 +113,10 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     )
 
 
-def _rates() -> tuple[Peaks, Peaks]:
-    """The speeds of float32 without and with tensor cores: this machine's where they were measured, else a datasheet's."""
+def _rates(gpu: str | None) -> tuple[Peaks, Peaks]:
+    """The speeds of float32 without and with tensor cores: the chosen target's; else this machine's where they were measured,
+    else those of a datasheet."""
     found = known_peaks("cuda")
-    if found is None or not {"fp32", "tf32"} <= found.flops_per_s.keys():
-        return FP32, TF32
+    if chosen() is not None or found is None or not {"fp32", "tf32"} <= found.flops_per_s.keys():
+        return float32_rates(gpu)
     return found.roofline(tf32=False), found.roofline(tf32=True)

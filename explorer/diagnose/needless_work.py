@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.diagnose.finding import Case, Finding, Fix, dtype, names
 from tracefuse.diagnose.retype import only_dtype
+from tracefuse.findings.finding import Case, Finding, Fix, dtype, names
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
 from tracefuse.optimizers.ops import behind_views, does_work
@@ -39,7 +39,7 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
         cast = dict.fromkeys(behind_views(n.args[0]) for n in forward)  # type: ignore[arg-type]
         held = tuple(node.name for node in cast if only_dtype(node) != val(node).dtype)
         yield Finding(
-            "weights cast every step",
+            "weights-cast-each-step",
             severity,
             f"every forward casts {_parameters(len(cast))} from {dtype(forward[0].args[0])} to {dtype(forward[0])}",
             (
@@ -65,7 +65,7 @@ def concatenations(case: Case) -> Iterator[Finding]:
     empty = [n for n in cats if any(val(part).numel() == 0 for part in _parts(n))]
     if empty:
         yield Finding(
-            "concatenation with an empty operand",
+            "cat-of-nothing",
             "low",
             f"{_count(empty)} {human_bytes(sum(map(nbytes, empty)))} to append an empty tensor",
             (("bytes", human_bytes(sum(map(nbytes, empty)))),),
@@ -78,12 +78,11 @@ def concatenations(case: Case) -> Iterator[Finding]:
     for half in ("backward", "forward"):
         nodes = [n for n in cats if case.half[n] == half and n not in empty]
         us = case.us(nodes)
-        severity = case.severity(us)
-        if severity is not None:
+        if case.severity(us) is not None:
             copied = human_bytes(sum(map(nbytes, nodes)))
             yield Finding(
-                f"concatenations in the {half}",
-                severity,
+                f"cat-in-{half}",
+                "low",  # most have to be, and a pass does without: a remark, and no error
                 f"{_count(nodes)} {copied} in the {half}",
                 (("moved", human_bytes(sum(map(bytes_moved, nodes)))), ("the largest", max(nodes, key=nbytes).name)),
                 names(nodes),
@@ -109,16 +108,13 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
         and work(n) != "device copy"
     ]
     us = case.us(nodes)
-    severity = case.severity(us)
-    if severity == "high":  # every eager program has some: a remark on how it was written, not an error in it
-        severity = "medium"
-    if severity is not None and len(nodes) > 1:
+    if case.severity(us) is not None and len(nodes) > 1:
         folds = folded_paths(case.trace)
         module, share = _largest_part(case, nodes, lambda n: name_of(n, folds))
         at, _ = _largest_part(case, nodes, line_of)
         yield Finding(
-            "unfused pointwise work",
-            severity,
+            "unfused-pointwise",
+            "low",  # every eager program has some: a remark, and no error
             f"{len(nodes)} pointwise ops and reductions run as kernels of their own",
             (
                 ("moved", human_bytes(sum(map(bytes_moved, nodes)))),
@@ -143,7 +139,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
         if severity is not None:
             multiple = ALIGNED_BYTES // val(group[0]).element_size()
             yield Finding(
-                "unaligned matmul",
+                "unaligned-matmul",
                 severity,
                 f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {multiple}",
                 (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),

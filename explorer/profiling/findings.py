@@ -7,149 +7,182 @@ findings: the table of the timeline has them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
 
 from tracefuse.diagnose.diagnose import Findings
-from tracefuse.diagnose.finding import SEVERITIES, Finding, severity_of
+from tracefuse.findings.finding import SEVERITIES, Finding, severity_of
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.profiling.run import Run, lines_of
+from tracefuse.profiling.ddp import searches_for_unused
+from tracefuse.profiling.run import Run
+from tracefuse.profiling.words import LOOKED_FOR, PAGEABLE_WORDS, WORDS, Words
 from tracefuse.tables.folding import grouped
 from tracefuse.text import time_text
-from tracefuse.timeline.events import Event
-from tracefuse.timeline.gaps import HOST, IDLE, LONG_NS, Gap, Idle
-from tracefuse.timeline.host_calls import ALLOCATION, LOADING, PAGEABLE, SLOW_LAUNCH, SYNCHRONIZATION, is_pageable
+from tracefuse.timeline.causes import HOST, IDLE, IDLING, LONG_NS
+from tracefuse.timeline.host_calls import PAGEABLE, SYNCHRONIZATION, pageable
+from tracefuse.timeline.idle import Idle, Stretch
+from tracefuse.timeline.spans import NONE, Spans
 
-
-class Words(NamedTuple):
-    """What is said of a cause: the finding's name, its title after "the GPU is idle", and what to do."""
-
-    name: str
-    title: str
-    fix: str
-
-
-WORDS = {
-    SYNCHRONIZATION: Words(
-        "waits for the GPU",
-        "after the host waited for it",
-        "keep it a tensor (torch.where instead of if), read it once every many steps, or copy it with non_blocking=True "
-        "and read it a step later",
-    ),
-    ALLOCATION: Words(
-        "memory allocated through the driver",
-        "while the host allocates or frees its memory",
-        "leave out torch.cuda.empty_cache(), and let shapes repeat, so that the caching allocator has what is asked for",
-    ),
-    LOADING: Words(
-        "kernels loaded while it runs",
-        "while the host loads kernels",
-        "run the same step once before: a kernel's first use loads it",
-    ),
-    SLOW_LAUNCH: Words(
-        "slow launch calls",
-        "while a launch call takes unusually long",
-        "run the same step once before: the first launch of a kernel loads it",
-    ),
-    IDLE: Words(
-        "host idle",
-        "while no operator runs on the host",
-        "do what Python does there before or beside the step: load data in workers and ahead (num_workers, pin_memory, "
-        "prefetch), log less often",
-    ),
-    HOST: Words(
-        "launches too slow for the GPU",
-        "because launches come later than it needs them",
-        "launch fewer and larger kernels: tracefuse's `fuse`, torch.compile, larger batches; or replay CUDA graphs",
-    ),
-}
-PAGEABLE_FIX = "keep the data on the GPU, or copy from and to pinned memory with non_blocking=True"
-
-
-LOOKED_FOR = (*(words.name for words in WORDS.values()), "pageable copy")
-"""What a run is examined for, in the words of a list."""
+# Ranges that say which step it is, not what is done there.
+_STEPS = re.compile(r"ProfilerStep#\d+$|window$")
+_NUMBER = re.compile(r"[#_ ]?\d+$")
+_MOST = 3
+# A line is named that has at least so much of the time.
+_LEAST = 0.05
 
 
 def diagnose_run(run: Run) -> Findings:
     """The findings about each GPU of a run, the gravest first; without a GPU, about the host."""
     found = [finding for one in run.idle for finding in _of_device(run, one)] if run.idle else list(_of_host(run))
+    found += searches_for_unused(run)
     return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)), looked_for=LOOKED_FOR)
 
 
+# --- without a GPU ----------------------------------------------------------------------------------------------------
+
+
 def _of_host(run: Run) -> Iterator[Finding]:
-    """The findings of a run on a CPU, where operators are the work: a stretch between them that can be seen is Python's."""
-    stretches = [end - start for start, end in run.without_operator if end - start >= LONG_NS]
+    """The findings of a run on a CPU, where operators are the work: what is named as no work, whatever ran in it, and the
+    stretches without an operator that can be seen, which are Python's."""
+    for cause, pieces in run.named_pieces.items():
+        totals: Counter[int] = Counter()
+        for start, end, at in pieces:
+            totals[at] += end - start
+        yield from _on_host(run, WORDS[cause], [(ns, *_host_line(run, at)) for at, ns in totals.items()], "takes")
+    named = _joined(pieces for found in run.named_pieces.values() for pieces in found)
+    stretches = [(a, b) for a, b in named.cut(run.without_operator)[1] if b - a >= LONG_NS]
+    yield from _on_host(
+        run, WORDS[IDLE], [(b - a, "", run.line_of(a, b)) for a, b in stretches], "no operator runs for"
+    )
+
+
+def _joined(pieces: Iterable[tuple[int, int, int]]) -> Spans:
+    found = sorted(pieces, key=lambda one: (one[0], -one[1]))
+    starts, ends, rows = np.array(found, np.int64).reshape(-1, 3).T
+    return Spans(starts, ends, rows)
+
+
+def _host_line(run: Run, at: int) -> tuple[str, str]:
+    """What a named stretch is called, and the function of the user's in which it was spent for longest."""
+    one = run.host.named[at]
+    totals: Counter[str] = Counter()
+    for line, ns in run.lines.shares(one.thread, one.start_ns, one.end_ns):
+        totals[line] += ns
+    return one.name, max(totals, key=totals.__getitem__, default="")
+
+
+def _on_host(run: Run, words: Words, stretches: Sequence[tuple[int, str, str]], says: str) -> Iterator[Finding]:
+    """One finding of `stretches`: their ns, what they are called, and their line."""
     window_ns = run.window[1] - run.window[0]
-    severity = severity_of(sum(stretches), window_ns)
+    total_ns = sum(ns for ns, _, _ in stretches)
+    severity = severity_of(total_ns, window_ns)
     if severity is None:
         return
-    lost = _share(sum(stretches), window_ns)
+    lost = _share(total_ns, window_ns)
+    title = f"{says} {lost}" if words is WORDS[IDLE] else f"{words.id.replace('-', ' ')} {says} {lost}"
+    names = Counter(name for _, name, _ in stretches if name)
     yield Finding(
-        name=WORDS[IDLE].name,
+        id=words.id,
         severity=severity,
-        title=f"no operator runs for {lost}",
-        evidence=(("stretches", str(len(stretches))), ("longest", time_text(max(stretches) / 1e3))),
+        title=title,
+        evidence=(
+            ("stretches", str(len(stretches))),
+            ("longest", time_text(max(ns for ns, _, _ in stretches) / 1e3)),
+            *([("ranges", _counts(names))] if names else []),
+        ),
         values=(),
-        source="",
-        fix=WORDS[IDLE].fix,
+        source=_longest((line, ns) for ns, _, line in stretches),
+        fix=words.fix,
         worth=f"at most {lost} of the window ({run.provenance})",
     )
 
 
+# --- of a GPU ---------------------------------------------------------------------------------------------------------
+
+
 def _of_device(run: Run, idle: Idle) -> Iterator[Finding]:
+    by_cause = grouped(idle.stretches, lambda one: one.cause)
     for cause, words in WORDS.items():
-        gaps = [gap for gap in idle.gaps if gap.cause == cause]
-        groups = grouped(gaps, _operator) if cause == SYNCHRONIZATION else {"": gaps}
-        for operator, members in groups.items():
-            yield from _idle_by(run, idle, words, members, operator)
-    yield from _pageable(run, idle)
+        gaps = by_cause.get(cause, [])
+        if cause == SYNCHRONIZATION:
+            for operator, members in grouped(gaps, idle.operator).items():
+                yield from _idle_by(run, idle, words, members, f" in {operator}" if operator else "")
+        else:
+            within = _most(gaps, lambda one: _range(idle, one)) if cause in (IDLE, HOST) else ""
+            yield from _idle_by(run, idle, words, gaps, f", most of it in the range {within!r}" if within else "")
+    yield from _pageable(run, idle, by_cause.get(PAGEABLE, []))
 
 
-def _idle_by(run: Run, idle: Idle, words: Words, gaps: Sequence[Gap], operator: str) -> Iterator[Finding]:
+def _range(idle: Idle, gap: Stretch) -> str:
+    """The innermost range around a gap that says what is done there, without its number."""
+    name = idle.within(gap)
+    return "" if _STEPS.search(name) else _NUMBER.sub("", name)
+
+
+def _most(gaps: Iterable[Stretch], key: Callable[[Stretch], str]) -> str:
+    """What at least half of the idle time is of by `key`; "" if nothing is."""
+    totals: Counter[str] = Counter()
+    for gap in gaps:
+        totals[key(gap)] += gap.duration_ns
+    ((name, ns),) = totals.most_common(1) or [("", 0)]
+    return name if 2 * ns >= totals.total() else ""
+
+
+def _idle_by(run: Run, idle: Idle, words: Words, gaps: Sequence[Stretch], where: str) -> Iterator[Finding]:
     total_ns = sum(gap.duration_ns for gap in gaps)
     severity = severity_of(total_ns, idle.window_ns)
     if severity is None:
         return
-    where = f" in {operator}" if operator else ""
+    lost = _share(total_ns, idle.window_ns)
     yield Finding(
-        name=words.name,
+        id=words.id,
         severity=severity,
-        title=f"GPU {idle.device} is idle for {_share(total_ns, idle.window_ns)}, {words.title}{where}",
+        title=f"GPU {idle.device} is idle for {lost}, {words.title}{where}",
         evidence=(
             ("gaps", str(len(gaps))),
             ("longest", time_text(max(gap.duration_ns for gap in gaps) / 1e3)),
-            *_calls(gaps),
-            *_operators(gaps, operator),
+            *_calls(run, gaps),
+            *_longest_by("operators", gaps, idle.operator, where),
+            *_longest_by("ranges", gaps, lambda gap: _range(idle, gap), where),
             ("kernels", _kernels(run, idle)),
         ),
         values=(),
-        source=_source(run, [gap.call for gap in gaps if gap.call is not None]),
+        source=_source(run, gaps),
         fix=words.fix,
-        worth=f"at most {_share(total_ns, idle.window_ns)} of the window ({run.provenance})",
+        worth=f"at most {lost} of the window ({run.provenance})",
     )
 
 
-def _pageable(run: Run, idle: Idle) -> Iterator[Finding]:
+def _pageable(run: Run, idle: Idle, gaps: Sequence[Stretch]) -> Iterator[Finding]:
     """The copies themselves count too: what they move could have been where it is needed, or come beside other work."""
-    copies = [e for e in run.events if e.device == idle.device and is_pageable(e)]
-    behind_ns = sum(gap.duration_ns for gap in idle.gaps if gap.cause == PAGEABLE)
-    copying_ns = sum(copy.duration_ns for copy in copies)
+    events = run.recording.events
+    copies = run.rows[(pageable(events) & (events.device == idle.device))[run.rows]]
+    behind_ns, copying_ns = sum(gap.duration_ns for gap in gaps), int(events.duration_ns[copies].sum())
     severity = severity_of(behind_ns + copying_ns, idle.window_ns)
     if severity is None:
         return
-    nbytes = sum(copy.nbytes for copy in copies)
-    calls = [call for copy in copies if (call := run.host.calls.get(copy.correlation))]
+    nbytes = int(events.nbytes[copies].sum())
+    calls = run.host.call_of[copies]
+    calls = calls[calls != NONE]
+    operators = Counter(filter(None, map(run.host.operator, calls.tolist())))
     rate = f"{human_bytes(nbytes)} at {nbytes / copying_ns:.3g} GB/s" if nbytes and copying_ns else "not recorded"
+    lines = Counter(filter(None, run.lines.of_rows(events, calls)))
     yield Finding(
-        name="pageable copy",
+        id=PAGEABLE_WORDS.id,
         severity=severity,
         title=f"copies to or from pageable memory take {_share(copying_ns, idle.window_ns)}, and the GPU then waits "
         f"{time_text(behind_ns / 1e3)}",
-        evidence=(("copies", _counted(copy.name for copy in copies)), ("bytes", rate), *_operators_of(run, calls)),
+        evidence=(
+            ("copies", _counts(Counter(map(events.name_at, copies.tolist())))),
+            ("bytes", rate),
+            *([("operators", _counts(operators))] if operators else []),
+        ),
         values=(),
-        source=_source(run, calls),
-        fix=PAGEABLE_FIX,
+        source="; ".join(name for name, _ in lines.most_common(_MOST)),
+        fix=PAGEABLE_WORDS.fix,
         worth=f"at most {_share(behind_ns + copying_ns, idle.window_ns)} of the window ({run.provenance})",
     )
 
@@ -157,39 +190,50 @@ def _pageable(run: Run, idle: Idle) -> Iterator[Finding]:
 # --- evidence ---------------------------------------------------------------------------------------------------------
 
 
-def _operator(gap: Gap) -> str:
-    return gap.operator
+def _calls(run: Run, gaps: Iterable[Stretch]) -> list[tuple[str, str]]:
+    calls = {gap.call for gap in gaps if gap.call != NONE}
+    return [("calls", _counts(Counter(map(run.recording.events.name_at, calls))))] if calls else []
 
 
-def _calls(gaps: Iterable[Gap]) -> list[tuple[str, str]]:
-    calls = {gap.call for gap in gaps if gap.call is not None}
-    return [("calls", _counted(call.name for call in calls))] if calls else []
-
-
-def _operators(gaps: Iterable[Gap], said: str) -> list[tuple[str, str]]:
-    totals = {name: sum(gap.duration_ns for gap in group) for name, group in grouped(gaps, _operator).items()}
-    longest = sorted(((ns, name) for name, ns in totals.items() if name and name != said), reverse=True)[:3]
-    return [("operators", ", ".join(f"{name} {time_text(ns / 1e3)}" for ns, name in longest))] if longest else []
-
-
-def _operators_of(run: Run, calls: Iterable[Event]) -> list[tuple[str, str]]:
-    names = _counted(filter(None, (run.host.operator(call) for call in calls)))
-    return [("operators", names)] if names else []
+def _longest_by(label: str, gaps: Iterable[Stretch], key: Callable[[Stretch], str], said: str) -> list[tuple[str, str]]:
+    """What the idle time is of by `key`, the longest first, unless the title says it."""
+    totals: Counter[str] = Counter()
+    for gap in gaps:
+        totals[key(gap)] += gap.duration_ns
+    longest = [(name, ns) for name, ns in totals.most_common() if name and name not in said][:_MOST]
+    return [(label, ", ".join(f"{name} {time_text(ns / 1e3)}" for name, ns in longest))] if longest else []
 
 
 def _kernels(run: Run, idle: Idle) -> str:
-    works = [e for e in run.events if e.on_gpu and e.device == idle.device]
-    return f"{len(works)} GPU records of {time_text(sum(e.duration_ns for e in works) / len(works) / 1e3)} on average"
+    events = run.recording.events
+    works = run.rows[(events.is_work & (events.device == idle.device))[run.rows]]
+    return f"{len(works)} GPU records of {time_text(float(events.duration_ns[works].mean()) / 1e3)} on average"
 
 
-def _counted(names: Iterable[str]) -> str:
-    return ", ".join(f"{name} ×{count}" for name, count in Counter(names).most_common())
+def _counts(counted: Counter[str]) -> str:
+    shown = [f"{name} ×{count}" for name, count in counted.most_common(2 * _MOST)]
+    return ", ".join([*shown, f"and {len(counted) - len(shown)} more"] if len(counted) > len(shown) else shown)
 
 
-def _source(run: Run, calls: Iterable[Event]) -> str:
-    """The functions of the user's that made the calls, where stacks were recorded."""
-    lines = lines_of(run.recording.frames, set(calls))
-    return "; ".join(name for name, _ in Counter(filter(None, lines.values())).most_common(3))
+def _source(run: Run, gaps: Sequence[Stretch]) -> str:
+    """The functions of the user's in which most of the time was lost, where stacks were recorded."""
+    events = run.recording.events
+    called = np.array([gap.call if gap.call != NONE else gap.operator for gap in gaps], np.int64)
+    rows = np.flatnonzero((called != NONE) & ~np.isin([gap.cause for gap in gaps], IDLING))
+    totals: Counter[str] = Counter()
+    for at, line in zip(rows.tolist(), run.lines.of_rows(events, called[rows]), strict=True):
+        totals[line] += gaps[at].duration_ns
+    for at in set(range(len(gaps))) - set(rows.tolist()):
+        for line, ns in run.lines.shares(gaps[at].thread, gaps[at].start_ns, gaps[at].end_ns):
+            totals[line] += ns
+    return _longest(totals.items())
+
+
+def _longest(found: Iterable[tuple[str, int]]) -> str:
+    totals: Counter[str] = Counter()
+    for line, ns in found:
+        totals[line] += ns
+    return "; ".join([line for line, ns in totals.most_common(_MOST) if line and ns >= _LEAST * totals.total()])
 
 
 def _share(ns: int, window_ns: int) -> str:

@@ -26,6 +26,7 @@ from tracefuse.device.clocks import device_label
 from tracefuse.errors import MeasureError
 from tracefuse.profiling.kineto import recorded_in
 from tracefuse.profiling.timeline import RunTimeline, window_of
+from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import MARK, marked
 
 if TYPE_CHECKING:
@@ -159,17 +160,18 @@ def _timeline(profiler: torch.profiler.profile, measured: tuple[float, float | N
         profiler.export_chrome_trace(str(path))
         recording = recorded_in(path)
     window = window_of(recording.events, MARK + _WINDOW, "the profiler's file")
-    works = [e for e in recording.events if e.on_gpu and e.end_ns > window[0]]
+    events = recording.events
+    works = events.on_gpu & (events.end_ns > window[0])
     host_us, events_us = measured
     clocks = [("the host's clock, until the GPU was done", host_us, (window[1] - window[0]) / 1e3)]
-    if works and events_us is not None:
-        last_ns = max(work.end_ns for work in works)
-        clocks.append(("CUDA events around it", events_us, (last_ns - _first_stamp(recording.events, window[0])) / 1e3))
-    device = device_label("cuda" if works else "cpu")
+    if works.any() and events_us is not None:
+        last_ns = int(events.end_ns[works].max())
+        clocks.append(("CUDA events around it", events_us, (last_ns - _first_stamp(events, window[0])) / 1e3))
+    device = device_label("cuda" if works.any() else "cpu")
     return RunTimeline(recording, window, f"{device}, {how} under torch's profiler", tuple(clocks))
 
 
-def _first_stamp(events: Any, start_ns: int) -> int:
+def _first_stamp(events: Events, start_ns: int) -> int:
     """When the first CUDA event of the window was recorded, which an idle GPU does at once; else where the window begins."""
-    found = (e.start_ns for e in events if e.name.startswith("cudaEventRecord") and e.start_ns >= start_ns)
-    return min(found, default=start_ns)
+    found = events.named(lambda name: name.startswith("cudaEventRecord")) & (events.start_ns >= start_ns)
+    return int(events.start_ns[found].min()) if found.any() else start_ns

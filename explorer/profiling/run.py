@@ -6,20 +6,30 @@ Kineto writes a frame of Python as "folder/file.py(12): function"; the line is w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from tracefuse.profiling.kineto import Records
-from tracefuse.tables.folding import grouped
+from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import Event
-from tracefuse.timeline.gaps import Idle, idle_of_devices, idle_of_streams
-from tracefuse.timeline.host_calls import SYNCHRONIZATION, Host, Interval
+from tracefuse.timeline.gaps import idle_of_devices, idle_of_streams
+from tracefuse.timeline.host_calls import SYNCHRONIZATION, Host, by_thread
+from tracefuse.timeline.idle import Idle
+from tracefuse.timeline.spans import NONE, Interval, Nested, Piece
 
 _FRAME = re.compile(r"(?P<file>[^<].*)\((?P<line>\d+)\): (?P<function>.+)")
-# Frames of torch and of Python itself, wherever they are installed.
-_NOT_THE_USERS = re.compile(r"(^|/)(torch|contextlib\.py|threading\.py|runpy\.py|importlib|multiprocessing)(/|\(|$)")
+# Frames of torch, of frameworks around it, and of Python itself, wherever they are installed.
+_NOT_THE_USERS = re.compile(
+    r"(^|/)(torch|torchvision|lightning|pytorch_lightning|transformers|accelerate|deepspeed|tensorboardX?|wandb|mlflow|tqdm"
+    r"|safetensors|numpy|PIL|importlib|multiprocessing|logging|json|concurrent|asyncio|encodings"
+    r"|(contextlib|threading|runpy|queue|selectors|functools|copy|pickle|zipfile|gzip|tempfile|subprocess|random|socket"
+    r"|ssl|abc|typing)\.py)(/|\(|$)"
+)
 
 
 class Wait(NamedTuple):
@@ -46,9 +56,14 @@ class Run:
     clocks: tuple[tuple[str, float, float], ...] = ()
 
     @cached_property
-    def events(self) -> tuple[Event, ...]:
+    def rows(self) -> np.ndarray:
+        """The rows of `recording.events` that are in the window."""
+        return self.recording.events.within(self.window)
+
+    @cached_property
+    def events(self) -> Events:
         """The events in the window, by start."""
-        return tuple(inside(self.recording.events, self.window))
+        return self.recording.events[self.rows]
 
     @property
     def window_us(self) -> float:
@@ -56,7 +71,12 @@ class Run:
 
     @cached_property
     def host(self) -> Host:
-        return Host(self.recording.events)
+        return Host(self.recording.events, self.recording.frames, self.recording.lacks_records)
+
+    @cached_property
+    def lines(self) -> Lines:
+        """The functions of the user's, where Python's frames were recorded."""
+        return Lines(self.recording.frames)
 
     @cached_property
     def idle(self) -> tuple[Idle, ...]:
@@ -77,41 +97,70 @@ class Run:
         return tuple(rest)
 
     @cached_property
+    def named_pieces(self) -> dict[str, list[Piece]]:
+        """Of the window, what the host's ranges and frames name as loading, saving or logging, by cause; the third of each
+        is its number in `host.named`."""
+        found: dict[str, list[Piece]] = {}
+        for thread in self.host.named_on.values():
+            for piece in thread.cut([self.window])[0]:
+                found.setdefault(self.host.named[piece[2]].cause, []).append(piece)
+        return found
+
+    def line_of(self, start_ns: int, end_ns: int) -> str:
+        """The function in which a stretch was spent for longest, on whichever thread; "" where none is known."""
+        shares = [one for thread in self.lines.threads for one in self.lines.shares(thread, start_ns, end_ns)]
+        return max(shares, key=lambda one: one[1])[0] if shares else ""
+
+    @cached_property
     def waits(self) -> tuple[Wait, ...]:
         """Every synchronization of the window, by start."""
-        calls = [e for e in self.events if self.host.causes.get(e) == SYNCHRONIZATION]
-        lines = lines_of(self.recording.frames, calls)
-        gaps = [gap for one in self.idle for gap in one.gaps if gap.cause == SYNCHRONIZATION]
-        idle_ns = {call: sum(g.duration_ns for g in gaps if g.call == call) for call in {g.call for g in gaps}}
-        return tuple(Wait(call, self.host.operator(call), lines[call], idle_ns.get(call, 0)) for call in calls)
-
-
-def inside(events: Iterable[Event], window: Interval) -> Iterable[Event]:
-    return (e for e in events if e.end_ns >= window[0] and e.start_ns <= window[1])
+        events, host = self.recording.events, self.host
+        rows = [row for row in self.rows[host.blocks[self.rows] > 0].tolist() if host.cause(row) == SYNCHRONIZATION]
+        idle_ns: dict[int, int] = defaultdict(int)
+        for one in self.idle:
+            for gap in one.stretches:
+                idle_ns[gap.call] += gap.duration_ns if gap.cause == SYNCHRONIZATION else 0
+        lines = self.lines.of_rows(events, np.array(rows, np.int64))
+        return tuple(
+            Wait(events[row], host.operator(row), line, idle_ns.get(row, 0))
+            for row, line in zip(rows, lines, strict=True)
+        )
 
 
 # --- lines of Python --------------------------------------------------------------------------------------------------
 
 
-def lines_of(frames: Sequence[Event], events: Iterable[Event]) -> dict[Event, str]:
-    """The innermost function of the user's around each event, "run, at train.py:12"; "" where no frame of one is known."""
-    found: dict[Event, str] = {}
-    own = grouped((frame for frame in frames if _is_the_users(frame.name)), lambda frame: frame.resource)
-    for thread, asked in grouped(events, lambda event: event.resource).items():
-        found |= _innermost(own[thread], sorted(asked, key=lambda one: one.start_ns))
-    return found
+class Lines:
+    """The innermost function of the user's at each time of each thread, "run, at train.py:12"; "" outside of all."""
 
+    def __init__(self, frames: Events) -> None:
+        self.frames = frames
+        is_own = frames.named(_is_the_users)
+        self.threads = {
+            thread: Nested(frames.start_ns[rows], frames.end_ns[rows], rows)
+            for thread, rows in by_thread(frames, is_own).items()
+        }
 
-def _innermost(frames: Sequence[Event], events: Sequence[Event]) -> dict[Event, str]:
-    """Both by start: frames nest, so that those around a time are a stack."""
-    found, stack, at = {}, [], 0
-    for event in events:
-        while at < len(frames) and frames[at].start_ns <= event.start_ns:
-            stack.append(frames[at])
-            at += 1
-        stack = [frame for frame in stack if frame.end_ns > event.start_ns]
-        found[event] = _written(stack[-1].name) if stack else ""
-    return found
+    def of_rows(self, events: Events, rows: np.ndarray) -> list[str]:
+        """The function that each record of the host began in."""
+        return self.at(events.resource[rows], events.start_ns[rows])
+
+    def at(self, threads: np.ndarray, times_ns: np.ndarray) -> list[str]:
+        found = [""] * len(threads)
+        for number, nested in self.threads.items():
+            here = np.flatnonzero(threads == number)
+            for at, row in zip(here.tolist(), nested.at(times_ns[here]).tolist(), strict=True):
+                found[at] = self.text(row)
+        return found
+
+    def shares(self, thread: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
+        """For how many ns of a stretch the thread was in each function."""
+        nested = self.threads.get(thread)
+        pieces = nested.shares(start_ns, end_ns) if nested else []
+        return [(self.text(row), ns) for row, ns in pieces if row != NONE]
+
+    def text(self, row: int) -> str:
+        return "" if row == NONE else _written(self.frames.name_at(row))
 
 
 def _is_the_users(name: str) -> bool:
@@ -119,6 +168,7 @@ def _is_the_users(name: str) -> bool:
     return match is not None and _NOT_THE_USERS.search(match["file"]) is None
 
 
+@cache
 def _written(name: str) -> str:
     match = _FRAME.fullmatch(name)
     assert match is not None

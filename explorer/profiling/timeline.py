@@ -14,14 +14,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tracefuse.errors import TraceFileError
 from tracefuse.profiling.kineto import recorded_in
 from tracefuse.profiling.run import Run, Wait
 from tracefuse.tables.folding import grouped
 from tracefuse.text import aligned, share, time_text
-from tracefuse.timeline.events import Event
-from tracefuse.timeline.gaps import CAUSES, Idle
-from tracefuse.timeline.host_calls import Interval
+from tracefuse.timeline.causes import CAUSES
+from tracefuse.timeline.columns import Events
+from tracefuse.timeline.idle import Idle
+from tracefuse.timeline.named import cause_of_frame
+from tracefuse.timeline.spans import Interval
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings
@@ -51,6 +55,12 @@ class RunTimeline(Run):
 
     def __str__(self) -> str:
         head = f"{self.provenance}\nwindow {time_text(self.window_us)}"
+        if self.recording.lacks_records:
+            found, given = self.recording.numbered
+            head += (
+                f"\nof {given:,} operators that the profiler numbered, the file holds {found:,}: what idle time is "
+                + ("shown as the host's may be operators that were left out")
+            )
         parts = [head, *map(idle_text, self.idle), _clock_text(self.clocks), _waits_text(self.waits)]
         if not self.idle:
             parts.insert(1, _host_text(self))
@@ -67,26 +77,29 @@ def load_timeline(path: str | Path, window: str | None = None) -> RunTimeline:
     nothing has a duration, and for a window that it does not have.
     """
     recording = recorded_in(path)
-    if not recording.events:
+    if not len(recording.events):
         raise TraceFileError(f"nothing in {path} has a duration: give a trace that was recorded while something ran")
     name = Path(path).name
     devices = ", ".join(dict.fromkeys(recording.devices.values()))
     provenance = f"measured by the profiler that wrote {name}{f', on {devices}' if devices else ''}"
-    return RunTimeline(recording, window_of(recording.events, window, str(path)), provenance)
+    # A checkpoint behind the last step launches nothing, and is part of the run.
+    is_named = recording.frames.named(cause_of_frame)
+    named_until = int(recording.frames.end_ns[is_named].max(initial=0))
+    return RunTimeline(recording, window_of(recording.events, window, str(path), named_until), provenance)
 
 
-def window_of(events: Iterable[Event], name: str | None, path: str) -> Interval:
-    """The first range called `name`, or all of it. Raises `TraceFileError` where there is none."""
-    events = tuple(events)
+def window_of(events: Events, name: str | None, path: str, named_until: int = 0) -> Interval:
+    """The first range called `name`, or all of it, to `named_until` at least. Raises `TraceFileError` where there is none."""
     if name is None:
-        return min(e.start_ns for e in events), max(e.end_ns for e in events)
-    found = next((e for e in events if not e.on_gpu and e.name == name), None)
-    if found is None:
-        ranges = ", ".join(list(dict.fromkeys(e.name for e in events if e.is_range))[:_TOP])
+        return int(events.start_ns.min()), max(int(events.end_ns.max()), named_until)
+    found = np.flatnonzero(events.named(lambda one: one == name) & ~events.on_gpu)
+    if not len(found):
+        known = dict.fromkeys(events.name_at(row) for row in np.flatnonzero(events.is_range).tolist())
+        ranges = ", ".join(list(known)[:_TOP])
         raise TraceFileError(
             f"{path} has no range called {name!r}: choose from {ranges or 'none, and leave window out'}"
         )
-    return found.start_ns, found.end_ns
+    return int(events.start_ns[found[0]]), int(events.end_ns[found[0]])
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
@@ -118,8 +131,8 @@ def _host_text(run: RunTimeline) -> str:
     """What ran on the host of a run without a GPU, and for how long nothing did."""
     totals: dict[str, list[int]] = {}
     for thread in run.host.threads.values():
-        for start, end, event in thread.operators.cut([run.window])[0]:
-            totals.setdefault(event.name, []).append(end - start)
+        for start, end, row in thread.operators.cut([run.window])[0]:
+            totals.setdefault(run.recording.events.name_at(row), []).append(end - start)
     window_ns = run.window[1] - run.window[0]
     none_ns = sum(end - start for start, end in run.without_operator)
     head = f"no GPU did anything in it; the host ran no operator for {share(none_ns, window_ns)}"
@@ -137,6 +150,6 @@ def idle_text(one: Idle) -> str:
     )
     rows = []
     for cause, total_ns in one.by_cause.items():
-        gaps = [gap.duration_ns for gap in one.gaps if gap.cause == cause]
+        gaps = [gap.duration_ns for gap in one.stretches if gap.cause == cause]
         rows.append((cause, share(total_ns, one.window_ns), str(len(gaps)), time_text(max(gaps) / 1e3), CAUSES[cause]))
     return f"{head}\n\n{aligned([('idle by cause', 'time', 'gaps', 'longest', ''), *rows])}"

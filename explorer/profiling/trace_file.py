@@ -1,7 +1,7 @@
 """Trace files: what torch's profiler, HTA, Perfetto's JSON and chrome://tracing write, read record by record.
 
-They come one by one, so that a file of 100 MB is never held as objects, and times are exact: a double has no room for the
-nanoseconds of absolute microseconds.
+This is the patient reader: it takes what strict JSON forbids, says where a file is cut off, and is slow. Files that are as
+they should be are read by `typed_records`. Times are exact: a double has no room for the nanoseconds of absolute microseconds.
 
 Both forms are read: an object with "traceEvents", and the bare array, whose closing bracket may be missing.
 Source: "Trace Event Format", Google.
@@ -9,6 +9,7 @@ Source: "Trace Event Format", Google.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -28,27 +29,27 @@ _MEMBER = json.JSONDecoder(strict=False)
 _RECORD_AGAIN = "record and export it again, or copy it again if it came from elsewhere"
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], Iterator[Any]]:
-    """The members of the file beside the events that stand before them, and the events as they are parsed.
+def read(data: bytes, path: str) -> tuple[dict[str, Any], Iterator[Any]]:
+    """The members beside the events that stand before them, and the events as they are parsed; `path` is named in errors.
 
     Members that stand after the events are put into the same dictionary when the iterator comes to its end. Raises
     `TraceFileError` for what is no trace or is cut off, some of it while iterating.
     """
-    text = _text(Path(path))
+    text = data.decode("utf-8", errors="replace")
     at = _skip(text, 0)
     header: dict[str, Any] = {}
     if text[at : at + 1] == "[":
-        return header, _array(text, at, str(path), [], may_end=True)
+        return header, _array(text, at, path, [], may_end=True)
     if text[at : at + 1] != "{":
         raise TraceFileError(
             f"{path} is no JSON object and no array of events: give a Chrome trace, as .json or .json.gz"
         )
-    at = _members(text, at + 1, str(path), header)
+    at = _members(text, at + 1, path, header)
     if at < 0:
         raise TraceFileError(
             f'{path} has no "{EVENTS}": give the file that profiler.export_chrome_trace() writes, not that of another tool'
         )
-    return header, _then_members(text, at, str(path), header)
+    return header, _then_members(text, at, path, header)
 
 
 def nanoseconds(microseconds: Any) -> int | None:
@@ -63,7 +64,8 @@ def nanoseconds(microseconds: Any) -> int | None:
     return round(microseconds * 1000) if isinstance(microseconds, int) or microseconds.is_finite() else None
 
 
-def _text(path: Path) -> str:
+def bytes_of(path: Path) -> bytes:
+    """What a file holds, unpacked and without a byte order mark. Raises `TraceFileError` where it cannot be read."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -75,7 +77,7 @@ def _text(path: Path) -> str:
             data = gzip.decompress(data)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TraceFileError(f"{path} cannot be unpacked ({error}): {_RECORD_AGAIN}") from error
-    return data.decode("utf-8-sig", errors="replace")
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _members(text: str, at: int, path: str, header: dict[str, Any]) -> int:

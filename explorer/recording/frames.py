@@ -11,6 +11,7 @@ import linecache
 import os
 import re
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,7 +20,7 @@ from types import FrameType, TracebackType
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.trace import Line, Source
 
 _LIBRARIES = tuple(
     os.path.join(os.path.dirname(found.origin), within)
@@ -32,6 +33,8 @@ _LIBRARIES = tuple(
     )
     if (found := importlib.util.find_spec(name)) is not None and found.origin is not None
 )
+_PATHS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_INSTALLED = tuple(os.path.join(path, "") for path in {*_PATHS, os.path.dirname(os.path.dirname(torch.__file__))})
 _EXPLORER = os.path.dirname(os.path.dirname(__file__))
 _RECORDER = ("recording", "steps", "recorded")
 """The packages and their door whose code stands under a user's line while a cell is recorded."""
@@ -48,10 +51,22 @@ _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>
 def user_source() -> Source | None:
     """The user's line that is running; None where there is none (on a thread of autograd's)."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not is_torchs_or_ours(frame.f_code.co_filename):
-            return source_of(frame, frame.f_lineno)
+    while frame is not None and is_torchs_or_ours(frame.f_code.co_filename):
         frame = frame.f_back
+    if frame is None:
+        return None
+    return source_of(frame, frame.f_lineno, _called(frame) if is_installed(frame.f_code.co_filename) else None)
+
+
+def _called(frame: FrameType) -> Line | None:
+    """The innermost line of the user's project around a frame of an installed library."""
+    outer = frame.f_back
+    while outer is not None:
+        file = outer.f_code.co_filename
+        if not (is_torchs_or_ours(file) or is_installed(file)):
+            text = linecache.getline(file, outer.f_lineno).strip()
+            return Line(file, outer.f_lineno, outer.f_code.co_name, text, label_of(file))
+        outer = outer.f_back
     return None
 
 
@@ -76,15 +91,15 @@ def noted_source(node: fx.Node) -> Source | None:
     return None
 
 
-def source_of(frame: FrameType, line: int) -> Source:
-    """A line of a frame's file."""
+def source_of(frame: FrameType, line: int, called: Line | None = None) -> Source:
+    """A line of a frame's file, which `called` called where that is another one."""
     code = frame.f_code
-    return _source(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line))
+    return _source(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line), called)
 
 
 @functools.lru_cache(maxsize=4096)
-def _source(file: str, line: int, function: str, text: str) -> Source:
-    return Source(file, line, function, text.strip(), label_of(file))
+def _source(file: str, line: int, function: str, text: str, called: Line | None) -> Source:
+    return Source(file, line, function, text.strip(), label_of(file), called)
 
 
 def is_called_by(function: str, file: str) -> bool:
@@ -111,6 +126,12 @@ def _frames() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+@functools.lru_cache(maxsize=4096)
+def is_installed(file: str) -> bool:
+    """Whether the file belongs to Python itself or to a package that was installed, and not to the user's project."""
+    return file.startswith(_INSTALLED)
 
 
 @functools.lru_cache(maxsize=4096)

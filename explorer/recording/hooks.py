@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.namespace import owners_of_methods
@@ -128,6 +129,8 @@ class ModuleStack:
         self._hooks = ExitStack()
         self.compiled: dict[str, None] = {}
         """What ran of what `torch.compile` had compiled: classes of modules, and functions that call modules."""
+        self.settings: dict[str, str] = {}
+        """What the modules that ran were asked for, beside their work, in the words of `environment`."""
 
     def attach(self) -> None:
         self._thread = threading.get_ident()
@@ -157,6 +160,8 @@ class ModuleStack:
         compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
         if compiled is not None:
             self.compiled[compiled] = None
+        if isinstance(module, nn.parallel.DistributedDataParallel) and module.find_unused_parameters:
+            self.settings["find_unused_parameters"] = "on"
         self._stack.append((self._paths.get(module) or "", type(module).__name__))
 
     @shielded
@@ -186,8 +191,9 @@ class ModuleStack:
                 self._paths[module] = path
         for kind, named in (("parameter", root.named_parameters), ("buffer", root.named_buffers)):
             for path, tensor in _listed(named):
-                if tensor not in self._names:
-                    self._names[tensor] = (kind, path)
+                for one in (tensor, local_of(tensor)):
+                    if one not in self._names:
+                        self._names[one] = (kind, path)
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Dotted path and tensor of what the buffers of the modules that ran hold now."""

@@ -6,6 +6,7 @@
     nonzero, masked_select, unique …  a shape                    `nonzero`
     index, index_put with a mask      a shape                    `a boolean mask as an index`
     _to_copy, copy to the CPU         a copy                     `a copy to the CPU`
+    lift_fresh                        a constant               `torch.tensor(…)`
     none: torch hides it from modes   print, list, copy          `print(t)`, `.tolist()`, `.cpu()`
 
 One operator stands for many methods, and printing runs with dispatch modes off. So while a mode that is a `Listener` is
@@ -35,7 +36,7 @@ from tracefuse.recording.frames import is_called_by
 from tracefuse.recording.shield import Shield
 
 aten = torch.ops.aten
-Kind = Literal["number", "shape", "copy", "print"]
+Kind = Literal["number", "shape", "copy", "print", "constant"]
 
 # Methods of a tensor by what a user calls them. Those of the second table run no operator that a mode would see on the CPU.
 _METHODS = {
@@ -64,6 +65,7 @@ _READERS = {
     aten._local_scalar_dense.default, aten.repeat_interleave.Tensor, aten._to_copy.default, aten.copy_.default,
 }  # fmt: skip
 COPY = "a copy to the CPU"
+CONSTANT = "`torch.tensor(…)`"
 _OPTIMIZER = os.path.join(os.path.dirname(torch.__file__), "optim", "optimizer.py")
 
 

@@ -58,9 +58,11 @@ def leave(mode: TorchDispatchMode) -> None:
     if not above:
         TorchDispatchMode.__exit__(mode, None, None, None)
         return
-    _take_out(mode, above)
-    for mine, lowest in _flags(mode, above[0]):
-        lowest[0] = mine.pop()
+    try:
+        _take_out(mode, above)
+    finally:  # or torch would say for good that a mode is entered
+        for mine, lowest in _flags(mode, above[0]):
+            lowest[0] = mine.pop()
 
 
 def _flags(mode: TorchDispatchMode, other: TorchDispatchMode) -> Iterator[tuple[deque[bool], deque[bool]]]:

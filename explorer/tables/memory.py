@@ -152,16 +152,16 @@ class Memory:
         return "\n\n".join(map(aligned, (reasons, modules)))
 
 
-def memory(captured: Trace, optimised: Trace, steps: Sequence[PassRecord] = ()) -> Memory:
-    """The static part, of a captured trace and of what `steps` made of it. Pure."""
-    rows = saved_rows(captured, optimised, steps)
+def memory(captured: Trace, optimised: Trace, records: Sequence[PassRecord] = ()) -> Memory:
+    """The static part, of a captured trace and of what the passes of `records` made of it. Pure."""
+    rows = saved_rows(captured, optimised, records)
     return Memory(curve(captured), curve(optimised), rows, eager_peak_bytes(captured))
 
 
 def static_memory(variant: Switched) -> Memory:
     """`memory` of a variant, with what is to be said of it."""
     captured = variant.program
-    found = memory(captured.trace, variant.trace, variant.steps)
+    found = memory(captured.trace, variant.trace, variant.passes)
     if captured.update is not None:  # gradients live until it, and the optimizer's state lives throughout
         found = replace(found, before=curve(variant.baseline.whole_in_place), after=curve(variant.whole_in_place))
     eager_peak = None if captured.backwards > 1 else found.eager_peak

@@ -44,22 +44,22 @@ class Group:
 
 
 def saved_rows(
-    before: Trace, after: Trace, steps: Sequence[PassRecord] = (), before_steps: Sequence[PassRecord] = ()
+    before: Trace, after: Trace, records: Sequence[PassRecord] = (), records_before: Sequence[PassRecord] = ()
 ) -> tuple[SavedRow, ...]:
-    """Every storage that `before` or `after` saves for its backward; `steps` and `before_steps` led to them."""
+    """Every storage that `before` or `after` saves for its backward; `records` and `records_before` led to them."""
     folds = folded_paths(before)
-    rows = {row.name: row for row in _saved(before, before_steps, folds)}
+    rows = {row.name: row for row in _saved(before, records_before, folds)}
     found = {name: replace(row, nbytes=Pair(row.nbytes.after, 0)) for name, row in rows.items()}
-    for row in _saved(after, steps, folds):
+    for row in _saved(after, records, folds):
         earlier = rows[row.name].nbytes.after if row.name in rows else 0
         found[row.name] = replace(row, nbytes=Pair(earlier, row.nbytes.after))
     return tuple(found.values())
 
 
-def _saved(trace: Trace, steps: Sequence[PassRecord], folds: Mapping[str, str]) -> Iterable[SavedRow]:
+def _saved(trace: Trace, records: Sequence[PassRecord], folds: Mapping[str, str]) -> Iterable[SavedRow]:
     """The rows of one trace, with its bytes as those after the passes."""
     nodes = {node.name: node for node in trace.graph.nodes}
-    for one in explain_saved(trace, steps):
+    for one in explain_saved(trace, records):
         node, size = nodes[one.name], Pair(0, one.nbytes)
         module, folded = origin(node).module, name_of(node, folds)
         yield SavedRow(one.name, module, folded, line_of(node), one.reason, size, one.readers, one.decision)

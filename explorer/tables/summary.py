@@ -50,11 +50,11 @@ def summarise(trace: Trace) -> Summary:
     )
 
 
-def steps_table(variant: Switched) -> str:
+def passes_table(variant: Switched) -> str:
     """The captured trace, then every pass in pipeline order: what it made of it and how many decisions it took, or `off`."""
-    steps = {step.name: step for step in variant.steps}
+    records = {one.name: one for one in variant.passes}
     rows = [("captured", *_cells(summarise(variant.program.trace)), "")]
-    rows += [_pass_row(name, steps.get(name), variant.config.state(name)) for name in variant.config.names]
+    rows += [_pass_row(name, records.get(name), variant.config.state(name)) for name in variant.config.names]
     head = ("", "forward ops", "backward ops", "Triton kernels", "saved for backward", "static peak", "decisions")
     return aligned([head, *rows])
 
@@ -73,13 +73,13 @@ def remarks(variant: Switched) -> list[str]:
 
 def unmet(variant: Switched) -> list[str]:
     """By how much a memory budget is missed, and why, for each pass that has one."""
-    return [f"memory_budget: {why}." for step in variant.steps if (why := why_unmet(step.decisions))]
+    return [f"memory_budget: {why}." for one in variant.passes if (why := why_unmet(one.decisions))]
 
 
-def _pass_row(name: str, step: PassRecord | None, state: str) -> tuple[str, ...]:
-    if step is None:
+def _pass_row(name: str, record: PassRecord | None, state: str) -> tuple[str, ...]:
+    if record is None:
         return f"  {name}", "", "", "", "", "", state
-    return f"+ {name}", *_cells(summarise(step.after)), step.error or str(len(step.decisions))
+    return f"+ {name}", *_cells(summarise(record.after)), record.error or str(len(record.decisions))
 
 
 def _cells(found: Summary) -> tuple[str, ...]:

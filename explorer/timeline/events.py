@@ -63,16 +63,29 @@ class Event(NamedTuple):
     @property
     def mark(self) -> str:
         """The name that `marked` was given; "" of what is no range of ours."""
-        return self.name.removeprefix(MARK) if self.name.startswith(MARK) and not self.on_gpu else ""
+        return "" if self.on_gpu else mark_of(self.name)
 
     @property
     def is_range(self) -> bool:
         """A stretch that somebody named, on the host or as it appears on the GPU: nothing ran by it."""
-        return "annotation" in self.category or bool(self.mark)
+        return is_range_of(self.category) or bool(self.mark)
 
     @property
     def is_cuda_call(self) -> bool:
-        return not self.on_gpu and _CUDA_CALL.match(self.name) is not None
+        return not self.on_gpu and is_cuda_call_name(self.name)
+
+
+def mark_of(name: str) -> str:
+    return name.removeprefix(MARK) if name.startswith(MARK) else ""
+
+
+def is_range_of(category: str) -> bool:
+    """Whether records of a category are ranges: those of `record_function`, and of NVTX as nsys2json writes them."""
+    return "annotation" in category or "nvtx" in category.casefold()
+
+
+def is_cuda_call_name(name: str) -> bool:
+    return _CUDA_CALL.match(name) is not None
 
 
 def marked(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 An idle stretch ends where the GPU starts something; whoever launched that decides. Where the call came in time (it had
 returned when the GPU ran dry), the GPU itself took so long. Where it came late, what the host did until then is the cause,
-cut where that changes: it was blocked in a call, it ran operators, it did nothing.
+cut where that changes: it loaded data, it was blocked in a call, it ran operators, it did nothing.
 
 A host that is held up loses its lead: what it does next, and the launch after that, would have been hidden behind earlier
 work. So this time, up to the time for which it was held up, has the cause of that, until a launch comes in time again.
@@ -13,162 +13,100 @@ sum of the records' times - overlap + gaps = window.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from tracefuse.timeline.events import Event
-from tracefuse.timeline.host_calls import (
-    ALLOCATION,
-    LOADING,
-    PAGEABLE,
-    SLOW_LAUNCH,
-    SYNCHRONIZATION,
-    Host,
-    Interval,
-    Spans,
+import numpy as np
+
+from tracefuse.timeline.causes import (
+    COMPUTING_NS,
+    DEPENDENCY,
+    END,
+    GRAPH,
+    HOST,
+    IDLE,
+    IDLING,
+    LATENCY,
+    LATENCY_NS,
+    LEFT_OUT,
+    LONG_NS,
+    OVERHEAD,
+    START,
+    UNKNOWN,
 )
-
-HOST, IDLE, DEPENDENCY = "host-bound launch", "host idle", "stream dependency"
-LATENCY, OVERHEAD = "launch latency", "profiler overhead"
-START, END, UNKNOWN = "start of the window", "end of the window", "unknown"
-
-CAUSES = {
-    SYNCHRONIZATION: "the host waited for the GPU, so that nothing was queued when the GPU was done",
-    PAGEABLE: "a copy to or from pageable memory held the host until it was done",
-    ALLOCATION: "the host allocated or freed memory through the driver",
-    LOADING: "the host loaded a kernel's code: its first use",
-    HOST: "the host was still running operators: the launch came after the GPU had run dry",
-    IDLE: "no operator ran on the host: Python, input data, or something outside of torch",
-    SLOW_LAUNCH: "the launch call itself took long, as the first launch of a kernel does",
-    DEPENDENCY: "launched in time, while another stream was at work: it waited for that, or for room",
-    LATENCY: "launched in time: what the GPU needs between two kernels",
-    OVERHEAD: "the profiler itself, as it says",
-    START: "nothing had been launched yet",
-    END: "nothing was launched any more",
-    UNKNOWN: "launched in time, or by a call that was not recorded: the recording does not say",
-}
-"""Every cause that a gap can have, in a sentence."""
-
-# Between two operators eager Python needs some 10 µs (tests/bench/launch.py): ten times that is no operator's doing.
-LONG_NS = 100_000
-# An operator launches in tens of µs, in some hundred where it does so first after a wait (tests/timelines). One that takes a
-# millisecond computes on the host, or sets something up: it is a cause of its own, whatever was before it.
-COMPUTING_NS = 1_000_000
-# On an H200 a kernel starts at most 10 µs after its launch has returned, if the GPU is idle (tests/timelines).
-LATENCY_NS = 20_000
+from tracefuse.timeline.columns import Events
+from tracefuse.timeline.events import Event
+from tracefuse.timeline.host_calls import SLOW_LAUNCH, Host, Thread
+from tracefuse.timeline.idle import Idle, Stretch
+from tracefuse.timeline.spans import NONE, Interval, Spans
 
 
-class Gap(NamedTuple):
-    """Idle time with one cause. `stream` is None where all streams of the GPU were idle.
-
-    `operator` is the host's outermost operator that ran or waited meanwhile, `call` the host's event that held it up (None:
-    nothing did), `before` and `after` are what the GPU had done and did next (None at the window's edges).
-    """
-
-    device: int
-    stream: int | None
-    start_ns: int
-    end_ns: int
-    cause: str
-    operator: str
-    call: Event | None
-    before: Event | None
-    after: Event | None
-
-    @property
-    def duration_ns(self) -> int:
-        return self.end_ns - self.start_ns
-
-
-@dataclass(frozen=True)
-class Idle:
-    """One GPU, or one stream of it, in a window: `busy_ns` counts every moment once, `work_ns` every record."""
-
-    device: int
-    stream: int | None
-    start_ns: int
-    end_ns: int
-    busy_ns: int
-    work_ns: int
-    gaps: tuple[Gap, ...]
-
-    @property
-    def window_ns(self) -> int:
-        return self.end_ns - self.start_ns
-
-    @property
-    def overlap_ns(self) -> int:
-        """What records took while another one was running."""
-        return self.work_ns - self.busy_ns
-
-    @property
-    def by_cause(self) -> dict[str, int]:
-        """Nanoseconds by cause, the longest first; they add up to the window without what was busy."""
-        found: dict[str, int] = defaultdict(int)
-        for gap in self.gaps:
-            found[gap.cause] += gap.duration_ns
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def idle_of_devices(events: Sequence[Event], window: Interval, host: Host | None = None) -> tuple[Idle, ...]:
+def idle_of_devices(events: Iterable[Event], window: Interval, host: Host | None = None) -> tuple[Idle, ...]:
     """The idle time of each GPU that did anything in `window` (ns), all of its streams together. `host` is that of `events`,
     where it is known already."""
-    host, works = host or Host(events), _works(events, window)
-    devices = sorted({work.device for work in works})
-    return tuple(
-        _idle(device, None, [w for w in works if w.device == device], window, host, None) for device in devices
-    )
+    host = host or Host(Events.of(events))
+    events, works = host.events, _works(host.events, window)
+    found = []
+    for device in np.unique(events.device[works]).tolist():
+        is_own = events.device[works] == device
+        others = None if is_own.all() else Spans.of(events, works[~is_own])
+        found.append(_idle(device, None, works[is_own], window, host, others))
+    return tuple(found)
 
 
-def idle_of_streams(events: Sequence[Event], window: Interval, host: Host | None = None) -> tuple[Idle, ...]:
+def idle_of_streams(events: Iterable[Event], window: Interval, host: Host | None = None) -> tuple[Idle, ...]:
     """The idle time of each stream between its first record in `window` (ns) and its last; `host` as above."""
-    host, works, found = host or Host(events), _works(events, window), []
-    for device, stream in sorted({(work.device, work.resource) for work in works}):
-        own = [w for w in works if (w.device, w.resource) == (device, stream)]
-        others = Spans(w for w in works if w.device == device and w.resource != stream)
-        span = max(own[0].start_ns, window[0]), min(max(w.end_ns for w in own), window[1])
+    host = host or Host(Events.of(events))
+    events, works = host.events, _works(host.events, window)
+    places = np.stack([events.device[works], events.resource[works]])
+    found = []
+    for device, stream in np.unique(places, axis=1).T.tolist():
+        is_own = (places[0] == device) & (places[1] == stream)
+        own = works[is_own]
+        others = Spans.of(events, works[(places[0] == device) & ~is_own])
+        span = max(int(events.start_ns[own[0]]), window[0]), min(int(events.end_ns[own].max()), window[1])
         found.append(_idle(device, stream, own, span, host, others))
     return tuple(found)
 
 
-def _works(events: Iterable[Event], window: Interval) -> list[Event]:
-    found = [e for e in events if e.on_gpu and not e.is_range and e.end_ns > window[0] and e.start_ns < window[1]]
-    return sorted(found, key=lambda one: one.start_ns)
+def _works(events: Events, window: Interval) -> np.ndarray:
+    return np.flatnonzero(events.is_work & (events.end_ns > window[0]) & (events.start_ns < window[1]))
 
 
 def _idle(
-    device: int, stream: int | None, works: list[Event], window: Interval, host: Host, others: Spans | None
+    device: int, stream: int | None, works: np.ndarray, window: Interval, host: Host, others: Spans | None
 ) -> Idle:
-    busy = Spans(works)
+    events = host.events
+    busy = Spans.of(events, works)
     pieces, idle = busy.cut([window])
     starting = {start: at for at, start in enumerate(busy.starts)}
-    gaps: list[Gap] = []
-    lead = _Lead(host)
+    ending = dict(zip(busy.ends, busy.rows, strict=True))
+    cause = _Causes(host, others)
+    found: list[Stretch] = []
     for start, end in idle:
         at = starting.get(end)
-        after = None if at is None else busy.events[at]
-        before = busy.at(start - 1)
-        for piece in _causes(start, end, before, after, host, others, lead):
-            gaps.append(Gap(device, stream, piece.start_ns, piece.end_ns, *piece.why, before, after))
-    work_ns = sum(min(w.end_ns, window[1]) - max(w.start_ns, window[0]) for w in works)
-    return Idle(device, stream, *window, sum(end - start for start, end, _ in pieces), work_ns, tuple(gaps))
+        after = NONE if at is None else busy.rows[at]
+        before = ending.get(start, NONE)
+        found += [Stretch(*piece, before, after) for piece in cause.of(start, end, before, after)]
+    starts, ends = np.maximum(events.start_ns[works], window[0]), np.minimum(events.end_ns[works], window[1])
+    busy_ns = sum(end - start for start, end, _ in pieces)
+    return Idle(device, stream, *window, busy_ns, int((ends - starts).sum()), tuple(found), host)
 
 
 # --- one stretch ------------------------------------------------------------------------------------------------------
 
 
 class _Piece(NamedTuple):
+    """Of an idle stretch. `operator` and `call` are rows of the host, `named` a number of one of its named stretches, `thread`
+    the one that held it up."""
+
     start_ns: int
     end_ns: int
     cause: str
-    operator: str
-    call: Event | None
-
-    @property
-    def why(self) -> tuple[str, str, Event | None]:
-        return self.cause, self.operator, self.call
+    operator: int = NONE
+    call: int = NONE
+    named: int = NONE
+    thread: int = NONE
 
     @property
     def duration_ns(self) -> int:
@@ -180,97 +118,160 @@ class _Lead:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.calls = [call for one in host.launching for call in host.threads[one].blocking.events]
-        self.calls.sort(key=lambda call: call.start_ns)
+        self.calls: list[tuple[int, int, int, bool]] = []
+        for number in host.launching:
+            thread = host.threads[number]
+            spans = thread.blocking
+            calls = zip(spans.starts, spans.rows, strict=True)
+            self.calls += [(start, number, row, False) for start, row in calls if thread.named.at(start) == NONE]
+        named = [one for one in enumerate(host.named) if one[1].thread in host.launching]
+        self.calls += [(one.start_ns, one.thread, at, True) for at, one in named]
+        self.calls.sort()
         self.taken = 0
         self.lost_ns = 0
-        self.why: tuple[str, str, Event | None] = (UNKNOWN, "", None)
+        self.why = _Piece(0, 0, UNKNOWN)
 
-    def see(self, launch: Event, was_late: bool) -> None:
-        """The calls that blocked before `launch`; a launch in time has lost nothing."""
-        while self.taken < len(self.calls) and self.calls[self.taken].start_ns < launch.start_ns:
-            call = self.calls[self.taken]
-            self.lose(call.duration_ns, (self.host.causes[call], self.host.operator(call), call))
+    def see(self, launch_ns: int, was_late: bool) -> None:
+        """What held the host up before the launch at `launch_ns`; a launch in time has lost nothing."""
+        while self.taken < len(self.calls) and self.calls[self.taken][0] < launch_ns:
+            self._lose_by(*self.calls[self.taken])
             self.taken += 1
         if not was_late:
             self.lost_ns = 0
 
-    def lose(self, duration_ns: int, why: tuple[str, str, Event | None]) -> None:
+    def _lose_by(self, start_ns: int, thread: int, at: int, is_named: bool) -> None:
+        host = self.host
+        if is_named:
+            one = host.named[at]
+            self.lose(one.end_ns - one.start_ns, _Piece(0, 0, one.cause, named=at, thread=thread))
+        else:
+            duration_ns = int(host.events.duration_ns[at])
+            self.lose(duration_ns, _Piece(0, 0, host.cause(at), host.operator_row(at), at, NONE, thread))
+
+    def lose(self, duration_ns: int, why: _Piece) -> None:
         self.why = why if duration_ns >= self.lost_ns else self.why
         self.lost_ns += duration_ns
 
     def split(self, piece: _Piece) -> list[_Piece]:
         """`piece` as what would have been hidden, which has the cause of the loss, and what is left."""
-        if piece.cause == self.why[0] == IDLE:  # what was lost by idling hides no idling
+        if piece.cause == IDLE and self.why.cause in IDLING:  # what was lost by idling hides no idling
             self.lost_ns = 0
         hidden = min(self.lost_ns, piece.duration_ns)
         middle = piece.start_ns + hidden
         self.lost_ns -= hidden
-        parts = _Piece(piece.start_ns, middle, *self.why), piece._replace(start_ns=middle)
+        parts = self.why._replace(start_ns=piece.start_ns, end_ns=middle), piece._replace(start_ns=middle)
         return [part for part in parts if part.duration_ns > 0]
 
 
-def _causes(
-    start: int, end: int, before: Event | None, after: Event | None, host: Host, others: Spans | None, lead: _Lead
-) -> list[_Piece]:
-    """An idle stretch as pieces, one after another, neighbours of different causes."""
-    if after is None:
-        return [_Piece(start, end, END, "", None)]
-    launch = host.calls.get(after.correlation)
-    if launch is None:
-        return [_Piece(start, end, UNKNOWN, "", None)]
-    was_late = launch.end_ns > start
-    lead.see(launch, was_late)
-    middle = min(max(launch.end_ns, start), end)
-    launched = _once_launched(middle, end, launch, host, others)
-    if not was_late:
-        return _merged(launched)
-    found: list[_Piece] = []
-    for piece in sorted(_until_launched(start, middle, launch, host) + launched):
-        found += _late(piece, before is None, lead)
-    return _merged(found)
+class _Causes:
+    """The causes of a GPU's or a stream's idle stretches, which are asked for in order. `others` are what else was at work."""
 
+    def __init__(self, host: Host, others: Spans | None) -> None:
+        self.host, self.events, self.others = host, host.events, others
+        self.lead = _Lead(host)
 
-def _until_launched(start: int, end: int, launch: Event, host: Host) -> list[_Piece]:
-    """What the host did until it had launched: first the thread that did, then any other that launches, else nothing."""
-    overhead, rest = host.overhead.cut([(start, end)])
-    found = [_Piece(a, b, OVERHEAD, "", event) for a, b, event in overhead]
-    for number in (launch.resource, *(one for one in host.launching if one != launch.resource)):
-        thread = host.threads[number]
+    def of(self, start: int, end: int, before: int, after: int) -> list[_Piece]:
+        """An idle stretch as pieces, one after another, neighbours of different causes."""
+        if after == NONE:
+            return self._nothing_more(start, end)
+        launch = int(self.host.launch_of[after])
+        if launch == NONE:
+            return [_Piece(start, end, self._without_launch(after))]
+        if before != NONE and self.events.correlation[before] == self.events.correlation[after]:
+            return [_Piece(start, end, LATENCY if end - start <= LATENCY_NS else GRAPH)]
+        launched_ns = int(self.events.end_ns[launch])
+        was_late = launched_ns > start
+        self.lead.see(int(self.events.start_ns[launch]), was_late)
+        middle = min(max(launched_ns, start), end)
+        launched = self._once_launched(middle, end, launch)
+        if not was_late:
+            return _merged(launched)
+        found: list[_Piece] = []
+        for piece in sorted(self._until_launched(start, middle, launch) + launched):
+            found += self._late(piece, before == NONE)
+        return _merged(found)
+
+    def _nothing_more(self, start: int, end: int) -> list[_Piece]:
+        """From the last work to the end of the window: what is named there, as a checkpoint behind the last step is."""
+        rest: list[Interval] = [(start, end)]
+        found: list[_Piece] = []
+        for number, spans in self.host.named_on.items():
+            named, rest = spans.cut(rest)
+            found += [_Piece(a, b, self.host.named[at].cause, named=at, thread=number) for a, b, at in named]
+        return _merged(sorted(found + [_Piece(a, b, END) for a, b in rest]))
+
+    def _without_launch(self, after: int) -> str:
+        """Of work whose launch nobody recorded: it came before the recording, or the file lacks records."""
+        number = int(self.events.correlation[after])
+        if number and number < self.host.first_call:
+            return START
+        return LEFT_OUT if self.host.lacks_records else UNKNOWN
+
+    def _until_launched(self, start: int, end: int, launch: int) -> list[_Piece]:
+        """What the host did until it had launched: first the thread that did, then any other that launches, else nothing."""
+        host, rest = self.host, [(start, end)]
+        found: list[_Piece] = []
+        if host.overhead.starts:
+            overhead, rest = host.overhead.cut(rest)
+            found += [_Piece(a, b, OVERHEAD, call=row) for a, b, row in overhead]
+        launching = int(self.events.resource[launch])
+        for number in (launching, *(one for one in host.launching if one != launching)):
+            if rest:
+                rest = self._on(host.threads[number], number, rest, found)
+        operator = host.operator_row(launch)
+        for a, b in rest:
+            is_long = b - a >= LONG_NS
+            found.append(_Piece(a, b, IDLE if is_long else HOST, NONE if is_long else operator, thread=launching))
+        return found
+
+    def _on(self, thread: Thread, number: int, rest: list[Interval], found: list[_Piece]) -> list[Interval]:
+        """What one thread did in `rest`, put into `found`; what is left of it."""
+        host = self.host
+        named, rest = thread.named.cut(rest)
         blocked, rest = thread.blocking.cut(rest)
         running, rest = thread.running.cut(rest)
-        found += [_Piece(a, b, host.causes[event], host.operator(event), event) for a, b, event in blocked]
+        found += [_Piece(a, b, host.named[at].cause, named=at, thread=number) for a, b, at in named]
+        found += [_Piece(a, b, host.cause(row), host.operator_row(row), row, NONE, number) for a, b, row in blocked]
         # Of an operator that is a cause of its own, the event says so.
-        found += [_Piece(a, b, HOST, host.operator(e), e if b - a >= COMPUTING_NS else None) for a, b, e in running]
-    operator = host.operator(launch)
-    return found + [_Piece(a, b, *((IDLE, "") if b - a >= LONG_NS else (HOST, operator)), None) for a, b in rest]
+        found += [
+            _Piece(a, b, HOST, host.operator_row(row), row if b - a >= COMPUTING_NS else NONE, NONE, number)
+            for a, b, row in running
+        ]
+        return rest
 
+    def _once_launched(self, start: int, end: int, launch: int) -> list[_Piece]:
+        """From the launch to the start on the GPU."""
+        if start >= end:
+            return []
+        host, rest = self.host, [(start, end)]
+        operator = host.operator_row(launch)
+        found: list[_Piece] = []
+        if host.overhead.starts:
+            overhead, rest = host.overhead.cut(rest)
+            found += [_Piece(a, b, OVERHEAD, call=row) for a, b, row in overhead]
+        if self.others is not None and end - start > LATENCY_NS:
+            waited, rest = self.others.cut(rest)
+            found += [_Piece(a, b, DEPENDENCY, operator) for a, b, _ in waited]
+        otherwise = LEFT_OUT if host.lacks_records else UNKNOWN
+        found += [_Piece(a, b, LATENCY if b - a <= LATENCY_NS else otherwise, operator) for a, b in rest]
+        return sorted(found)
 
-def _once_launched(start: int, end: int, launch: Event, host: Host, others: Spans | None) -> list[_Piece]:
-    """From the launch to the start on the GPU."""
-    operator = host.operator(launch)
-    overhead, rest = host.overhead.cut([(start, end)])
-    found = [_Piece(a, b, OVERHEAD, "", event) for a, b, event in overhead]
-    if others is not None and end - start > LATENCY_NS:
-        waited, rest = others.cut(rest)
-        found += [_Piece(a, b, DEPENDENCY, operator, None) for a, b, _ in waited]
-    return sorted(found + [_Piece(a, b, LATENCY if b - a <= LATENCY_NS else UNKNOWN, operator, None) for a, b in rest])
-
-
-def _late(piece: _Piece, is_first: bool, lead: _Lead) -> list[_Piece]:
-    """What a piece of a stretch is that a late launch ended."""
-    if is_first and piece.cause in (HOST, IDLE, LATENCY, SLOW_LAUNCH):
-        return [piece._replace(cause=START, operator="", call=None)]
-    if piece.cause not in (HOST, IDLE, LATENCY) or piece.call is not None:
-        return [piece]
-    *hidden, rest = lead.split(piece)
-    if rest.cause == IDLE:
-        lead.lose(rest.duration_ns, rest.why)
-    return [*hidden, rest._replace(cause=HOST) if rest.cause == LATENCY else rest]
+    def _late(self, piece: _Piece, is_first: bool) -> list[_Piece]:
+        """What a piece of a stretch is that a late launch ended."""
+        if is_first and piece.cause in (HOST, IDLE, LATENCY, SLOW_LAUNCH):
+            return [_Piece(piece.start_ns, piece.end_ns, START)]
+        if piece.cause not in (HOST, IDLE, LATENCY) or piece.call != NONE:
+            return [piece]
+        *hidden, rest = self.lead.split(piece)
+        if rest.cause == IDLE:
+            self.lead.lose(rest.duration_ns, rest)
+        return [*hidden, rest._replace(cause=HOST) if rest.cause == LATENCY else rest]
 
 
 def _merged(pieces: list[_Piece]) -> list[_Piece]:
     """Neighbours of one cause as one piece, with what is said of the longest of them."""
+    if len(pieces) < 2:
+        return pieces
     found: list[_Piece] = []
     longest = 0
     for piece in pieces:
@@ -278,7 +279,7 @@ def _merged(pieces: list[_Piece]) -> list[_Piece]:
             found.append(piece)
             longest = piece.duration_ns
             continue
-        why = piece.why if piece.duration_ns > longest else found[-1].why
+        said = piece if piece.duration_ns > longest else found[-1]
         longest = max(longest, piece.duration_ns)
-        found[-1] = _Piece(found[-1].start_ns, piece.end_ns, *why)
+        found[-1] = said._replace(start_ns=found[-1].start_ns, end_ns=piece.end_ns)
     return found

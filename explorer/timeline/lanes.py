@@ -14,8 +14,9 @@ import numpy as np
 
 from tracefuse.config.configuration import Config
 from tracefuse.measure.op_times import Transfer
+from tracefuse.timeline.causes import IDLING
 from tracefuse.timeline.events import Event
-from tracefuse.timeline.gaps import Gap, Idle
+from tracefuse.timeline.idle import Idle, Stretch
 
 COPY = "Memcpy"
 
@@ -94,14 +95,14 @@ class ProgramTimeline:
 
 
 def with_idle_lanes(
-    program: ProgramTimeline, idle: Sequence[Idle], owners: Mapping[Event, str], origin_ns: int
+    program: ProgramTimeline, idle: Sequence[Idle], owners: Mapping[int, str], origin_ns: int
 ) -> ProgramTimeline:
     """`program` with a lane of gaps for each GPU of `idle`, before the host's; the value of a gap is the one that waits.
 
     A gap's name is its cause, and behind a colon the operator of the host and the call that held it up. `owners` has the
-    value of each event of the GPU; by the profiler's clock, `program` begins at `origin_ns`.
+    value of each event of the GPU by its row; by the profiler's clock, `program` begins at `origin_ns`.
     """
-    if not any(one.gaps for one in idle):
+    if not any(one.stretches for one in idle):
         return program
     first_host = next(
         (at for at, lane in enumerate(program.lanes) if lane.kind in ("range", "cpu")), len(program.lanes)
@@ -109,11 +110,11 @@ def with_idle_lanes(
     own = [_lane(one, len(idle)) for one in idle]
     lanes = (*program.lanes[:first_host], *own, *program.lanes[first_host:])
     moved = np.where(program.lane >= first_host, program.lane + len(own), program.lane)
-    gaps = [(gap, first_host + at) for at, one in enumerate(idle) for gap in one.gaps]
+    gaps = [(gap, first_host + at) for at, one in enumerate(idle) for gap in one.stretches]
     names = {name: at for at, name in enumerate(program.names)}
-    named = [names.setdefault(gap_name(gap), len(names)) for gap, _ in gaps]
+    named = [names.setdefault(gap_name(one, gap), len(names)) for one in idle for gap in one.stretches]
     values = {name: at for at, name in enumerate(program.values, 1)} | {"": 0}
-    waiting = [values[owners.get(gap.after, "")] if gap.after else 0 for gap, _ in gaps]
+    waiting = [values[owners.get(gap.after, "")] for gap, _ in gaps]
     start_us = _joined(program.start_us, [(gap.start_ns - origin_ns) / 1e3 for gap, _ in gaps])
     order = np.argsort(start_us, kind="stable")
     return replace(
@@ -138,10 +139,10 @@ def idle_us(program: ProgramTimeline) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def gap_name(gap: Gap) -> str:
-    """`synchronization: aten::item, cudaStreamSynchronize`."""
-    held_by = [gap.operator, gap.call.name if gap.call else ""]
-    return f"{gap.cause}: {', '.join(dict.fromkeys(filter(None, held_by)))}" if any(held_by) else gap.cause
+def gap_name(idle: Idle, gap: Stretch) -> str:
+    """`synchronization: aten::item, cudaStreamSynchronize`, `data loading: enumerate(DataLoader)#…`."""
+    said = [idle.operator(gap), idle.called(gap), idle.within(gap) if gap.cause in IDLING else ""]
+    return f"{gap.cause}: {', '.join(dict.fromkeys(filter(None, said)))}" if any(said) else gap.cause
 
 
 def _lane(idle: Idle, gpus: int) -> Lane:

@@ -157,7 +157,7 @@ def stepwise(trace: Trace, names: Mapping[str, Any]) -> Callable[..., tuple[Any,
 
 def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]) -> ProgramTimeline:
     """The timeline of a run of `trace` that the profiler recorded as `events`. Pure."""
-    events = sorted(events, key=lambda event: event.start_ns)
+    events = sorted(events, key=lambda event: (event.start_ns, -event.duration_ns))
     ranges = [event for event in events if event.mark]
     shown = [event for event in events if event.on_gpu or event.mark]
     find = _Attribution(ranges, events)
@@ -187,7 +187,8 @@ def attributed(label: str, config: Config, trace: Trace, events: Iterable[Event]
         transfers=transfers(ranges, events, zip(shown, owners, strict=True)),
     )
     idle = idle_of_devices(events, (origin_ns, max((event.end_ns for event in shown), default=0)))
-    return with_idle_lanes(program, idle, dict(zip(shown, owners, strict=True)), origin_ns)
+    rows = [row for row, event in enumerate(events) if event.on_gpu or event.mark]  # as `Events` sorts them
+    return with_idle_lanes(program, idle, dict(zip(rows, owners, strict=True)), origin_ns)
 
 
 class _Attribution:

@@ -24,8 +24,8 @@ from torch import Tensor
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import Findings, diagnose
-from tracefuse.diagnose.finding import Case, Finding
 from tracefuse.execution.program import Replays
+from tracefuse.findings.finding import Case, Finding
 from tracefuse.measure.op_times import Transfer, modelled
 from tracefuse.measure.rounds import measure
 from tracefuse.measure.timing import Timing
@@ -39,7 +39,7 @@ from cuda_traces import with_leaf_on_the_cpu
 from programs import apply_rope
 
 SHAPE, SMALL = (4096, 10, 32, 128), (64, 2, 4, 32)
-NAME = "gradient copied to the host"
+NAME = "cpu-leaf"
 OFF_BY = 0.05
 
 
@@ -125,7 +125,7 @@ def measured_finding(variant: Variant) -> tuple[Finding, Transfer]:
 
 
 def the_finding(found: Findings) -> Finding:
-    return next(one for one in found if one.name == NAME)
+    return next(one for one in found if one.id == NAME)
 
 
 def told(finding: Finding) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from tracefuse.captures import Capture
 from tracefuse.demo import GPT
 from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import measure
-from tracefuse.tables.summary import modules_table, steps_table
+from tracefuse.tables.summary import modules_table, passes_table
 from tracefuse.text import aligned
 from tracefuse.variant import Variant
 
@@ -61,7 +61,7 @@ def report(captured: Capture, model: GPT, tokens: Tensor, targets: Tensor, optio
     ops = captured.trace.op_count
     toggles = toggle_seconds(captured)
     variant = captured.optimize()
-    print(modules_table(captured.trace), steps_table(variant), sep="\n\n", end="\n\n")
+    print(modules_table(captured.trace), passes_table(variant), sep="\n\n", end="\n\n")
     print(f"{ops} ops; the cell took {cell_s:.2f} s to record, trace, optimise and show")
     print(toggle_table(toggles), end="\n\n", flush=True)
 

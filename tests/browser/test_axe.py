@@ -24,8 +24,8 @@ BARS = [("wait", 3.4e3), ("copy @ 1.3 GB/s", 5e5), ("host", 2e4), ("other", 1e3)
 SAID = [("faster", "536 → 8.9 ms"), ("slower", "1 → 2 ms"), ("no difference seen", "1 → 1 ms"), ("", "")]
 # One with everything that a finding can have.
 FINDING = {
-    "id": "0", "name": "a", "severity": "high", "title": "copies", "evidence": [("bytes", "640 MiB")], "values": [],
-    "source": "a.py:1  x", "fix": "do not", "worth": "500 ms", "changes": {"cat": True}, "fixed": False,
+    "key": "0", "id": "a", "severity": "high", "title": "copies", "evidence": [("bytes", "640 MiB")], "values": [],
+    "source": "a.py:1  x", "fix": "do not", "worth": "500 ms", "changes": {"cat": True}, "mended": "", "is_mended": False,
     "bars": [{"label": label, "us": us, "provenance": "measured on a test"} for label, us in BARS],
     "trials": [{"does": "on the GPU", "blocked": "", "verdict": verdict, "said": said} for verdict, said in SAID],
 }  # fmt: skip

@@ -67,7 +67,7 @@ def test_it_says_where_it_is_from_and_what_the_gpu_was_idle_for(opened: Callable
     rows = idle.locator("tbody tr").all_inner_texts()
     assert [row.split("\t")[1] for row in rows][:2] == ["synchronization", "end of the window"]
     assert "the host waited for the GPU" in rows[0]
-    expect(page.get_by_test_id("tf-finding-waits for the GPU")).to_contain_text("run, at record_timelines.py:57")
+    expect(page.get_by_test_id("tf-finding-host-sync")).to_contain_text("run, at record_timelines.py:57")
     expect(page.get_by_test_id("tf-timeline-source")).to_have_count(0)
     expect(page.get_by_test_id("tf-alive")).to_be_hidden()
 
@@ -147,6 +147,7 @@ def test_in_the_explorer_idle_time_stands_beside_the_programs(browser: Browser, 
     page = browser.new_page(viewport={"width": 1300, "height": 1000})
     page.goto(path.as_uri())
     page.get_by_test_id("tf-tab-timeline").click()
+    page.get_by_test_id("tf-timeline-source").select_option("measured")
     idle = page.get_by_test_id("tf-idle")
     expect(idle.locator("summary")).to_have_text("GPU idle for 92 % of optimised, 6.07 ms of it by: host idle")
     expect(idle.locator("table")).to_be_hidden()

@@ -27,12 +27,12 @@ def test_equal_configurations_share_a_variant_and_variants_share_steps(captured)
     both = captured.optimize()
     assert captured.optimize() is both
     other = both.with_config(remat=0.25)
-    assert [s is t for s, t in zip(both.steps, other.steps, strict=True)] == [True] * 5 + [False] * 3
+    assert [s is t for s, t in zip(both.passes, other.passes, strict=True)] == [True] * 5 + [False] * 3
     assert other.with_config(remat=0.5) is both
 
 
 def test_steps_follow_the_pipeline_and_take_time(captured):
-    steps = captured.optimize().steps
+    steps = captured.optimize().passes
     assert [s.name for s in steps] == [
         "simplify",
         "freeze",
@@ -51,7 +51,7 @@ def test_steps_follow_the_pipeline_and_take_time(captured):
 def test_no_pass_is_the_captured_trace(captured):
     baseline = captured.optimize().baseline
     assert baseline.trace is captured.trace
-    assert baseline.steps == ()
+    assert baseline.passes == ()
     assert baseline.kernels == ()
 
 
@@ -67,10 +67,10 @@ def test_a_pass_that_fails_raises_from_the_api_and_stays_off_in_the_record(captu
     with pytest.raises(PassError, match="freeze: "):
         captured.optimize(freeze=["no.such.parameter"])
     variant = captured.optimize().with_config(freeze=("no.such.parameter",))
-    failed = next(s for s in variant.steps if s.name == "freeze")
+    failed = next(s for s in variant.passes if s.name == "freeze")
     assert "no.such.parameter" in failed.error
     assert failed.after is failed.before
-    assert variant.steps[-1].error is None
+    assert variant.passes[-1].error is None
 
 
 def test_measuring_compares_with_the_captured_program(captured):

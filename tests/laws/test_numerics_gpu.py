@@ -219,7 +219,7 @@ def test_that_the_kernel_forms(name: str) -> None:
     made, wanted = KERNELS[name]
     capture, _ = Differentiated(*made(Shapes("odd", bf16, 0))).capture()
     variant = fused(capture)
-    reasons = [f"{d.value}: {d.action}, {d.reason}" for step in variant.steps for d in step.decisions]
+    reasons = [f"{d.value}: {d.action}, {d.reason}" for step in variant.passes for d in step.decisions]
     assert variant.kernels, "\n".join(reasons)
     missing = wanted - set(names(n for kernel in variant.kernels for n in kernel.body.ops))
     left = wanted & set(names(variant.trace.ops))

@@ -116,7 +116,7 @@ def test_a_toggle_runs_the_passes_behind_it_alone_and_the_way_back_none(option: 
     """A step is kept for each prefix of the passes."""
     capture = captured("gpt", 2)
     first, known = capture.variant(Config()), capture.known_records
-    names = [step.name for step in first.steps]
+    names = [step.name for step in first.passes]
     before = set(known)
     off = first.with_config(**{option: None if option == "remat" else False})
     assert off.trace is not first.trace

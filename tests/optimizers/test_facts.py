@@ -112,7 +112,7 @@ def test_what_is_known_after_the_passes_is_what_is_so(name: str) -> None:
     """Facts of a trace that went through all passes, several times copied and edited, against those of bare nodes."""
     variant = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run).optimize(remat=0.0, fuse=False)
     asked = (refusal, loops_of, bytes_moved, bytes_read, nbytes, devices)
-    for step in variant.steps:
+    for step in variant.passes:
         nodes = [n for n in step.after.graph.nodes if "val" in n.meta]
         known = [[ask(n) for ask in asked] for n in nodes]
         for node in nodes:

@@ -93,7 +93,7 @@ def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
         capture.optimize()
     assert isinstance(caught.value.__cause__.__cause__, IndexError)
     errors = {
-        step.name: step.error is not None for step in capture.optimize(simplify=False).with_config(simplify=True).steps
+        step.name: step.error is not None for step in capture.optimize(simplify=False).with_config(simplify=True).passes
     }
     assert errors == {
         "simplify": True,

@@ -45,15 +45,19 @@ PURE = {
 """Which packages of the optimizers one of them imports: none but these, wherever the import stands."""
 
 FLOORS = (
-    {"explorer/device"},
+    {"explorer/device", "explorer/distributed"},
     {"explorer/config", "explorer/recording"},
+    {"explorer/collectives"},
     {"explorer/assembly", "explorer/build", "explorer/steps"},
     {"explorer/execution"},
     {"explorer/measure", "explorer/dynamo", "explorer/training"},
     {"explorer/timeline"},
     {"explorer/tables", "explorer/session"},
+    {"explorer/findings"},
+    {"explorer/lint"},
     {"explorer/diagnose"},
     {"explorer/profiling"},
+    {"explorer/ranks"},
     {"explorer"},
     {"explorer/cli"},
     {"widgets/payload"},
@@ -65,6 +69,7 @@ FLOORS = (
 
 NEVER = {
     "explorer/recording": {"explorer/device"},
+    "explorer/collectives": {"explorer/config", "explorer/device"},
     "explorer/assembly": {"explorer/config", "explorer/device"},
     "explorer/build": {"explorer/config", "explorer/recording"},
     "explorer/steps": {"explorer/config", "explorer/device"},
@@ -72,8 +77,11 @@ NEVER = {
     "explorer/dynamo": {"explorer/config"},
     "explorer/training": {"explorer/config"},
     "explorer/session": {"explorer/build", "explorer/execution", "explorer/dynamo"},
+    "explorer/lint": {"explorer/build", "explorer/session", "explorer/dynamo"},
+    "explorer/findings": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/diagnose": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/profiling": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},
+    "explorer/ranks": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},
 }
 """What a package does not import though it lies below."""
 
@@ -85,6 +93,7 @@ LAZY = {
     ("explorer/captures.py", "widgets/view"),
     ("explorer/compiled_graphs.py", "widgets/view"),
     ("explorer/profiling/timeline.py", "widgets"),
+    ("explorer/ranks/ranks.py", "widgets"),
 }
 """Front doors: they open the room above them when somebody knocks, and never when they are imported."""
 

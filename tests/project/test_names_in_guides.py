@@ -39,4 +39,4 @@ def test_a_name_that_is_gone_is_found() -> None:
         "tracefuse.gaps.CAUSES",
     ]
     assert is_missing("tracefuse.gaps.CAUSES")
-    assert not is_missing("tracefuse.timeline.gaps.CAUSES")
+    assert not is_missing("tracefuse.timeline.causes.CAUSES")

@@ -256,7 +256,7 @@ def _passes(program: Program, capture: tracefuse.Capture, replayed: Run) -> tupl
     """The verdict on all passes, against the replay of the captured trace: of the regenerated program where it compiles,
     whose kernels run on a GPU, else of the trace."""
     variant = capture.variant(Config.of())
-    if failed := next((step for step in variant.steps if step.error is not None), None):
+    if failed := next((step for step in variant.passes if step.error is not None), None):
         return CRASHED, f"passes: {failed.name}: {failed.error}"
     try:
         build(variant.kernels, jobs=1)  # by this process alone: others do the same beside it

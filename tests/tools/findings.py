@@ -10,11 +10,11 @@ from torch import Tensor
 
 import tracefuse
 from tracefuse.diagnose.diagnose import diagnose
-from tracefuse.diagnose.finding import Case, Finding
+from tracefuse.findings.finding import Case, Finding
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.trace import Trace
 
-UNFUSED, KEPT = "unfused pointwise work", "saved although cheaper to recompute"
+UNFUSED, KEPT = "unfused-pointwise", "saved-not-recomputed"
 HOPPER = {"capability": "9.0", "tf32": "False", "cudnn": "on", "cudnn benchmark": "on"}
 
 
@@ -29,7 +29,7 @@ def known(of: Case, **facts: Any) -> Case:
 
 
 def found(name: str, of: Case) -> list[Finding]:
-    return [one for one in diagnose(of) if one.name == name]
+    return [one for one in diagnose(of) if one.id == name]
 
 
 class EveryGradient(torch.autograd.Function):

@@ -15,8 +15,8 @@ import torch
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.demo import GPT, batch
-from tracefuse.diagnose.finding import Bar, Finding
 from tracefuse.errors import MeasureError, NotSupported
+from tracefuse.findings.finding import Bar, Finding
 from tracefuse.measure import op_times
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.side_by_side import SAME

@@ -1,4 +1,4 @@
-"""The findings of a payload: what is found before and after the passes, with what a replay can test and has told."""
+"""The findings of a payload: what is found, what the passes mend of it, what a replay can test and has told."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tracefuse.diagnose.finding import Finding, Fix
 from tracefuse.diagnose.fixes import why_not
+from tracefuse.findings.finding import Finding, Fix
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.timeline.measurements import Said, TrialKey
 from tracefuse.variant import Variant
@@ -16,22 +16,21 @@ from tracefuse.variant import Variant
 def finding_records(
     before: Variant, after: Variant, times: tuple[OpTimes, OpTimes], tried: Mapping[TrialKey, Said]
 ) -> list[dict[str, Any]]:
-    """The findings of the trace after the passes, then as `fixed` those that the passes have done away with."""
-    left = after.findings(times[1])
-    names = {one.name for one in left}
-    gone = [one for one in before.findings(times[0]) if one.name not in names]
-    records = [_record(one) | {"fixed": False, "trials": _trials(one, after, tried)} for one in left]
-    return [*records, *(_record(one) | {"fixed": True, "trials": []} for one in gone)]
+    """The findings of the program as it ran: first those that the passes leave, then those that they mend."""
+    found = after.findings(times[1], times[0] if before is after.baseline else None)
+    trials = [[] if one.is_mended else _trials(one, after, tried) for one in found]
+    records = [_record(one) | {"trials": tried} for one, tried in zip(found, trials, strict=True)]
+    return sorted(records, key=lambda one: one["is_mended"])
 
 
 def _record(finding: Finding) -> dict[str, Any]:
-    record = asdict(finding) | {"id": finding.id}
+    record = asdict(finding) | {"key": finding.key}
     del record["fixes"]
     return record
 
 
 def _trials(finding: Finding, variant: Variant, tried: Mapping[TrialKey, Said]) -> Sequence[dict[str, str]]:
-    key = variant.config, finding.id
+    key = variant.config, finding.key
     return [_trial(fix, variant, tried.get((*key, at))) for at, fix in enumerate(finding.trials)]
 
 

@@ -13,10 +13,10 @@ from tracefuse.widgets.payload.facts import size
 from tracefuse.widgets.payload.values import half
 
 
-def pass_record(name: str, config: Config, steps: Sequence[PassRecord]) -> dict[str, Any]:
+def pass_record(name: str, config: Config, records: Sequence[PassRecord]) -> dict[str, Any]:
     """One row of the passes column; the numbers are null while the pass is off."""
-    step = next((s for s in steps if s.name == name), None)
-    sizes = [size(step.before), size(step.after)] if step else None
+    record = next((one for one in records if one.name == name), None)
+    sizes = [size(record.before), size(record.after)] if record else None
     state = config.state(name)
     return {
         "name": name,
@@ -24,14 +24,14 @@ def pass_record(name: str, config: Config, steps: Sequence[PassRecord]) -> dict[
         "enabled": state == "on",
         "state": state,
         "note": config.note(name),
-        "changed": step is not None and not step.is_unchanged,
+        "changed": record is not None and not record.is_unchanged,
         "ops": sizes and [one.ops for one in sizes],
         "saved_bytes": sizes and [one.saved_bytes for one in sizes],
         "peak_bytes": sizes and [one.peak_bytes for one in sizes],
-        "seconds": step.seconds if step else None,
+        "seconds": record.seconds if record else None,
         "options": [option_record(option, value) for option, value in config.options(name) if option.is_text],
-        "decisions": grouped(step.decisions) if step else [],
-        "error": step.error if step else None,
+        "decisions": grouped(record.decisions) if record else [],
+        "error": record.error if record else None,
         "delta_ms": None,
     }
 
@@ -64,12 +64,14 @@ def grouped(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def step_record(name: str, steps: Sequence[PassRecord], of_update: Sequence[PassRecord] = ()) -> dict[str, Any] | None:
+def change_record(
+    name: str, records: Sequence[PassRecord], of_update: Sequence[PassRecord] = ()
+) -> dict[str, Any] | None:
     """What the pass called `name` alone changed: both halves, and the update where there is one, marked against what it was
     given. None while it is off."""
-    step, late = (next((one for one in some if one.name == name), None) for some in (steps, of_update))
-    if step is None:
+    record, late = (next((one for one in some if one.name == name), None) for some in (records, of_update))
+    if record is None:
         return None
-    halves = zip(("forward", "backward"), step.before.split(), step.after.split(), strict=True)
+    halves = zip(("forward", "backward"), record.before.split(), record.after.split(), strict=True)
     update = {"update": None if late is None else half(late.before, late.after)}
     return {"pass": name} | {side: half(before, after) for side, before, after in halves} | update

@@ -10,7 +10,7 @@ import base64
 from dataclasses import asdict
 from typing import Any
 
-from tracefuse.timeline.gaps import CAUSES
+from tracefuse.timeline.causes import CAUSES
 from tracefuse.timeline.lanes import ProgramTimeline
 from tracefuse.timeline.replayed import Timeline
 

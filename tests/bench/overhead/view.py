@@ -95,7 +95,7 @@ def report(explorer: Explorer, seconds: dict[str, float], page: Path) -> dict[st
     print(f"profiled ops add up to {ops_ms[0]:.3f} -> {ops_ms[1]:.3f} ms")
     print(f"peaks in bytes: static {summary['peak_bytes']}, measured {summary['measured_peak_bytes']}")
     for finding in shown["findings"]:
-        print(f"{finding['severity']}: {finding['title']}; {finding['worth']}{' (gone)' * finding['fixed']}")
+        print(f"{finding['severity']}: {finding['title']}; {finding['worth']}{' (mended)' * finding['is_mended']}")
     print(f"saved page: {page.stat().st_size:,} bytes")
     found = explorer.measured.last
     return {
@@ -104,7 +104,7 @@ def report(explorer: Explorer, seconds: dict[str, float], page: Path) -> dict[st
         "ops_ms": ops_ms,
         "passes": shares,
         "summary": summary,
-        "findings": [[one[key] for key in ("severity", "title", "worth", "fixed")] for one in shown["findings"]],
+        "findings": [[one[key] for key in ("severity", "title", "worth", "is_mended")] for one in shown["findings"]],
         "page_nbytes": page.stat().st_size,
         "timeline": found.provenance if found else "",
     }

@@ -268,19 +268,25 @@ def update(found: Data, source: str) -> str:
     )
 
 
-@said("train_step.py", "train_step")
+@said("train_step.py", "train_step_times")
 def whole_step(found: Data, source: str) -> str:
     """One training step with its update."""
     sizes, timing = found["sizes"], found["timing"]
     times = [f"{name} {ms(step_ms(program))}" for name, program in by_name(timing).items()]
-    far = [f"{name} {distance:.2g}" for name, distance in found.get("greatest_distance_of_losses", {}).items()]
-    curves = (
-        f". Over {sizes['steps']} steps the loss is never further from eager's than: {', '.join(far)}" if far else ""
-    )
     return (
         f"A step with clipping and AdamW of a GPT of {sizes['layers']} layers, {sizes['width']} wide, with "
         f"{sizes['vocab']:,} tokens, float32 weights under bfloat16 autocast, {sizes['batch']} by {sizes['length']}: "
-        f"{', '.join(times)}{curves} ({source})."
+        f"{', '.join(times)} ({source})."
+    )
+
+
+@said("train_step.py", "train_step_curves")
+def curves(found: Data, source: str) -> str:
+    """How far the losses of many steps are from eager's."""
+    far = [f"{name} {distance:.2g}" for name, distance in found["greatest_distance_of_losses"].items()]
+    return (
+        f"Over {found['sizes']['steps']} steps, resumed from a checkpoint halfway, the loss is never further from eager's "
+        f"than: {', '.join(far)} ({source})."
     )
 
 
@@ -304,6 +310,6 @@ def models(found: Data, source: str) -> str:
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
-    "models": models, "train": train, "first_view": first_view, "update": update, "whole_step": whole_step,
+    "models": models, "train": train, "first_view": first_view, "update": update, "whole_step": whole_step, "curves": curves,
 }  # fmt: skip
 """By the name that the marker in `RESULTS.md` has."""

@@ -26,8 +26,8 @@ view = c.explore(fuse=False)
 view.budget_s = 1.0
 view
 """
-CASTS = "weights cast every step"
-UNFUSED = "unfused pointwise work"
+CASTS = "weights-cast-each-step"
+UNFUSED = "unfused-pointwise"
 
 
 @pytest.fixture(scope="module")

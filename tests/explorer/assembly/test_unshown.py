@@ -173,7 +173,7 @@ def test_ops_whose_result_nobody_reads_are_told() -> None:
     ]  # fmt: skip
     assert all(one.modelled_us > 0 and one.nbytes > 0 for one in c.dropped)
     assert held.numel()
-    (finding,) = [f for f in c.findings() if f.name == "computed and never used"]
+    (finding,) = [f for f in c.findings() if f.id == "never-used"]
     assert "4 ops computed what nothing used" in finding.title
     assert "aux(net(x))" in str(finding)
 

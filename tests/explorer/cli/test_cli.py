@@ -18,7 +18,7 @@ from tracefuse.errors import ExportError, MeasureError, OptionError
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.tables.layers import layers
-from tracefuse.tables.summary import modules_table, steps_table, summarise
+from tracefuse.tables.summary import modules_table, passes_table, summarise
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +168,7 @@ def test_identical_layers_are_one_line(trace) -> None:
 def test_every_pass_has_a_row_and_one_that_did_not_run_says_why() -> None:
     capture = capture_step(layers=1, width=16, device="cpu")
     rows = {
-        line.removeprefix("+ ").split()[0]: line for line in steps_table(capture.optimize(fuse=False)).splitlines()[1:]
+        line.removeprefix("+ ").split()[0]: line for line in passes_table(capture.optimize(fuse=False)).splitlines()[1:]
     }
     assert list(rows) == ["captured", *PASSES]
     assert rows["decompose"].split(maxsplit=1)[1] == "off: needs fuse"

@@ -19,7 +19,7 @@ from tracefuse.config import registry
 from tracefuse.config.configuration import Config
 from tracefuse.errors import OptionError, RegistrationError
 from tracefuse.optimizers.ops import op_name
-from tracefuse.tables.summary import steps_table
+from tracefuse.tables.summary import passes_table
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.notebook.magic import parse
 from tracefuse.widgets.payload.pack import decode
@@ -52,7 +52,7 @@ def test_the_documented_example_is_a_toggle() -> None:
     on, off = c.optimize(simplify=False, fuse=False), c.optimize(simplify=False, fuse=False, square_by_product=False)
     assert ops(on.forward) == ["mul", "sum"]
     assert ops(off.forward) == ["pow", "sum"]
-    step = next(s for s in on.steps if s.name == "square_by_product")
+    step = next(s for s in on.passes if s.name == "square_by_product")
     squared = next(n.name for n in off.forward.ops if op_name(n).startswith("aten.pow"))
     assert [str(d) for d in step.decisions] == [f"replace {squared}: a product is the same"]
     found = demanded(on.trace, tracefuse.replay(on.trace, c.example_inputs, c.rng_states))
@@ -65,7 +65,7 @@ def test_the_readme_has_an_example_that_runs(root: Any) -> None:
     run(code)
     assert [one.name for one in registry.registered()] == ["square_by_product"]
     variant = captured(lambda: (torch.ones(3, requires_grad=True) ** 2).sum().backward()).optimize()
-    assert "square_by_product" in [s.name for s in variant.steps]
+    assert "square_by_product" in [s.name for s in variant.passes]
 
 
 # --- surfaces ---------------------------------------------------------------------------------------------------------
@@ -75,8 +75,8 @@ def test_it_is_on_from_the_start_and_can_be_switched_off() -> None:
     tracefuse.register(made(halved))
     c = capture()
     assert [p.name for p in Config().passes()].index("mine") == Config().names.index("remat") - 1
-    assert "mine" in [s.name for s in c.optimize().steps]
-    assert "mine" not in [s.name for s in c.optimize(mine=False).steps]
+    assert "mine" in [s.name for s in c.optimize().passes]
+    assert "mine" not in [s.name for s in c.optimize(mine=False).passes]
     assert "mine" not in [p.name for p in Config.off().passes()]
     assert Config.of(mine=False).as_code() == "c.optimize(mine=False)"
     assert Config().as_code() == "c.optimize()"
@@ -93,7 +93,7 @@ def test_it_runs_where_it_was_put(place: dict[str, str], before: str | None, aft
     names = [None, *Config().names, None]
     at = names.index("mine")
     assert (names[at - 1], names[at + 1]) == (before, after)
-    steps = [s.name for s in capture().optimize().steps]
+    steps = [s.name for s in capture().optimize().passes]
     assert steps == [p.name for p in Config().passes()] == [name for name in names if name]
 
 
@@ -157,7 +157,7 @@ def test_the_view_has_its_row_with_decisions_and_options() -> None:
     assert explorer.payload["config"]["mine"] == {"most": "1"}
     assert [p["name"] for p in explorer.payload["passes"]] == Config().names
     assert "\nmine " in to_text(explorer.payload)
-    assert "+ mine" in steps_table(explorer.variant)
+    assert "+ mine" in passes_table(explorer.variant)
     for given in ({"most": "2"}, False, True):
         explorer._on_message(explorer, {"type": "configure", "changes": {"mine": given}}, [])
         assert explorer.variant.config == Config.of(mine=given)

@@ -208,7 +208,7 @@ def test_a_pass_that_fails_can_be_unregistered() -> None:
     with pytest.raises(PassError, match=r'mine: there is no h.9: name another module; tracefuse.unregister\("mine"\)'):
         c.optimize(fuse=False)
     tracefuse.unregister("mine")
-    steps = [step.name for step in c.optimize(fuse=False).steps]
+    steps = [step.name for step in c.optimize(fuse=False).passes]
     assert steps == ["simplify", "freeze", "cat", "pad", "remat", "optimizer_step"]
 
 
@@ -220,7 +220,7 @@ def test_a_pass_that_does_nothing_changes_nothing_anywhere(name: str, place: str
     tracefuse.register(**({"before": place} if place else {"after": "fuse"}))(made(nothing))
     variant = program.optimize()
     assert variant.trace.code == plain
-    assert len(variant.steps) == len(registry.BUILT_IN) + 1
+    assert len(variant.passes) == len(registry.BUILT_IN) + 1
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])

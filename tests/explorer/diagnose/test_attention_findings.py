@@ -42,7 +42,7 @@ def captured(form: Form, mask: Tensor | None = None) -> tracefuse.Capture:
 
 def call_of(form: Form, mask: Tensor | None = None) -> str:
     (finding,) = attention_in_single_ops(case(captured(form, mask)))
-    assert finding.name == "attention written by hand"
+    assert finding.id == "attention-by-hand"
     return finding.fix.partition("` computes the same")[0].removeprefix(
         "`torch.nn.functional.scaled_dot_product_attention"
     )
@@ -261,10 +261,15 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "form", [returned, capped, filled_with_zero, clamped, over_queries, over_the_other_dimension, short, fused]
+    "form", [returned, capped, filled_with_zero, clamped, over_queries, over_the_other_dimension, fused]
 )
 def test_what_the_call_cannot_do_or_need_not_is_left_alone(form: Form) -> None:
     assert not list(attention_in_single_ops(case(captured(form))))
+
+
+def test_attention_of_a_few_positions_is_attention_too() -> None:
+    (finding,) = attention_in_single_ops(case(captured(short)))
+    assert "scaled_dot_product_attention(q, k, v" in finding.fix
 
 
 def test_a_classifier_over_a_codebook_is_no_attention() -> None:
@@ -298,10 +303,10 @@ def test_the_math_backend_says_who_chose_it(is_outside: bool, said: str) -> None
     else:
         capture = captured(inside)
     (finding,) = attention_in_single_ops(case(capture))
-    assert finding.name == "attention by the math backend"
+    assert finding.id == "attention-math-backend"
     assert said in finding.fix
     assert "scaled_dot_product_attention(q, k, v, is_causal=True)" in finding.source
 
 
 def test_it_is_one_of_the_findings() -> None:
-    assert "attention written by hand" in {one.name for one in diagnose(case(captured(plain)))}
+    assert "attention-by-hand" in {one.id for one in diagnose(case(captured(plain)))}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.diagnose.diagnose import diagnose
-from tracefuse.diagnose.finding import Case
+from tracefuse.findings.finding import Case
 from tracefuse.measure.op_times import modelled
 
 WIDTH = 2048
@@ -138,19 +138,19 @@ class Read(Step):
 
 CAUSES: dict[type[Step], dict[str, str]] = {
     WithoutCause: {},
-    Cast: {"weights cast every step": "# weights cast"},
-    EmptyOperand: {"concatenation with an empty operand": "# empty operand"},
-    Parts: {"concatenations in the forward": "# two parts"},
-    ByHand: {"attention written by hand": "# attention"},
-    Vocabulary: {"unaligned matmul": "# 50,257 wide"},
-    Data: {"gradient of data": "self.first(self.x)"},
-    Unheld: {"gradient that no optimizer takes": "self.first(self.x)"},
-    Dropped: {"gradient computed and dropped": "x @ weight.t()"},
-    Frozen: {"frozen parameters still paid for": "torch.conv2d(x, weight)"},
+    Cast: {"weights-cast-each-step": "# weights cast"},
+    EmptyOperand: {"cat-of-nothing": "# empty operand"},
+    Parts: {"cat-in-forward": "# two parts"},
+    ByHand: {"attention-by-hand": "# attention"},
+    Vocabulary: {"unaligned-matmul": "# 50,257 wide"},
+    Data: {"gradient-of-data": "self.first(self.x)"},
+    Unheld: {"gradient-without-optimizer": "self.first(self.x)"},
+    Dropped: {"gradient-dropped": "x @ weight.t()"},
+    Frozen: {"frozen-weight-gradient": "torch.conv2d(x, weight)", "not-channels-last": "torch.conv2d(x, weight)"},
     Kept: {KEPT: "# pointwise chain"},
-    Loop: {"loop of small kernels": "# a hundred"},
-    Single: {"matmuls of float32 without tensor cores": "self.first(self.x)"},
-    Read: {"waits for the GPU": "# branch"},
+    Loop: {"loop-of-small-kernels": "# a hundred"},
+    Single: {"tf32-off": "self.first(self.x)"},
+    Read: {"host-sync": "# branch"},
 }
 
 
@@ -172,7 +172,7 @@ def as_on_a_gpu(make: type[Step]) -> Case:
 
 @pytest.mark.parametrize("make", CAUSES)
 def test_a_cause_is_found_and_nothing_else(make: type[Step]) -> None:
-    found: dict[str, Any] = {one.name: one for one in diagnose(as_on_a_gpu(make))}
+    found: dict[str, Any] = {one.id: one for one in diagnose(as_on_a_gpu(make))}
     assert found.keys() - {UNFUSED, KEPT} == CAUSES[make].keys() - {KEPT}
     for name, fragment in CAUSES[make].items():
         assert fragment in found[name].source

@@ -42,7 +42,7 @@ def test_a_whole_step_has_findings(fused: bool) -> None:
     step()
     c = tracefuse.capture(step)
     assert Forecast(c.trace).peak(frozenset()) == peak_bytes(c.trace)
-    assert "unfused pointwise work" in {one.name for one in c.findings()}
+    assert "unfused-pointwise" in {one.id for one in c.findings()}
     assert c.findings() == c.variant(Config.off()).findings()
 
 
@@ -64,7 +64,7 @@ def leaf_on_the_cpu(count: int = MiB) -> tuple[tracefuse.Capture, Trace]:
 
 def test_a_leaf_on_the_cpu_is_named_with_its_line_and_its_bytes() -> None:
     capture, trace = leaf_on_the_cpu()
-    (finding,) = found("gradient copied to the host", case(capture, trace))
+    (finding,) = found("cpu-leaf", case(capture, trace))
     assert finding.severity == "high"
     assert "`input_ts`" in finding.title
     assert "from cuda:0 to the CPU" in finding.title
@@ -83,19 +83,19 @@ def test_a_leaf_on_the_cpu_is_named_with_its_line_and_its_bytes() -> None:
 def test_what_was_measured_of_the_copy_is_its_worth() -> None:
     capture, trace = leaf_on_the_cpu()
     of = case(capture, trace)
-    (value,) = found("gradient copied to the host", of)[0].values
+    (value,) = found("cpu-leaf", of)[0].values
     measured = replace(of, times=OpTimes({value: 500_000.0, "out": 7_000.0}, "measured on a test"))
-    (finding,) = found("gradient copied to the host", measured)
+    (finding,) = found("cpu-leaf", measured)
     assert finding.worth == "500 ms of 507 ms a step, 99 % (measured on a test)"
 
 
 def test_the_bars_of_a_profiled_copy_are_its_parts_and_the_wait_is_not_worth_anything() -> None:
     capture, trace = leaf_on_the_cpu()
     of = case(capture, trace)
-    (value,) = found("gradient copied to the host", of)[0].values
+    (value,) = found("cpu-leaf", of)[0].values
     copy = Transfer(530_000, wait_us=4_000, copy_us=500_000, host_us=20_000, memory="pageable", to_host=True)
     times = OpTimes({value: copy.own_us, "out": 7_000.0}, "measured on a test", {value: copy})
-    (finding,) = found("gradient copied to the host", replace(of, times=times))
+    (finding,) = found("cpu-leaf", replace(of, times=times))
     bars = {bar.label: bar.us for bar in finding.bars}
     assert bars == {"wait": 4_000, "copy @ 0.00839 GB/s": 500_000, "host": 20_000, "other": 6_000}
     assert sum(bars.values()) == copy.event_us
@@ -105,18 +105,18 @@ def test_the_bars_of_a_profiled_copy_are_its_parts_and_the_wait_is_not_worth_any
 
 def test_pinned_inputs_are_told() -> None:
     capture, trace = leaf_on_the_cpu()
-    (finding,) = found("moved between devices each step", known(case(capture, trace), pinned=frozenset({"input_ts"})))
+    (finding,) = found("moved-each-step", known(case(capture, trace), pinned=frozenset({"input_ts"})))
     assert ("forward", "moves `input_ts` from pinned memory") in finding.evidence
     assert [fix.kind for fix in finding.trials] == ["on device"]
 
 
 def test_a_cast_is_no_device_move() -> None:
-    assert not found("gradient copied to the host", case(leaf_on_the_cpu()[0]))
+    assert not found("cpu-leaf", case(leaf_on_the_cpu()[0]))
 
 
 def test_an_input_that_is_moved_each_step() -> None:
     capture, trace = leaf_on_the_cpu()
-    (finding,) = found("moved between devices each step", case(capture, trace))
+    (finding,) = found("moved-each-step", case(capture, trace))
     assert "8 MiB from cpu to cuda:0" in finding.title  # what arrives is float64
 
 
@@ -131,7 +131,7 @@ def test_weights_that_are_cast_every_step() -> None:
             loss = model(x).float().sum()
         loss.backward()
 
-    (finding,) = found("weights cast every step", case(tracefuse.capture(step)))
+    (finding,) = found("weights-cast-each-step", case(tracefuse.capture(step)))
     assert finding.severity == "high"
     assert "casts 4 parameters from float32 to bfloat16" in finding.title
     assert ("casts", "4 in the forward, 4 of gradients") in finding.evidence
@@ -139,19 +139,19 @@ def test_weights_that_are_cast_every_step() -> None:
 
 def test_inputs_that_are_cast_are_no_weights() -> None:
     x = torch.randn(64, 64)
-    assert not found("weights cast every step", case(tracefuse.capture(lambda: x.bfloat16().sum())))
+    assert not found("weights-cast-each-step", case(tracefuse.capture(lambda: x.bfloat16().sum())))
 
 
 def test_a_concatenation_with_nothing() -> None:
     capture = tracefuse.capture(programs.rope_full(torch.float32).run)
-    (finding,) = found("concatenation with an empty operand", case(capture))
+    (finding,) = found("cat-of-nothing", case(capture))
     assert finding.changes == {"cat": True}
-    assert not found(finding.name, case(capture, capture.optimize(fuse=False).trace))
+    assert not found(finding.id, case(capture, capture.optimize(fuse=False).trace))
 
 
 def test_gradients_concatenated_in_the_backward() -> None:
     capture = tracefuse.capture(programs.qkv_unbind(torch.float32).run)
-    (finding,) = found("concatenations in the backward", case(capture))
+    (finding,) = found("cat-in-backward", case(capture))
     names = {n.name: op_name(n) for n in capture.trace.ops}
     assert all(names[value].split(".")[1] in ("cat", "stack") for value in finding.values)
 
@@ -159,10 +159,12 @@ def test_gradients_concatenated_in_the_backward() -> None:
 def test_pointwise_ops_one_by_one_until_they_are_fused() -> None:
     capture = tracefuse.capture(programs.rope(torch.float32).run)
     plain = capture.variant(Config.off())
-    (finding,) = [f for f in plain.findings() if f.name == "unfused pointwise work"]
-    assert finding.severity == "medium"
+    (finding,) = [f for f in plain.findings() if f.id == "unfused-pointwise"]
+    assert finding.severity == "low"
     assert finding.changes == {"fuse": True}
-    assert finding.name not in {f.name for f in capture.optimize().findings()}
+    (mended,) = [f for f in capture.optimize().findings() if f.id == "unfused-pointwise"]
+    assert mended == replace(finding, changes=None, mended=mended.mended, is_mended=True)
+    assert mended.mended == "mended by `fuse` in this configuration"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_pointwise_ops_one_by_one_until_they_are_fused() -> None:
 )
 def test_a_head_of_an_odd_width(width: int, dtype: torch.dtype, count: int) -> None:
     x, w = torch.randn(64, 256, dtype=dtype), torch.randn(width, 256, dtype=dtype, requires_grad=True)
-    findings = found("unaligned matmul", case(tracefuse.capture(lambda: (x @ w.t()).sum().backward())))
+    findings = found("unaligned-matmul", case(tracefuse.capture(lambda: (x @ w.t()).sum().backward())))
     assert len(findings) == count
     assert all("1,001" in one.title and "1,024" in one.fix and one.changes == {"pad": True} for one in findings)
 
@@ -178,17 +180,20 @@ def test_a_head_of_an_odd_width(width: int, dtype: torch.dtype, count: int) -> N
 def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() -> None:
     x, w = (torch.randn(n, 1024, dtype=torch.bfloat16, requires_grad=True) for n in (2048, 5003))
     capture = tracefuse.capture(lambda: (x @ w.t()).sin().sum().backward())
-    assert "unaligned matmul" in {one.name for one in capture.optimize(pad=False).findings()}
-    assert "unaligned matmul" not in {one.name for one in capture.optimize().findings()}
+    (off,) = [one for one in capture.optimize(pad=False).findings() if one.id == "unaligned-matmul"]
+    (on,) = [one for one in capture.optimize().findings() if one.id == "unaligned-matmul"]
+    assert (off.mended, off.changes) == ("", {"pad": True})
+    assert (on.mended, on.is_mended, on.changes) == ("mended by `pad` in this configuration", True, None)
     small = tracefuse.capture(lambda: (x[:64] @ w[:61].t()).sum().backward())
     v = small.optimize(fuse=False)
-    (left,) = [one for one in v.findings() if one.name == "unaligned matmul"]
-    at = [step.name for step in v.steps].index("pad") - len(v.steps)
-    reasons = [one.reason for one in v.steps[at].decisions if one.value in left.values]
-    assert left.fix.startswith("none: `pad` left it, since ")
-    assert all(f"{reason} (1 op)" in left.fix for reason in reasons)
+    (left,) = [one for one in v.findings() if one.id == "unaligned-matmul"]
+    at = [step.name for step in v.passes].index("pad") - len(v.passes)
+    reasons = [one.reason for one in v.passes[at].decisions if one.value in left.values]
+    assert left.mended.startswith("`pad` is on; left: part of ")
+    assert all(f"{reason} (1 op)" in left.mended for reason in reasons)
     assert reasons
-    assert left.fix.endswith(f"; `print(v.steps[{at}])` has all decisions")
+    assert left.mended.endswith(f"; `print(v.passes[{at}])` has all decisions")
+    assert not left.is_mended
 
 
 def test_memory_that_is_handed_out_runs_nothing_and_costs_nothing() -> None:
@@ -202,7 +207,7 @@ def test_memory_that_is_handed_out_runs_nothing_and_costs_nothing() -> None:
     capture = tracefuse.capture(step)
     (memory,) = [n for n in capture.trace.ops if op_name(n).startswith("aten.empty_like")]
     assert memory.name not in modelled(capture.trace).us
-    (finding,) = found("unfused pointwise work", case(capture))
+    (finding,) = found("unfused-pointwise", case(capture))
     assert memory.name not in finding.values
     assert finding.title.startswith(f"{len(finding.values)} pointwise ops")
 
@@ -222,15 +227,15 @@ def test_identical_layers_are_one_place_for_pointwise_ops() -> None:
     def step() -> None:
         torch.exp(model(x.requires_grad_())).sum().backward()
 
-    (finding,) = found("unfused pointwise work", case(tracefuse.capture(step)))
+    (finding,) = found("unfused-pointwise", case(tracefuse.capture(step)))
     assert dict(finding.evidence)["most of it in"].startswith("*.0 (")
 
 
 def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None:
     x, w = torch.randn(64, 256), torch.randn(1001, 256, requires_grad=True)
     plain = case(tracefuse.capture(lambda: (x @ w.t()).sum().backward()))
-    assert not found("unaligned matmul", plain)
-    (finding,) = found("unaligned matmul", known(plain, environment={"tf32": "True"}))
+    assert not found("unaligned-matmul", plain)
+    (finding,) = found("unaligned-matmul", known(plain, environment={"tf32": "True"}))
     assert "1,001, which is no multiple of 4" in finding.title
 
 
@@ -241,7 +246,7 @@ def test_an_odd_number_of_rows_leaves_them_aligned(rows: int) -> None:
     # A weighted sum, whose gradient has memory of its own: an expanded one has no rows.
     weights = torch.randn(rows, 128, dtype=torch.bfloat16)
     capture = tracefuse.capture(lambda: ((x @ w.t()) * weights).sum().backward())
-    assert not found("unaligned matmul", case(capture))
+    assert not found("unaligned-matmul", case(capture))
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
@@ -267,6 +272,5 @@ def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -
     capture = tracefuse.capture(programs.rope_full(torch.float32).run)
     found = capture.variant(Config.off()).findings()
     assert str(found) == repr(found) == "\n\n".join([*map(str, found), how_to_measure(found.provenance)])
-    assert str(capture.optimize().findings()).startswith(
-        "nothing found; looked for: gradients that every backward copies"
-    )
+    nothing = tracefuse.capture(lambda x: x @ x, torch.ones(64, 64)).findings()
+    assert str(nothing).startswith("nothing found; looked for: A leaf lies on the CPU")

@@ -16,9 +16,9 @@ from torch import nn
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import diagnose
-from tracefuse.diagnose.finding import Case, Finding, Fix
 from tracefuse.diagnose.fixes import NO_GPU, fixed_trace, why_not
 from tracefuse.errors import Cancelled, FixError
+from tracefuse.findings.finding import Case, Finding, Fix
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.optimizers.verify import verify
@@ -29,7 +29,7 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what h
 
 
 def finding(name: str, found: tuple[Finding, ...]) -> Finding:
-    (one,) = [one for one in found if one.name == name]
+    (one,) = [one for one in found if one.id == name]
     return one
 
 
@@ -54,7 +54,7 @@ def moves(trace: Trace) -> list[str]:
 def test_a_leaf_on_the_gpu_is_moved_neither_there_nor_back() -> None:
     trace, found = rope_of_a_cpu_leaf()
     text = trace.code
-    one = finding("gradient copied to the host", found)
+    one = finding("cpu-leaf", found)
     fixed = fixed_trace(trace, one.trials[0])
     verify(fixed)
     assert len(moves(trace)) == 2
@@ -68,7 +68,7 @@ def test_a_leaf_on_the_gpu_is_moved_neither_there_nor_back() -> None:
 
 def test_a_gradient_for_pinned_memory_is_copied_without_waiting() -> None:
     trace, found = rope_of_a_cpu_leaf()
-    fixed = fixed_trace(trace, finding("gradient copied to the host", found).trials[1])
+    fixed = fixed_trace(trace, finding("cpu-leaf", found).trials[1])
     (copy,) = [n for n in fixed.ops if n.name == moves(trace)[1]]
     assert copy.kwargs["non_blocking"] is True
     assert moves(fixed) == moves(trace)
@@ -76,7 +76,7 @@ def test_a_gradient_for_pinned_memory_is_copied_without_waiting() -> None:
 
 def test_pinned_inputs_are_moved_without_waiting() -> None:
     trace, found = rope_of_a_cpu_leaf()
-    there, pinned = finding("moved between devices each step", found).trials
+    there, pinned = finding("moved-each-step", found).trials
     assert moves(fixed_trace(trace, there)) == []
     (copy,) = [n for n in fixed_trace(trace, pinned).ops if n.name == moves(trace)[0]]
     assert copy.kwargs["non_blocking"] is True
@@ -132,11 +132,11 @@ def test_what_needs_a_gpu_says_so_where_there_is_none() -> None:
     variant = of_a_gpu.variant(Config.off())
     assert why_not(of_a_gpu.program) == NO_GPU
     assert why_not(capture.program) == ""
-    for fix in finding("gradient copied to the host", found).trials:
+    for fix in finding("cpu-leaf", found).trials:
         with pytest.raises(FixError, match="torch sees none"):
             variant.try_fix(fix)
     with pytest.raises(FixError, match="torch sees none"):
-        of_a_gpu.with_fix(finding("gradient copied to the host", found))
+        of_a_gpu.with_fix(finding("cpu-leaf", found))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -148,13 +148,13 @@ def autocast() -> tracefuse.Capture:
 
 
 def casts(variant: tracefuse.Variant) -> Finding:
-    return finding("weights cast every step", variant.findings())
+    return finding("weights-cast-each-step", variant.findings())
 
 
 def test_weights_as_they_are_cast_give_the_same_numbers() -> None:
     plain = autocast().variant(Config.off())
     mended = autocast().with_fix(casts(plain))
-    assert "weights cast every step" not in {one.name for one in mended.variant(Config.off()).findings()}
+    assert "weights-cast-each-step" not in {one.id for one in mended.variant(Config.off()).findings()}
     kinds = {i.source: t.dtype for i, t in zip(mended.trace.inputs, mended.example_inputs, strict=True)}
     assert kinds["0.weight"] == kinds["2.bias"] == torch.bfloat16
     assert kinds["1.weight"] == torch.float32, "layer norm is computed in full precision"
@@ -201,17 +201,17 @@ def test_what_is_fixed_is_a_capture_like_any_other(tmp_path: Path) -> None:
 def test_passes_are_tried_on_the_same_capture() -> None:
     capture = tracefuse.capture(programs.rope_full(torch.float32).run)
     plain = capture.variant(Config.off())
-    one = finding("concatenation with an empty operand", plain.findings())
+    one = finding("cat-of-nothing", plain.findings())
     assert capture.with_fix(one) is capture
     trial = plain.try_fix(one, budget_s=0.2)
     assert trial.difference.results < 1e-4
-    assert capture.measurements.trials[plain.config, one.id, 0] == Said(trial.verdict, trial.said)
+    assert capture.measurements.trials[plain.config, one.key, 0] == Said(trial.verdict, trial.said)
     with pytest.raises(FixError, match="changes nothing"):
         capture.variant(Config.of(fuse=False)).try_fix(one)
 
 
 def test_a_finding_that_no_replay_can_test_says_so() -> None:
-    one = Finding("slow mode", "medium", "a mode was on", (), (), "", "switch it off", "unknown")
+    one = Finding("anomaly-mode", "medium", "a mode was on", (), (), "", "switch it off", "unknown")
     with pytest.raises(FixError, match="switch it off"):
         tracefuse.capture(lambda: torch.ones(3).exp()).optimize().try_fix(one)
 
@@ -234,7 +234,7 @@ def test_on_a_gpu_a_cpu_leaf_is_fixed_in_both_ways(choice: int) -> None:
         out = programs.apply_rope(input_ts.cuda(), freqs)
         out.backward(tangent)
     variant = c.variant(Config.off())
-    trial = variant.try_fix(finding("gradient copied to the host", variant.findings()).trials[choice], budget_s=4)
+    trial = variant.try_fix(finding("cpu-leaf", variant.findings()).trials[choice], budget_s=4)
     assert trial.difference.results == trial.difference.gradients == 0
     assert trial.verdict == "faster"
 
@@ -245,7 +245,7 @@ def test_on_a_gpu_an_input_in_pinned_memory_is_moved_faster() -> None:
     x, w = torch.randn(1 << 24), torch.randn(1 << 24, device="cuda", requires_grad=True)
     c = tracefuse.capture(lambda: (x.cuda() * w).sum().backward())
     variant = c.variant(Config.off())
-    there, pinned = finding("moved between devices each step", variant.findings()).trials
+    there, pinned = finding("moved-each-step", variant.findings()).trials
     assert variant.try_fix(pinned, budget_s=4).verdict == "faster"
     assert variant.try_fix(there, budget_s=2).difference.results == 0
     mended = c.with_fix(pinned)

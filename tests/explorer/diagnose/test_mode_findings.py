@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import tracefuse
 from tracefuse.diagnose import modes as mode_findings
-from tracefuse.diagnose.finding import Case
 from tracefuse.diagnose.host import FEWEST
+from tracefuse.findings.finding import Case
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.peaks import DevicePeaks
 from tracefuse.measure.timing import Estimate
@@ -29,14 +29,18 @@ def on_hopper(capture: tracefuse.Capture, **settings: str) -> Case:
     return replace(there, update=capture.update and cuda_traces.on_cuda(capture.update))
 
 
+def modes(of: Case) -> list[str]:
+    """The ids of the findings about modes, in the order of the detector."""
+    return [one.id for one in mode_findings.modes_that_slow(of)]
+
+
 def test_modes_that_were_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     x = torch.ones(3, requires_grad=True)
     with torch.autograd.set_detect_anomaly(True), profile(activities=[ProfilerActivity.CPU]):
         capture = tracefuse.capture(lambda: x.exp().sum().backward())
-    titles = [one.title for one in found("slow mode", case(capture))]
-    assert [t.split(" was")[0] for t in titles] == ["CUDA_LAUNCH_BLOCKING", "anomaly mode", "profiler"]
-    assert not found("slow mode", known(case(capture), environment={}))
+    assert modes(case(capture)) == ["launch-blocking", "anomaly-mode", "profiler-on"]
+    assert not modes(known(case(capture), environment={}))
 
 
 def convolution() -> tracefuse.Capture:
@@ -44,16 +48,19 @@ def convolution() -> tracefuse.Capture:
     return tracefuse.capture(lambda: model(x).sum().backward())
 
 
-@pytest.mark.parametrize(("setting", "severity"), [("cudnn", "medium"), ("cudnn_benchmark", "low")])
-def test_cudnn_matters_where_there_are_convolutions(setting: str, severity: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "name", "severity"),
+    [("cudnn", "cudnn-off", "medium"), ("cudnn_benchmark", "cudnn-benchmark-off", "low")],
+)
+def test_cudnn_matters_where_there_are_convolutions(setting: str, name: str, severity: str) -> None:
     capture = convolution()
-    assert not found("slow mode", on_hopper(capture))
-    (finding,) = found("slow mode", on_hopper(capture, **{setting: "off"}))
+    assert not modes(on_hopper(capture))
+    (finding,) = found(name, on_hopper(capture, **{setting: "off"}))
     assert finding.severity == severity
     assert ("convolutions", "2") in finding.evidence
     assert "model(x)" in finding.source
-    assert not found("slow mode", on_hopper(matmuls(), **{setting: "off"}))
-    assert not found("slow mode", known(case(capture), environment={setting.replace("_", " "): "off"}))
+    assert not modes(on_hopper(matmuls(), **{setting: "off"}))
+    assert not modes(known(case(capture), environment={setting.replace("_", " "): "off"}))
 
 
 # --- TF32 -------------------------------------------------------------------------------------------------------------
@@ -64,7 +71,7 @@ def matmuls(dtype: torch.dtype = torch.float32) -> tracefuse.Capture:
     return tracefuse.capture(lambda: (x @ w).sum().backward())
 
 
-NAME = "matmuls of float32 without tensor cores"
+NAME = "tf32-off"
 
 
 @pytest.fixture(autouse=True)
@@ -130,13 +137,13 @@ def step_of_an_optimizer(layers: int, width: int = 16, **options: bool) -> trace
 
 def test_an_optimizer_that_loops_over_its_parameters() -> None:
     capture = step_of_an_optimizer(10, foreach=False)
-    (finding,) = found("loop of small kernels", on_hopper(capture))
+    (finding,) = found("loop-of-small-kernels", on_hopper(capture))
     assert finding.title.startswith("one line launches 60 kernels, of ")
     assert finding.severity == "high"
     assert "optimizer.step()" in finding.source
     assert "fused=True" in finding.fix
     assert ("launching takes", "432 µs: the host's 7.2 µs per op was measured on an H100's") in finding.evidence
-    assert not found("loop of small kernels", case(capture))
+    assert not found("loop-of-small-kernels", case(capture))
 
 
 @pytest.mark.parametrize(
@@ -147,14 +154,14 @@ def test_an_optimizer_that_loops_over_its_parameters() -> None:
     ],
 )
 def test_optimizers_that_do_not_loop(of) -> None:
-    assert not found("loop of small kernels", on_hopper(of()))
+    assert not found("loop-of-small-kernels", on_hopper(of()))
 
 
 def test_kernels_that_take_longer_than_their_launch_are_no_finding() -> None:
     of = on_hopper(step_of_an_optimizer(10, foreach=False))
     assert of.update is not None
     slow = OpTimes({n.name: 20.0 for n in (*of.trace.ops, *of.update.ops)}, "measured on a test")
-    assert not found("loop of small kernels", replace(of, times=slow))
+    assert not found("loop-of-small-kernels", replace(of, times=slow))
 
 
 class Cell(nn.Module):
@@ -187,7 +194,7 @@ def step_of(model: nn.Module, rounds: int, width: int = 16) -> tracefuse.Capture
 def test_a_loop_over_the_steps_of_a_sequence(of) -> None:
     """On the CPU too, where it is what a GPU would wait for."""
     capture = step_of(Cell(16, 2 * FEWEST), 2 * FEWEST)
-    (finding,) = found("loop of small kernels", of(capture))
+    (finding,) = found("loop-of-small-kernels", of(capture))
     assert finding.title.startswith(f"a loop launches {6 * FEWEST} kernels in the forward and ")
     assert finding.source.endswith("# a round")
     assert "each round needs the one before" in finding.fix
@@ -213,7 +220,7 @@ class Apiece(Cell):
 
 
 def test_the_lines_of_a_loop_are_one_finding() -> None:
-    (finding,) = found("loop of small kernels", case(step_of(Apiece(16, FEWEST), FEWEST)))
+    (finding,) = found("loop-of-small-kernels", case(step_of(Apiece(16, FEWEST), FEWEST)))
     assert finding.title.startswith(f"a loop launches {5 * FEWEST} kernels in the forward and ")
     assert finding.source.endswith("# most")
     (also,) = (text for label, text in finding.evidence if label == "also")
@@ -221,7 +228,7 @@ def test_the_lines_of_a_loop_are_one_finding() -> None:
 
 
 def test_rounds_that_need_nothing_of_each_other_want_another_remedy() -> None:
-    (finding,) = found("loop of small kernels", case(step_of(Apart(), 2 * FEWEST)))
+    (finding,) = found("loop-of-small-kernels", case(step_of(Apart(), 2 * FEWEST)))
     assert "no round needs another" in finding.fix
 
 
@@ -236,12 +243,12 @@ def test_rounds_that_need_nothing_of_each_other_want_another_remedy() -> None:
     ],
 )
 def test_what_is_no_loop_in_the_forward(of) -> None:
-    assert not found("loop of small kernels", case(of()))
+    assert not found("loop-of-small-kernels", case(of()))
 
 
 def test_a_loop_of_large_kernels_is_no_finding() -> None:
     of = case(step_of(Cell(16, FEWEST), FEWEST))
-    assert found("loop of small kernels", of)
+    assert found("loop-of-small-kernels", of)
     slow = OpTimes({n.name: 20.0 for n in of.trace.ops}, "measured on a test")
     gpu = replace(of, trace=cuda_traces.on_cuda(of.trace), times=slow)
-    assert not found("loop of small kernels", gpu)
+    assert not found("loop-of-small-kernels", gpu)

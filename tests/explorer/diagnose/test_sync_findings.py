@@ -24,7 +24,7 @@ def test_every_read_is_a_finding_with_its_line(how: str) -> None:
         READS[how]()
         return value * 2
 
-    (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
+    (finding,) = found("host-sync", case(tracefuse.capture(step, torch.ones(3))))
     assert finding.title == f"{how} would make the host wait once a step on a GPU"
     assert ("reads", how) in finding.evidence
     assert "read_tensors.py:" in finding.source
@@ -38,7 +38,7 @@ def test_reads_are_grouped_by_line() -> None:
             if x.sum().item() > -1e9: x = x * 2  # fmt: skip  # noqa: E701
         return x
 
-    (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
+    (finding,) = found("host-sync", case(tracefuse.capture(step, torch.ones(3))))
     assert finding.title == "`.item()` would make the host wait 3 times a step on a GPU"
     assert finding.evidence == (("reads", "`.item()` ×3"), ("bytes", "12 B"))
     assert "x.sum().item()" in finding.source
@@ -49,7 +49,7 @@ def test_printing_a_tensor_is_one_read(capsys: pytest.CaptureFixture[str]) -> No
         print(x.sum(), x)
         return x * 2
 
-    (finding,) = found("waits for the GPU", case(tracefuse.capture(step, torch.ones(3))))
+    (finding,) = found("host-sync", case(tracefuse.capture(step, torch.ones(3))))
     assert capsys.readouterr().out == "tensor(3.) tensor([1., 1., 1.])\n"
     assert finding.title == "`print(t)` would make the host wait 2 times a step on a GPU"
     assert "print(x.sum(), x)" in finding.source
@@ -57,7 +57,7 @@ def test_printing_a_tensor_is_one_read(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_mask_is_read_in_the_backward_too() -> None:
     x = torch.randn(8, requires_grad=True)
-    (finding,) = found("waits for the GPU", case(tracefuse.capture(lambda: x[x > 0].sum().backward())))
+    (finding,) = found("host-sync", case(tracefuse.capture(lambda: x[x > 0].sum().backward())))
     assert ("in the backward", "1") in finding.evidence
     assert "where or masked_fill" in finding.fix
 
@@ -65,10 +65,10 @@ def test_a_mask_is_read_in_the_backward_too() -> None:
 def test_what_lies_on_the_cpu_of_a_program_on_a_gpu_stops_nobody() -> None:
     capture = tracefuse.capture(lambda x: x * x.sum().item(), torch.ones(3))
     on_gpu = case(capture, cuda_traces.on_cuda(capture.trace))
-    assert not found("waits for the GPU", on_gpu)
+    assert not found("host-sync", on_gpu)
     (stop,) = on_gpu.program.stops
     there = Stop(replace(stop.read, device=torch.device("cuda:0")), stop.source)
-    (finding,) = found("waits for the GPU", known(on_gpu, stops=(there,)))
+    (finding,) = found("host-sync", known(on_gpu, stops=(there,)))
     assert finding.title == "`.item()` makes the host wait once a step"
     assert finding.severity == "medium"
 
@@ -87,14 +87,14 @@ def test_a_gradient_that_autograd_copies_to_the_cpu_is_no_read_of_the_program() 
     capture = tracefuse.capture(lambda: torch.ones(3, requires_grad=True).sum().backward())
     of = replace(case(capture), trace=cuda_traces.on_cuda(capture.trace))
     copy = HostRead("copy", COPY, torch.device("cuda:0"), 12)
-    assert not found("waits for the GPU", known(of, stops=(Stop(copy, None, in_backward=True),)))
-    assert found("waits for the GPU", known(of, stops=(Stop(copy, None),)))
+    assert not found("host-sync", known(of, stops=(Stop(copy, None, in_backward=True),)))
+    assert found("host-sync", known(of, stops=(Stop(copy, None),)))
 
 
 def test_casts_and_device_moves_of_a_backward_are_told_apart() -> None:
     leaf, weight = torch.randn(256, requires_grad=True), torch.randn(256, requires_grad=True)
     capture = tracefuse.capture(lambda: (leaf.double() * weight.double()).sum().backward())
-    name = "two things called ToCopyBackward0"
+    name = "one-name-two-copies"
     trace = cuda_traces.on_cuda(capture.trace)
     assert not found(name, case(capture, trace))
     (gradient,) = [n for n, o in zip(trace.returned, trace.outputs, strict=True) if o.of == "leaf"]

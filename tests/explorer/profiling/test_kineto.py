@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 import tracefuse
 from tracefuse.errors import TraceFileError
 from tracefuse.profiling.kineto import Records, recorded_in
-from tracefuse.profiling.run import lines_of
+from tracefuse.profiling.run import Lines
 from tracefuse.profiling.trace_file import nanoseconds
+from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import Event
 
 
@@ -108,8 +110,8 @@ def test_lines_are_the_users_functions(tmp_path: Path) -> None:
         x("site-packages/torch/_ops.py(8): __call__", 61, 10, "python_function"),
     ]
     found = read(tmp_path, [*frames, x("aten::linear", 10, 5), x("aten::sum", 62, 5), x("aten::item", 95, 1)])
-    lines = {event.name: line for event, line in lines_of(found.frames, found.events).items()}
-    assert lines == {
+    lines = Lines(found.frames).of_rows(found.events, np.arange(3))
+    assert dict(zip([event.name for event in found.events], lines, strict=True)) == {
         "aten::linear": "forward, at models/net.py:30",
         "aten::sum": "step, at train.py:12",
         "aten::item": "",
@@ -312,4 +314,6 @@ def test_a_file_of_our_own_can_be_read(tmp_path: Path) -> None:
 
 
 def test_events_of_a_file_are_tuples_as_those_of_a_replay(tmp_path: Path) -> None:
-    assert all(type(event) is Event for event in read(tmp_path, STEP).events)
+    events = read(tmp_path, STEP).events
+    assert all(type(event) is Event for event in events)
+    assert list(Events.of(list(events))) == list(events)

@@ -16,8 +16,8 @@ from tracefuse.optimizers.formats.plain_data import read, written
 from tracefuse.profiling.lanes import RunLanes, run_lanes
 from tracefuse.profiling.timeline import RunTimeline
 from tracefuse.session.parts import special_types
+from tracefuse.timeline.causes import CAUSES
 from tracefuse.timeline.chrome_trace import to_chrome_trace
-from tracefuse.timeline.gaps import CAUSES
 from tracefuse.timeline.lanes import Lane, ProgramTimeline, gap_name, idle_us, with_idle_lanes
 from tracefuse.timeline.replayed import Timeline
 from tracefuse.widgets.payload.pack import decode
@@ -70,7 +70,7 @@ def test_the_idle_lane_holds_every_gap_and_nothing_overlaps_it(name: str) -> Non
     program = lanes(name).program
     (one,) = run(name).idle
     found = rows(program, "idle")
-    assert [row[0] for row in found] == [gap_name(gap) for gap in one.gaps]
+    assert [row[0] for row in found] == [gap_name(one, gap) for gap in one.stretches]
     assert {row[0].split(": ")[0] for row in found} <= set(CAUSES)
     assert sum(row[3] for row in found) == pytest.approx((one.window_ns - one.busy_ns) / 1e3, rel=1e-5)
     assert all(np.diff(program.start_us) >= 0)
@@ -148,7 +148,7 @@ def test_the_page_holds_the_timeline_the_findings_and_the_text(tmp_path: Path) -
     assert found["run"] == json.loads(json.dumps(run_record(run("item_with_stack"), lanes("item_with_stack"))))
     assert found["timeline"]["provenance"] == run("item_with_stack").provenance
     assert found["run"]["values"]["matmul #3"]["source"].startswith("run, at record_timelines.py:")
-    assert [one["name"] for one in found["run"]["findings"]] == ["waits for the GPU"]
+    assert [one["id"] for one in found["run"]["findings"]] == ["host-sync"]
     assert found["run"]["text"] == str(run("item_with_stack"))
 
 

@@ -287,7 +287,7 @@ def test_the_file_that_comes_along_has_the_reference_case_as_a_gpu_measured_it()
     assert first.title == "every backward copies the gradient of `input_ts` from cuda:0 to the CPU"
     assert dict(first.evidence)["bytes"] == "640 MiB"
     assert all(bar.provenance.startswith("measured on NVIDIA") for bar in first.bars)
-    tried = [captured.capture.measurements.trials[captured.config, first.id, at] for at in range(len(first.trials))]
+    tried = [captured.capture.measurements.trials[captured.config, first.key, at] for at in range(len(first.trials))]
     assert [one.verdict for one in tried] == ["faster", "faster"]
 
 

@@ -69,7 +69,7 @@ def test_one_that_is_not_entered_is_not_left() -> None:
 
 
 def test_any_order_of_entering_and_leaving() -> None:
-    draw = random.Random(0)
+    draw, before = random.Random(0), dispatch.is_in_torch_dispatch_mode()
     for _ in range(200):
         mine, theirs = [Named("x"), Named("y")], []
         entered: list[Named] = []
@@ -83,10 +83,10 @@ def test_any_order_of_entering_and_leaving() -> None:
             else:
                 theirs.append(Named("t").__enter__())
             assert sorted(names()) == sorted([one.name for one in entered] + ["t"] * len(theirs))
-            assert dispatch.is_in_torch_dispatch_mode() == bool(entered or theirs)
+            assert dispatch.is_in_torch_dispatch_mode() == (before or bool(entered or theirs))
         while theirs:
             theirs.pop().__exit__(None, None, None)
         for one in entered:
             leave(one)
         assert names() == ""
-        assert not dispatch.is_in_torch_dispatch_mode()
+        assert dispatch.is_in_torch_dispatch_mode() == before

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracefuse.timeline import gaps
+from tracefuse.timeline import causes as gaps
+from tracefuse.timeline.causes import CAUSES
+from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import Event
-from tracefuse.timeline.gaps import CAUSES, Gap, Idle, idle_of_devices, idle_of_streams
-from tracefuse.timeline.host_calls import Spans
+from tracefuse.timeline.gaps import idle_of_devices, idle_of_streams
+from tracefuse.timeline.idle import Gap, Idle
+from tracefuse.timeline.spans import Spans
 
 US = 1000
+
+
+def as_spans(events: Sequence[Event]) -> Spans:
+    table = Events.of(events)
+    return Spans.of(table, np.arange(len(table)))
 
 
 class Program:
@@ -297,7 +306,7 @@ def check_sums(one: Idle, works: Sequence[Event]) -> None:
         assert reached <= gap.start_ns < gap.end_ns <= one.end_ns
         assert gap.cause in CAUSES
         reached = gap.end_ns
-    busy = Spans(works)
+    busy = as_spans(works)
     assert all(busy.total_ns(gap.start_ns, gap.end_ns) == 0 for gap in one.gaps)
 
 
@@ -346,7 +355,7 @@ def test_sums_are_exact_whatever_ran(
 )
 def test_a_cut_and_what_is_left_are_the_whole(spans: list[tuple[int, int]], start: int, length: int) -> None:
     events = [Event("one", False, 0, 0, at, duration, 0, 0) for at, duration in spans]
-    pieces, left = Spans(events).cut([(start, start + length)] if length else [])
+    pieces, left = as_spans(events).cut([(start, start + length)] if length else [])
     covered = {t for at, duration in spans for t in range(at, at + duration)} & set(range(start, start + length))
     assert sorted(t for a, b, _ in pieces for t in range(a, b)) == sorted(covered)
     assert sorted(t for a, b in left for t in range(a, b)) == sorted(set(range(start, start + length)) - covered)

@@ -33,7 +33,8 @@ def variant(**fallbacks: str) -> Any:
         return (x.exp().sin() @ x).exp().sin()
 
     made = tracefuse.capture(fn, torch.ones(64, 64)).optimize(simplify=False)
-    found = SimpleNamespace(trace=on_cuda(made.trace), fallbacks=fallbacks, tunings={}, runs_triton=True)
+    trace = on_cuda(made.trace)
+    found = SimpleNamespace(trace=trace, whole=trace, update=None, fallbacks=fallbacks, tunings={}, runs_triton=True)
     assert [isinstance(node.target, Kernel) for node in found.trace.ops] == [True, False, True]
     assert len({node.target for node in found.trace.ops}) == 2
     return found

@@ -12,22 +12,23 @@ import pytest
 
 import tracefuse
 from tracefuse.profiling.timeline import RunTimeline
-from tracefuse.timeline import gaps
+from tracefuse.timeline import causes as gaps
+from tracefuse.timeline.gaps import idle_of_devices
 
 FILES = Path(__file__).parents[2] / "timelines"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in FILES.glob("*.json.gz"))
 
 # Cause -> the finding that it makes.
 FINDINGS = {
-    gaps.SYNCHRONIZATION: ["waits for the GPU"],
-    gaps.PAGEABLE: ["pageable copy"],
-    gaps.IDLE: ["host idle"],
-    gaps.ALLOCATION: ["memory allocated through the driver"],
-    gaps.HOST: ["launches too slow for the GPU"],
+    gaps.SYNCHRONIZATION: ["host-sync"],
+    gaps.PAGEABLE: ["pageable-copy"],
+    gaps.IDLE: ["host-idle"],
+    gaps.ALLOCATION: ["driver-allocation"],
+    gaps.HOST: ["launch-bound"],
     gaps.DEPENDENCY: [],
     "": [],
 }
-# Below this share of the window nothing is said of a cause: see `tracefuse.diagnose.finding`.
+# Below this share of the window nothing is said of a cause: see `tracefuse.findings.finding`.
 LEAST = 0.01
 INHERENT = {gaps.LATENCY, gaps.START, gaps.END}
 
@@ -53,7 +54,7 @@ def test_the_injected_cause_is_found_and_none_is_invented(name: str) -> None:
     causes = {cause for cause, ns in one.by_cause.items() if ns >= LEAST * one.window_ns} - INHERENT
     expected = injected(name)
     assert causes == ({expected} - {"", gaps.DEPENDENCY})
-    assert [finding.name for finding in found.findings()] == FINDINGS[expected]
+    assert [finding.id for finding in found.findings()] == FINDINGS[expected]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,7 +70,7 @@ def test_times_add_up_to_the_window_that_cuda_events_measured(name: str) -> None
     marks = [e for e in found.events if e.name.startswith("cudaEventRecord")]
     works = [e for e in found.events if e.on_gpu]
     start, end = marks[0].start_ns, max(marks[-1].end_ns, *(work.end_ns for work in works))
-    (one,) = gaps.idle_of_devices(found.recording.events, (start, end))
+    (one,) = idle_of_devices(found.recording.events, (start, end))
     records_ns = sum(work.duration_ns for work in works)
     gaps_ns = sum(gap.duration_ns for gap in one.gaps)
     assert records_ns - one.overlap_ns + gaps_ns == one.window_ns
@@ -87,9 +88,12 @@ def test_every_record_is_accounted_for(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_record_of_the_gpu_finds_its_call(name: str) -> None:
     found = loaded(name)
-    works = [e for e in found.events if e.on_gpu]
-    assert works
-    assert all(found.host.calls[work.correlation].start_ns <= work.start_ns for work in works)
+    events = found.recording.events
+    works = found.rows[events.on_gpu[found.rows]]
+    calls = found.host.call_of[works]
+    assert len(works)
+    assert (calls >= 0).all()
+    assert (events.start_ns[calls] <= events.start_ns[works]).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -143,7 +147,9 @@ def test_a_finding_about_copies_has_their_bandwidth() -> None:
 
 
 def test_of_a_healthy_step_it_says_what_was_looked_for() -> None:
-    assert repr(loaded("healthy_step").findings()).startswith("nothing found; looked for: waits for the GPU; ")
+    assert repr(loaded("healthy_step").findings()).startswith(
+        "nothing found; looked for: The GPU is idle while the host makes or awaits"
+    )
 
 
 def test_the_script_that_records_them_runs_on_a_cpu_too(tmp_path: Path) -> None:
@@ -163,5 +169,5 @@ def test_the_script_that_records_them_runs_on_a_cpu_too(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["item_with_stack.json.gz", "sleep.json.gz"]
     (finding,) = tracefuse.load_timeline(tmp_path / "sleep.json.gz", window="window").findings()
-    assert finding.name == "host idle"
+    assert finding.id == "host-idle"
     assert tracefuse.load_timeline(tmp_path / "item_with_stack.json.gz").recording.frames

@@ -53,7 +53,7 @@ def test_what_is_left_is_the_step_of_a_frozen_model(name: str, patterns: list[st
 
     update = variant.update
     assert update is not None
-    (frozen,) = [one for one in update.steps if one.name == "freeze"]
+    (frozen,) = [one for one in update.passes if one.name == "freeze"]
     assert frozen.error is None
     verify(frozen.after)
     found = dict(zip(frozen.after.outputs, replay(frozen.after, update.program.example_inputs), strict=True))

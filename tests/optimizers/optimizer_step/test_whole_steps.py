@@ -106,7 +106,7 @@ def test_kernels_call_their_inputs_what_they_are() -> None:
 def test_on_a_cpu_the_update_stays_as_it_is() -> None:
     variant = step(lambda p: optim.AdamW(p, fused=True)).optimize().update
     assert variant is not None
-    (record,) = (s for s in variant.steps if s.name == "optimizer_step")
+    (record,) = (s for s in variant.passes if s.name == "optimizer_step")
     assert record.is_unchanged
     assert [d.reason for d in record.decisions] == [ON_CPU]
 

@@ -81,19 +81,19 @@ def test_what_only_dead_ops_read_is_unneeded() -> None:
 
 def test_what_is_pinned_says_so_and_what_remat_keeps_says_why() -> None:
     pinned = gpt().optimize(save=["h.0.mlp"])
-    found = {saved.name: saved for saved in explain_saved(pinned.trace, pinned.steps)}
+    found = {saved.name: saved for saved in explain_saved(pinned.trace, pinned.passes)}
     ours = [saved for saved in found.values() if saved.reason == "pinned"]
     assert ours
     assert all(saved.decision == 'pinned by save="h.0.mlp"' for saved in ours)
     plain = gpt().optimize()
-    saved = explain_saved(plain.trace, plain.steps)
+    saved = explain_saved(plain.trace, plain.passes)
     assert "recomputation" in {one.reason for one in saved}
     assert sum(bool(one.decision) for one in saved) > len(saved) / 2
 
 
 def test_a_fused_backward_keeps_the_reasons_of_what_was_fused() -> None:
     v = gpt().optimize(remat=False)
-    found = {saved.reason for saved in explain_saved(v.trace, v.steps)}
+    found = {saved.reason for saved in explain_saved(v.trace, v.passes)}
     assert {"activation", "normalization", "softmax or loss"} <= found
     assert "kernel" not in found
     assert "kernel" in {saved.reason for saved in explain_saved(v.trace)}
@@ -103,7 +103,7 @@ def test_a_fused_backward_keeps_the_reasons_of_what_was_fused() -> None:
 def test_every_saved_byte_has_a_reason(name: str) -> None:
     capture = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run)
     for v in (capture.variant(Config.off()), capture.optimize()):
-        found = explain_saved(v.trace, v.steps)
+        found = explain_saved(v.trace, v.passes)
         assert sum(saved.nbytes for saved in found) == saved_bytes(v.trace)
         assert {saved.reason for saved in found} <= REASONS.keys()
 

@@ -26,8 +26,8 @@ from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view.answering import IDLE
 from tracefuse.widgets.view.explorer import Explorer
 
-CASTS = "weights cast every step"
-COPIED = "gradient copied to the host"
+CASTS = "weights-cast-each-step"
+COPIED = "cpu-leaf"
 
 
 @cache
@@ -45,7 +45,7 @@ def cpu_leaf() -> tracefuse.Capture:
 
 
 def record(shown: dict[str, Any], name: str) -> dict[str, Any]:
-    (one,) = [one for one in shown["findings"] if one["name"] == name]
+    (one,) = [one for one in shown["findings"] if one["id"] == name]
     return one
 
 
@@ -79,14 +79,14 @@ def test_without_the_gpu_trials_say_what_they_need() -> None:
 
 def test_an_id_stays_while_times_change() -> None:
     findings = autocast().variant(Config.off()).findings()
-    assert len({one.id for one in findings}) == len(findings)
-    assert findings[0].id == replace(findings[0], worth="now measured", severity="low").id
+    assert len({one.key for one in findings}) == len(findings)
+    assert findings[0].key == replace(findings[0], worth="now measured", severity="low").key
 
 
 def test_the_view_tries_a_fix_and_keeps_what_it_said(explorer: Explorer) -> None:
     one = record(explorer.payload, CASTS)
     assert one["trials"][0]["said"] == ""
-    ask(explorer, one["id"])
+    ask(explorer, one["key"])
     assert explorer.status == IDLE
     trial = record(explorer.payload, CASTS)["trials"][0]
     assert "measured on CPU" in trial["said"]
@@ -103,7 +103,7 @@ def test_the_view_tries_a_fix_and_keeps_what_it_said(explorer: Explorer) -> None
 
 
 def test_a_session_file_keeps_what_was_tried(explorer: Explorer, tmp_path: Path) -> None:
-    explorer.try_fix(record(explorer.payload, CASTS)["id"])
+    explorer.try_fix(record(explorer.payload, CASTS)["key"])
     (said,) = record(explorer.payload, CASTS)["trials"]
     for inputs in (False, True):
         loaded = tracefuse.load(explorer.variant.capture.save(tmp_path / f"{inputs}.tfz", inputs=inputs))
@@ -123,7 +123,7 @@ def test_the_finding_of_a_session_file_without_inputs_is_that_of_the_trace(tmp_p
 
 
 def test_what_python_tries_is_shown_too(explorer: Explorer) -> None:
-    explorer.try_fix(record(explorer.payload, CASTS)["id"])
+    explorer.try_fix(record(explorer.payload, CASTS)["key"])
     assert record(explorer.payload, CASTS)["trials"][0]["said"]
 
 
@@ -133,16 +133,17 @@ def test_a_finding_that_is_gone_is_answered_where_it_was_asked(explorer: Explore
     assert (error["panel"], error["at"]) == ("findings", "nothing 3")
     assert "gone" in error["message"]
     with pytest.raises(FixError, match="gone"):
-        Measured().fix(explorer.variant, None, record(explorer.payload, CASTS)["id"], 7)
+        Measured().fix(explorer.variant, None, record(explorer.payload, CASTS)["key"], 7)
 
 
 def test_passes_that_are_on_are_not_offered() -> None:
     capture = tracefuse.capture(programs.rope_full(torch.float32).run)
     plain, fused = (payload(capture.variant(config)) for config in (Config.off(), Config.of(fuse=False)))
-    assert len(record(plain, "unfused pointwise work")["trials"]) == 1
-    assert record(plain, "concatenation with an empty operand")["trials"][0]["does"] == "with cat"
-    assert record(fused, "concatenation with an empty operand") == record(fused, "concatenation with an empty operand") | {
-        "fixed": True,
+    assert len(record(plain, "unfused-pointwise")["trials"]) == 1
+    assert record(plain, "cat-of-nothing")["trials"][0]["does"] == "with cat"
+    assert record(fused, "cat-of-nothing") == record(fused, "cat-of-nothing") | {
+        "is_mended": True,
+        "mended": "mended by `cat` in this configuration",
         "trials": [],
     }  # fmt: skip
 
@@ -150,7 +151,7 @@ def test_passes_that_are_on_are_not_offered() -> None:
 def test_of_a_pass_that_is_on_the_view_says_why_it_left_something() -> None:
     x, w = (torch.randn(n, 1024, dtype=torch.bfloat16, requires_grad=True) for n in (64, 61))
     v = tracefuse.capture(lambda: (x @ w.t()).sum().backward()).optimize()
-    one = record(payload(v), "unaligned matmul")
-    assert "`pad` left it" in one["fix"]
+    one = record(payload(v), "unaligned-matmul")
+    assert "`pad` is on; left: " in one["mended"]
     assert (one["changes"], one["trials"]) == (None, [])
-    assert one["fix"] in {finding.fix for finding in v.findings()}
+    assert one["mended"] in {finding.mended for finding in v.findings()}

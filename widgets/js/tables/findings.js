@@ -20,7 +20,7 @@ export class FindingsPanel {
     /** @type {Status | null} */
     this.status = null;
     this.live = false;
-    /** "ID CHOICE" of what was asked for last. */
+    /** "KEY CHOICE" of what was asked for last. */
     this.asked = "";
   }
 
@@ -32,7 +32,7 @@ export class FindingsPanel {
     this.live = live;
     const focused = this.element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : undefined;
     const found = ORDER.flatMap((severity) => payload.findings.filter((one) => one.severity === severity));
-    const cards = (/** @type {boolean} */ fixed) => found.filter((one) => one.fixed === fixed).map((one) => this.card(one));
+    const cards = (/** @type {boolean} */ mended) => found.filter((one) => one.is_mended === mended).map((one) => this.card(one));
     this.element.replaceChildren(...(found.length > 0 ? [...cards(false), ...cards(true)] : nothing(payload.looked_for)));
     if (focused) find(this.element, focused)?.focus({ preventScroll: true });
   }
@@ -44,34 +44,35 @@ export class FindingsPanel {
     const more = one.values.length - SHOWN_VALUES;
     return h(
       "article",
-      { class: `tf-finding tf-finding-${one.fixed ? "fixed" : one.severity}`, "aria-label": one.title, "data-testid": `tf-finding-${one.name}` },
-      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, one.fixed ? "✓ gone with the passes that are on" : SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.name)),
+      { class: `tf-finding tf-finding-${one.is_mended ? "fixed" : one.severity}`, "aria-label": one.title, "data-testid": `tf-finding-${one.id}` },
+      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, one.is_mended ? `✓ ${one.severity} as it ran` : SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.id)),
       one.evidence.length > 0 && h("table", { class: "tf-table" }, h("tbody", null, one.evidence.map(([label, value]) => h("tr", null, h("th", { scope: "row" }, label), h("td", null, value))))),
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.bars.length > 0 && bars(one.bars),
       one.fix && h("div", { class: "tf-block" }, copyButton(one.fix.replaceAll("`", ""), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part)))),
       one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), one.worth),
+      one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended.replaceAll("`", "")),
       ...one.trials.map((trial, choice) => this.trial(one, trial, choice)),
       h("div", { class: "tf-finding-foot" }, this.tryIt(one), h("span", { class: "tf-chips" }, one.values.slice(0, SHOWN_VALUES).map((name) => chip(name, this.act)), more > 0 && `+${more}`)),
     );
   }
 
   /** What is tried, the button, and what the replay said beside it. @param {Finding} one @param {Trial} trial @param {number} choice */
-  trial({ id, name }, { does, blocked, said, verdict }, choice) {
-    const at = `${id} ${choice}`;
+  trial({ key, id }, { does, blocked, said, verdict }, choice) {
+    const at = `${key} ${choice}`;
     const { busy, error } = /** @type {Status} */ (this.status);
     const isRunning = busy === "findings" && this.asked === at;
     const reason = !this.live ? NEEDS_KERNEL : blocked || this.payload?.blocked || "";
     const ask = () => {
       this.asked = at;
-      this.act.ask("findings", { type: "try", finding: id, choice });
+      this.act.ask("findings", { type: "try", finding: key, choice });
     };
     const title = reason || "replays the recorded trace without and with this, in turn; your code is not run again";
     const label = isRunning ? "Measuring…" : said ? "Try fix again" : "Try fix";
     return h(
       "div",
-      { class: "tf-trial", "data-testid": `tf-trial-${name}-${choice}` },
-      h("button", { class: "tf-button", disabled: reason !== "" || busy !== "", title, "aria-label": `${label}: ${does}`, onclick: ask, "data-testid": `tf-fix-${name}-${choice}` }, label),
+      { class: "tf-trial", "data-testid": `tf-trial-${id}-${choice}` },
+      h("button", { class: "tf-button", disabled: reason !== "" || busy !== "", title, "aria-label": `${label}: ${does}`, onclick: ask, "data-testid": `tf-fix-${id}-${choice}` }, label),
       h("span", null, does, reason && h("small", { class: "tf-note" }, ` ${reason}`)),
       said && h("p", { class: `tf-said tf-${MOODS[verdict] ?? "same"}`, role: "status" }, said),
       error?.panel === "findings" && error.at === at && h("p", { class: "tf-blocked", role: "alert" }, error.message),
@@ -79,13 +80,13 @@ export class FindingsPanel {
   }
 
   /** @param {Finding} one */
-  tryIt({ name, changes, fixed }) {
-    if (!changes || fixed) return null;
+  tryIt({ id, changes, is_mended }) {
+    if (!changes || is_mended) return null;
     const isOn = Object.entries(changes).every(([option, value]) => JSON.stringify(this.payload?.config[option]) === JSON.stringify(value));
     if (isOn) return h("span", { class: "tf-note" }, "The pass that does this is on; its decisions say what it left.");
     const isHeld = this.act.holds(changes);
     const title = isHeld ? "switch it on, and see what changes" : "this saved page holds no such choice: run the cell in a notebook";
-    return h("button", { class: "tf-button", disabled: !isHeld, title, onclick: () => this.act.configure(changes), "data-testid": `tf-try-${name}` }, "Switch it on");
+    return h("button", { class: "tf-button", disabled: !isHeld, title, onclick: () => this.act.configure(changes), "data-testid": `tf-try-${id}` }, "Switch it on");
   }
 }
 

@@ -1,6 +1,6 @@
 """Findings, the cases that detectors look at, and the words that findings share.
 
-`tracefuse.diagnose.diagnose` lists the detectors.
+`tracefuse.findings.kinds` lists the kinds, `tracefuse.diagnose.diagnose` the detectors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import fx
 
 from tracefuse.assembly.program import CapturedProgram
+from tracefuse.findings.kinds import KINDS
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.trace import Phase, Trace, val
 from tracefuse.tables.halves import halves
@@ -50,13 +51,15 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
-    """One diagnosis. `evidence` are pairs of label and figure, `values` the names of the ops it is about, `source` the line of
-    the user's program, `worth` what the fix gains and how that is known, `changes` the options that try it, if a pass can.
+    """One diagnosis. `id` is its kind, a key of `tracefuse.findings.kinds.KINDS`, `evidence` are pairs of label and figure,
+    `values` the names of the ops that it is about, `source` the line of the user's program, `worth` what the fix gains and
+    how that is known, `changes` the options that try it, if a pass can.
 
     `bars` are parts of the time of what it is about, one after another: they add up to that. `fixes` are what
-    `Variant.try_fix` can measure, the best first."""
+    `Variant.try_fix` can measure, the best first. `mended` says which passes of a configuration mend it already and what is
+    left, `is_mended` that nothing is."""
 
-    name: str
+    id: str
     severity: Severity
     title: str
     evidence: tuple[tuple[str, str], ...]
@@ -67,11 +70,17 @@ class Finding:
     changes: dict[str, Any] | None = None
     bars: tuple[Bar, ...] = ()
     fixes: tuple[Fix, ...] = ()
+    mended: str = ""
+    is_mended: bool = False
+
+    def __post_init__(self) -> None:
+        if self.id not in KINDS:
+            raise ValueError(f"{self.id!r} is no kind of finding: add it to tracefuse.findings.kinds.KINDS")
 
     @property
-    def id(self) -> str:
+    def key(self) -> str:
         """The same for what is found at the same place again, whatever its times are by then."""
-        return blake2s("\n".join((self.name, self.title, self.source)).encode(), digest_size=6).hexdigest()
+        return blake2s("\n".join((self.id, self.title, self.source)).encode(), digest_size=6).hexdigest()
 
     @property
     def trials(self) -> tuple[Fix, ...]:
@@ -82,9 +91,13 @@ class Finding:
 
     def __str__(self) -> str:
         facts = "; ".join(f"{label}: {figure}" for label, figure in self.evidence)
-        lines = [f"{self.severity}: {self.title}", f"  {facts}", f"  at {self.source}" if self.source else ""]
+        lines = [
+            f"{self.severity}: {self.title} [{self.id}]",
+            f"  {facts}",
+            f"  at {self.source}" if self.source else "",
+        ]
         lines += [f"  time: {bars_text(self.bars)}" if self.bars else "", f"  fix: {self.fix}"]
-        return "\n".join(filter(None, [*lines, f"  worth: {self.worth}"]))
+        return "\n".join(filter(None, [*lines, f"  worth: {self.worth}", f"  {self.mended}" if self.mended else ""]))
 
 
 @dataclass(frozen=True)

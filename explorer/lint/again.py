@@ -1,0 +1,199 @@
+"""Findings about what is computed again: in each layer, in each step, by checkpoints, and by a second backward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import fx
+
+from tracefuse.findings.finding import Case, Finding, names
+from tracefuse.findings.launching import HOST_US
+from tracefuse.lint.facts import Numbering, behind, line_saying, own_ops
+from tracefuse.optimizers.costs.cost import is_allocation, packet_name
+from tracefuse.optimizers.liveness import peak_bytes
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
+from tracefuse.tables.folding import grouped, work
+from tracefuse.text import counted, time_text
+
+MEMORY_BYTES = 80e9
+"""What an H100 has: with less than this a step fits without checkpoints."""
+ALL = 0.9
+"""The share of the forward from which on a checkpoint computes everything again."""
+FEWEST = 3  # ops of a table that each layer makes anew
+_HEAVY = {"matmul", "convolution", "attention"}
+_OTHERS = {"cast", "copy", "device copy"}
+"""What has findings of its own, or is made by torch for an op that wants another layout."""
+_CHECKPOINT = re.compile(r"\b(checkpoint|checkpoint_sequential|gradient_checkpointing_enable)\(")
+
+
+def computed_again(case: Case) -> Iterator[Finding]:
+    """Values that the forward computes several times from the same operands, as each layer its mask or its rotary tables."""
+    numbers = Numbering(case.trace)
+    ops = [n for n in own_ops(case) if not is_allocation(n) and work(n) not in _OTHERS]
+    alike = {number: group for number, group in grouped(ops, lambda n: numbers.of[n]).items() if len(group) > 1}
+    again = [n for group in alike.values() for n in group[1:]]
+    places = grouped(again, _module_and_function)
+    for where, group in places.items():
+        us, launches = case.us(group), HOST_US * len(group)
+        severity = case.severity(us)
+        constant = [n for n in group if n in numbers.constants]
+        if severity is None and len(constant) >= FEWEST:
+            severity = "low" if case.severity(launches) is not None or len(constant) >= 2 * FEWEST else None
+        if severity is None:
+            continue
+        last = max(group, key=lambda n: (case.us([n]), nbytes(n)))
+        times = max(len(alike[numbers.of[n]]) for n in group)
+        yield Finding(
+            "computed-again",
+            severity,
+            f"{counted(len({numbers.of[n] for n in group}), 'value')} of `{where[1]}` are computed {times} times from the "
+            "same operands",
+            (
+                ("ops too many", str(len(group))),
+                ("written again", human_bytes(sum(map(nbytes, group)))),
+                ("from", "constants and buffers alone" if len(constant) == len(group) else "the same inputs"),
+            ),
+            names(group),
+            line_of(last),
+            "compute it once, before the layers, and hand it to each; `register_buffer` in `__init__` what no input changes",
+            f"{case.worth(us)}; the host launches {len(group)} ops less, {time_text(launches)} (modelled)",
+            {"simplify": True},
+        )
+
+
+def _module_and_function(node: fx.Node) -> tuple[str, str]:
+    source = origin(node).source
+    return origin(node).module_type, "" if source is None else source.function
+
+
+def constants_of_each_step(case: Case) -> Iterator[Finding]:
+    """Tables that every step computes from constants and buffers alone."""
+    numbers = Numbering(case.trace)
+    seen: set[int] = set()
+    ops = []
+    for node in own_ops(case):
+        if node in numbers.constants and not is_allocation(node) and numbers.of[node] not in seen:
+            ops.append(node)
+        seen.add(numbers.of[node])
+    for where, group in grouped(ops, _module_and_function).items():
+        us = case.us(group)
+        severity = case.severity(us)
+        if severity is None:
+            continue
+        last = max(group, key=lambda n: (case.us([n]), nbytes(n)))
+        yield Finding(
+            "constant-each-step",
+            severity,
+            f"every step computes {human_bytes(nbytes(last))} of `{where[1]}` from constants alone",
+            (("ops", str(len(group))), ("written", human_bytes(sum(map(nbytes, group))))),
+            names(group),
+            line_of(last),
+            "compute it once in `__init__` and keep it: `self.register_buffer(…, persistent=False)`",
+            case.worth(us),
+            {"fuse": True},
+        )
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def needless_checkpoints(case: Case) -> Iterator[Finding]:
+    """`torch.utils.checkpoint` in a step that would fit into the GPU without it."""
+    again, of = _recomputed(case)
+    if not any(work(n) in _HEAVY for n in again):
+        return
+    kept = sum(nbytes(of[n]) for n in again)
+    peak = peak_bytes(case.trace) + kept
+    us = case.us(again)
+    severity = case.severity(us)
+    if severity is None or peak > MEMORY_BYTES:
+        return
+    share = us / case.us(own_ops(case))
+    best = max(again, key=lambda n: case.us([n]) / max(nbytes(of[n]), 1))
+    yield Finding(
+        "checkpoint-not-needed",
+        severity,
+        f"checkpoints compute {'all' if share >= ALL else f'{100 * share:.0f} %'} of the forward again, and the step fits "
+        "without them",
+        (
+            ("computed again", f"{counted(len(again), 'op')}, {time_text(us)}"),
+            (
+                "kept instead",
+                f"{human_bytes(kept)}: a static peak of {human_bytes(peak)} of {human_bytes(int(MEMORY_BYTES))}",
+            ),
+            ("cheapest to keep", f"{packet_name(best)} {human_bytes(nbytes(of[best]))}, {time_text(case.us([best]))}"),
+        ),
+        names(again),
+        line_saying(case, _CHECKPOINT, again) or line_of(again[0]),
+        "call the layers without `checkpoint`; where memory is short, `create_selective_checkpoint_contexts` keeps the "
+        "matmuls and computes pointwise ops again, as does `remat`",
+        case.worth(us),
+    )
+
+
+def _recomputed(case: Case) -> tuple[list[fx.Node], Mapping[fx.Node, fx.Node]]:
+    """What autograd's engine ran once more of the forward, and the forward's op of each."""
+    numbers = Numbering(case.trace)
+    first: dict[int, fx.Node] = {}
+    of: dict[fx.Node, fx.Node] = {}
+    for node in case.trace.ops:
+        if not does_work(node) or is_allocation(node):
+            continue
+        if not origin(node).autograd and case.half[node] == "forward":
+            first.setdefault(numbers.of[node], node)
+        elif origin(node).autograd and numbers.of[node] in first:
+            of[node] = first[numbers.of[node]]
+    return list(of), of
+
+
+# --- several backwards ------------------------------------------------------------------------------------------------
+
+
+def second_backwards(case: Case) -> Iterator[Finding]:
+    """Backwards that run through a graph that another one has been through."""
+    if case.program.backwards < 2:
+        return
+    again = _run_again(case)
+    us = case.us(again)
+    severity = case.severity(us)
+    if severity is None:
+        return
+    called = next((n for n in case.trace.ops if origin(n).autograd == "AccumulateGrad" and _sums(n, again)), None)
+    yield Finding(
+        "second-backward",
+        severity,
+        f"{counted(case.program.backwards, 'backward')} run through one graph: {counted(len(again), 'op')} run again",
+        (
+            ("backwards", str(case.program.backwards)),
+            ("run again in", ", ".join(dict.fromkeys(origin(n).module or origin(n).autograd for n in again[:3]))),
+        ),
+        names(again),
+        line_of(called or again[0]),
+        "`(loss_a + loss_b).backward()`: the gradient of a sum is one backward, and needs no `retain_graph=True`",
+        case.worth(us),
+    )
+
+
+def _run_again(case: Case) -> list[fx.Node]:
+    """The ops of autograd nodes that run after the engine had been past them."""
+    ops = [n for n in case.trace.ops if origin(n).autograd and origin(n).seq is not None]
+    gone: set[tuple[str, int | None]] = set()
+    current, found = None, []
+    for node in ops:
+        at = origin(node).autograd, origin(node).seq
+        if at[0] == "AccumulateGrad":
+            continue
+        if at != current and current is not None:
+            gone.add(current)
+        current = at
+        if at in gone and does_work(node):
+            found.append(node)
+    return found
+
+
+def _sums(node: fx.Node, again: Sequence[fx.Node]) -> bool:
+    """Whether the op adds what a second backward computed to what the first one left."""
+
+    return any(behind(a) in set(again) for a in node.all_input_nodes) and val(node).dim() >= 0

@@ -1,0 +1,225 @@
+"""Findings about dtypes: casts back and forth, casts done again, logits in float32, and float64 that leaks in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import fx
+
+from tracefuse.findings.finding import Case, Finding, Severity, dtype, names
+from tracefuse.lint.facts import HALVES, is_explicit_cast, own_ops, with_backward
+from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
+from tracefuse.optimizers.ops import behind_views, is_random, producer, readers
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
+from tracefuse.tables.folding import grouped, work
+from tracefuse.text import counted
+
+LONGEST = 8
+"""How many pointwise ops there may be between two casts that undo each other."""
+_NORMS = ("norm", "var_mean", "rsqrt")
+_MEANS = ("mean", "var_mean", "var", "linalg_vector_norm")
+_LOSSES = {"_log_softmax", "logsumexp", "nll_loss_forward"}
+
+
+def casts_back_and_forth(case: Case) -> Iterator[Finding]:
+    """A value of half precision that is cast to float32 for a few ops and back again."""
+    trips = [trip for n in own_ops(case) if work(n) == "cast" and (trip := _trip(n))]
+    for (at, kind), group in grouped(trips, lambda trip: (line_of(trip[0]), _kind(trip))).items():
+        casts = [n for trip in group for n in (trip[0], trip[-1])]
+        between = list(dict.fromkeys(n for trip in group for n in trip[1:-1]))
+        # In half precision each op between moves half of its bytes.
+        us = case.us(with_backward(case, casts)) + case.us(with_backward(case, between)) / 2
+        severity = _capped(case.severity(us), casts)
+        if severity is None:
+            continue
+        half = dtype(casts[-1])
+        yield Finding(
+            kind,
+            severity,
+            f"{counted(len(group), 'value')} of {half} cast to float32 and back{_FOR[kind]}",
+            (
+                ("between the casts", ", ".join(dict.fromkeys(packet_name(n) for n in between)) or "nothing"),
+                ("moved", human_bytes(sum(map(bytes_moved, [*casts, *between])))),
+                ("asked for by", "the line" if is_explicit_cast(casts[0]) else "autocast"),
+            ),
+            names([*casts, *between]),
+            at,
+            _REMEDY[kind].format(half=half),
+            case.worth(us),
+            {"simplify": True, "fuse": True},
+        )
+
+
+_FOR = {"cast-round-trip": "", "norm-in-float32": " around a norm", "dropout-in-float32": " around dropout"}
+_REMEDY = {
+    "cast-round-trip": "leave both casts out: kernels of {half} compute in float32 inside",
+    "norm-in-float32": "give the norm {half}: `F.layer_norm` and `F.rms_norm` sum in float32 inside; keep its weights in the "
+    "dtype of the model",
+    "dropout-in-float32": "cast before dropout, or leave the cast out: `F.dropout` of {half} moves half the bytes",
+}
+
+
+def _trip(down: fx.Node) -> tuple[fx.Node, ...] | None:
+    """From a cast to float32 to the cast back, `down`, and the ops between them."""
+    if val(down).dtype not in HALVES:
+        return None
+    node, found = behind_views(down.args[0]), [down]  # type: ignore[arg-type]
+    for _ in range(LONGEST):
+        node = producer(behind_views(node))
+        if node.op != "call_function" or val_dtype(node) != torch.float32:
+            return None
+        found.append(node)
+        if work(node) == "cast":
+            return tuple(found[::-1]) if val(node.args[0]).dtype == val(down).dtype else None  # type: ignore[arg-type]
+        if not (op_class(node) in ("pointwise", "random") or any(norm in packet_name(node) for norm in _NORMS)):
+            return None
+        large = [a for a in node.all_input_nodes if val_numel(a) == val_numel(node)]
+        if len(large) != 1:
+            return None
+        node = large[0]
+    return None
+
+
+def val_dtype(node: fx.Node) -> torch.dtype | None:
+    value = val(node)
+    first = value[0] if isinstance(value, (tuple, list)) else value
+    return first.dtype if isinstance(first, torch.Tensor) else None
+
+
+def val_numel(node: fx.Node) -> int:
+    value = val(node)
+    first = value[0] if isinstance(value, (tuple, list)) else value
+    return first.numel() if isinstance(first, torch.Tensor) else 0
+
+
+def _kind(trip: Sequence[fx.Node]) -> str:
+    between = trip[1:-1]
+    if any(is_random(n) for n in between):
+        return "dropout-in-float32"
+    is_norm = any(norm in packet_name(n) for n in between for norm in _NORMS) or _is_normalised(trip[0])
+    return "norm-in-float32" if is_norm else "cast-round-trip"
+
+
+def _is_normalised(up: fx.Node) -> bool:
+    """Whether a mean, or a mean of squares, is taken of the value too: a norm in single ops."""
+    read = [producer(one) for one in readers(up) if one.op == "call_function" and not origin(one).autograd]
+    of_squares = [two for one in read if packet_name(one) in ("pow", "mul", "square") for two in readers(one)]
+    return any(packet_name(producer(one)) in _MEANS for one in [*read, *of_squares] if one.op == "call_function")
+
+
+def _capped(severity: Severity | None, casts: Sequence[fx.Node]) -> Severity | None:
+    """What autocast does is no error of the user's."""
+    return severity if severity is None or any(map(is_explicit_cast, casts)) else "low"
+
+
+# --- casts that are done again ----------------------------------------------------------------------------------------
+
+
+def casts_done_again(case: Case) -> Iterator[Finding]:
+    """A value, no parameter, that several ops cast to one dtype, each for itself: autocast keeps casts of parameters only."""
+    parameters = {
+        node
+        for node, entry in zip(case.trace.placeholders, case.trace.inputs, strict=True)
+        if entry.kind == "parameter"
+    }
+    casts = [n for n in own_ops(case) if work(n) == "cast" and behind_views(n.args[0]) not in parameters]  # type: ignore[arg-type]
+    alike = grouped(casts, lambda n: (behind_views(n.args[0]), val(n).dtype, val(n).shape)).values()  # type: ignore[arg-type]
+    again = [group for group in alike if len(group) > 1]
+    for at, groups in grouped(again, lambda group: line_of(group[0])).items():
+        more = [n for group in groups for n in group[1:]]
+        us = case.us(with_backward(case, more))
+        severity = case.severity(us)
+        if severity is None:
+            continue
+        first = groups[0][0]
+        yield Finding(
+            "cast-again",
+            severity,
+            f"{counted(len(groups), 'value')} {'is' if len(groups) == 1 else 'are'} cast to {dtype(first)} "
+            f"{len(groups[0])} times each",
+            (
+                ("casts", str(sum(map(len, groups)))),
+                ("moved", human_bytes(sum(map(bytes_moved, more)))),
+                ("also at", ", ".join(dict.fromkeys(line_of(n).partition("  ")[0] for n in more)) or at),
+            ),
+            names(more),
+            at,
+            f"cast it once, before its readers: `x = x.to(torch.{dtype(first)})`; or one matmul for all of them",
+            case.worth(us),
+            {"simplify": True, "fuse": True},
+        )
+
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+
+
+def logits_in_float32(case: Case) -> Iterator[Finding]:
+    """Logits that a matmul made in half precision and that are cast to float32 as a whole for the loss."""
+    casts = [n for n in own_ops(case) if work(n) == "cast" and _is_of_logits(n)]
+    for at, group in grouped(casts, line_of).items():
+        us = case.us(with_backward(case, group)) + sum(
+            case.us([r]) / 2 for n in group for r in readers(n) if r.op != "output"
+        )
+        severity = _capped(case.severity(us), group)
+        if severity is None:
+            continue
+        yield Finding(
+            "logits-in-float32",
+            severity,
+            f"logits of {list(val(group[0]).shape)} are cast to float32 for the loss: {human_bytes(sum(map(nbytes, group)))}",
+            (
+                ("moved by the casts", human_bytes(sum(map(bytes_moved, with_backward(case, group))))),
+                ("asked for by", "the line" if is_explicit_cast(group[0]) else "autocast"),
+            ),
+            names(group),
+            at,
+            "`F.cross_entropy` of half precision sums in float32 inside: leave `.float()` out; or take the loss of a chunk of "
+            "rows at a time, so that the logits are never whole in memory",
+            case.worth(us),
+            {"decompose": True, "fuse": True},
+        )
+
+
+def _is_of_logits(cast: fx.Node) -> bool:
+    source = behind_views(cast.args[0])  # type: ignore[arg-type]
+    if val(cast).dtype != torch.float32 or val(source).dtype not in HALVES or work(source) != "matmul":
+        return False
+    read = [producer(user) for user in readers(cast) if user.op == "call_function"]
+    return any(
+        packet_name(user) in _LOSSES for one in [cast, *read] for user in readers(one) if user.op == "call_function"
+    )
+
+
+# --- float64 ----------------------------------------------------------------------------------------------------------
+
+
+def float64_leaks(case: Case) -> Iterator[Finding]:
+    """Work in float64 in a program whose parameters are not."""
+    kinds = ("parameter", "input")
+    pairs = list(zip(case.trace.placeholders, case.trace.inputs, strict=True))
+    given = [node for node, entry in pairs if entry.kind in kinds and val(node).is_floating_point()]
+    if any(val(n).dtype == torch.float64 for n, entry in pairs if entry.kind == "parameter") or not given:
+        return
+    ops = [n for n in case.trace.ops if case.half[n] != "update" and packet_name(n) and val_dtype(n) == torch.float64]
+    ops = [n for n in ops if case.us([n]) > 0]
+    us = case.us(ops)
+    severity = case.severity(us)
+    own = [n for n in own_ops(case) if n in set(ops)]
+    if severity is None or not own:
+        return
+    entry = own[0]
+    yield Finding(
+        "float64-leak",
+        severity,
+        f"{counted(len(ops), 'op')} compute{'s' * (len(ops) == 1)} in float64, though no parameter is: it enters here",
+        (
+            ("first", packet_name(entry)),
+            ("moved", human_bytes(sum(map(bytes_moved, ops)))),
+            ("from", ", ".join(dict.fromkeys(dtype(a) for a in entry.all_input_nodes if val_dtype(a))) or "a constant"),
+        ),
+        names(ops),
+        line_of(entry),
+        "`dtype=torch.float32` where it enters, or `.float()`: arrays of numpy are float64",
+        f"half or more of {case.worth(us)}",
+    )

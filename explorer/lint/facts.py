@@ -1,0 +1,149 @@
+"""What detectors of this package ask of a trace: the ops of the program's own lines, their backward, and equal values.
+
+h.0.attn    mask = torch.ones(t, t).tril()      ones_1, tril_1      number 7
+h.1.attn    mask = torch.ones(t, t).tril()      ones_2, tril_2      number 7: the same value once more
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.findings.finding import Case
+from tracefuse.optimizers.costs.cost import is_allocation, packet_name
+from tracefuse.optimizers.costs.eager_memory import IN_PLACE
+from tracefuse.optimizers.ops import does_work, is_mutable, is_random, is_view, producer
+from tracefuse.optimizers.trace import Trace, line_of, origin, tensors, val
+from tracefuse.recording.frames import is_installed
+from tracefuse.tables.folding import grouped
+
+HALVES = (torch.float16, torch.bfloat16)
+_CASTS = re.compile(r"\.(float|double|half|bfloat16|to|type|type_as)\(|dtype\s*=|float32|upcast")
+_NO_CALL = ("def ", "import ", "from ", "#", "@", '"')
+# Placeholder inputs of these kinds are the same in every step, unless the step writes to them.
+_STANDING = ("buffer",)
+
+
+def own_ops(case: Case) -> list[fx.Node]:
+    """The ops that the program's lines ran, in order, and none that autograd did."""
+    return [n for n in case.trace.ops if does_work(n) and not origin(n).autograd and case.half[n] == "forward"]
+
+
+def with_backward(case: Case, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The ops, and what autograd ran for them."""
+    of = {origin(n).seq for n in nodes} - {None}
+    return [*nodes, *(n for n in case.trace.ops if does_work(n) and origin(n).autograd and origin(n).seq in of)]
+
+
+def in_place(node: fx.Node) -> bool:
+    """Whether the program ran the op in place: its operand and its result are one memory."""
+    return bool((node.meta.get("custom") or {}).get(IN_PLACE))
+
+
+def is_explicit_cast(node: fx.Node) -> bool:
+    """Whether the op's line asks for a dtype: a cast elsewhere is autocast's."""
+    return bool(_CASTS.search(line_of(node)))
+
+
+def behind(node: fx.Node, through: Iterable[str] = ()) -> fx.Node:
+    """The value behind views, and behind ops of the names `through`, of their first operand."""
+    names = frozenset(through)
+    while is_view(node) or packet_name(node) in names:
+        inner = producer(node).args[0]
+        if not isinstance(inner, fx.Node):
+            break
+        node = inner
+    return node
+
+
+def line_saying(case: Case, pattern: re.Pattern[str], near: Sequence[fx.Node] = ()) -> str:
+    """The line that says `pattern`, in the files of the program's lines that are here: of several the one nearest to those of
+    the ops `near`. "" where none does."""
+    sources = [source for n in near or case.trace.ops if (source := origin(n).source) is not None]
+    at = dict.fromkeys(line for source in sources for line in (source, source.called) if line is not None)
+    files = grouped(at, lambda line: (line.file, line.label))
+    found: list[tuple[int, str]] = []
+    for (file, label), lines in files.items():
+        for number, text in enumerate(linecache.getlines(file), 1):
+            if pattern.search(text) and not text.lstrip().startswith(_NO_CALL) and not is_installed(file):
+                apart = min(abs(line.line - number) for line in lines)
+                found.append((apart, f"{label or file}:{number}  {text.strip()}"))
+    return min(found, default=(0, ""), key=lambda pair: pair[0])[1]
+
+
+def longest_chain(trace: Trace, nodes: Iterable[fx.Node]) -> int:
+    """The most of `nodes` of which each needs the one before."""
+    wanted, chain = set(nodes), dict[fx.Node, int]()
+    for node in trace.ops:
+        chain[node] = (node in wanted) + max((chain.get(a, 0) for a in node.all_input_nodes), default=0)
+    return max((chain[node] for node in wanted), default=0)
+
+
+# --- equal values -----------------------------------------------------------------------------------------------------
+
+
+class Numbering:
+    """Numbers of the values of a trace: equal numbers are equal values. What is drawn at random, or written to, is its own.
+
+    Buffers of the same name in modules that are alike (`h.*.attn.rotary.inv_freq`) count as equal, as long as the step does
+    not write to them.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._known: dict[Hashable, int] = {}
+        self.of: dict[fx.Node, int] = {}
+        self.constants: set[fx.Node] = set()
+        """Values that follow from constants and buffers alone."""
+        written = {out.of for out in trace.outputs if out.kind == "mutation"}
+        for node, entry in zip(trace.placeholders, trace.inputs, strict=True):
+            standing = entry.kind in _STANDING and entry.name not in written
+            leaf = entry.source.rpartition(".")[2]
+            key = ("buffer", leaf, tuple(val(node).shape), val(node).dtype) if standing else ("input", node)
+            self._give(node, key)
+            if standing:
+                self.constants.add(node)
+        for node in trace.ops:
+            self._number(node)
+
+    def _number(self, node: fx.Node) -> None:
+        alone = is_random(node) or is_mutable(node) or in_place(node) or is_allocation(node)
+        key = ("alone", node) if alone else (node.target, _key(node.args, self.of), _key(node.kwargs, self.of))
+        self._give(node, key)
+        if not alone and all(a in self.constants for a in node.all_input_nodes):
+            self.constants.add(node)
+
+    def _give(self, node: fx.Node, key: Hashable) -> None:
+        self.of[node] = self._known.setdefault(key, len(self._known))
+
+
+def _key(argument: Any, of: Mapping[fx.Node, int]) -> Hashable:
+    if isinstance(argument, fx.Node):
+        return "value", of[argument]
+    if isinstance(argument, (tuple, list)):
+        return tuple(_key(one, of) for one in argument)
+    if isinstance(argument, dict):
+        return tuple((name, _key(one, of)) for name, one in argument.items())
+    if isinstance(argument, slice):
+        return str(argument)
+    return type(argument), str(argument)
+
+
+# --- where a change of layout would be noticed ------------------------------------------------------------------------
+
+
+def users_of(node: fx.Node) -> Iterator[fx.Node]:
+    """The ops that read a value, views included; not the output."""
+    yield from (user for user in node.users if user.op == "call_function")
+
+
+def is_returned(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
+def numel(node: fx.Node) -> int:
+    return sum(tensor.numel() for tensor in tensors(node))

@@ -1,0 +1,231 @@
+"""Findings about how tensors lie in memory: copies that nothing asked for, einsum, repeat, and convolutions of NCHW."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tracefuse.findings.finding import Case, Finding, names
+from tracefuse.lint.facts import behind, in_place, is_returned, own_ops, users_of, with_backward
+from tracefuse.measure.op_times import roofline_of
+from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
+from tracefuse.optimizers.ops import arguments, is_view
+from tracefuse.optimizers.rewrite import evaluate
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
+from tracefuse.tables.folding import grouped, work
+from tracefuse.text import counted, share_text, time_text
+
+DEEPEST = 8
+"""How many ops behind a copy are asked whether they would take what it copies."""
+_SUMS = {"sum", "mean", "amax", "amin", "linalg_vector_norm"}
+_COPIES = {"clone", "_to_copy", "cat", "stack", "index", "index_select", "gather"}
+
+
+def needless_copies(case: Case) -> Iterator[Finding]:
+    """`contiguous()` and `clone()` whose readers would take the tensor as it lies."""
+    copies = [n for n in own_ops(case) if packet_name(n) == "clone" and not _is_einsum(n) and _is_needless(n)]
+    for at, group in grouped(copies, line_of).items():
+        us = case.us(with_backward(case, group))
+        severity = case.severity(us)
+        if severity is None:
+            continue
+        how = "`.contiguous()`" if ".contiguous(" in at else "`.clone()`" if ".clone(" in at else "a copy"
+        yield Finding(
+            "needless-copy",
+            severity,
+            f"{how} copies {human_bytes(sum(map(nbytes, group)))} that its readers could read where it lies",
+            (
+                ("copies", str(len(group))),
+                ("moved", human_bytes(sum(map(bytes_moved, group)))),
+                ("read by", ", ".join(dict.fromkeys(work(user) for n in group for user in users_of(n)))),
+            ),
+            names(group),
+            at,
+            f"leave out {how}: these ops read any strides",
+            case.worth(us),
+            {"simplify": True, "fuse": True},
+        )
+
+
+def _is_needless(copy: fx.Node) -> bool:
+    source = copy.args[0]
+    if not isinstance(source, fx.Node) or is_returned(copy) or not copy.users or _is_broadcast(val(source)):
+        return False
+    # Written to afterwards, the copy is what keeps the two apart.
+    if any(in_place(user) for one in (copy, source, behind(source)) for user in _all_users(one)):
+        return False
+    return _takes(copy, val(source), DEEPEST)
+
+
+def _all_users(node: fx.Node) -> Iterator[fx.Node]:
+    for user in users_of(node):
+        yield user
+        if is_view(user):
+            yield from _all_users(user)
+
+
+def _takes(node: fx.Node, value: torch.Tensor, depth: int) -> bool:
+    """Whether all readers of `node` run as they are, without a copy of their own, if it lies as `value` does."""
+    if depth == 0:
+        return False
+    return all(_runs(user, {node: value}, depth) for user in users_of(node))
+
+
+def _runs(user: fx.Node, known: dict[fx.Node, Any], depth: int) -> bool:
+    (value,), name = known.values(), packet_name(user)
+    if work(user) == "matmul":
+        return value.dim() >= 2 and 1 in value.stride()[-2:]
+    if "attention" in name:
+        return value.stride()[-1] == 1
+    if name in _SUMS or name in _COPIES or work(user) == "convolution":
+        return True
+    if not is_view(user) and op_class(user) != "pointwise":
+        return False
+    if name in ("as_strided", "view_as_real", "view_as_complex"):
+        return False
+    try:
+        found = evaluate(user.graph, user.target, user.args, user.kwargs, known)
+    except (RuntimeError, ValueError):
+        return False
+    if not isinstance(found, torch.Tensor) or is_returned(user):
+        return False
+    same = not is_view(user) and found.stride() == val(user).stride()
+    return same or _takes(user, found, depth - 1)
+
+
+def _is_broadcast(tensor: torch.Tensor) -> bool:
+    return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+# --- einsum -----------------------------------------------------------------------------------------------------------
+
+
+def einsum_copies(case: Case) -> Iterator[Finding]:
+    """`einsum` whose operands do not lie in the order that a matmul reads: torch permutes and copies them first."""
+    ops = [n for n in own_ops(case) if _is_einsum(n) and packet_name(n) == "clone"]
+    for at, group in grouped(ops, line_of).items():
+        late = [n for n in with_backward(case, group) if n not in group]
+        copies = [*group, *(n for n in late if packet_name(n) in ("clone", "copy"))]
+        us = case.us(copies)
+        severity = case.severity(us)
+        if severity is None:
+            continue
+        yield Finding(
+            "einsum-copies",
+            severity,
+            f"`einsum` permutes and copies {human_bytes(sum(map(nbytes, group)))} before it multiplies",
+            (
+                ("copies", f"{len(group)} in the forward, {len(copies) - len(group)} in the backward"),
+                ("moved", human_bytes(sum(map(bytes_moved, copies)))),
+                ("the largest", f"{list(val(max(group, key=nbytes)).shape)}"),
+            ),
+            names(copies),
+            at,
+            "let the operands lie with the batch dimensions first, the summed one last, and call `torch.matmul`; or order the "
+            "letters of `torch.einsum` so that batch dimensions lead in every operand",
+            case.worth(us),
+        )
+
+
+def _is_einsum(node: fx.Node) -> bool:
+    return "einsum(" in line_of(node)
+
+
+# --- repeat -----------------------------------------------------------------------------------------------------------
+
+
+def repeats(case: Case) -> Iterator[Finding]:
+    """`repeat`, or `expand` and a copy, of what broadcasting would read as it is."""
+    ops = [n for n in own_ops(case) if _repeats(n) and _broadcasts(n)]
+    for at, group in grouped(ops, line_of).items():
+        us = case.us(with_backward(case, group))
+        severity = case.severity(us)
+        if severity is None:
+            continue
+        attends = any("attention" in packet_name(user) for n in group for user in _all_users(n))
+        once = sum(touched_bytes(val(n.args[0])) for n in group)  # type: ignore[arg-type]
+        yield Finding(
+            "repeat-not-expand",
+            severity,
+            f"`repeat` writes {human_bytes(sum(map(nbytes, group)))} of what is {human_bytes(once)} once",
+            (("repeats", str(len(group))), ("moved", human_bytes(sum(map(bytes_moved, group))))),
+            names(group),
+            at,
+            "`scaled_dot_product_attention(…, enable_gqa=True)` shares the heads"
+            if attends
+            else "`expand` shows the same numbers without a copy, and broadcasting needs neither",
+            case.worth(us),
+            {"fuse": True},
+        )
+
+
+def _repeats(node: fx.Node) -> bool:
+    if packet_name(node) == "clone":
+        return _is_broadcast(val(node.args[0]))  # type: ignore[arg-type]
+    if packet_name(node) != "repeat":
+        return False
+    source, times = val(node.args[0]), arguments(node)["repeats"]  # type: ignore[arg-type]
+    shape = (1,) * (len(times) - source.dim()) + tuple(source.shape)
+    return any(n > 1 for n in times) and all(n == 1 or size == 1 for n, size in zip(times, shape, strict=True))
+
+
+def _broadcasts(node: fx.Node) -> bool:
+    """Whether every reader, through views, is one that reads an expanded tensor as it is."""
+    read = [user for user in _all_users(node) if not is_view(user)]
+    fine = (op_class(user) == "pointwise" or "attention" in packet_name(user) for user in read)
+    return bool(read) and all(fine) and not is_returned(node) and not any(map(in_place, read))
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
+    """Convolutions on tensor cores whose input does not lie in channels_last: cuDNN transposes what it reads and writes."""
+    every = [n for n in own_ops(case) if work(n) == "convolution"]
+    ops = [n for n in every if _is_nchw(n)]
+    moved = sum(_transposed(n) for n in with_backward(case, ops) if work(n) == "convolution")
+    us = 1e6 * moved / roofline_of(case.trace).bytes_per_s
+    severity = case.severity(us, case.step_us + us)
+    if severity is None:
+        return
+    yield Finding(
+        "not-channels-last",
+        severity,
+        f"{counted(len(ops), 'convolution')} of {len(every)} read tensors that do not lie in channels_last",
+        (
+            ("transposed by cuDNN", f"{human_bytes(moved)} a step"),
+            ("the largest", f"{list(val(max(ops, key=nbytes)).shape)}"),
+        ),
+        names(ops),
+        line_of(ops[0]),
+        "`model.to(memory_format=torch.channels_last)` and `x.to(memory_format=torch.channels_last)`, and no op between that "
+        "lays it out anew",
+        f"about {time_text(us)} beside the {time_text(case.step_us)} that the step takes by its bytes and arithmetic, "
+        f"{share_text(us, case.step_us + us)} of both (modelled: two passes over each tensor)",
+    )
+
+
+def _is_nchw(node: fx.Node) -> bool:
+    """Whether a two-dimensional convolution over all channels reads and writes NCHW. Depthwise ones gain nothing."""
+    source, weight, groups = val(node.args[0]), val(node.args[1]), arguments(node)["groups"]  # type: ignore[arg-type]
+    if source.dim() != 4 or source.dtype == torch.float64 or (groups > 1 and groups == source.shape[1]):
+        return False
+    return (
+        not _lies_in_channels_last(source)
+        and not _lies_in_channels_last(weight)
+        and weight.shape[-1] * source.shape[1] > 1
+    )
+
+
+def _lies_in_channels_last(tensor: torch.Tensor) -> bool:
+    # A tensor of one channel, or of one pixel, lies in both orders.
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _transposed(node: fx.Node) -> int:
+    """Bytes of two passes over each picture that a convolution reads or writes: into channels_last and back."""
+    tensors: Sequence[Any] = [val(a) for a in node.all_input_nodes if val(a).dim() == 4]
+    return 2 * (sum(map(touched_bytes, tensors)) + nbytes(node))

@@ -1,0 +1,153 @@
+"""Findings about how layers are put together: batch norm, biases, losses, and what DistributedDataParallel is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from torch import fx
+
+from tracefuse.findings.finding import Case, Finding, Severity, names
+from tracefuse.lint.facts import line_saying, own_ops, with_backward
+from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
+from tracefuse.optimizers.ops import arguments, behind_views, is_getitem, producer, readers
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
+from tracefuse.tables.folding import grouped, work
+from tracefuse.text import counted
+
+FEWEST_VALUES = 32
+"""Values of a channel from which on their mean and variance say something of the data."""
+FEWEST_SAMPLES = 4
+_BATCH_NORMS = {
+    "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update",
+    "_batch_norm_with_update_functional", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+}  # fmt: skip
+
+
+def batch_norms_of_few(case: Case) -> Iterator[Finding]:
+    """Batch norm that takes its statistics from a handful of values."""
+    norms = [n for n in own_ops(case) if packet_name(n) in _BATCH_NORMS and _is_training(n)]
+    few = [n for n in norms if _per_channel(n) <= FEWEST_VALUES or _samples(n) < FEWEST_SAMPLES]
+    for at, group in grouped(few, line_of).items():
+        least = min(group, key=_per_channel)
+        severity: Severity = "medium" if _per_channel(least) <= FEWEST_VALUES else "low"
+        yield Finding(
+            "batch-norm-few-samples",
+            severity,
+            f"batch norm takes its statistics of {counted(_samples(least), 'sample')}: {_per_channel(least)} values a channel",
+            (("batch norms", f"{len(group)} of {len(norms)}"), ("input", str(list(val(least.args[0]).shape)))),  # type: ignore[arg-type]
+            names(group),
+            at,
+            "`nn.GroupNorm`, or `nn.LayerNorm`, which know no batch; over several GPUs "
+            "`nn.SyncBatchNorm.convert_sync_batchnorm(model)`",
+            "not a time: noise in training, and another result in `eval()`",
+        )
+
+
+def _is_training(node: fx.Node) -> bool:
+    given = arguments(producer(node))
+    return bool(given.get("training", given.get("train", True)))
+
+
+def _samples(node: fx.Node) -> int:
+    return int(val(node.args[0]).shape[0])  # type: ignore[arg-type]
+
+
+def _per_channel(node: fx.Node) -> int:
+    source = val(node.args[0])  # type: ignore[arg-type]
+    return int(source.numel() // source.shape[1])
+
+
+def biases_before_batch_norm(case: Case) -> Iterator[Finding]:
+    """A bias that batch norm subtracts again."""
+    ops = [n for n in own_ops(case) if work(n) == "convolution" and n.args[2] is not None and _goes_into_batch_norm(n)]
+    for at, group in grouped(ops, line_of).items():
+        # On a GPU the bias is an op of its own, as is its gradient's sum.
+        late = [n for n in with_backward(case, group) if n not in group and work(n) == "convolution"]
+        moved = sum(3 * nbytes(n) for n in group) if late else sum(2 * nbytes(n) for n in group)
+        us = moved / max(sum(map(bytes_moved, group)), 1) * case.us(group)
+        if case.severity(us) is None:
+            continue
+        yield Finding(
+            "bias-before-batch-norm",
+            "low",
+            f"the bias of {counted(len(group), 'convolution')} is subtracted by the batch norm behind",
+            (("moved", human_bytes(moved)),),
+            names(group),
+            at,
+            "`nn.Conv2d(…, bias=False)` before a batch norm, which has a bias of its own",
+            f"at most {case.worth(us)}",
+        )
+
+
+def _goes_into_batch_norm(node: fx.Node) -> bool:
+    read = [r for r in readers(node) if r.op != "output" and "backward" not in packet_name(r)]
+    return bool(read) and all(packet_name(r) in _BATCH_NORMS and _is_training(r) for r in read)
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def losses_by_hand(case: Case) -> Iterator[Finding]:
+    """A logarithm of a softmax or a sigmoid, which one op computes in fewer passes and without overflow."""
+    pairs = [(n, name) for n in own_ops(case) if (name := _loss(n))]
+    for (at, name), group in grouped(pairs, lambda pair: (line_of(pair[0]), pair[1])).items():
+        ops = [n for n, _ in group]
+        inner = [producer(behind_views(n.args[0])) for n in ops]  # type: ignore[arg-type]
+        us = case.us(with_backward(case, [*ops, *inner])) / 2
+        severity = case.severity(us)
+        if severity is None:
+            continue
+        yield Finding(
+            "log-of-softmax",
+            severity,
+            f"the logarithm of a {name} is computed in two ops, and is minus infinity where the {name} rounds to 0",
+            (("moved", human_bytes(sum(map(bytes_moved, [*ops, *inner])))),),
+            names([*inner, *ops]),
+            at,
+            "`F.cross_entropy(logits, targets)`, or `F.log_softmax`"
+            if name == "softmax"
+            else "`F.binary_cross_entropy_with_logits(logits, targets)`, or `F.logsigmoid`",
+            case.worth(us),
+            {"fuse": True},
+        )
+
+
+def _loss(node: fx.Node) -> str:
+    if packet_name(node) not in ("log", "binary_cross_entropy"):
+        return ""
+    source = behind_views(node.args[0])  # type: ignore[arg-type]
+    while packet_name(source) in ("add", "clamp", "clamp_min") and not is_getitem(source):
+        source = behind_views(source.args[0])  # type: ignore[arg-type]
+    return {"_softmax": "softmax", "sigmoid": "sigmoid"}.get(packet_name(source), "")
+
+
+# --- distributed ------------------------------------------------------------------------------------------------------
+
+UNUSED = "find_unused_parameters"
+
+
+def searches_for_unused(case: Case) -> Iterator[Finding]:
+    """DistributedDataParallel that walks through the graph in every step to find parameters without a gradient."""
+    known: Mapping[str, str] = case.program.environment
+    if known.get(UNUSED) != "on":
+        return
+    of = {out.of for out in case.trace.outputs if out.kind == "gradient"}
+    parameters = [entry for entry in case.trace.inputs if entry.kind == "parameter" and entry.trainable]
+    without = [entry.source for entry in parameters if entry.name not in of]
+    yield Finding(
+        "find-unused-parameters",
+        "low" if without else "medium",
+        "DistributedDataParallel looks for unused parameters in every step"
+        + (
+            f", and {counted(len(without), 'parameter')} had none"
+            if without
+            else ", and every parameter has a gradient"
+        ),
+        (("parameters", str(len(parameters))), ("without a gradient", ", ".join(without[:3]) or "none")),
+        (),
+        line_saying(case, re.compile(rf"{UNUSED}\s*=")),
+        "`DistributedDataParallel(model)` without `find_unused_parameters=True`; where branches differ from step to step, "
+        "`static_graph=True` if they do not after all",
+        "not modelled: a walk over the autograd graph before each backward, and no overlap of what it waits for",
+    )
