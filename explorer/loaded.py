@@ -104,7 +104,7 @@ class LoadedCapture(Capture):
         if captured.data is not None and self.device.type == "cuda" and torch.cuda.is_available():
             torch.cuda.init()  # what a GPU can do is only asked where one is in use
             return super().machine
-        return Machine(captured.cat, captured.fuse, Pad(self.program.tf32), peaks=self.datasheet)
+        return Machine(captured.cat, captured.fuse, Pad(self.program.tf32, self.datasheet), peaks=self.datasheet)
 
     def check_inputs(self) -> None:
         """Raise `SessionError` unless the captured tensors are in the file and their devices are here."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tracefuse.assembly.program import CapturedProgram, captured_program
@@ -23,6 +23,7 @@ from tracefuse.device.environment import environment
 from tracefuse.errors import CaptureError
 from tracefuse.execution.agreement import Agreement, agreement
 from tracefuse.execution.replay import replayed
+from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.recording.namespace import namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.run import Left, Run
@@ -53,6 +54,7 @@ class RecordedCapture(Capture):
         self._watch: StepWatch | None = None
         self._environment = self._shield.note(environment) or {}
         self._left: tuple[Left | None, ...] = ()
+        self._read: Sequence[Left] = ()
 
     def __repr__(self) -> str:
         if not self.has_run and not self._shield.failure:
@@ -129,7 +131,10 @@ class RecordedCapture(Capture):
             raise CaptureError(
                 "nothing was captured: the block has not run to its end. Run it again without the error."
             )
-        program, self._left = captured_program(self.run.recorder, self.run.ended, self._environment, replayed)
+        with uncollected():
+            program, self._left, self._read = captured_program(
+                self.run.recorder, self.run.ended, self._environment, replayed
+            )
         return program
 
     def check(self) -> Agreement | None:
@@ -142,7 +147,7 @@ class RecordedCapture(Capture):
         """
         program = self.program
         if self.agreement is None and self.run.ended is not None:
-            self.agreement = agreement(program, self._left, self.run.ended.read)
+            self.agreement = agreement(program, self._left, self._read)
         return self.agreement
 
 

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Config, Machine
+from tracefuse.device.target import chosen, promised_here
+from tracefuse.distributed.operators import check_alone
 from tracefuse.errors import PassError
 from tracefuse.execution.agreement import Agreement
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.costs.cost import Peaks
-from tracefuse.optimizers.costs.datasheets import promised
+from tracefuse.optimizers.costs.datasheets import DataSheet
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.passes import Pass, PassRecord, final, run_pipeline
@@ -66,7 +68,7 @@ class Variants:
 
     def __init__(self, made: Callable[[], CapturedProgram] | None = None, machine: Machine | None = None) -> None:
         self._made, self._machine = made, machine
-        self._variants: dict[Config, Variant] = {}
+        self._variants: dict[tuple[Config, DataSheet | None], Variant] = {}
         self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
         self.measurements, self.restored = Measurements(), Measurements()
         self.agreement: Agreement | None = None
@@ -97,9 +99,10 @@ class Variants:
 
     def variant(self, config: Config) -> Variant:
         """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
-        if config not in self._variants:
-            self._variants[config] = self._variant(config)
-        return self._variants[config]
+        key = config, chosen()
+        if key not in self._variants:
+            self._variants[key] = self._variant(config)
+        return self._variants[key]
 
     def _variant(self, config: Config) -> Variant:
         return Variant(self, config)
@@ -112,12 +115,16 @@ class Variants:
     @property
     def machine(self) -> Machine:
         """The machine that passes make programs for."""
-        return self._machine or Machine.here(self.program.tf32, self.datasheet)
+        if self._machine is None:
+            return Machine.here(self.program.tf32, self.datasheet)
+        return self._machine if chosen() is None else self._machine.priced_by(self.datasheet)
 
     @property
     def datasheet(self) -> Peaks:
-        """What prices go by: the datasheet of the GPU that the program ran on, for one on a CPU that of an H100."""
-        return promised(self.program.environment.get("device") if self.program.device.type == "cuda" else None)
+        """What prices go by: the datasheet of the chosen `tracefuse.target`, else of the GPU that the program ran on; an
+        H100's for one on a CPU."""
+        gpu = self.program.environment.get("device") if self.program.device.type == "cuda" else None
+        return promised_here(gpu, self.program.tf32)
 
     def check(self) -> Agreement | None:
         """Hold a replay against what the program left: None for a program that did not run here."""
@@ -436,6 +443,7 @@ class Variant:
         Raises `ExportError` for what is more than one differentiable step, and for a step that no later one could be run by,
         with the line and the remedy; `NotSupported` for what no CUDA graph can replay.
         """
+        check_alone(self.program.trace)
         if self.program.update is None:
             return self.halves(cuda_graph, progress, tune)
         from tracefuse.training.live import training_step
@@ -454,13 +462,13 @@ class Variant:
 
     def _step_source(self, progress: Progress | None = None) -> str:
         """The text of the whole step's file. Raises `ExportError` for a step that no later one could be run by."""
-        from tracefuse.training.live import check_step
+        from tracefuse.training.refusals import check_step
         from tracefuse.training.source import step_source
 
-        update, steps = self._followed_update, self.capture.steps
+        update = self._followed_update
         assert update is not None
         self.check_exportable()
-        check_step(self, update, () if steps is None else steps.varying)
+        check_step(self, update, self.capture.steps)
         for part in (self, update):
             part.build(progress)
         return step_source(self, update)
@@ -468,6 +476,7 @@ class Variant:
     @property
     def exported(self) -> str:
         """The text of the file that `export` writes: of a program with an update that of the whole step."""
+        check_alone(self.program.trace)
         return self.source if self.program.update is None else self._step_source()
 
     def halves(self, cuda_graph: bool = False, progress: Progress | None = None, tune: bool = False) -> Program:

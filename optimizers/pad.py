@@ -31,11 +31,20 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.alignment import MATMULS, UNALIGNED_SHARE, Dims, dims_of, factors, is_turned, unaligned
-from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET as PEAKS
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import mark_overwritten, replace_under_name
-from tracefuse.optimizers.trace import SHORT_DTYPE, Trace, call, eliminate_dead_code, human_bytes, nbytes, val
+from tracefuse.optimizers.trace import (
+    SHORT_DTYPE,
+    Trace,
+    call,
+    eliminate_dead_code,
+    has_unread,
+    human_bytes,
+    nbytes,
+    val,
+)
 
 ALIGNED_SHARE = 0.7
 """Of the datasheet's arithmetic, what matmuls over aligned rows reach on a real H100."""
@@ -56,31 +65,33 @@ Copies = dict[Copied, fx.Node]
 @dataclass(frozen=True)
 class Worth:
     """Modelled seconds of a matmul as it is and padded, and its share of the copies that padding takes: how many of them, and
-    how many bytes they move."""
+    how many bytes they move, at so many `bytes_per_s`."""
 
     before_s: float
     padded_s: float
     copied: float
     copies: float
+    bytes_per_s: float = H100_SXM_DATASHEET.bytes_per_s
 
     @property
     def after_s(self) -> float:
-        return self.padded_s + self.copied / PEAKS.bytes_per_s + self.copies * LAUNCH_S
+        return self.padded_s + self.copied / self.bytes_per_s + self.copies * LAUNCH_S
 
     def __str__(self) -> str:
         copies = f", copies of {human_bytes(self.copied)} included" if self.copies else ""
         return f"modelled {1e6 * self.before_s:.3g} µs as it is, {1e6 * self.after_s:.3g} µs padded{copies}"
 
 
-def worth(node: fx.Node, wide: Dims, readers: Counter[Copied], is_copied: bool = False) -> Worth:
+def worth(node: fx.Node, wide: Dims, readers: Counter[Copied], peaks: Peaks, is_copied: bool = False) -> Worth:
     """What padding to `wide` is worth where so many `readers` share the copies; with `is_copied` the result is copied out."""
-    before_s, padded_s = _seconds(node, dims_of(node), UNALIGNED_SHARE), _seconds(node, wide, ALIGNED_SHARE)
+    before_s = _seconds(node, dims_of(node), UNALIGNED_SHARE, peaks)
+    padded_s = _seconds(node, wide, ALIGNED_SHARE, peaks)
     copied, copies = (2.0 * nbytes(node), 1.0) if is_copied else (0.0, 0.0)
     for operand, shape in _padded_operands(node, wide):
         share = 1 / max(1, readers[_lying(operand, shape)])
         copied += share * (nbytes(operand) + math.prod(shape) * val(operand).element_size())
         copies += share
-    return Worth(before_s, padded_s, copied, copies)
+    return Worth(before_s, padded_s, copied, copies, peaks.bytes_per_s)
 
 
 def readers_of(matmuls: Mapping[fx.Node, Dims]) -> Counter[Copied]:
@@ -88,12 +99,14 @@ def readers_of(matmuls: Mapping[fx.Node, Dims]) -> Counter[Copied]:
     return Counter(_lying(*operand) for node, wide in matmuls.items() for operand in _padded_operands(node, wide))
 
 
-def take_losing(matmuls: dict[fx.Node, Dims], is_gain: Callable[[Worth], bool]) -> dict[fx.Node, Worth]:
+def take_losing(
+    matmuls: dict[fx.Node, Dims], is_gain: Callable[[Worth], bool], peaks: Peaks = H100_SXM_DATASHEET
+) -> dict[fx.Node, Worth]:
     """Take out what does not gain, until all that is left does, since fewer share its copies then. Returns what was taken."""
     taken: dict[fx.Node, Worth] = {}
     while True:
         readers = readers_of(matmuls)
-        losing = {node: w for node, wide in matmuls.items() if not is_gain(w := worth(node, wide, readers))}
+        losing = {node: w for node, wide in matmuls.items() if not is_gain(w := worth(node, wide, readers, peaks))}
         if not losing:
             return taken
         taken |= losing
@@ -101,13 +114,13 @@ def take_losing(matmuls: dict[fx.Node, Dims], is_gain: Callable[[Worth], bool]) 
             del matmuls[node]
 
 
-def _seconds(node: fx.Node, dims: Dims, share: float) -> float:
-    """By the roofline, tensor cores reaching `share` of their peak; that of TF32 is half of that of 16 bits."""
+def _seconds(node: fx.Node, dims: Dims, share: float, peaks: Peaks) -> float:
+    """By the roofline, tensor cores reaching `share` of their peak; where one rate stands for all, TF32 has half of it."""
     rows, inner, columns = dims
     size, count = val(node).element_size(), val(node).numel() // max(1, math.prod(val(node).shape[-2:]))
     moved = size * (rows * inner + inner * columns + rows * columns)
-    peak = PEAKS.flops_per_s * (1.0 if size == 2 else 0.5)
-    return count * max(moved / PEAKS.bytes_per_s, 2 * rows * inner * columns / (peak * share))
+    peak = peaks.flops_rate(val(node).dtype) * (0.5 if size > 2 and not peaks.by_dtype else 1.0)
+    return count * max(moved / peaks.bytes_per_s, 2 * rows * inner * columns / (peak * share))
 
 
 # --- padding ----------------------------------------------------------------------------------------------------------
@@ -211,28 +224,32 @@ class Pad:
     name: ClassVar[str] = "pad"
 
     tf32: bool = field(default=False, metadata={"help": "float32 matmuls run on tensor cores, so pad them too"})
+    peaks: Peaks = field(default=H100_SXM_DATASHEET, metadata={"help": "whose roofline says what padding is worth"})
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        new = trace.copy()
-        mark_overwritten(new)
+        is_candidate = any(node.users and unaligned(node) and self.refusal(node) is None for node in trace.ops)
+        new = trace.copy() if is_candidate or has_unread(trace.graph) else trace
+        if new is not trace:
+            mark_overwritten(new)
         found = {node: wide for node in new.ops if node.users and (wide := unaligned(node))}
         left = {node: f", but {reason}" for node in found if (reason := self.refusal(node)) is not None}
         chosen = {node: wide for node, wide in found.items() if node not in left}
-        left |= {node: f": {loss}" for node, loss in take_losing(chosen, self.is_gain).items()}
+        left |= {node: f": {loss}" for node, loss in take_losing(chosen, self.is_gain, self.peaks).items()}
         readers, copies = readers_of(chosen), {}
         for node, wide in found.items():
             if node in left:
                 decide(_left(node, wide, left[node]))
             elif now := unaligned(node):  # what an operand came to lie in may be aligned
                 decide(self._decision(node, now, readers, copies))
-        eliminate_dead_code(new.graph)
+        if new is not trace:
+            eliminate_dead_code(new.graph)
         return new
 
     def _decision(self, node: fx.Node, wide: Dims, readers: Counter[Copied], copies: Copies) -> Decision:
         """Pad `node`, if that can be done and is worth it as it is done, and say so."""
         name, reason = node.name, ""
         for is_copied in (False, True):
-            found = worth(node, wide, readers, is_copied)
+            found = worth(node, wide, readers, self.peaks, is_copied)
             said = f": {found}{f'; the result is copied, else {reason}' if is_copied else ''}"
             if not self.is_gain(found):
                 return _left(node, wide, said)

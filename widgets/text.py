@@ -62,6 +62,7 @@ def _summary(payload: dict[str, Any]) -> list[str]:
     beside = f"beside {payload['baseline']['call']}, which is pinned" if payload["baseline"]["is_pinned"] else ""
     lines = [
         f"tracefuse  {payload['call'] or 'run it with -o c to use it in Python'}",
+        payload["sentence"]["said"],
         beside,
         payload["steps"]["said"] if payload["steps"] else "",
         f"{before} -> {after} ops, {saved}, {_count(kernels['unique'], 'Triton kernel')}{launches}",

@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.functional import Built
-from tracefuse.recording.calls import Value
+from tracefuse.optimizers.ops import producer
+from tracefuse.recording.calls import Recording, Value
 
 aten = torch.ops.aten
 
@@ -22,6 +23,17 @@ def drop_zeros(built: Built, gradients: Iterable[Value]) -> None:
             built.mutated.pop(gradient, None)
             _hold_summand(built, gradient, total)
             del built.history.get(gradient, [])[:2]
+
+
+def drop_zeros_left(built: Built, recording: Recording) -> None:
+    """The same where a step leaves its gradients zeroed and found them so: the sum with what was there is what it added."""
+    left = [v for v in recording.gradients.values() if v in built.placeholders and _is_zeros(built.mutated.get(v))]
+    before = [recording.snapshots.get(value, recording.externals[value]) for value in left]
+    largest = torch._foreach_norm(before, torch.inf) if before else ()
+    for gradient, size in zip(left, [float(one) for one in largest], strict=True):
+        total = None if size else only_sum(built.placeholders[gradient])
+        if total is not None:
+            _hold_summand(built, gradient, total)
 
 
 def drop_sums(built: Built, gradients: Iterable[Value]) -> None:
@@ -63,6 +75,11 @@ def _zeroed(before: fx.Node) -> fx.Node | None:
     if user.target is not aten._foreach_zero.default:
         return user if user.target is aten.zero.default else None
     return next((item for item in user.users if user.args[0][item.args[1]] is before), None)  # type: ignore[index]
+
+
+def _is_zeros(node: fx.Node | None) -> bool:
+    """Whether this is what `zero_grad(set_to_none=False)` made of a gradient."""
+    return node is not None and producer(node).target in (aten.zero.default, aten._foreach_zero.default)
 
 
 def _is_sum_of_gradients(total: fx.Node, after: fx.Node) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.assembly.accumulation import drop_sums, drop_zeros
+from tracefuse.assembly.accumulation import drop_sums, drop_zeros, drop_zeros_left
 from tracefuse.assembly.cut import cut
 from tracefuse.assembly.draws import is_in_engine, merge_repeated
 from tracefuse.assembly.functional import Built
@@ -32,6 +32,7 @@ def assemble(
     """The program up to its update, the update if it has one, and why one that has was not cut: see `cut`."""
     merge_repeated(built, recording.rng_states)
     drop_zeros(built, {**roles.gradients, **recording.gradients}.values())
+    drop_zeros_left(built, recording)
     found = cut(built, recording, elsewhere)
     roles = replace(roles, results=_named_results(built, roles, {root for root, *_ in recording.roots}))
     cotangents = _cut_cotangents(built, recording, roles)

@@ -23,7 +23,7 @@ from tracefuse.assembly.refusals import where
 from tracefuse.optimizers.trace import origin
 from tracefuse.recording.calls import Guard, Recording, Value
 
-_NOT_CUT = {"LBFGS": "evaluates the loss as often as it likes within one step", "SparseAdam": "keeps sparse gradients"}
+_NOT_CUT = {"LBFGS": "evaluates the loss as often as it likes within one step"}
 
 
 @dataclass
@@ -80,8 +80,8 @@ def _refusal(
     for update in recording.updates:
         if update.kind in _NOT_CUT:
             return (
-                f"{update.kind}{where(update.source)} {_NOT_CUT[update.kind]}. Take another optimizer, or leave its step "
-                "behind the block"
+                f"{update.kind}{where(update.source)} {_NOT_CUT[update.kind]}. Take another optimizer, or capture one forward "
+                "and its backward by themselves (`with tracefuse.capture():`)"
             )
     if built.wrote_to_views:
         line = where(built.wrote_to_views[0].origin.source)
@@ -92,7 +92,7 @@ def _refusal(
         return ""
     return (
         f"the program goes on{where(origin(again).source)} with what the optimizer changed. Capture one forward, its "
-        "backward and its update"
+        "backward and its update by themselves (`with tracefuse.capture():`)"
     )
 
 
@@ -119,13 +119,12 @@ def ancestors(of: Iterable[fx.Node], among: Collection[fx.Node]) -> set[fx.Node]
 
 
 def _counts(built: Built, ops: list[fx.Node], late: Collection[fx.Node], engine: Collection[fx.Node]) -> set[fx.Node]:
-    """What behind the last backward gives tensors of outside new values, from such tensors alone."""
-    everything = set(ops)
+    """What behind the last backward, and in no module, gives tensors of outside new values."""
     after = set(ops[max(index for index, node in enumerate(ops) if node in engine) + 1 :])
     found: set[fx.Node] = set()
     for node in (node for node in built.mutated.values() if node in after and node not in late):
-        needed = {node} | ancestors([node], everything)
-        if all(one in after or one in late for one in needed) and not any(map(_is_forward, needed)):
+        needed = {node} | ancestors([node], after)
+        if not any(map(_is_forward, needed)):
             found |= needed
     return found
 

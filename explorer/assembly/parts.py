@@ -62,6 +62,7 @@ class Parts:
 
     def __init__(self, built: Built, roles: Roles, cotangents: Cotangents, found: Cut) -> None:
         self._built, self._roles, self._cotangents, self._found = built, roles, cotangents, found
+        self._gradients = set(found.gradients.values())
         self._names = Names()
         self._inputs: dict[Value, Input] = {}
         self._sources: set[str] = set()
@@ -78,7 +79,8 @@ class Parts:
         crossing = self._mark_update(mine, update)
         read = {a for n in graph.nodes if n.meta.get("phase") == "update" for a in n.all_input_nodes}
         read |= {one.node for one in update}
-        joint += self._further_results(joint, crossing, read)
+        joint = [*self._further_results(joint, crossing, read), *joint]
+        joint.sort(key=lambda one: one.kind != "result")
         first = self._part("step", self._joint_inputs(mine, joint), joint, ("forward", "backward"))
         if not update:
             return first, None
@@ -101,14 +103,15 @@ class Parts:
             wanted.append(_Wanted("gradient", leaf, node, value if is_left else None))
         for value, node in built.mutated.items():
             held = [one for one in (*built.history.get(value, ()), node) if one not in late]
-            if held and held[-1] is not built.placeholders[value]:
+            if held and held[-1] is not built.placeholders[value] and held[-1] not in self._gradients:
                 wanted.append(_Wanted("mutation", value, held[-1], value if held[-1] is node else None))
         return wanted
 
     def _update_outputs(self) -> list[_Wanted]:
         """New values of what is outside, of gradients that are still there, and what variables or optimizers hold of it."""
         built, roles, late = self._built, self._roles, self._found.ops
-        wanted = [_Wanted("mutation", v, node, v) for v, node in built.mutated.items() if node in late]
+        written = ((v, node) for v, node in built.mutated.items() if node in late or node in self._gradients)
+        wanted = [_Wanted("mutation", v, node, v) for v, node in written]
         for leaf, before in self._found.gradients.items():
             value = roles.gradients.get(leaf)
             if value is not None and value not in built.mutated and built.nodes[value] in late:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,13 +17,13 @@ from tracefuse.assembly.functional import build_graph
 from tracefuse.assembly.parts import Assembled
 from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
-from tracefuse.assembly.stepped import Stepped, stepped
 from tracefuse.assembly.unshown import Dropped, blind_spots, forwards_first, made_elsewhere, unshown
+from tracefuse.collectives.ended import without_collectives
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.split import handed_over, joined
-from tracefuse.optimizers.trace import Trace, tensors
+from tracefuse.optimizers.trace import Source, Trace, tensors
 from tracefuse.optimizers.verify import verify
-from tracefuse.recording.calls import Guard, Value
+from tracefuse.recording.calls import Guard, Recording, Value
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
@@ -36,6 +37,24 @@ class Inputs(NamedTuple):
     examples: tuple[torch.Tensor, ...]
     live: tuple[torch.Tensor, ...]
     rng_states: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """One call of an optimizer's `step`, by the names of the update's inputs.
+
+    `name` is the optimizer's variable, `kind` its class, `source` the line of its call. `state` says which key and
+    parameter each tensor of its state is, with None for one of its groups. `groups` has of each group the options as they were
+    and `group_of` that of each parameter.
+    """
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    name: str
+    kind: str
+    state: Mapping[str, tuple[str, str | None]]
+    groups: tuple[Mapping[str, Any], ...]
+    group_of: Mapping[str, int]
+    source: Source | None = None
 
 
 Replayed = Callable[["CapturedProgram"], tuple[torch.Tensor, ...]]
@@ -172,10 +191,10 @@ def with_update(
 
 def captured_program(
     recorder: Recorder, ended: Ended, environment: Mapping[str, str], replayed: Replayed
-) -> tuple[CapturedProgram, tuple[Left | None, ...]]:
-    """The program that `recorder` recorded until it `ended`, and what is left of each output of its trace and of its
-    update's, as far as that is known. `replayed` runs a program. Raises `CaptureError` where there is nothing to show, or what
-    no trace can hold."""
+) -> tuple[CapturedProgram, tuple[Left | None, ...], Sequence[Left]]:
+    """The program that `recorder` recorded until it `ended`, what is left of each output of its trace and of its update's, as
+    far as that is known, and what it read of its inputs. `replayed` runs a program. Raises `CaptureError` where there is
+    nothing to show, or what no trace can hold."""
     recording, roles = recorder.recording, ended.roles
     if not recording.calls:
         raise CaptureError(
@@ -184,6 +203,8 @@ def captured_program(
     if not roles.results and not roles.gradients:
         raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
     check_supported(recording)
+    recording, ended, exchanged = without_collectives(recording, ended)
+    roles = ended.roles
     externals = list(recording.externals)
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
@@ -202,7 +223,7 @@ def captured_program(
     verify(joint.trace)
     chosen = [x for one in (joint, update) if one is not None for x in one.chosen if isinstance(x, int)]
     check_unreplaced(recording, [externals[x] for x in chosen])
-    live_externals = [_live(recorder, ended, value) for value in externals]
+    live_externals = [_live(recording, ended, value) for value in externals]
     examples, live = _given(joint, inputs), _given(joint, live_externals)
     pairs = zip(joint.chosen, joint.trace.inputs, strict=True)
     name_of_value = {externals[x]: i.name for x, i in pairs if isinstance(x, int)}
@@ -225,7 +246,7 @@ def captured_program(
             if recorder.values.value_of(tensor) in ended.thawed
         ),
         pinned=pinned_among(joint.trace, examples),
-        unrecorded=(*blind_spots(recorder, elsewhere), *(() if elsewhere else beside)),
+        unrecorded=(*blind_spots(recorder, elsewhere), *exchanged, *(() if elsewhere else beside)),
         backwards=recording.backwards,
         order=forwards_first(built.graph),
         uncut=uncut,
@@ -236,9 +257,9 @@ def captured_program(
         own = Inputs(_given(update, inputs), _given(update, live_externals), read.rng_states)
         pairs = zip(update.chosen, update.trace.inputs, strict=True)
         names = {externals[x]: i.name for x, i in pairs if isinstance(x, int)}
-        steps = stepped(recording, names, made.optimizers)
+        steps = _stepped(recording, names, made.optimizers)
         made = with_update(made, update.trace, lambda: own, replayed, steps)
-    return made, tuple(left)
+    return made, tuple(left), ended.read
 
 
 def _given(part: Assembled, externals: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -246,8 +267,28 @@ def _given(part: Assembled, externals: Sequence[torch.Tensor]) -> tuple[torch.Te
     return tuple(x if isinstance(x, torch.Tensor) else externals[x] for x in part.chosen if x is not None)
 
 
-def _live(recorder: Recorder, ended: Ended, value: Value) -> torch.Tensor:
+def _live(recording: Recording, ended: Ended, value: Value) -> torch.Tensor:
     """The user's own tensor; of a buffer the one that the program put in its place."""
     left = ended.left.get(value) if value in ended.roles.replaced else None
     replaced = None if left is None else left.tensor()
-    return recorder.recording.externals[value] if replaced is None or replaced.requires_grad else replaced
+    return recording.externals[value] if replaced is None or replaced.requires_grad else replaced
+
+
+def _stepped(
+    recording: Recording, names: Mapping[Value, str], optimizers: Mapping[str, frozenset[str]]
+) -> tuple[Stepped, ...]:
+    """The optimizers' steps of a recording, whose externals the update calls by `names`, in order."""
+    found = []
+    for update in recording.updates:
+        state = {
+            names[value]: (key, None if owner is None else names.get(owner))
+            for value, (key, owner) in update.state.items()
+            if value in names
+        }
+        groups = {names[v]: at for at, (_, held) in enumerate(update.groups) for v in held if v in names}
+        own = (name for name, held in optimizers.items() if held & groups.keys())
+        options = tuple(options for options, _ in update.groups)
+        found.append(
+            Stepped(update.optimizer, next(own, update.kind), update.kind, state, options, groups, update.source)
+        )
+    return tuple(found)

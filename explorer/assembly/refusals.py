@@ -26,7 +26,8 @@ REMEDIES = {
 """For each kind of tensor that is not plain and dense."""
 
 
-_COLLECTIVES = {"c10d", "c10d_functional", "_c10d_functional", "fsdp", "symm_mem"}
+_UNANSWERED = {"symm_mem::", "_c10d_functional::batch_p2p_ops", "_c10d_functional::isend", "_c10d_functional::irecv"}
+"""Exchanges whose operators do not say what this process receives."""
 _NO_REPLAYS = {
     aten.mkldnn_rnn_layer_backward.default: "its forward gives the workspace that it reads to autograd only. "
     "Capture inside `torch.backends.mkldnn.flags(enabled=False)`",
@@ -41,6 +42,12 @@ def check_supported(recording: Recording) -> None:
             f"the program launches the kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
             "Wrap the launch in `torch.library.triton_op` or `custom_op`, or capture a smaller piece."
         )
+    for update in recording.updates:
+        if update.kind == "SparseAdam":
+            raise CaptureError(
+                f"SparseAdam{where(update.source)} works on sparse gradients, and a trace holds dense ones only. Make them "
+                "dense (`nn.Embedding(sparse=False)`), and take another optimizer, such as `torch.optim.AdamW(…, fused=True)`."
+            )
     for call in recording.calls:
         if isinstance(call.func, HigherOrderOperator):
             raise CaptureError(_of_higher_order(call))
@@ -49,10 +56,10 @@ def check_supported(recording: Recording) -> None:
                 f"{call.func}{where(call.origin.source)} works on a storage, which may be written to by no operator. Write to "
                 "the tensor (`tensor.zero_()`), or capture a smaller piece."
             )
-        if call.func.namespace in _COLLECTIVES:
+        if any(call.func._schema.name.startswith(name) for name in _UNANSWERED):
             raise CaptureError(
-                f"{call.func}{where(call.origin.source)} talks to other processes, and a trace is one process's program. "
-                "Capture the module itself, before `DistributedDataParallel` or `fully_shard` wraps it."
+                f"{call.func}{where(call.origin.source)} talks to other processes, and does not say what it receives. Use a "
+                "collective of `torch.distributed` in its place, or capture the module before it is wrapped."
             )
         if call.func in _NO_REPLAYS:
             raise CaptureError(

@@ -46,7 +46,11 @@ class Machine:
     @classmethod
     def here(cls, tf32: bool = False, peaks: Peaks = H100_SXM_DATASHEET) -> Machine:
         """This one, as far as its GPU is in use yet, for a program that has its float32 matmuls on tensor cores or not."""
-        return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32), peaks)
+        return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32, peaks), peaks)
+
+    def priced_by(self, peaks: Peaks) -> Machine:
+        """The same machine with other figures."""
+        return replace(self, pad=replace(self.pad, peaks=peaks), peaks=peaks)
 
 
 @dataclass(frozen=True)

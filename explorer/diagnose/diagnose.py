@@ -29,7 +29,9 @@ from tracefuse.diagnose.kept import kept_for_nothing
 from tracefuse.diagnose.modes import matmuls_without_tf32, modes_that_slow
 from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
+from tracefuse.diagnose.update import optimizers_op_by_op, share_of_the_update
 from tracefuse.findings.finding import SEVERITIES, Case, Detector, Finding, Fix
+from tracefuse.findings.ignored import ignored_text, parted
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
 from tracefuse.lint import LINTS
@@ -43,19 +45,30 @@ MOST_LEFT = 2  # findings of the trace after the passes that are told for one of
 
 
 class Findings(tuple[Finding, ...]):
-    """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for."""
+    """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for.
+    `ignored` are those that a comment on their line hides: see `tracefuse.findings.ignored`."""
 
     provenance: str
     looked_for: Iterable[str]
+    ignored: tuple[Finding, ...]
 
-    def __new__(cls, found: Iterable[Finding], provenance: str = "", looked_for: Iterable[str] | None = None) -> Self:
-        made = super().__new__(cls, found)
+    def __new__(
+        cls,
+        found: Iterable[Finding],
+        provenance: str = "",
+        looked_for: Iterable[str] | None = None,
+        ignored: Iterable[Finding] = (),
+    ) -> Self:
+        shown, hidden = parted(found)
+        made = super().__new__(cls, shown)
         made.provenance, made.looked_for = provenance, looked_for or looked_for_in_traces()
+        made.ignored = (*ignored, *hidden)
         return made
 
     def __repr__(self) -> str:
-        nothing = f"nothing found; looked for: {'; '.join(self.looked_for)}"
-        return "\n\n".join(filter(None, [*map(str, self), how_to_measure(self.provenance)])) if self else nothing
+        nothing = [] if self else [f"nothing found; looked for: {'; '.join(self.looked_for)}"]
+        said = [*map(str, self), how_to_measure(self.provenance) if self else "", ignored_text(self.ignored)]
+        return "\n\n".join(filter(None, [*nothing, *said]))
 
 
 SAID_BY = {
@@ -68,7 +81,7 @@ SAID_BY = {
 def beside(ran: Findings, left: Findings, config: Config, steps: Sequence[PassRecord]) -> Findings:
     """The findings of the program as it ran, each with what the passes of a configuration make of it: `left` are the findings
     of the trace that `steps` made."""
-    return Findings([_beside(one, left, config, steps) for one in ran], ran.provenance)
+    return Findings([_beside(one, left, config, steps) for one in ran], ran.provenance, ignored=ran.ignored)
 
 
 def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[PassRecord]) -> Finding:
@@ -166,4 +179,6 @@ DETECTORS: tuple[Detector, ...] = (
     loops_of_small_kernels,
     matmuls_without_tf32,
     modes_that_slow,
+    optimizers_op_by_op,
+    share_of_the_update,
 )

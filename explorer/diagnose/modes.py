@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import fx
 
+from tracefuse.device.target import chosen, float32_rates
 from tracefuse.diagnose.moves import is_on_gpu
 from tracefuse.findings.finding import Case, Finding, Severity, names
 from tracefuse.lint.facts import line_saying
 from tracefuse.measure.peaks import known_peaks
-from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
+from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import line_of, val
 from tracefuse.tables.folding import work
@@ -34,8 +34,6 @@ _CUDNN: dict[str, tuple[str, Severity, str]] = {
         "cuDNN guesses the algorithm of each convolution; where shapes stay: torch.backends.cudnn.benchmark = True",
     ),
 }
-# NVIDIA's datasheet of the H100 SXM5: matmuls of float32 without tensor cores, and as TF32 on them, dense.
-FP32, TF32 = (replace(H100_SXM_DATASHEET, by_dtype=((torch.float32, rate),)) for rate in (67e12, 494.7e12))
 AMPERE = 8
 
 
@@ -90,7 +88,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     if not has_tensor_cores or known.get("tf32") != "False":
         return
     ops = [n for n in case.trace.ops if work(n) == "matmul" and val(n).dtype == torch.float32 and val(n).is_cuda]
-    peaks = _rates()
+    peaks = _rates(known.get("device"))
     as_fp32, as_tf32 = (1e6 * sum(roofline_seconds(n, one) for n in ops) for one in peaks)
     if not ops or as_fp32 == as_tf32:
         return
@@ -115,9 +113,10 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     )
 
 
-def _rates() -> tuple[Peaks, Peaks]:
-    """The speeds of float32 without and with tensor cores: this machine's where they were measured, else a datasheet's."""
+def _rates(gpu: str | None) -> tuple[Peaks, Peaks]:
+    """The speeds of float32 without and with tensor cores: the chosen target's; else this machine's where they were measured,
+    else those of a datasheet."""
     found = known_peaks("cuda")
-    if found is None or not {"fp32", "tf32"} <= found.flops_per_s.keys():
-        return FP32, TF32
+    if chosen() is not None or found is None or not {"fp32", "tf32"} <= found.flops_per_s.keys():
+        return float32_rates(gpu)
     return found.roofline(tf32=False), found.roofline(tf32=True)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.ops import behind_views, does_work, is_getitem
@@ -67,12 +68,11 @@ class _Rewriter:
         if isinstance(node.target, ListKernel) and node.target.in_place:
             return self._of_lists(node, copy)
         twin = twin_in_place(node.target) if does_work(node) else None
-        given = (
-            []
-            if twin is None
-            else [one for argument, one in bound(twin, node.args, node.kwargs) if is_written(argument)]
-        )
-        if twin is None or not self._may_write(node, at, given):
+        if twin is None:
+            return copy
+        pairs = [(one, is_written(argument)) for argument, one in bound(twin, node.args, node.kwargs)]
+        given, read = ([one for one, written in pairs if written is of] for of in (True, False))
+        if not self._may_write(node, at, given, read):
             return copy
         held = [self._now[one] if isinstance(one, fx.Node) else [self._now[n] for n in one] for one in given]
         copy.target = twin
@@ -93,11 +93,12 @@ class _Rewriter:
         )
         return held
 
-    def _may_write(self, node: fx.Node, at: int, given: list[Any]) -> bool:
-        """Whether nobody reads the old numbers afterwards, and they lie in memory that is the update's to write to."""
+    def _may_write(self, node: fx.Node, at: int, given: list[Any], read: list[Any]) -> bool:
+        """Whether nobody else reads the old numbers, as `addmm_(x, x, x)` does itself, and they lie in memory that is the
+        update's to write to."""
         written = _flat([list(one) if isinstance(one, tuple) else one for one in given])
         homes = [behind_views(n) for n in written]
-        others = {behind_views(n) for n in set(node.all_input_nodes).difference(written)}
+        others = {behind_views(n) for n in tree_leaves(read) if isinstance(n, fx.Node)}
         made, were = tensors(node), [t for n in written for t in tensors(n)]
         is_alike = [(t.shape, t.dtype, t.device) for t in made] == [(t.shape, t.dtype, t.device) for t in were]
         return (
@@ -137,5 +138,10 @@ def twin_in_place(op: Any) -> OpOverload | None:
         return None
     packet = getattr(aten, f"{op.overloadpacket.__name__}_", None)
     twin = getattr(packet, op._overloadname, None) if packet is not None else None
-    is_same = twin is not None and [a.name for a in twin._schema.arguments] == [a.name for a in op._schema.arguments]
+    is_same = twin is not None and _arguments(twin) == _arguments(op)
     return twin if is_same and torch.Tag.inplace_view not in twin.tags else None
+
+
+def _arguments(op: OpOverload) -> list[tuple[str, str]]:
+    """Names and types: `pow.Scalar` takes a number where `pow_.Scalar` takes a tensor."""
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments]

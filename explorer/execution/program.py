@@ -25,7 +25,7 @@ class Replays:
     """What is timed: `forward()` returns a state whose first item is the tuple of results, `backward(state)` gradients.
 
     Both close over their inputs, cotangents and generator states. A state holds what the backward needs and is dropped
-    after each replay. `backward` is None for a program that has none.
+    after each replay. `backward` is None for a program that has none, `forward` as well for an update by itself.
 
     `gradients` names what `backward` returns, for a program that returns fewer gradients than the reference does (freeze
     drops some); without it they are compared by position. `compared` is False for a yardstick that computes something
@@ -35,7 +35,7 @@ class Replays:
     None where nothing is updated.
     """
 
-    forward: Callable[[], Sequence[Any]]
+    forward: Callable[[], Sequence[Any]] | None
     backward: Callable[[Any], Sequence[torch.Tensor | None]] | None = None
     gradients: tuple[str, ...] | None = None
     compared: bool = True

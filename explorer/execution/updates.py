@@ -18,13 +18,13 @@ from tracefuse.optimizers.trace import Trace
 
 class Updates:
     """The tensors that the updates of several programs of one step work on: copies of those that change, one for all. A
-    program whose gradients have no names is given those of the captured one."""
+    program whose gradients have no names is given those of the captured one. An update is a program too, by itself."""
 
     def __init__(self, program: CapturedProgram) -> None:
-        update = program.update
-        assert update is not None
-        self._of = handed_over(program.trace, update.trace)
-        written = {out.of for out in update.trace.outputs if out.kind == "mutation"} | self._of.keys()
+        update = program.update or program
+        self._of = {} if update is program else handed_over(program.trace, update.trace)
+        given = {i.name for i in update.trace.inputs if i.kind == "gradient"}
+        written = {out.of for out in update.trace.outputs if out.kind == "mutation"} | self._of.keys() | given
         examples = zip(update.trace.inputs, update.example_inputs, strict=True)
         self._examples = {i.name: t.detach() for i, t in examples}
         self._working = {name: t.clone() if name in written else t for name, t in self._examples.items()}
@@ -40,6 +40,10 @@ class Updates:
             return run(*(found[places[name]] if name in places else self._working[name] for name in names))
 
         return replace(replays, update=updated, reset=self.reset)
+
+    def alone(self, update: Trace, program: Program) -> Replays:
+        """The update `update` by itself, compiled as `program`, on the gradients that were captured."""
+        return self.behind(Replays(None), update, program)
 
     @torch.no_grad()
     def reset(self) -> None:

@@ -90,6 +90,12 @@ KINDS: dict[str, Kind] = {
     "loop-of-small-kernels": Kind(
         "A loop launches many kernels that are shorter than their launch.", ("fuse", "optimizer_step")
     ),
+    # The update.
+    "optimizer-not-fused": Kind(
+        "An optimizer works tensor by tensor or list by list, and reads and writes each several times.",
+        ("optimizer_step", "fuse"),
+    ),
+    "update-share": Kind("The update takes a large share of the step.", ("optimizer_step",)),
     # Settings.
     "anomaly-mode": Kind("Autograd's anomaly mode is on."),
     "launch-blocking": Kind("CUDA_LAUNCH_BLOCKING makes the host wait for every kernel."),
@@ -106,6 +112,19 @@ KINDS: dict[str, Kind] = {
     "slow-launch-calls": Kind("The GPU is idle while a launch call takes unusually long.", of_run=True),
     "host-idle": Kind("The GPU is idle while no operator runs on the host.", of_run=True),
     "launch-bound": Kind("The GPU is idle because launches come too late.", of_run=True),
+    # What only the profiles of all ranks show.
+    "straggler": Kind("One rank comes late to collectives, and the others wait for it.", of_run=True),
+    "unbalanced-ranks": Kind("Ranks have different amounts of work in the same modules.", of_run=True),
+    "slow-transfer": Kind("Some collectives take longer than others of their size, with all ranks there.", of_run=True),
+    "exposed-collective": Kind("A GPU computes nothing while a collective transfers.", of_run=True),
+    "small-collectives": Kind("Many collectives are so small that their latency is most of their time.", of_run=True),
+    "float32-collectives": Kind("Collectives that nothing hides transfer float32.", of_run=True),
+    "host-waits-for-collective": Kind(
+        "A barrier, or a value that Python reads, holds the host until a collective is over.", of_run=True
+    ),
+    "collective-order": Kind(
+        "Ranks call different collectives at the same place, which hangs or mixes numbers up.", of_run=True
+    ),
     "pageable-copy": Kind("A copy goes through pageable memory, and the host waits for it."),
 }
 """By id. A finding with another id is refused."""

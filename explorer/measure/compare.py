@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,10 +57,10 @@ class SecondRun:
         before = self._allocated()
         self.clock.wait()
         marks = [self.clock.mark()]
-        state = program.forward()
+        state: Sequence[Any] = ((),) if program.forward is None else program.forward()
         # Before the backward runs: it may take the state apart.
         results = {f"result {i}": r.detach() if isinstance(r, torch.Tensor) else r for i, r in enumerate(state[0])}
-        marks.append(self.clock.mark())
+        marks += [] if program.forward is None else [self.clock.mark()]
         gradients = [] if program.backward is None else list(program.backward(state))
         marks += [] if program.backward is None else [self.clock.mark()]
         updated = () if program.update is None else program.update(gradients)

@@ -1,4 +1,5 @@
-"""Time of each op of a trace: measured by a profiler run, or modelled where nothing was measured. It says which."""
+"""Time of each op of a trace: measured by a profiler run, predicted from what was measured of other configurations
+(`tracefuse.measure.predicted`), or modelled where nothing was measured. It says which."""
 
 from __future__ import annotations
 
@@ -7,11 +8,15 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import fx
 
+from tracefuse.device.target import chosen, promised_here
 from tracefuse.measure.peaks import known_peaks
-from tracefuse.optimizers.costs.cost import Peaks, roofline_seconds
-from tracefuse.optimizers.costs.datasheets import promised
+from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, roofline_seconds
 from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.kernels.lists import ListKernel
+from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.trace import Trace
 
 
@@ -45,15 +50,27 @@ class Transfer:
 class OpTimes:
     """`us` are microseconds by the name of the value that an op computes; ops without work (views) are absent.
 
-    `provenance` begins with "measured on" or "modelled". `transfers` are those copies between host and GPU that were measured;
-    the time of one to the host is what the host spends on it, without the work that it waits for. `device` is the name of the
-    device that was measured, "" of what is modelled.
+    `provenance` begins with "measured on", "predicted for" or "modelled". `predicted` are the ops whose times were not
+    measured, where others' were. `transfers` are those copies between host and GPU that were measured; the time of one to the
+    host is what the host spends on it, without the work that it waits for. `device` is the name of the device that was
+    measured, "" of what is modelled.
     """
 
     us: Mapping[str, float]
     provenance: str
     transfers: Mapping[str, Transfer] = field(default_factory=dict)
     device: str = ""
+    predicted: frozenset[str] = frozenset()
+
+    @property
+    def kind(self) -> str:
+        """ "measured", "predicted" or "modelled"."""
+        return self.provenance.partition(":")[0].split()[0]
+
+    @property
+    def step_us(self) -> float:
+        """What the ops take together."""
+        return sum(self.us.values())
 
     @property
     def is_measured(self) -> bool:
@@ -81,20 +98,37 @@ def modelled(trace: Trace, peaks: Peaks | None = None) -> OpTimes:
 
 
 def roofline_of(trace: Trace) -> Peaks:
-    """The measured peaks of the GPU that the trace runs on, where they are known, else its datasheet's; those of an H100, as
-    an example, for a trace on a CPU and where there is no GPU."""
-    if not _is_on_gpu(trace):
-        return promised(None)
+    """The datasheet's peaks of the chosen `tracefuse.target`. Without one the measured peaks of the GPU that it runs on,
+    where they are known, else its datasheet's; those of an H100, as an example, for a trace on a CPU and without a GPU."""
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    if chosen() is not None or not _is_on_gpu(trace):
+        return promised_here(None, tf32)
     found = known_peaks("cuda")
     if found is not None:
-        return found.roofline(torch.backends.cuda.matmul.allow_tf32)
-    return promised(torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+        return found.roofline(tf32)
+    return promised_here(torch.cuda.get_device_name() if torch.cuda.is_available() else None, tf32)
 
 
 def _rooflines(trace: Trace, peaks: Peaks) -> OpTimes:
-    us = {node.name: 1e6 * seconds for node in trace.ops if (seconds := roofline_seconds(node, peaks)) > 0}
+    us = {node.name: us for node in trace.ops if (us := modelled_us(node, peaks)) > 0}
     elsewhere = "" if _is_on_gpu(trace) else ", not of the CPU that it ran on"
     return OpTimes(us, f"modelled: roofline of the {peaks.source}{elsewhere}")
+
+
+def modelled_us(node: fx.Node, peaks: Peaks) -> float:
+    """The least microseconds that an op can take on `peaks`; a kernel moves what it needs, maybe few rows of a table."""
+    if isinstance(node.target, Kernel):
+        return 1e6 * call_nbytes(node) / peaks.bytes_per_s
+    return 1e6 * roofline_seconds(node, peaks)
+
+
+def call_nbytes(node: fx.Node) -> int:
+    """Bytes that a call reads and writes. The calls of a kernel that serves any number of operands differ."""
+    kernel = node.target
+    if isinstance(kernel, LongSum):
+        return kernel.nbytes_written * (len(node.args) + 1)
+    is_one_size = isinstance(kernel, Kernel) and not isinstance(kernel, ListKernel)
+    return kernel.nbytes if is_one_size else bytes_moved(node)
 
 
 def _is_on_gpu(trace: Trace) -> bool:

@@ -226,8 +226,10 @@ def _sample(program: Replays, clock: Clock, inner: int) -> dict[str, float]:
 def _replay(program: Replays, clock: Clock) -> list[Any]:
     """The marks before, between and after the phases."""
     marks = [clock.mark()]
-    state = program.forward()
-    marks.append(clock.mark())
+    state: Any = ()
+    if program.forward is not None:
+        state = program.forward()
+        marks.append(clock.mark())
     gradients: Sequence[Any] = ()
     if program.backward is not None:
         gradients = program.backward(state)

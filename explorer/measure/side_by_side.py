@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tracefuse.assembly.draws import undisturbed
+from tracefuse.errors import MeasureError
 from tracefuse.execution.program import Replays
 from tracefuse.execution.updates import Updates
 from tracefuse.measure.peers import Asked, check_names, peers
@@ -54,18 +55,20 @@ def time_variant(
     """See `Variant.measure`, whose arguments these are."""
     check_arguments(budget_s, progress)
     check_names(asked)
+    if cuda_graph and variant.program.trace.name == "update":
+        raise MeasureError("an update by itself is timed without a CUDA graph: measure the whole step")
     report = compiling(progress, is_cancelled)
     programs = {"captured": variant.baseline.halves(), "optimised": variant.halves(progress=report, tune=tune)}
     if against is not None:
         programs = {"pinned": against.halves(progress=report), **programs}
     if cuda_graph:
         programs["CUDA graph"] = variant.halves(cuda_graph=True)
-    replayed = {name: replays(program, variant) for name, program in programs.items()}
+    own = {"captured": variant.baseline, "pinned": against}
+    replayed = _replayed(variant, {name: (own.get(name) or variant, one) for name, one in programs.items()}, report)
     with undisturbed(variant.program.example_inputs):
         others = peers(variant, asked, report)
     if variant.program.update is not None:
-        updates, own = Updates(variant.program), {"captured": variant.baseline, "pinned": against}
-        replayed = {name: behind(updates, own.get(name) or variant, one, report) for name, one in replayed.items()}
+        updates = Updates(variant.program)
         theirs = {name: behind(updates, variant.baseline, one, report) for name, one in others.programs.items()}
         others = replace(others, programs=theirs)
     reference = None if against is None else replayed["captured"]
@@ -89,10 +92,7 @@ def ablate(
     same = frozenset(name for name, other in without.items() if same_program(other, variant))
     asked = {FULL: variant} | {name: other for name, other in without.items() if name not in same}
     asked |= {"captured": variant.baseline}
-    programs = {name: replays(one.halves(), one) for name, one in asked.items()}
-    if variant.program.update is not None:
-        updates = Updates(variant.program)
-        programs = {name: behind(updates, asked[name], one) for name, one in programs.items()}
+    programs = _replayed(variant, {name: (one, one.halves()) for name, one in asked.items()})
     timing = timed(variant, programs, programs["captured"], progress, budget_s, is_cancelled)
     delta_ms = {name: SAME if name in same else _negated(timing.program(name).excess_ms["step"]) for name in without}
     return Ablation(timing.device, delta_ms, same, timing.rounds, timing.stopped), _beside_the_captured(timing)
@@ -105,6 +105,20 @@ def _beside_the_captured(timing: Timing) -> Timing:
     excess_ms = {phase: _negated(excess) for phase, excess in captured.excess_ms.items()}
     shown = replace(mine, name="optimised", ratios=ratios, excess_ms=excess_ms)
     return replace(timing, programs=(replace(captured, ratios=mine.ratios, excess_ms=mine.excess_ms), shown))
+
+
+def _replayed(
+    variant: Switched, programs: Mapping[str, tuple[Switched, Program | GraphedProgram]], report: Any = None
+) -> dict[str, Replays]:
+    """The replays of variants of one program, by name, with their updates; of an update by itself that alone, in place."""
+    if variant.program.trace.name == "update":
+        updates = Updates(variant.program)
+        return {name: updates.alone(one.trace, program) for name, (one, program) in programs.items()}
+    found = {name: (one, replays(program, variant)) for name, (one, program) in programs.items()}
+    if variant.program.update is None:
+        return {name: one for name, (_, one) in found.items()}
+    updates = Updates(variant.program)
+    return {name: behind(updates, own, one, report) for name, (own, one) in found.items()}
 
 
 def behind(updates: Updates, variant: Switched, replayed: Replays, report: Any = None) -> Replays:

@@ -16,6 +16,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
+from tracefuse.distributed.received import Received
 from tracefuse.optimizers.trace import Origin, Source
 from tracefuse.recording.host_reads import Stop
 
@@ -54,6 +55,18 @@ class Value:
         self.dtype, self.device, self.requires_grad = tensor.dtype, tensor.device, tensor.requires_grad
         self._base: Value | None = None
         self._extent: tuple[int, int] | None = None
+
+    @classmethod
+    def made(
+        cls, index: int, memory: int, like: Value, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0
+    ) -> Value:
+        """A plain value that no tensor was met for, of the dtype and on the device of `like`."""
+        new = cls.__new__(cls)
+        new.index, new.kind, new.memory = index, None, memory
+        new.shape, new.stride, new.offset = shape, stride, offset
+        new.dtype, new.device, new.requires_grad = like.dtype, like.device, False
+        new._base = new._extent = None
+        return new
 
     @property
     def base(self) -> Value:
@@ -176,7 +189,7 @@ def is_written(argument: Any) -> bool:
 @dataclass(slots=True)
 class Call:
     """One op that ran. Tensors in `args`, `kwargs` and `outs` are `Value`s. `in_engine`: autograd's engine ran it;
-    `in_optimizer`: an optimizer's `step` did."""
+    `in_optimizer`: an optimizer's `step` did; `received`: what a collective gave this process."""
 
     func: OpOverload
     args: tuple[Any, ...]
@@ -185,6 +198,7 @@ class Call:
     origin: Origin
     in_engine: bool
     in_optimizer: bool = False
+    received: Received | None = None
 
     def reads(self) -> list[Value]:
         return [*values_in(self.args), *values_in(self.kwargs)]

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.namespace import owners_of_methods
@@ -190,8 +191,9 @@ class ModuleStack:
                 self._paths[module] = path
         for kind, named in (("parameter", root.named_parameters), ("buffer", root.named_buffers)):
             for path, tensor in _listed(named):
-                if tensor not in self._names:
-                    self._names[tensor] = (kind, path)
+                for one in (tensor, local_of(tensor)):
+                    if one not in self._names:
+                        self._names[one] = (kind, path)
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Dotted path and tensor of what the buffers of the modules that ran hold now."""

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, is_leaf, kind_of
 from tracefuse.recording.frames import user_source
 
@@ -150,7 +151,8 @@ class Identities:
         self._externals_of: dict[Value, list[Value]] = {}
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
-        """The value that this tensor is, if the program met it."""
+        """The value that this tensor, or the one of this process that it stands for, is, if the program met it."""
+        tensor = local_of(tensor)
         value = self.ids.get(tensor)
         if value is None:
             return self.memories.find(tensor)
@@ -199,6 +201,11 @@ class Identities:
             fresh.base = self._external_storage.setdefault(memory, fresh)
         self._externals_of.setdefault(fresh.base, []).append(fresh)
         return fresh
+
+    def read_if_met(self, tensor: torch.Tensor) -> None:
+        """Let a tensor be an input if the program read its memory under another layout, as sharding reads parameters."""
+        if self.ids.get(tensor) is None and self.memories.of(tensor) in self._external_storage:
+            self.read(tensor)
 
     def _lying_where(self, tensor: torch.Tensor, memory: int | None) -> Value | None:
         """A value that has the memory and the layout that `tensor` was given."""

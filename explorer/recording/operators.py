@@ -16,6 +16,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves
 
+from tracefuse.distributed.groups import NAMESPACES
 from tracefuse.optimizers.trace import Origin
 from tracefuse.recording.calls import BATCH_NORMS, is_in_engine, is_written
 from tracefuse.recording.frames import is_loading, user_source
@@ -63,7 +64,8 @@ class OpFacts:
     `moves`: it only gives the tensors of its first argument other memory; `on_storage`: it gives its tensor a storage, and
     says nothing of what that holds; `becomes` tells, of an op such as
     `unsqueeze_` or `set_` with its arguments, which op on which of them makes what its tensor is from then on; `aliased` the
-    position and the name of the arguments, of that op, in whose memory the results may lie.
+    position and the name of the arguments, of that op, in whose memory the results may lie. `exchanges`: it is one of
+    torch's collectives, or waits for one; `is_view`: it reads no number.
     """
 
     func: OpOverload | HigherOrderOperator
@@ -76,6 +78,8 @@ class OpFacts:
     on_storage: bool = False
     becomes: Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None = None
     aliased: tuple[tuple[int, str], ...] = ()
+    exchanges: bool = False
+    is_view: bool = False
 
 
 _FACTS: dict[int, OpFacts] = {}
@@ -101,6 +105,8 @@ def _facts(func: OpOverload) -> OpFacts:
         on_storage=func in _ON_STORAGES,
         becomes=_OTHER_MEMORY.get(func) or _view_in_place(func),
         aliased=() if func in {aten.set_.default, *_ON_STORAGES} else _aliased(_VIEWS.get(func, func)),
+        exchanges=func.namespace in NAMESPACES,
+        is_view=_VIEWS.get(func, func).is_view,
     )
 
 

@@ -22,6 +22,11 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from tracefuse.distributed.groups import plain
+from tracefuse.distributed.received import Pending
+from tracefuse.distributed.schemas import is_wait, kind_of_exchange, received
+from tracefuse.distributed.sharded import is_any_sharded, is_placing, local_of
+from tracefuse.distributed.waits import WaitHook
 from tracefuse.optimizers.trace import Origin
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
 from tracefuse.recording.frames import is_loading, user_source
@@ -77,6 +82,7 @@ class Recorder(TorchDispatchMode, Listener):
         self._thread = threading.get_ident()
         self.values = Identities(self.recording)
         self._is_running = self._is_copying = False
+        self._pending = Pending()
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before each op is recorded; for recorders that choose where to `begin`."""
@@ -119,6 +125,7 @@ class Recorder(TorchDispatchMode, Listener):
             (BackwardHook.enter, BackwardHook.leave, self),
             (Methods.enter, Methods.leave),
             (LaunchHook.enter, LaunchHook.leave, self),
+            (WaitHook.enter, WaitHook.leave),
         ):
             enter(*arguments)
             self._hooks.callback(leave, *arguments)
@@ -127,6 +134,7 @@ class Recorder(TorchDispatchMode, Listener):
         """The program is over: note the inputs that have other memory now than when it read them, and those that have become
         part of its autograd graph although no operator wrote to them."""
         recording = self.recording
+        self.have_waited()
         for value, tensor in recording.externals.items():
             if self.values.ids.get(tensor) is value and value.memory != self.values.memories.of(tensor):
                 recording.replaced.setdefault(value, None)
@@ -142,8 +150,10 @@ class Recorder(TorchDispatchMode, Listener):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if are_notes_taken():
+        if are_notes_taken() or WaitHook.is_waiting() or is_placing():
             return func(*args, **kwargs)
+        if types and is_any_sharded(types):
+            return NotImplemented  # it runs operators on the tensors of this process, which come here
         call = self._taking(self._noted, func, args, kwargs)
         self._is_running = True
         try:
@@ -178,9 +188,13 @@ class Recorder(TorchDispatchMode, Listener):
             self.recording.rng_states.append(state)
         by_name = map_tensors(self.values.read, kwargs) if kwargs else {}
         call = Call(facts.func, map_tensors(self.values.read, args), by_name, None, origin, in_engine)
-        if facts.may_write:
-            for value in call.writes():
-                self.values.snapshot(value)
+        if facts.exchanges:
+            call.args, call.kwargs = plain(call.args), {key: plain(one) for key, one in by_name.items()}
+        if self._pending and not (facts.is_view or (facts.exchanges and kind_of_exchange(func) is None)):
+            self._pending.take((value.memory for value in call.reads()), len(self.recording.calls))
+        written = call.writes() if facts.may_write else ()
+        for value in received(func, call.args, call.kwargs, ()) if facts.exchanges else written:
+            self.values.snapshot(value)
         if facts.func is aten.lift_fresh.default and origin.module != LOADER[0]:
             self._note_constant(args[0], origin, in_engine)
         if facts.may_read and origin.module != LOADER[0] and (host_read := read_by(func, args, kwargs)) is not None:
@@ -201,13 +215,29 @@ class Recorder(TorchDispatchMode, Listener):
             return
         if facts.on_storage and not self.values.is_clone(call, out, args[1]):
             return
-        if facts.becomes is None:
+        if facts.exchanges:
+            self._note_exchange(call, args, plain(out))
+        elif facts.becomes is None:
             call.outs = map_tensors(self.values.made, out)
         else:  # the same tensor is another value from now on
             self.values.become(call, facts.becomes, out)
         if facts.aliased:
             _link_views(call, facts)
         self.recording.calls.append(call)
+
+    def _note_exchange(self, call: Call, args: tuple[Any, ...], out: Any) -> None:
+        call.outs = map_tensors(self.values.made, map_tensors(local_of, out))
+        memories = [value.memory for value in received(call.func, call.args, call.kwargs, call.outs)]
+        if kind_of_exchange(call.func) is not None:
+            tensors = received(call.func, args, {}, out)
+            call.received = self._pending.add(tensors, memories)
+        elif is_wait(call.func):
+            self._pending.take((value.memory for value in call.reads()), len(self.recording.calls))
+
+    def have_waited(self) -> None:
+        """Copy what collectives gave until now: the program has waited for all of them."""
+        if self._pending:
+            self._taking(self._pending.take_all, len(self.recording.calls))
 
     @shielded
     def heard(self, read: HostRead) -> None:
@@ -227,6 +257,7 @@ class Recorder(TorchDispatchMode, Listener):
         """Note the inputs of which the program gives the memory back."""
         if nbytes < storage.nbytes():
             memory, recording = self.values.memories.number_of(storage), self.recording
+            self._pending.forget(memory)
             gone = (v for v in recording.externals if v.memory == memory and v not in recording.snapshots)
             recording.freed |= {value: user_source() for value in gone if value not in recording.freed}
 
@@ -254,8 +285,10 @@ class Recorder(TorchDispatchMode, Listener):
             return
         known = len(self.recording.roots)
         for output, gradient in zip(outputs, gradients, strict=True):
+            output = local_of(output)
             root = self.values.ids.get(output) if isinstance(output, torch.Tensor) else None
             if root is not None:
+                gradient = local_of(gradient)
                 given = None if gradient is None else self.values.read(gradient)
                 self.recording.roots.append((root, given, gradient))
             elif isinstance(output, torch.Tensor) and node_of(output) is not None:

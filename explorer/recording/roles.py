@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten_with_path
 
+from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import Recording, Value, is_leaf
 from tracefuse.recording.recorder import Recorder
 
@@ -41,6 +42,8 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     for thing in namespace.values():
         if isinstance(thing, nn.Module):
             recorder.modules.add_root(thing)
+    for leaf in _sharded(recorder):
+        recorder.values.read_if_met(local_of(leaf))
     variables = {n: t for n, t in namespace.items() if isinstance(t, torch.Tensor) and not n.startswith("__")}
     bound = {value: name.strip("_") for name, t in variables.items() if (value := value_of(t)) is not None}
 
@@ -145,8 +148,13 @@ def _unread(recording: Recording) -> dict[Value, str]:
 
 def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
     """Every leaf that may have got a gradient: inputs of the program, and leaves that it made and bound to a name."""
-    inputs = [(t, "") for t in recorder.recording.externals.values()]
+    inputs = [(t, "") for t in (*recorder.recording.externals.values(), *_sharded(recorder))]
     return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.requires_grad and is_leaf(t)]
+
+
+def _sharded(recorder: Recorder) -> list[torch.Tensor]:
+    """The parameters of which this process has a part."""
+    return [tensor for tensor, _ in recorder.names.items() if local_of(tensor) is not tensor]
 
 
 def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import BATCH_NORMS, Value, is_leaf
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
@@ -82,10 +83,11 @@ def left_by(
     optimizers = (update.optimizer() for update in recording.updates)
     states = (t for optimizer in optimizers if optimizer is not None for _, _, t in state_of(optimizer))
     visible = [t for t in (*namespace.values(), *tree_leaves(returned), *states) if isinstance(t, torch.Tensor)]
-    leaves = [t for t in (*visible, *recording.externals.values()) if t.requires_grad and is_leaf(t)]
+    named = (tensor for tensor, _ in recorder.names.items())
+    leaves = [t for t in (*visible, *named, *recording.externals.values()) if t.requires_grad and is_leaf(t)]
     gradients = [gradient for leaf in leaves if (gradient := gradient_of(leaf)) is not None]
     value_of = recorder.values.value_of
-    known = {value: t for t in (*written, *visible, *gradients) if (value := value_of(t)) is not None}
+    known = {value: local_of(t) for t in (*written, *visible, *gradients) if (value := value_of(t)) is not None}
     known |= {root: t for root, t in recorder.small_roots.items() if root not in known}
     outputs = {*roles.results, *recording.snapshots, *roles.gradients.values(), *roles.replaced, *roles.kept}
     uncounted = {value for call in recording.calls if call.func in BATCH_NORMS for value in call.writes()}

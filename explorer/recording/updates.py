@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import Optimizer
 
+from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import Recording, Update, is_leaf
 from tracefuse.recording.frames import user_source
 from tracefuse.recording.hooks import ModuleStack, OptimizerHook
@@ -27,6 +28,7 @@ class Notes(Protocol):
     def recording(self) -> Recording: ...
     @property
     def values(self) -> Identities: ...
+    def have_waited(self) -> None: ...
 
 
 class UpdateHooks:
@@ -63,6 +65,7 @@ class UpdateHooks:
     def update_starts(self, optimizer: Optimizer) -> None:
         if not self._modules.is_ours():
             return
+        self._taker.have_waited()  # for what it is about to read
         recording, value_of = self._taker.recording, self._taker.values.value_of
         update = Update(weakref.ref(optimizer), type(optimizer).__name__, len(recording.calls), source=user_source())
         for group in optimizer.param_groups:
@@ -70,6 +73,8 @@ class UpdateHooks:
             update.groups.append((plain_options(optimizer, group), held))
         self._open.append(update)
         for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            if (local := local_of(parameter)) is not parameter:
+                self._taker.values.read_if_met(local)
             leaf, gradient = value_of(parameter), value_of(parameter.grad)
             if leaf is not None and gradient is not None:
                 recording.gradients[leaf] = gradient

@@ -51,8 +51,11 @@ class StepRecorder(Recorder):
         self.tail: list[Signature] = []
         self._between, self._names, self._ended = between, names, ended
         self._held: dict[str, weakref.ref[torch.Tensor]] = {}
+        self.is_last = True
+        """Whether no other step has begun since: what ends a step may not have run then."""
         self._has_begun = False
         self._waiting: list[Call | StepOp] = []
+        self._in_doubt: list[Signature] = []
 
     def enter_stack(self) -> None:
         enter_below(self)
@@ -76,6 +79,7 @@ class StepRecorder(Recorder):
 
     def update_ended(self, updates: int, between: Between) -> None:
         """The step's last update has ended: of the run's it is the last so far."""
+        self._in_doubt = []
         self.stage, self._between, self.end_update = "after", between, updates
         if self.ops is None:  # a loop gives its variables the next batch before the next step begins
             tensors = ((name, one) for name, one in self._names().items() if isinstance(one, torch.Tensor))
@@ -128,15 +132,19 @@ class StepRecorder(Recorder):
         if self.stage == "step":
             return True
         verdict = self._between.verdict_on(self, func, args, kwargs, bool(self.modules.current()[1]))
-        if verdict in ("tail", "pulled"):
-            noted = self.head if self.stage == "before" else self.tail
-            noted.append((str(func), user_source()))
+        noted, one = self.head if self.stage == "before" else self.tail, (str(func), user_source())
+        if verdict == "waiting":
+            self._in_doubt.append(one)
+        elif verdict != "begin":
+            noted += [*self._in_doubt, one] if verdict == "pulled" else [one]
+            self._in_doubt = self._in_doubt if verdict == "tail" else []
         if self.stage == "after":
             return self._belongs(verdict)
         return self._begins(verdict)
 
     def _belongs(self, verdict: str) -> bool:
         if verdict == "begin":
+            self.is_last = False
             self.end()
             return False
         if verdict == "pulled":
@@ -165,9 +173,15 @@ class StepRecorder(Recorder):
     def is_shifted(self) -> bool:
         """Whether it begins with what ends the step before, as its own end tells: what touches nothing but what the step
         before has made, which nobody recorded."""
-        late = self.tail[len(self.head) :]
+        head = iter(self.head)
+        expected, late = next(head, None), []
+        for one in self.tail:
+            if one == expected:
+                expected = next(head, None)
+            else:
+                late.append(one)
         first = [(str(call.func), call.origin.source) for call in self.recording.calls[: len(late)]]
-        return bool(late) and self.tail[: len(self.head)] == self.head and first == late
+        return bool(late) and expected is None and first == late
 
     @shielded
     def backward_starts(self, outputs: Any, gradients: Any = ()) -> None:

@@ -47,10 +47,16 @@ class Steps:
         return iter(self.steps)
 
     @property
+    def next_difference(self) -> Difference | None:
+        """How the step after the captured one differs from it; None where none was watched."""
+        later = self.steps[self.captured :] if self.captured is not None else ()
+        return next((step.difference for step in later if step.difference is not None), None)
+
+    @property
     def varying(self) -> tuple[Varying, ...]:
         """The Python values that are others in the step after the captured one; empty where none was watched."""
-        later = self.steps[self.captured :] if self.captured is not None else ()
-        return next((step.difference.varying for step in later if step.difference is not None), ())
+        found = self.next_difference
+        return () if found is None else found.varying
 
     @property
     def headline(self) -> str:

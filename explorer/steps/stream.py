@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.calls import Call, Value, map_tensors
@@ -35,6 +37,11 @@ class StepOp:
     def is_like(self, other: StepOp) -> bool:
         """Whether the two may be one operator of two steps: those that no line is known of count by what they are."""
         return self.func is other.func and (None in (self.source, other.source) or self.source == other.source)
+
+    def reads_tensors(self) -> bool:
+        """Whether it reads a tensor of more than one number."""
+        given = tree_leaves((self.args, self.kwargs))
+        return any(isinstance(one, Shape) and math.prod(one.sizes) > 1 for one in given)
 
 
 def noted_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], source: Source | None) -> StepOp:

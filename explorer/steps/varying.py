@@ -46,12 +46,14 @@ class Varying:
 @dataclass(frozen=True)
 class Difference:
     """How another step differs from the captured one: operators that only it has and that it lacks, by name, how many read
-    other shapes, and what varies."""
+    other shapes, and what varies. `of_tensors` are those that only one of the two has and that compute with more than single
+    numbers."""
 
     more: tuple[str, ...] = ()
     fewer: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     varying: tuple[Varying, ...] = ()
+    of_tensors: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.more or self.fewer or self.shapes or self.varying)
@@ -67,20 +69,26 @@ class Difference:
         return ", ".join(filter(None, parts))
 
 
-def difference(captured: Sequence[StepOp], other: Sequence[StepOp]) -> Difference:
-    """What differs in `other` from the captured step, operator by operator."""
+def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: bool = False) -> Difference:
+    """What differs in `other` from the captured step, operator by operator. Where it `is_last`, the run may have ended before
+    what ends a step, as the zeroing of gradients before the next one."""
+    if is_last and (same := _same_length(captured, other)) == len(other):
+        captured = captured[:same]
     more, fewer, shapes, varying = [], [], [], []
+    alone: list[StepOp] = []
     for mine, theirs in _aligned(captured, other):
         if len(mine) != len(theirs):
             fewer += [str(captured[at].func) for at in mine]
             more += [str(other[at].func) for at in theirs]
+            alone += [*(captured[at] for at in mine), *(other[at] for at in theirs)]
             continue
         for at, there in zip(mine, theirs, strict=True):
             found = list(_differences(at, captured[at], other[there]))
             is_shape = any(isinstance(one.here, Shape) or isinstance(one.there, Shape) for one in found)
             shapes += [f"{one.op}: {one.here}, then {one.there}" for one in found if isinstance(one.here, Shape)][:1]
             varying += [_as_shape(one, is_shape) for one in found if not isinstance(one.here, Shape)]
-    return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying))
+    of_tensors = tuple(str(one.func) for one in alone if one.reads_tensors())
+    return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors)
 
 
 def _aligned(captured: Sequence[StepOp], other: Sequence[StepOp]) -> Iterator[tuple[range, range]]:

@@ -138,6 +138,8 @@ class StepWatch:
         """What runs from here on may be the next step's; `ended` is the recorder of the step whose update has ended."""
         held = held_by(one for _, found in self._optimizers if (one := found()) is not None)
         before = ended or (self._block.recorder if self._block is not None else None)
+        if ended is not None and ended.ops is not None and self._captured is not None:
+            before = self._captured  # of one that is only followed nobody knows what it computed from what
         is_recorded = before is not None and bool(before.recording.calls)
         between = Between(held, before if is_recorded else None, is_first=not self._ended_at)
         if ended is not None:
@@ -210,7 +212,7 @@ class StepWatch:
         """Called where the first operator of the next step is about to run, or at the run's end."""
         span, ops = (recorder.first, recorder.end_update), recorder.ops
         if ops is not None:
-            self._watched[span] = _Watched(len(ops), self._difference(ops))
+            self._watched[span] = _Watched(len(ops), self._difference(ops, recorder.is_last))
             return
         before, self._captured = self._captured, recorder
         earlier, self._ops = self._ops, [noted_call(call) for call in recorder.recording.calls]
@@ -223,8 +225,8 @@ class StepWatch:
         elif self._is_shown(recorder) and self._current is not None:
             self._current.follow()
 
-    def _difference(self, ops: list[StepOp]) -> Difference | None:
-        return self._comparing.note(difference, self._ops, ops)
+    def _difference(self, ops: list[StepOp], is_last: bool = False) -> Difference | None:
+        return self._comparing.note(difference, self._ops, ops, is_last)
 
     # --- afterwards ---
 

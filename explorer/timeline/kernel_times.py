@@ -23,13 +23,12 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.draws import undisturbed
+from tracefuse.measure.op_times import call_nbytes
 from tracefuse.measure.peaks import peaks_if_there_is_room
 from tracefuse.measure.switched import Switched
-from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, flops, operand_dtype
+from tracefuse.optimizers.costs.cost import Peaks, flops, operand_dtype
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.kernels.lists import ListKernel
-from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, tensor_type, tensors
 from tracefuse.text import aligned, figure
@@ -176,10 +175,16 @@ def kernel_rows(trace: Trace, us: Mapping[str, float], peaks: Peaks | None) -> l
     `us` are measured times by value, as `OpTimes` has them; a call without one has no part in its row's time, and what has
     none at all has no row.
     """
+    groups = calls_by_kernel(trace)
+    return [_row(name, nodes, us, peaks) for name, nodes in groups.items() if any(node.name in us for node in nodes)]
+
+
+def calls_by_kernel(trace: Trace) -> dict[str, list[fx.Node]]:
+    """The calls of each kernel, and of each operator on operands of one type, by what `called` names them."""
     groups: dict[str, list[fx.Node]] = defaultdict(list)
     for node in filter(does_work, trace.ops):
         groups[called(node)].append(node)
-    return [_row(name, nodes, us, peaks) for name, nodes in groups.items() if any(node.name in us for node in nodes)]
+    return groups
 
 
 def called(node: fx.Node) -> str:
@@ -197,15 +202,6 @@ def _row(name: str, nodes: Sequence[fx.Node], us: Mapping[str, float], peaks: Pe
     is_launched = any(device.type == "cuda" for node in nodes[:1] for device in devices(node))
     found = reached(time_us, nbytes, work, operand_dtype(nodes[0]), peaks, is_launched)
     return KernelRow(name, isinstance(nodes[0].target, Kernel), len(nodes), time_us, nbytes, work, found)
-
-
-def call_nbytes(node: fx.Node) -> int:
-    """Bytes that a call reads and writes. The calls of a kernel that serves any number of operands differ."""
-    kernel = node.target
-    if isinstance(kernel, LongSum):
-        return kernel.nbytes_written * (len(node.args) + 1)
-    is_one_size = isinstance(kernel, Kernel) and not isinstance(kernel, ListKernel)
-    return kernel.nbytes if is_one_size else bytes_moved(node)
 
 
 def _mean(counts: Iterable[int]) -> int:

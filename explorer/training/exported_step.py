@@ -239,5 +239,39 @@ def outputs(name, inputs):
     return found | dict(zip(CAPTURED_CHANGED if is_captured else CHANGED, new, strict=True))
 
 
+TIMED = "forward + backward + update"
+
+
+def timed_programs():
+    """Of both programs a function that runs a whole step once, its update in place, and returns the seconds that it took."""
+    inputs = example_inputs()
+    updates = {
+        "captured": (captured_update_in_place, CAPTURED_UPDATED, CAPTURED_HANDED, CAPTURED_LENT),
+        "optimised": (update, UPDATED, HANDED, LENT),
+    }
+
+    def timed(name, front, back, read_again, mutated):
+        new, rows, handed, lent = updates[name]
+        results, written, found, _ = replay(front, back, inputs, read_again, mutated)
+        operands = example_operands(rows, handed, inputs, {"results": results, "found": found, "written": written})
+        del results, written, found
+
+        def run():
+            start = time.perf_counter()
+            results, _, found, _ = replay(front, back, inputs, read_again, mutated, waits=False)
+            made, given = {"results": results, "found": found}, list(operands)
+            for place, (kind, at) in handed.items():
+                given[place] = made[kind][at].clone() if place in lent else made[kind][at]
+            del made, found
+            new(*given)
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter() - start
+
+        return run
+
+    return {name: timed(name, *parts) for name, parts in programs().items()}
+
+
 if __name__ == "__main__":
     main()

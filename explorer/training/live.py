@@ -1,4 +1,4 @@
-"""A compiled step on the very model and optimizers that were captured, and which steps cannot be one.
+"""A compiled step on the very model and optimizers that were captured.
 
 Parameters and buffers are the captured objects. State is found through the optimizers, which make new tensors when a
 checkpoint is loaded.
@@ -6,12 +6,11 @@ checkpoint is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import fx
 
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.build.kernels import preload
@@ -19,13 +18,7 @@ from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.optimizers.ops import op_name
-from tracefuse.optimizers.trace import line_of
-from tracefuse.steps.varying import Varying
-from tracefuse.training.rates import is_followed
 from tracefuse.training.source import optimizers_of, outside, rates_of
-
-REMEDY = "make the optimizer with `fused=True`, or on a GPU with `capturable=True` and a tensor as its `lr`"
 
 
 def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: bool = False) -> Any:
@@ -110,52 +103,3 @@ def _item(entries: Any, key: str) -> torch.Tensor | None:
     plain, _, index = key.partition("[")
     found = entries.get(plain)
     return found[int(index[:-1])] if index and found is not None else found
-
-
-# --- which steps cannot be compiled ---
-
-
-def check_step(joint: Optimised, update: Optimised, varying: Iterable[Varying]) -> None:
-    """Raises `ExportError` with the line, the values and the remedy for a step that no other one could be run by."""
-    program = update.program
-    if program.outside is None:
-        raise ExportError(
-            "the session has no tensors of its update: save it with inputs=True, or capture the step here."
-        )
-    if not program.stepped and any(_is_optimizers(node) for node in program.trace.ops):
-        raise ExportError(
-            "the session has no optimizer, whose learning rate a step reads: load the model and capture the step here."
-        )
-    made = [out.of for out in program.trace.outputs if out.kind == "result" and " of " in out.of]
-    if made:
-        raise ExportError(
-            f"the captured step is the first of its optimizer: it makes {made[0]}, which later ones only change. Capture a "
-            "later step, such as the third by `tracefuse.capture_step(n=3)`."
-        )
-    _check_varying(varying, [*joint.program.trace.ops, *program.trace.ops])
-    _check_read(joint, update)
-
-
-def _is_optimizers(node: fx.Node) -> bool:
-    return op_name(node).startswith("aten._fused_")
-
-
-def _check_varying(varying: Iterable[Varying], ops: Iterable[fx.Node]) -> None:
-    lines = {line_of(node) for node in ops} | {""}
-    for one in varying:
-        if not one.is_shape and not is_followed(one.op, one.argument) and str(one.source or "") in lines:
-            raise ExportError(
-                f"{one}: a compiled step cannot follow a Python number that changes from step to step. If it is the "
-                f"optimizer's, {REMEDY}; if it is yours, keep it in a tensor and write to that."
-            )
-
-
-def _check_read(joint: Optimised, update: Optimised) -> None:
-    """An update that computes with what the host read of a tensor, as of a count of steps, holds for this step only."""
-    lines = {line_of(node) for node in update.program.trace.ops} - {""}
-    for guard in joint.program.guards:
-        if not isinstance(guard.value, bool) and str(guard.source or "") in lines:
-            raise ExportError(
-                f"the host reads {guard.value!r} of a tensor in {guard.source}, a count of steps or whether gradients are "
-                f"finite, and the update is made for that number: {REMEDY}."
-            )

@@ -12,8 +12,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from tracefuse.assembly.program import CapturedProgram, Inputs
-from tracefuse.assembly.stepped import Stepped
+from tracefuse.assembly.program import CapturedProgram, Inputs, Stepped
 from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import Input, Trace, eliminate_dead_code, fake_mode, phase, val
 
@@ -79,8 +78,11 @@ def _is_fused(node: fx.Node) -> bool:
 
 
 def _with_tensor(name: str) -> OpOverload | None:
-    """The functional operator of that name whose learning rate is a tensor."""
-    return getattr(getattr(torch.ops.aten, name, None), "tensor_lr", None) if name.startswith("_fused_") else None
+    """The functional operator of that name whose learning rate is a tensor, if it returns the same: Adagrad's does not."""
+    packet = getattr(torch.ops.aten, name, None) if name.startswith("_fused_") else None
+    found = getattr(packet, "tensor_lr", None)
+    is_same = found is not None and len(found._schema.returns) == len(packet.default._schema.returns)  # type: ignore[union-attr]
+    return found if is_same else None
 
 
 def _rewritten(trace: Trace, found: dict[tuple[Stepped, int], list[fx.Node]]) -> tuple[Trace, tuple[torch.Tensor, ...]]:

@@ -1,7 +1,7 @@
 """The text of a whole step's file: that of its forward and backward, and the update beside them, in place.
 
 update              the optimised update: new values go where the old ones lie
-captured_update     as it was captured: what the file checks itself against
+captured_update     as it was captured: what the file checks itself against, and in place what it is timed beside
 whole_step          forward, backward and update on tensors
 bind                the step function of a model and its optimizer
 """
@@ -17,8 +17,7 @@ from typing import Protocol
 
 import torch
 
-from tracefuse.assembly.program import CapturedProgram
-from tracefuse.assembly.stepped import Stepped
+from tracefuse.assembly.program import CapturedProgram, Stepped
 from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import drawn_row
 from tracefuse.execution.export import Further, kernel_texts, module_source, rendered
@@ -51,9 +50,12 @@ def step_source(joint: Optimised, update: Optimised) -> str:
     known = set(kernel_texts(joint))
     kernels = tuple(text for name, text in kernel_texts(update).items() if name not in known)
     captured = rendered(update.program.trace).replace("def update(", "def captured_update(", 1)
+    timed = rendered(in_place(update.program.trace)).replace("def update(", "def captured_update_in_place(", 1)
     made = _read(update.trace)
     tables = "\n".join(_tables(joint, update.program, made))
-    return module_source(joint, Further(ABOUT, kernels, rendered(in_place(made)), captured, tables, _RUNTIME))
+    return module_source(
+        joint, Further(ABOUT, kernels, rendered(in_place(made)), f"{captured}\n{timed}", tables, _RUNTIME)
+    )
 
 
 def _read(update: Trace) -> Trace:
@@ -67,10 +69,16 @@ def _read(update: Trace) -> Trace:
 
 
 def data_of(joint: Trace, update: Trace) -> list[int]:
-    """Positions of the joint trace's inputs that are data: no module's, and nothing that the update reads or writes."""
+    """Positions of the joint trace's inputs that are data: no module's, and nothing that the update reads or writes. Numbers
+    that Python made tensors of, which are seldom given, come last."""
     own = {i.name for i in update.inputs}
     forward = joint.split()[0]
-    return [at for at, i in enumerate(forward.inputs) if i.kind == "input" and i.name not in own]
+    found = [at for at, i in enumerate(forward.inputs) if i.kind == "input" and i.name not in own]
+    return sorted(found, key=lambda at: _is_number(forward.inputs[at].name, val(forward.placeholders[at])))
+
+
+def _is_number(name: str, tensor: torch.Tensor) -> bool:
+    return name.startswith("constant") and tensor.dim() == 0 and tensor.device.type == "cpu"
 
 
 def optimizers_of(update: CapturedProgram) -> list[Stepped]:
@@ -108,6 +116,7 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield from _rows("CAPTURED_UPDATED", program.trace)
     yield f"HANDED = {handed!r}  # of UPDATED, what forward and backward give"
     yield f"CAPTURED_HANDED = {_handed(of, captured, program.trace)!r}"
+    yield f"CAPTURED_LENT = {_lent(of, captured.trace, program.trace)!r}"
     yield f"LENT = {_lent(of, joint.trace, update)!r}  # of these, what is not the update's to write to"
     old = [at for at, i in enumerate(update.inputs) if i.name in written and i.name not in of]
     yield f"WANTED_OLD = {old!r}  # of UPDATED, what the forward overwrites and the update wants as it was"
@@ -205,16 +214,20 @@ def _label(out: Output, of: Input | None) -> str:
 
 
 def _options(update: CapturedProgram, rates: Mapping[str, tuple[int, int]]) -> str:
-    """Each optimizer's name, and of its groups the options that the program computes with."""
+    """Each optimizer's name, and of its groups the options that the program computes with: of one whose parameters all have
+    no gradient there are none."""
     followed = set(rates.values())
     rows = []
     for at, step in enumerate(optimizers_of(update)):
+        updated = set(step.group_of.values())
         groups = [
             {
                 k: v
                 for k, v in options.items()
                 if _is_plain(v) and k not in FLAGS and (k != "lr" or (at, g) not in followed)
             }
+            if g in updated
+            else {}
             for g, options in enumerate(step.groups)
         ]
         rows.append((step.name, tuple(groups)))
@@ -230,11 +243,7 @@ def _is_plain(value: object) -> bool:
 def _constants(update: CapturedProgram) -> str:
     """Numbers that Python made tensors of, such as the 1 that a count of steps is raised by."""
     pairs = _examples(update).items()
-    found = {
-        name: (tensor.item(), tensor.dtype)
-        for name, tensor in pairs
-        if name.startswith("constant") and tensor.dim() == 0 and tensor.device.type == "cpu"
-    }
+    found = {name: (tensor.item(), tensor.dtype) for name, tensor in pairs if _is_number(name, tensor)}
     return "{" + ", ".join(f"{name!r}: ({literal(number)}, {dtype})" for name, (number, dtype) in found.items()) + "}"
 
 

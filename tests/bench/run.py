@@ -62,6 +62,7 @@ BENCHES = {
     "launch": Bench("launch.py"),
     "peers": Bench("trust/peers.py"),
     "aa": Bench("trust/aa.py", check=True),
+    "injected_causes": Bench("trust/injected_causes.py", check=True),
     "cpu_leaf": Bench("cpu_leaf.py", check=True),
     "memory": Bench("trust/memory.py", check=True, limit_s=1800),
     "models": Bench("models.py", check=True, limit_s=3600),
@@ -69,12 +70,16 @@ BENCHES = {
     "recorder": Bench("overhead/recorder.py"),
     "capture_step": Bench("overhead/capture_step.py"),
     "loops": Bench("trust/loops.py", check=True),
+    "forecasts": Bench("trust/forecasts.py", check=True, limit_s=1800),
     "train": Bench("train.py", check=True),
     "train_step_curves": Bench("train_step.py", ("--part", "curves"), check=True),
-    "train_step_times": Bench("train_step.py", ("--part", "times")),
+    "train_step_times": Bench("train_step.py", ("--part", "times", "--part", "peaks"), limit_s=2400),
+    "train_step_lora": Bench("train_step.py", ("--program", "lora"), limit_s=2400),
+    "train_step_resnet": Bench("train_step.py", ("--program", "resnet"), limit_s=2400),
     "toggle": Bench("overhead/toggle.py", check=True),
     "view": Bench("overhead/view.py"),
     "page": Bench("overhead/page.py", check=True),
+    "timeline_file": Bench("overhead/timeline_file.py"),
 }
 """By the name of their results."""
 
@@ -83,6 +88,7 @@ ELSEWHERE = {
     "readme.py": "writes README from the results",
     "cases/compile_once.py": "a process of depth.py",
     "cases/step_once.py": "a process of steps.py",
+    "cases/whole_step_once.py": "a process of train_step.py",
     "overhead/front_door.py": "times imports and the command, without a program",
     "trust/op_db.py": "takes hours: by hand, in shards",
     "pages/op_db_table.py": "the table of its results",

@@ -33,6 +33,7 @@ LIVE = """async () => {
     window.received = (message, bytes) => listeners["msg:custom"](message, [bytes]);
     window.sent = [];
     window.set = (name, value) => { window.state[name] = value; listeners[`change:${name}`]?.(); };
+    window.payloadsOf = () => payloads;
     window.show = (number) => window.set("payload", payloads[number]);
     const model = {
         get: (name) => window.state[name], set: window.set, save_changes() {}, off() {},

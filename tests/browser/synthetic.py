@@ -51,9 +51,15 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
         },
         "forward": _half(values, "forward"), "backward": _half(values, "backward"),
         "times": {"before": "modelled: synthetic", "after": "modelled: synthetic"},
+        "clock": {
+            "device": "synthetic", "kinds": ["modelled", "modelled"], "step_us": [100.0, 90.0], "predicted": [],
+            "provenance": ["modelled: synthetic", "modelled: synthetic"], "chosen": "synthetic", "replays": {},
+            "choices": [["synthetic", "synthetic"]], "forecasts": 0, "error": None,
+        },
+        "sentence": {"said": "A synthetic step.", "actions": []}, "looked_for": [],
         "kernels": [_kernel(name) for name in kernels], "aten": [],
         "memory": {"before": memory, "after": memory, "reasons": [], "modules": [], "why": {}},
-        "baseline": {"is_pinned": False, "call": "the trace as captured"}, "environment": {},
+        "baseline": {"is_pinned": False, "call": "the trace as captured", "config": _config(fused)}, "environment": {},
     }  # fmt: skip
 
 
@@ -109,7 +115,8 @@ def _half(values: dict[str, dict[str, Any]], phase: str) -> dict[str, Any]:
 
 def _kernel(name: str) -> dict[str, Any]:
     return {
-        "name": name, "calls": 1, "ops": [], "nbytes_read": 4096, "nbytes_written": 4096, "time_us": None,
+        "name": name, "said": name, "part": "", "replaces": None, "kind": "", "tflop_per_s": None, "least_us": None,
+        "calls": 1, "ops": [], "nbytes_read": 4096, "nbytes_written": 4096, "time_us": None,
         "provenance": "not measured", "blocks": "guess", "source": f"def {name}(): ...", "gb_per_s": None,
         "peak_share": None, "peak_source": "", "bound": "", "resources": None,
     }  # fmt: skip
@@ -127,5 +134,5 @@ def _pass(fused: bool) -> dict[str, Any]:
     return {
         "name": "fuse", "help": "", "enabled": fused, "state": "on" if fused else "off", "ops": _SIZES, "changed": fused,
         "saved_bytes": _SIZES, "peak_bytes": _SIZES, "seconds": 0.0, "options": [], "decisions": [],
-        "note": "", "error": None, "delta_ms": None,
+        "note": "", "error": None, "delta_ms": None, "delta_us": None, "needs": "", "suggests": [],
     }  # fmt: skip

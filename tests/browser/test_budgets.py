@@ -26,6 +26,7 @@ def explored(layers: int) -> Explorer:
     model, (tokens, targets) = GPT(layers=layers, width=64, heads=2, vocab=256, length=32), batch(256, 2, 32)
     made = Explorer(tracefuse.capture(lambda: model(tokens, targets).backward()).optimize(), "c", budget_s=0.1)
     made.measure()
+    made.show_times_of("here")
     assert made.payload["times"]["after"].startswith("measured on CPU")
     return made
 

@@ -185,6 +185,19 @@ def test_the_theme_changes_under_it(page: Page, graph: Locator, painted: Callabl
     assert max(dark) < 80
 
 
+def test_the_theme_changes_while_another_tab_is_open(
+    page: Page, graph: Locator, painted: Callable[[Page], None]
+) -> None:
+    page.emulate_media(color_scheme="light")
+    painted(page)
+    page.get_by_test_id("tf-tab-trace").click()
+    page.emulate_media(color_scheme="dark")
+    page.get_by_test_id("tf-tab-graph").click()
+    painted(page)
+    assert max(pixel(graph, "h.1.norm_1|forward")) < 80
+    page.emulate_media(color_scheme="light")
+
+
 def test_the_map_leads_anywhere(page: Page, graph: Locator) -> None:
     page.get_by_test_id("tf-graph-expand").click()
     page.get_by_test_id("tf-graph-fit").click()

@@ -26,6 +26,8 @@ MEASURED = """() => set("payload", { ...state.payload,
           baseline_ms: { median: 34.1, low: 33, high: 35, coverage: 0.96, samples: 20 },
           variant_ms: { median: 19.2, low: 19, high: 20, coverage: 0.96, samples: 20 },
           ratio: { median: 0.56, low: 0.55, high: 0.57, coverage: 0.99, samples: 20 }, verdict: "faster" }] },
+    clock: { ...state.payload.clock, chosen: "here", device: "a device", kinds: ["measured", "measured"],
+        step_us: [34100, 19200], provenance: ["measured on a device", "measured on a device"] },
     passes: state.payload.passes.map((one) => ({ ...one, delta_ms: one.name !== "fuse" ? null :
         { median: -1.2, low: -1.4, high: -1.0, coverage: 0.96, samples: 20,
           provenance: "measured on a device", stale: false } })),
@@ -81,22 +83,19 @@ def details(page: Page) -> Locator:
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 
-def test_passes_that_changed_nothing_are_folded_and_come_back(page: Page, press: Callable[[Locator], None]) -> None:
-    fold = page.get_by_test_id("tf-idle-passes")
-    expect(fold).to_have_text("4 passes changed nothing: freeze, cat, pad, optimizer_step")
-    expect(page.get_by_test_id("tf-pass-cat")).to_have_count(0)
-    press(fold)
-    expect(page.get_by_test_id("tf-idle-passes")).to_be_focused()
+def test_every_pass_has_a_row_whatever_it_changed(page: Page) -> None:
     rows = page.get_by_test_id("tf-passes").locator("[data-pass]")
     assert [row.get_attribute("data-pass") for row in rows.all()] == [
         "simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse",
     ]  # fmt: skip
+    expect(page.get_by_test_id("tf-pass-freeze")).to_contain_text("type a pattern; freezing all but")
 
 
 def test_walking_the_passes_shows_what_each_did_by_itself(page: Page) -> None:
     page.get_by_test_id("tf-toggle-simplify").focus()
     expect(page.get_by_test_id("tf-strip")).to_contain_text("What simplify did")
-    page.keyboard.press("ArrowDown")
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
     expect(page.get_by_test_id("tf-work-decompose")).to_be_visible()
     expect(page.get_by_test_id("tf-pass-decompose")).to_have_class(re.compile("tf-active"))
     expect(page.get_by_test_id("tf-strip")).to_contain_text(re.compile(r"What decompose did: \d+ → \d+ ops"))
@@ -109,7 +108,6 @@ def test_walking_the_passes_shows_what_each_did_by_itself(page: Page) -> None:
 def test_space_switches_the_pass_that_was_walked_to(live: Page) -> None:
     live.get_by_test_id("tf-toggle-simplify").focus()
     live.keyboard.press("End")
-    live.keyboard.press("ArrowUp")
     live.keyboard.press("Space")
     assert sent(live) == [{"type": "configure", "changes": {"fuse": False}}]
 
@@ -134,7 +132,7 @@ def test_a_click_beside_the_controls_shows_the_pass_and_switches_nothing(live: P
 def test_a_pass_that_is_walked_to_shows_its_own_before_and_after(live: Page) -> None:
     live.get_by_test_id("tf-tab-code").click()
     whole = live.get_by_test_id("tf-code-forward").text_content()
-    live.get_by_test_id("tf-toggle-simplify").focus()
+    live.get_by_test_id("tf-toggle-cat").focus()
     live.keyboard.press("ArrowDown")
     live.get_by_test_id("tf-alone").check()
     (walked,) = sent(live)
@@ -164,10 +162,10 @@ def test_a_pass_that_failed_says_so_in_its_row(live: Page) -> None:
 
 
 def test_what_a_pass_adds_to_the_time_stands_in_its_row(live: Page) -> None:
-    delta = live.get_by_test_id("tf-pass-fuse").locator(".tf-delta").nth(3)
-    expect(delta).to_have_attribute("title", re.compile("Measure each pass"))
+    delta = live.get_by_test_id("tf-pass-fuse").locator(".tf-pass-head .tf-delta")
+    expect(delta).to_have_attribute("title", re.compile("what it changed of the step .* modelled for H100"))
     live.evaluate(MEASURED)
-    expect(delta).to_have_text("−1.20 ±0.20")
+    expect(delta).to_have_text("−1.20 ±0.20 ms")
     expect(delta).to_have_class(re.compile("tf-gain"))
 
 
@@ -236,8 +234,8 @@ def test_a_fused_values_kernel_its_source_and_what_is_not_known_of_it(
 ) -> None:
     line = page.locator("[data-testid=tf-code-forward] .tf-line:has(.tf-kernel)").first
     line.locator(".tf-value").first.click()
-    expect(details(page)).to_contain_text("a CPU runs its ATen operators instead")
-    expect(details(page)).to_contain_text("unknown without its time")
+    expect(details(page)).to_contain_text("modelled: roofline of the H100 SXM datasheet")
+    expect(details(page)).to_contain_text("memory bound")
     press(page.get_by_test_id("tf-details-source"))
     source = details(page).get_by_test_id("tf-kernel-text")
     expect(source).to_contain_text("@triton.jit")
@@ -340,7 +338,7 @@ def test_kernels_are_sorted_by_a_heading_and_turned_round_by_another_click(
     page: Page, press: Callable[[Locator], None]
 ) -> None:
     page.get_by_test_id("tf-tab-kernels").click()
-    column = page.locator("[data-kernel-row] td:nth-child(2)")
+    column = page.locator("[data-kernel-row] > :nth-child(2)")
     launches = [int(text) for text in column.all_text_contents()]
     for order, sort in ((sorted(launches, reverse=True), "descending"), (sorted(launches), "ascending")):
         press(page.get_by_test_id("tf-sort-calls"))
@@ -351,7 +349,7 @@ def test_kernels_are_sorted_by_a_heading_and_turned_round_by_another_click(
 
 def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page, press: Callable[[Locator], None]) -> None:
     page.get_by_test_id("tf-tab-kernels").click()
-    press(page.get_by_test_id("tf-kernels").locator(".tf-disclose").first)
+    press(page.get_by_test_id("tf-kernels").locator("tr:not(.tf-library) .tf-disclose").first)
     chip = page.locator(".tf-kernel-source:visible .tf-chips .tf-chip:enabled").first
     press(chip)
     expect(details(page).locator(".tf-name")).to_have_text(str(chip.text_content()))
@@ -469,17 +467,20 @@ def test_progress_leaves_the_passes_alone_while_an_error_is_shown(live: Page) ->
     expect(live.get_by_test_id("tf-pass-cat")).to_contain_text("no such thing")
 
 
-def test_beside_a_pinned_time_the_header_says_that_this_one_is_not_measured(live: Page) -> None:
+def test_beside_a_pinned_time_the_header_predicts_this_one(live: Page) -> None:
     live.evaluate(MEASURED)
     live.evaluate(
         """() => set('payload', { ...state.payload, timing: { ...state.payload.timing, stale: true,
             config: 'c.optimize(fuse=False)',
             rows: state.payload.timing.rows.map((row) =>
-                ({ ...row, variant_ms: null, ratio: null, verdict: 'not measured' })) } })"""
+                ({ ...row, variant_ms: null, ratio: null, verdict: 'not measured' })) },
+            clock: { ...state.payload.clock, kinds: ["measured", "predicted"], step_us: [34100, 25000] } })"""
     )
     time = live.get_by_test_id("tf-tile-time")
-    expect(time.locator(".tf-figure")).to_have_text("34.1→not measured")
-    expect(time).to_contain_text("press Measure")
+    expect(time.locator(".tf-figure")).to_have_text("34.1→25.0ms")
+    expect(time).to_contain_text("◍ predicted")
+    expect(time.locator("abbr")).to_have_attribute("title", re.compile("press Measure"))
+    expect(time).to_have_class(re.compile("tf-predicted"))
     live.get_by_test_id("tf-tab-timing").click()
     cells = live.get_by_test_id("tf-timing").locator("tbody td")
     expect(cells.nth(0)).to_contain_text("34.1")
@@ -506,6 +507,7 @@ def test_times_are_called_after_what_they_were_measured_against_whatever_is_pinn
         }"""
     )
     live.get_by_test_id("tf-tab-timeline").click()
+    live.get_by_test_id("tf-timeline-source").select_option("measured")
     names = live.locator(".tf-alive b:not([style])")
     expect(names.first).to_have_text("as captured")
 
@@ -540,17 +542,29 @@ def test_kernels_and_the_step_stand_in_one_table(live: Page) -> None:
     expect(rows.last).to_contain_text("859 µs idle")
 
 
-def test_atens_operators_stand_below_the_kernels(live: Page) -> None:
+def test_library_calls_stand_among_the_kernels_and_all_sum_to_the_step(live: Page) -> None:
     live.evaluate(
-        """() => set("payload", { ...state.payload, aten: [{ name: "mm bf16[64, 32] bf16[32, 8]", calls: 3, time_us: 40,
-        nbytes: 1 << 20, provenance: "measured on a device", gb_per_s: 26, tflop_per_s: 412.5, least_us: 36, peak_share: 0.9,
-        peak_source: "4 TB/s, measured peaks of a device", bound: "compute" }] })"""
+        """() => set("payload", { ...state.payload, kernels: state.payload.kernels.slice(0, 1).map((one) => ({ ...one,
+            said: "gelu of h.*.mlp ×2", calls: 2, time_us: 15, kind: "predicted",
+            replaces: { ops: [["gelu", 2]], launches: 2, made: 0, us: 24, nbytes: 1024 } })),
+        aten: [{ name: "mm bf16[64, 32] bf16[32, 8]", said: "matmul 64×32 · 32×8 ×3", kind: "measured", calls: 3,
+        time_us: 40, values: ["mm"], nbytes: 1 << 20, provenance: "measured on a device", gb_per_s: 26, tflop_per_s: 412.5,
+        least_us: 36, peak_share: 0.9, peak_source: "4 TB/s, measured peaks of a device", bound: "compute" }],
+        clock: { ...state.payload.clock, step_us: [200, 150] } })"""
     )
     live.get_by_test_id("tf-tab-kernels").click()
-    cells = live.get_by_test_id("tf-aten").locator("tbody tr").first
-    for text in ("mm bf16[64, 32] bf16[32, 8]", "120 µs", "TFLOP/s", "90 %", "compute"):
-        expect(cells).to_contain_text(text)
-    expect(live.get_by_test_id("tf-tab-kernels")).to_be_visible()
+    rows = live.get_by_test_id("tf-kernels").locator("[data-kernel-row]")
+    expect(rows).to_have_count(2)
+    for text in ("matmul 64×32 · 32×8 ×3", "120 µs", "compute 90 %", "80 %"):
+        expect(rows.nth(0)).to_contain_text(text)
+    for text in ("gelu of h.*.mlp ×2", "30.0 µs", "2 ops, 24.0 µs", "▼ 0.800×"):
+        expect(rows.nth(1)).to_contain_text(text)
+    expect(rows.nth(1).locator(".tf-pill")).to_have_class("tf-pill tf-worse")
+    expect(rows.nth(1).locator(".tf-hatched").first).to_have_text("30.0 µs")
+    expect(live.get_by_test_id("tf-kernels-total")).to_contain_text("150 µs")
+    rows.nth(0).locator(".tf-disclose").click()
+    expect(live.locator(".tf-kernel-source:visible")).to_contain_text("mm bf16[64, 32] bf16[32, 8]")
+    expect(live.locator(".tf-kernel-source:visible")).to_contain_text("413 TFLOP/s")
 
 
 @pytest.mark.parametrize("runs_triton", [False, True])
@@ -581,6 +595,34 @@ def test_while_it_measures_it_can_be_cancelled_and_the_keyboard_is_not_lost(live
     live.evaluate(f"set('status', {IDLE})")
     expect(live.get_by_test_id("tf-measure")).to_be_focused()
     expect(live.get_by_test_id("tf-cancel")).to_be_hidden()
+
+
+PREDICTED = """() => set("payload", { ...state.payload, runs_triton: true, clock: { ...state.payload.clock,
+    chosen: "here", kinds: ["measured", "predicted"] } })"""
+
+
+def test_a_prediction_for_this_gpu_is_measured_once_the_view_is_left_alone(live: Page) -> None:
+    live.evaluate(PREDICTED)
+    live.wait_for_function("window.sent.length > 0")
+    assert sent(live) == [{"type": "measure"}]
+    live.evaluate(f"set('status', {{...{IDLE}, error: {{panel: 'timing', at: '', message: 'out of memory'}}}})")
+    live.wait_for_timeout(3000)
+    assert sent(live) == [], "what failed is not tried again without a click"
+
+
+def test_measuring_when_idle_can_be_switched_off(live: Page) -> None:
+    live.evaluate("set('payload', { ...state.payload, runs_triton: true })")
+    live.get_by_test_id("tf-when-idle").uncheck()
+    live.evaluate(PREDICTED)
+    live.wait_for_timeout(3000)
+    assert sent(live) == []
+
+
+def test_a_cpu_is_never_measured_without_a_click(live: Page) -> None:
+    live.evaluate(PREDICTED.replace("runs_triton: true", "runs_triton: false"))
+    expect(live.get_by_test_id("tf-when-idle")).to_be_hidden()
+    live.wait_for_timeout(3000)
+    assert sent(live) == []
 
 
 @pytest.mark.parametrize("control", ["tf-measure", "tf-ablate", "tf-pin"])

@@ -147,6 +147,7 @@ def test_in_the_explorer_idle_time_stands_beside_the_programs(browser: Browser, 
     page = browser.new_page(viewport={"width": 1300, "height": 1000})
     page.goto(path.as_uri())
     page.get_by_test_id("tf-tab-timeline").click()
+    page.get_by_test_id("tf-timeline-source").select_option("measured")
     idle = page.get_by_test_id("tf-idle")
     expect(idle.locator("summary")).to_have_text("GPU idle for 92 % of optimised, 6.07 ms of it by: host idle")
     expect(idle.locator("table")).to_be_hidden()

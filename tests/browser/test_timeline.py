@@ -17,6 +17,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import page as html_page
+from tracefuse.widgets.payload.clock import HERE
+from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.payload.timeline import timeline_record
 
@@ -82,10 +84,13 @@ def variant() -> tracefuse.Variant:
 
 @pytest.fixture(scope="module")
 def written(variant: tracefuse.Variant, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    payloads = [payload(variant), payload(variant.capture.optimize(fuse=False))]
-    found = {"measured": timeline_record(variant.timeline(), as_base64=True), "modelled": None}
+    variants, measured = [variant, variant.capture.optimize(fuse=False)], Measured()
+    timeline = timeline_record(measured.profile(variant), as_base64=True)
+    measured.clocks.choose(HERE, variant)
+    found = {"measured": timeline, "modelled": None}
     folder = tmp_path_factory.mktemp("timeline")
     for name, timeline in found.items():
+        payloads = [measured.payload(one, None, "c") if timeline else payload(one) for one in variants]
         (folder / name).with_suffix(".html").write_text(html_page(payloads, name, timeline))
     return {name: (folder / name).with_suffix(".html") for name in found}
 
@@ -415,8 +420,12 @@ def test_without_a_timeline_ops_stand_end_to_end_and_the_remedy_is_said(opened: 
     assert "end to end, as captured" in spoken(page)
 
 
-def test_a_timeline_of_other_passes_says_so(page: Page) -> None:
+def test_a_switch_predicts_the_timeline_and_a_replay_of_other_passes_says_so(page: Page) -> None:
+    expect(page.get_by_test_id("tf-timeline-source")).to_have_value("measured")
     page.get_by_test_id("tf-toggle-fuse").click()
+    expect(page.get_by_test_id("tf-timeline-source")).to_have_value("modelled")
+    expect(page.get_by_test_id("tf-timeline-said")).to_contain_text("predicted for CPU")
+    page.get_by_test_id("tf-timeline-source").select_option("measured")
     expect(page.get_by_test_id("tf-timeline-stale")).to_contain_text("c.optimize()")
     expect(page.get_by_test_id("tf-timeline-stale")).to_contain_text("Run the cell in a notebook")
     page.get_by_test_id("tf-timeline-source").select_option("modelled")

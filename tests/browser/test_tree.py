@@ -94,8 +94,7 @@ def test_the_first_screen_tells_the_models_story(page: Page) -> None:
     assert any("loss = model(tokens, targets) * 2" in name for name in shown)
     tree = page.get_by_test_id("tf-tree")
     assert tree.evaluate("e => e.scrollHeight <= e.clientHeight")
-    expect(page.get_by_test_id("tf-tree-says")).to_contain_text("modelled")
-    expect(page.get_by_test_id("tf-tree-says")).to_contain_text("not measured")
+    expect(page.get_by_test_id("tf-tree-says")).to_contain_text("modelled for H100 SXM")
 
 
 def test_rows_are_a_treegrid_for_a_screen_reader(page: Page) -> None:
@@ -297,26 +296,46 @@ def test_a_layer_leads_to_its_slowest_op_in_the_tree(page: Page, press: Callable
 # --- search and keys --------------------------------------------------------------------------------------------------
 
 
-def test_search_filters_the_tree_and_walks_the_matches(page: Page) -> None:
+def test_search_marks_the_tree_and_walks_the_matches(page: Page) -> None:
     page.keyboard.press("/")
     field = page.get_by_test_id("tf-search")
     expect(field).to_be_focused()
     page.keyboard.type("op:gelu -phase:backward")
     count = page.get_by_test_id("tf-search-count")
     expect(count).to_have_text(re.compile(r"^3 of [\d,]+$"))
-    assert page.locator("[data-testid^=tf-op-]").count() == 3
+    assert FOLD in names(page), "nothing unfolds by itself"
+    assert page.locator("[data-testid^=tf-op-]").count() == 0
+    expect(page.get_by_test_id("tf-hits").first).to_contain_text("3")
     visited = []
     for _ in range(3):
         page.keyboard.press("Enter")
         visited.append(selected(page))
     assert len(set(visited)) == 3
     expect(count).to_have_text(re.compile("^3/3 of"))
+    expect(page.locator(".tf-hit")).not_to_have_count(0)
     page.keyboard.press("Shift+Enter")
     assert selected(page) == visited[1]
     page.keyboard.press("Escape")
     expect(field).to_have_value("")
     expect(count).to_have_text("")
-    assert FOLD in names(page)
+    expect(page.get_by_test_id("tf-hits")).to_have_count(0)
+
+
+def test_what_is_called_so_is_found_first(page: Page, press: Callable[[Locator], None]) -> None:
+    page.get_by_test_id("tf-search").fill("mm")
+    count = page.get_by_test_id("tf-search-count")
+    expect(count).to_have_attribute("title", re.compile(r"^\d+ called so, \d+ more contain it$"))
+    exact = int(str(count.get_attribute("title")).split()[0])
+    ops = []
+    for _ in range(exact + 1):
+        press(page.get_by_test_id("tf-search-next"))
+        ops.append(
+            page.evaluate("() => document.querySelector('[data-testid=tf-details] .tf-wide + .tf-wide').textContent")
+        )
+    assert all(op.startswith("aten.mm.default") for op in ops[:-1])
+    assert not ops[-1].startswith("aten.mm.default")
+    press(page.get_by_test_id("tf-search-back"))
+    expect(count).to_have_text(re.compile(f"^{exact}/"))
 
 
 def test_a_match_outside_the_shown_layer_filters_the_layers_table(page: Page) -> None:
@@ -331,7 +350,8 @@ def test_what_was_not_understood_is_said_below_the_field(page: Page) -> None:
     page.get_by_test_id("tf-search").fill("dtype:foo")
     hint = page.get_by_test_id("tf-search-hint")
     expect(hint).to_contain_text("f32")
-    expect(page.get_by_test_id("tf-tree")).to_contain_text("Nothing matches")
+    expect(page.get_by_test_id("tf-search-count")).to_have_text(re.compile("^0 of"))
+    expect(page.get_by_test_id("tf-search-next")).to_be_disabled()
     page.get_by_test_id("tf-search").fill("dtype:f32")
     expect(hint).to_be_hidden()
 

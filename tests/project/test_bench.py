@@ -87,6 +87,14 @@ def test_aa(tmp_path: Path) -> None:
     assert "A/A: a difference seen in" in printed
 
 
+def test_forecasts(tmp_path: Path) -> None:
+    found, printed = run("trust/forecasts.py", tmp_path, "--budget", "0.2", "--case", "stack")
+    assert {row["case"] for row in found["rows"]} == {"stack"}
+    for row in found["rows"]:
+        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+    assert "median error" in printed
+
+
 def test_peers(tmp_path: Path) -> None:
     found, printed = run("trust/peers.py", tmp_path, "--budget", "0.3", "--peer", "eager")
     (timing,) = found["timings"].values()
@@ -119,9 +127,22 @@ def test_train_step(tmp_path: Path) -> None:
     found, printed = run("train_step.py", tmp_path, "--budget", "0.2", "--check", *(f"--column={c}" for c in columns))
     assert [p["name"] for p in found["timing"]["programs"]] == [*columns]
     assert found["failed"] == {}
+    assert list(found["peaks"]) == [*columns]
+    assert all(peak["peak_nbytes"] is None and peak["first_run_s"] > 0 for peak in found["peaks"].values())
     assert found["greatest_distance_of_losses"]["tracefuse"] < 1e-4
     assert len(set(map(len, found["losses"].values()))) == 1
     assert "in 12 steps" in printed
+
+
+@pytest.mark.parametrize("program", ["lora", "resnet"])
+def test_train_step_of_other_programs(program: str, tmp_path: Path) -> None:
+    if program == "lora":
+        pytest.importorskip("peft")
+    found, _ = run(
+        "train_step.py", tmp_path, "--budget", "0.2", "--program", program, "--part", "times", "--column=tracefuse"
+    )
+    assert [p["name"] for p in found["timing"]["programs"]] == ["tracefuse"]
+    assert found["failed"] == {}
 
 
 def test_depth(tmp_path: Path) -> None:
@@ -354,5 +375,5 @@ def test_the_runner_knows_every_script() -> None:
         str(path.relative_to(BENCH)) for path in BENCH.rglob("*.py") if '__name__ == "__main__"' in path.read_text()
     }
     assert scripts == {bench.script for bench in BENCHES.values()} | ELSEWHERE.keys()
-    checked = {name for name, bench in BENCHES.items() if bench.check}
-    assert checked == {name for name, bench in BENCHES.items() if '"--check"' in (BENCH / bench.script).read_text()}
+    checked = {bench.script for bench in BENCHES.values() if bench.check}
+    assert checked == {one.script for one in BENCHES.values() if '"--check"' in (BENCH / one.script).read_text()}

@@ -23,8 +23,9 @@ COMMAND = "explorer/__main__.py"
 """`python -m tracefuse`: what is at the root only because Python looks for it there."""
 
 PURE = {
-    "optimizers": {"optimizers/costs", "optimizers/fuse", "optimizers/lowering"},
+    "optimizers": {"optimizers/costs", "optimizers/fakes", "optimizers/fuse", "optimizers/lowering"},
     "optimizers/costs": {"optimizers"},
+    "optimizers/fakes": {"optimizers"},
     "optimizers/cat": {"optimizers", "optimizers/costs"},
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
     "optimizers/lowering": {"optimizers"},
@@ -33,6 +34,7 @@ PURE = {
     "optimizers/remat": {
         "optimizers",
         "optimizers/costs",
+        "optimizers/fakes",
         "optimizers/fuse",
         "optimizers/kernels",
         "optimizers/lowering",
@@ -43,8 +45,9 @@ PURE = {
 """Which packages of the optimizers one of them imports: none but these, wherever the import stands."""
 
 FLOORS = (
-    {"explorer/device"},
+    {"explorer/device", "explorer/distributed"},
     {"explorer/config", "explorer/recording"},
+    {"explorer/collectives"},
     {"explorer/assembly", "explorer/build", "explorer/steps"},
     {"explorer/execution"},
     {"explorer/measure", "explorer/dynamo", "explorer/training"},
@@ -54,6 +57,7 @@ FLOORS = (
     {"explorer/lint"},
     {"explorer/diagnose"},
     {"explorer/profiling"},
+    {"explorer/ranks"},
     {"explorer"},
     {"explorer/cli"},
     {"widgets/payload"},
@@ -65,6 +69,7 @@ FLOORS = (
 
 NEVER = {
     "explorer/recording": {"explorer/device"},
+    "explorer/collectives": {"explorer/config", "explorer/device"},
     "explorer/assembly": {"explorer/config", "explorer/device"},
     "explorer/build": {"explorer/config", "explorer/recording"},
     "explorer/steps": {"explorer/config", "explorer/device"},
@@ -76,6 +81,7 @@ NEVER = {
     "explorer/findings": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/diagnose": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/profiling": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},
+    "explorer/ranks": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},
 }
 """What a package does not import though it lies below."""
 
@@ -87,6 +93,7 @@ LAZY = {
     ("explorer/captures.py", "widgets/view"),
     ("explorer/compiled_graphs.py", "widgets/view"),
     ("explorer/profiling/timeline.py", "widgets"),
+    ("explorer/ranks/ranks.py", "widgets"),
 }
 """Front doors: they open the room above them when somebody knocks, and never when they are imported."""
 

@@ -159,6 +159,16 @@ def test_what_must_not_be_stored_is_found(told: str) -> None:
     assert told in problem
 
 
+def test_outputs_of_a_cpu_are_held_where_the_text_says_so() -> None:
+    made = stored()
+    store.code_cells(made)[0].outputs = [new_output("stream", text=MACHINE.replace("NVIDIA H200", "CPU (2 cores)"))]
+    made.cells[0].source = f"# Title\n\n{store.ON_A_CPU} at a small size."
+    assert store.problems(made, "some") == []
+    store.code_cells(made)[0].outputs = [new_output("stream", text=MACHINE)]
+    (problem,) = store.problems(made, "some")
+    assert "does not print a CPU, as its text says" in problem
+
+
 @pytest.mark.parametrize(
     ("source", "shows"),
     [

@@ -15,7 +15,18 @@ PARTS = ["parts/"]
 # What the modules of a folder may import besides those of their own folder: a folder as `name/`, or one module.
 MAY_IMPORT = {
     "": ["shell/"],
-    "shell": ["code/", "graph/", "kernels/", "layers/", *PARTS, "passes/", "tables/", "timeline/", "trace/"],
+    "shell": [
+        "code/",
+        "graph/",
+        "kernels/",
+        "layers/",
+        *PARTS,
+        "passes/",
+        "tables/",
+        "timeline/",
+        "trace/",
+        "verdict/",
+    ],
     "tables": ["kernels/facts.js", *PARTS, "passes/decisions.js", "passes/pins.js"],
     "code": [*PARTS, "passes/decisions.js"],
     "graph": PARTS,
@@ -24,6 +35,7 @@ MAY_IMPORT = {
     "passes": PARTS,
     "timeline": PARTS,
     "trace": PARTS,
+    "verdict": PARTS,
     "parts": [],
     "testing": [],
 }

@@ -117,7 +117,34 @@ interface PassRecord {
   error: string | null;
   /** What the pass alone adds to the step: with it minus without it, all others kept. Null until it was measured. */
   delta_ms: (Interval & { provenance: string; stale: boolean }) | null;
+  /** What it changed of the step, by the clock, in the order of the pipeline: they sum to what all passes changed. */
+  delta_us: number | null;
+  /** What it would need to change something, or why it left it; "" where it changed something. */
+  needs: string;
+  /** The patterns that `needs` speaks of. */
+  suggests: string[];
 }
+
+/** Whose times the whole view shows: one device, one kind for each side. */
+interface Clock {
+  device: string;
+  kinds: [TimeKind, TimeKind];
+  /** The sums of all ops, before and after. */
+  step_us: [number, number];
+  provenance: [string, string];
+  /** Values of the shown program whose time was not measured, where others' were. */
+  predicted: string[];
+  /** "here" for the program's own device, else a GPU that it is modelled for. */
+  chosen: string;
+  choices: [string, string][];
+  /** The timed step of each configuration that was measured on the program's own device, in µs, by its call. */
+  replays: Record<string, number>;
+  /** So many predictions were measured later, and their median relative error. */
+  forecasts: number;
+  error: number | null;
+}
+
+type TimeKind = "measured" | "predicted" | "modelled";
 
 /** Both halves, and the update, as one pass leaves them, marked against what it was given. */
 interface PassDiff {
@@ -162,6 +189,13 @@ interface Timing {
 
 interface KernelRecord {
   name: string;
+  /** As a person says it: "layer_norm + gelu of h.*.mlp ×12". */
+  said: string;
+  /** The value of its first call. */
+  part: string;
+  /** The ops that all its calls stand for; null where no pass made it. `made` of them are no ops of the capture. */
+  replaces: { ops: [string, number][]; launches: number; made: number; us: number; nbytes: number } | null;
+  kind: TimeKind | "";
   calls: number;
   ops: string[];
   nbytes_read: number;
@@ -186,7 +220,7 @@ interface KernelRecord {
 }
 
 /** An ATen operator with all its calls on operands of one type, measured op by op. */
-type AtenRecord = Pick<KernelRecord, "name" | "calls" | "provenance" | "gb_per_s" | "tflop_per_s" | "least_us" | "peak_share" | "peak_source" | "bound"> & { time_us: number; nbytes: number };
+type AtenRecord = Pick<KernelRecord, "name" | "said" | "kind" | "calls" | "provenance" | "gb_per_s" | "tflop_per_s" | "least_us" | "peak_share" | "peak_source" | "bound"> & { time_us: number; nbytes: number; values: string[] };
 
 /** Own ops of one nn.Module, children not counted; "before, after" the passes. In the forward's order. */
 interface LayerRow {
@@ -309,7 +343,10 @@ interface Payload {
   /** What an optimizer does behind the backward; null of a program without it. */
   update: Half | null;
   values: Record<string, Value>;
-  /** "measured on …" or "modelled: …", of the values' times. */
+  clock: Clock;
+  /** What a step takes and what would shorten it, in a sentence, and the findings that lead. */
+  sentence: { said: string; actions: { key: string; title: string; worth: string }[] };
+  /** "measured on …", "predicted for …" or "modelled: …", of the values' times. */
   times: { before: string; after: string };
   memory: {
     before: Memory;
@@ -330,7 +367,7 @@ interface Payload {
   /** By the detectors. */
   looked_for: string[];
   /** What "before" is everywhere: the captured trace, or a pinned configuration. */
-  baseline: { is_pinned: boolean; call: string };
+  baseline: { is_pinned: boolean; call: string; config: Config };
   timing: Timing | null;
   notes: { kind: "guard" | "note"; text: string }[];
   environment: Record<string, string>;
@@ -379,7 +416,10 @@ type Message =
   | { type: "cancel" }
   /** Answered by the trait `step`. */
   | { type: "show_pass"; pass: string }
-  | { type: "pin" }
+  /** What is shown, or another configuration. */
+  | { type: "pin"; config?: Config }
+  /** Whose times are shown: see `Clock.chosen`. */
+  | { type: "clock"; device: string }
   | { type: "unpin" }
   /** Compile a kernel for its registers, shared memory and spills. */
   | { type: "inspect"; kernel: string }
@@ -426,9 +466,14 @@ interface Act {
   /** Open a tab and move the keyboard there. */
   openTab(id: string): void;
   openKernel(name: string): void;
+  openFinding(at: number): void;
   search(query: string): void;
   /** Any other message; `panel` is shown as waiting. */
   ask(panel: Exclude<Status["busy"], "">, message: Message): void;
+  undo(): void;
+  redo(): void;
+  /** Of the choices that were made. */
+  history: { readonly canUndo: boolean; readonly canRedo: boolean };
   live: boolean;
   holds(changes: Partial<Config>): boolean;
 }
@@ -446,5 +491,7 @@ interface Panel {
 interface PanelSpec {
   id: string;
   label(payload: Payload): string;
+  /** What stands beside it, in a place of its own. */
+  count?(payload: Payload): number;
   make(act: Act, open: Open): Panel;
 }

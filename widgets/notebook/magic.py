@@ -26,6 +26,7 @@ from IPython.utils.process import arg_split
 from tracefuse.cli.choices import check_folder, configuration
 from tracefuse.cli.flags import MAGIC_OPTIONS, PASS_OPTIONS, magic_arguments, values
 from tracefuse.config.configuration import Config
+from tracefuse.device.target import target
 from tracefuse.errors import OptionError
 from tracefuse.measure.peers import check_names
 from tracefuse.optimizers.errors import TracefuseError
@@ -171,6 +172,7 @@ class TracedCell:
         if name:
             self.shell.user_ns[name] = self._capture
         given = values(self.arguments, MAGIC_OPTIONS)
+        target(given["target"])
         variant = self._capture.variant(self.config)
         explorer = Explorer(variant, name, given["budget_s"], given["cuda_graph"], given["tune"], given["peer"])
         _replace_views(_cell(self.shell), explorer)

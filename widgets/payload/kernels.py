@@ -1,22 +1,24 @@
-"""The part of the wire format that says what each Triton kernel is, how fast it ran, and what it takes of a GPU.
+"""The part of the wire format that says what each kernel of the step is and stands for, how long it takes, and what binds it.
 
-A kernel's time is that of one call in the mean, all its launches together; it was measured op by op, as those of ATen's
-operators are. They are set beside what the same GPU does at best, measured (`tracefuse.measure.peaks`), else beside the
-datasheet where that GPU's is known.
+A time is that of one call in the mean, on the clock of the view (`tracefuse.widgets.payload.clock`): Triton's kernels and the
+operators that a library computes are rows of one table, which sums to the step. What was measured is set beside what the same
+GPU does at best, measured (`tracefuse.measure.peaks`), else beside the datasheet where that GPU's is known.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from torch import fx
 
 from tracefuse.build.kernels import this_gpu
 from tracefuse.build.modules import HOPPER, resources
 from tracefuse.errors import OptionError
-from tracefuse.measure.op_times import OpTimes
-from tracefuse.optimizers.costs.cost import Peaks, bytes_read, bytes_written
+from tracefuse.measure.op_times import OpTimes, modelled
+from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, bytes_read, bytes_written
 from tracefuse.optimizers.costs.datasheets import datasheet_of
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.lists import ListKernel
@@ -25,12 +27,18 @@ from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace
-from tracefuse.timeline.kernel_times import KernelRow, Reached, kernel_rows
+from tracefuse.tables.folding import folded_paths
+from tracefuse.tables.replaced import Replaced, kernel_said, library_said, placed, replaced, said
+from tracefuse.timeline.kernel_times import KernelRow, Reached, calls_by_kernel, kernel_rows
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload.facts import per_trace
 
 NOT_MEASURED = "not measured"
 MAX_ATEN = 64
-"""ATen operators that are listed: those below take next to nothing of a step."""
+"""ATen operators that have a row of their own: those below take next to nothing of a step."""
+MAX_VALUES = 24
+"""Calls that are named: more than anybody follows by hand."""
+folds_of = per_trace(folded_paths)
 Resources = dict[str, Any]
 """What `inspect_kernel` found: {registers, shared_bytes, spills, target}."""
 
@@ -40,18 +48,48 @@ def kernel_records(
     times: OpTimes | None = None,
     peaks: Peaks | None = None,
     inspected: Mapping[str, Resources] | None = None,
+    of: Callable[[Trace], OpTimes] = modelled,
 ) -> list[dict[str, Any]]:
-    """The kernels of a variant in the order of their first launch. `times` are those of its ops; where ATen's operators run in
-    the kernels' place, they say nothing of the kernels. `inspected` are resources by kernel."""
-    known = times if times is not None and times.is_measured and variant.runs_triton else None
-    peaks = peaks or _promised(known)
-    rows = {row.name: row for row in kernel_rows(variant.whole, known.us, peaks)} if known else {}
+    """The Triton kernels of a variant in the order of their first launch. `times` are those of its ops, `of` tells those of
+    any trace, such as that in which a kernel's ops stood by themselves. `inspected` are resources by kernel."""
+    peaks = peaks or _promised(times)
+    whole = variant.whole
+    rows = {row.name: row for row in kernel_rows(whole, times.us, peaks)} if times else {}
+    calls, folds = calls_by_kernel(whole), folds_of(variant.baseline.whole)
+    found = replaced([*variant.passes, *(variant.update.passes if variant.update else ())])
+    captured = {node.name for node in variant.baseline.whole.ops}
     return [
-        kernel_record(kernel, calls, owner_of(kernel.name, variant))
-        | _speed_record(rows.get(kernel.name), known, peaks)
+        kernel_record(kernel, count, owner_of(kernel.name, variant))
+        | speed_record(rows.get(kernel.name), times, peaks, calls[kernel.name], variant.runs_triton)
+        | {"said": _said(calls[kernel.name], found, folds), "part": calls[kernel.name][0].name}
+        | {"replaces": _replaces(calls[kernel.name], found, of, captured)}
         | {"resources": (inspected or {}).get(kernel.name)}
-        for kernel, calls in kernel_calls(variant.whole)
+        for kernel, count in kernel_calls(whole)
     ]
+
+
+def _said(calls: Sequence[fx.Node], found: Mapping[str, Replaced], folds: Mapping[str, str]) -> str:
+    first = found.get(calls[0].name)
+    ops = first.ops if first else calls[0].target.body.ops  # type: ignore[union-attr]
+    return f"{kernel_said(ops)}{placed(calls, folds)}"
+
+
+def _replaces(
+    calls: Sequence[fx.Node], found: Mapping[str, Replaced], of: Callable[[Trace], OpTimes], captured: set[str]
+) -> dict[str, Any] | None:
+    """The ops that all calls of a kernel did away with: how many, of which kinds, their time and bytes; None of a kernel that
+    no pass made."""
+    if any(call.name not in found for call in calls):
+        return None
+    ops = [(node, of(one.before)) for one in (found[call.name] for call in calls) for node in one.ops]
+    kinds = Counter(said(node) for node, _ in ops)
+    return {
+        "ops": [[name, count] for name, count in kinds.most_common()],
+        "launches": len(ops),
+        "made": sum(node.name not in captured for node, _ in ops),
+        "us": sum(times.us.get(node.name, 0.0) for node, times in ops),
+        "nbytes": sum(bytes_moved(node) for node, _ in ops),
+    }
 
 
 def owner_of(name: str, variant: Variant) -> Variant:
@@ -103,18 +141,25 @@ def _promised(times: OpTimes | None) -> Peaks | None:
     return None if times is None else datasheet_of(times.device)
 
 
-def _speed_record(row: KernelRow | None, times: OpTimes | None, peaks: Peaks | None) -> dict[str, Any]:
-    """What a call takes and what it reaches; nulls and "" without a time."""
+def speed_record(
+    row: KernelRow | None, times: OpTimes | None, peaks: Peaks | None, calls: Sequence[fx.Node], runs_triton: bool
+) -> dict[str, Any]:
+    """What a call takes, of which kind that is, and what it reaches; nulls and "" without a time. A modelled time is what the
+    peaks allow, and a CPU runs a kernel's operators in its place: of neither is there a share of a peak."""
     found = row.reached if row else Reached()
-    is_shown = peaks is not None and found.share is not None
+    kind = "" if times is None or row is None else times.kind
+    if kind == "measured" and times and any(call.name in times.predicted for call in calls):
+        kind = "predicted"
+    is_shown = peaks is not None and found.share is not None and kind in ("measured", "predicted") and runs_triton
     return {
         "time_us": row.time_us if row else None,
+        "kind": kind,
         "provenance": times.provenance if row and times else NOT_MEASURED,
         "gb_per_s": found.gb_per_s,
         "tflop_per_s": found.tflop_per_s,
         "least_us": found.least_us,
-        "peak_share": found.share,
-        "peak_source": peak_source(peaks) if is_shown else "",
+        "peak_share": found.share if is_shown else None,
+        "peak_source": peak_source(peaks) if is_shown and peaks else "",
         "bound": found.bound,
     }
 
@@ -126,15 +171,31 @@ def peak_source(peaks: Peaks) -> str:
 
 
 def aten_records(variant: Variant, times: OpTimes | None, peaks: Peaks | None) -> list[dict[str, Any]]:
-    """ATen's operators by the types of their operands, those that take longest first; none without measured times."""
-    if times is None or not times.is_measured:
+    """The operators that a library computes, by the types of their operands, those that take longest first; those beyond
+    `MAX_ATEN` in one row, so that the rows and the kernels sum to the step."""
+    if times is None:
         return []
     peaks = peaks or _promised(times)
-    rows = (row for row in kernel_rows(variant.whole, times.us, peaks) if not row.is_triton)
-    return [
-        {"name": row.name, "calls": row.calls, "nbytes": row.nbytes, **_speed_record(row, times, peaks)}
-        for row in sorted(rows, key=lambda row: -row.total_us)[:MAX_ATEN]
+    calls, folds = calls_by_kernel(variant.whole), folds_of(variant.baseline.whole)
+    rows = [row for row in kernel_rows(variant.whole, times.us, peaks) if not row.is_triton]
+    rows.sort(key=lambda row: -row.total_us)
+    records = [
+        {"name": row.name, "said": f"{library_said(calls[row.name][0])}{placed(calls[row.name], folds)}"}
+        | {"calls": row.calls, "nbytes": row.nbytes, "values": [node.name for node in calls[row.name][:MAX_VALUES]]}
+        | speed_record(row, times, peaks, calls[row.name], variant.runs_triton)
+        for row in rows[:MAX_ATEN]
     ]
+    return records + ([_rest(rows[MAX_ATEN:], times)] if rows[MAX_ATEN:] else [])
+
+
+def _rest(rows: Sequence[KernelRow], times: OpTimes) -> dict[str, Any]:
+    count = sum(row.calls for row in rows)
+    mean = sum(row.total_us for row in rows) / count
+    row = KernelRow("", False, count, mean, sum(row.calls * row.nbytes for row in rows) // count, 0, Reached())
+    return {"name": "", "said": f"{len(rows)} more operators ×{count}", "calls": count, "nbytes": row.nbytes} | {
+        "values": [],
+        **speed_record(row, times, None, (), False),
+    }
 
 
 def inspect_kernel(variant: Variant, name: str) -> Resources:

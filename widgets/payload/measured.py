@@ -9,16 +9,15 @@ from tracefuse.config.configuration import Config
 from tracefuse.diagnose.fixes import Trial
 from tracefuse.errors import FixError
 from tracefuse.findings.finding import Fix
-from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.peaks import peaks_if_there_is_room
 from tracefuse.measure.rounds import Progress
 from tracefuse.measure.side_by_side import Ablation, same_program
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.timeline.gpu_work import gpu_work
-from tracefuse.timeline.lanes import ProgramTimeline
+from tracefuse.timeline.gpu_work import GpuWork, gpu_work
 from tracefuse.timeline.measurements import Measurements, Said, TrialKey
 from tracefuse.timeline.replayed import Timeline, timeline
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload.clock import Clocks
 from tracefuse.widgets.payload.kernels import Resources, inspect_kernel, kernel_calls, owner_of
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.payload.timeline import timeline_record
@@ -31,6 +30,10 @@ class Measured:
 
     known: Measurements = field(default_factory=Measurements)
     inspected: dict[Kernel, Resources] = field(default_factory=dict)
+    clocks: Clocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clocks = Clocks(self.known)
 
     @classmethod
     def of(cls, variant: Variant) -> Measured:
@@ -82,8 +85,8 @@ class Measured:
 
     def fix(self, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> Fix:
         """What the finding of this id offers, as the view shows it. Raises `FixError` where it is no longer there."""
-        before, after = self.replayed(variant, baseline)["times"]
-        for one in variant.findings(after or modelled(variant.whole), before if baseline is None else None):
+        clock = self.clocks.clock(variant, baseline)
+        for one in variant.findings(clock.times[1], clock.of(variant.baseline.whole)):
             if one.key == finding and choice < len(one.trials):
                 return one.trials[choice]
         raise FixError("this finding is gone: look at what is found now")
@@ -106,25 +109,14 @@ class Measured:
             return Timed(timings[last], *last)
         return Timed(beside_itself(base), pinned, pinned) if base else None
 
-    def replayed(self, variant: Variant, baseline: Variant | None = None) -> dict[str, Any]:
-        """What `payload` is told of these two. `times` are of both or of neither: a modelled one beside a measured one would
-        look like a change."""
-        (before, _), (after, replay) = self._replay(baseline or variant.baseline), self._replay(variant)
-        return {
-            "times": (before, after) if before and after else (None, None),
-            "own_times": after,
-            "work": replay and gpu_work(replay, variant),
-            "peaks": self.known.peaks,
-        }
-
-    def _replay(self, variant: Variant) -> tuple[OpTimes, ProgramTimeline] | tuple[None, None]:
-        """What was measured of the variant, or of the same program: a pass that changes nothing changes no time."""
+    def work(self, variant: Variant) -> GpuWork | None:
+        """What the GPU did in a replay of the variant, or of the same program: a pass that changes nothing changes no time."""
         known = self.known.replays
         same = variant.config if variant.config in known else next((c for c in known if _is_same(c, variant)), None)
         if same is None:
-            return None, None
+            return None
         found, at = known[same]
-        return found.op_times(at), found.programs[at]
+        return gpu_work(found.programs[at], variant)
 
     def payload(self, variant: Variant, baseline: Variant | None, name: str | None) -> dict[str, Any]:
         """The payload of `variant`, with whatever is known of it; see `tracefuse.widgets.payload.program`."""
@@ -135,7 +127,8 @@ class Measured:
             baseline=baseline,
             shares=self.shares,
             tried=self.known.trials,
-            **self.replayed(variant, baseline),
+            clock=self.clocks.clock(variant, baseline),
+            work=self.work(variant),
             inspected={k.name: self.inspected[k] for k, _ in kernel_calls(variant.whole) if k in self.inspected},
         )
 

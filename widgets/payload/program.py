@@ -16,18 +16,17 @@ Timelines are no part of this: see `tracefuse.widgets.payload.timeline`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tracefuse.assembly.program import Stepped
 from tracefuse.config.configuration import Config
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.findings.kinds import looked_for
-from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
-from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.recording.calls import Guard
@@ -37,12 +36,15 @@ from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
 from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.timeline.measurements import Said, TrialKey
-from tracefuse.training.live import REMEDY
+from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
 from tracefuse.widgets.payload.facts import gpu_input_bytes, memory, size
 from tracefuse.widgets.payload.findings import finding_records
 from tracefuse.widgets.payload.kernels import Resources, aten_records, kernel_calls, kernel_records
+from tracefuse.widgets.payload.levers import lever_record
 from tracefuse.widgets.payload.passes import config_record, pass_record
+from tracefuse.widgets.payload.sentence import sentence_record
 from tracefuse.widgets.payload.timing import (
     Timed,
     difference_notes,
@@ -63,9 +65,7 @@ def payload(
     variant: Variant,
     timed: tuple[Timing, Config] | Timed | None = None,
     name: str | None = "c",
-    times: tuple[OpTimes | None, OpTimes | None] = (None, None),
-    own_times: OpTimes | None = None,
-    peaks: Peaks | None = None,
+    clock: Clock | None = None,
     inspected: Mapping[str, Resources] | None = None,
     baseline: Variant | None = None,
     shares: tuple[Ablation, Config] | None = None,
@@ -75,16 +75,22 @@ def payload(
     """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
 
     `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
-    `name` is the variable that holds the capture, if there is one. `times` are those of the ops before and after, where
-    both were measured, `own_times` those of `variant`, `work` what the GPU did in its replay; `peaks` are those measured of
-    the device, `inspected` by kernel what it takes of one, and `tried` what replays said of fixes.
+    `name` is the variable that holds the capture, if there is one. `clock` has the times of all ops (default: modelled),
+    `work` is what the GPU did in the replay of `variant`; `inspected` is by kernel what it takes of the device, and `tried`
+    what replays said of fixes.
     """
     beside = baseline or variant.baseline
     before, after = beside.whole, variant.whole
     known = Timed(*timed) if timed else None
     stale = known is not None and is_stale(known, variant, baseline)
     timing = known.timing if known and not stale else None
-    op_times = times[0] or modelled(before), times[1] or modelled(after)
+    clock = clock or modelled_clock(variant, baseline)
+    op_times, deltas = clock.times, pass_deltas(variant, clock)
+    steps = {step.name: step for step in (*variant.passes, *(variant.update.passes if variant.update else ()))}
+    rows = layers(before, after, op_times)
+    as_it_ran = clock.of(variant.baseline.whole)
+    found = finding_records(variant.baseline, variant, (as_it_ran, op_times[1]), tried or {})
+    sizes = summary(beside, variant, timing)
     return {
         "version": VERSION,
         "config": config_record(variant.config),
@@ -94,25 +100,29 @@ def payload(
         "no_verdict": why_no_verdict(variant.capture.backward),
         "runs_triton": variant.runs_triton,
         "passes": [
-            pass_record(one, variant.config, variant.passes) | {"delta_ms": share_record(one, variant.config, shares)}
+            pass_record(one, variant.config, variant.passes)
+            | {"delta_ms": share_record(one, variant.config, shares), "delta_us": deltas.get(one)}
+            | lever_record(one, variant, clock, steps.get(one))
             for one in variant.config.names
         ],
-        "summary": summary(beside, variant, timing),
+        "summary": sizes,
+        "sentence": sentence_record(clock, rows, found, sizes, variant.runs_triton, deltas),
         "forward": half(beside.forward, variant.forward),
         "backward": half(beside.backward, variant.backward),
         "update": update_record(beside, variant),
         "values": values(before, after, op_times),
+        "clock": clock.record(),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
         "memory": {
             "before": memory(beside.whole_in_place),
             "after": memory(variant.whole_in_place),
             **saved_record(beside, variant),
         },
-        "kernels": kernel_records(variant, own_times, peaks, inspected),
-        "aten": aten_records(variant, own_times, peaks),
-        "layers": [layer_record(layer) for layer in layers(before, after, op_times)],
+        "kernels": kernel_records(variant, op_times[1], clock.peaks, inspected, clock.of),
+        "aten": aten_records(variant, op_times[1], clock.peaks),
+        "layers": [layer_record(layer) for layer in rows],
         "unused": unused_record(variant.capture.dropped),
-        "findings": finding_records(beside, variant, op_times, tried or {}),
+        "findings": found,
         "looked_for": list(looked_for()),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, stale, None if stale else work) if known else None,
@@ -135,8 +145,8 @@ def update_record(beside: Variant, variant: Variant) -> dict[str, Any] | None:
 def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any]:
     """What "before" is."""
     if baseline is None:
-        return {"is_pinned": False, "call": "the trace as captured"}
-    return {"is_pinned": True, "call": baseline.config.as_code(name or "c")}
+        return {"is_pinned": False, "call": "the trace as captured", "config": config_record(Config.off())}
+    return {"is_pinned": True, "call": baseline.config.as_code(name or "c"), "config": config_record(baseline.config)}
 
 
 def saved_record(before: Variant, after: Variant) -> dict[str, Any]:
@@ -188,7 +198,9 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     tuning = f"{tuned} of {len(variant.kernels)} kernels run with tuned block sizes: the comment above each says more."
     unfused = [f"{name} runs as ATen operators, unfused: {why}." for name, why in variant.fallbacks.items()]
     apart = difference_notes(timing) if timing else []
-    guards = Counter(map(_guard, variant.capture.guards))
+    update = variant.program.update
+    stepped = () if update is None else update.stepped
+    guards = Counter(_guard(one, stepped) for one in variant.capture.guards)
     checked = [] if variant.capture.agreement is None else [str(variant.capture.agreement)]
     return [
         *({"kind": "guard", "text": f"{count} times: {one}" if count > 1 else one} for one, count in guards.items()),
@@ -199,9 +211,10 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     ]
 
 
-def _guard(guard: Guard) -> str:
+def _guard(guard: Guard, stepped: Sequence[Stepped]) -> str:
     place = f", line {guard.source.line}: {guard.source.text.strip()}" if guard.source else ""
     if guard.in_optimizer and not isinstance(guard.value, bool):
         line = f" ({guard.source.text.strip()})" if guard.source else ""
-        return f"{guard.value!r} is the step count of the optimizer{line}, read by the host. To compile the step, {REMEDY}."
+        how = f" To compile the step, {todo}." if (todo := remedy("", guard.source, stepped)) else ""
+        return f"{guard.value!r} is the step count of the optimizer{line}, read by the host.{how}"
     return f"The program read {guard.value!r} from a tensor ({guard.op}{place}); the trace holds for this value only."

@@ -7,7 +7,7 @@ once; whatever they raise goes back to the panel that asked, in `status.error`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from IPython.display import display
 
 from tracefuse.config.configuration import PASS_OF
 from tracefuse.errors import OptionError
+from tracefuse.measure.tried import Tried
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.payload.measured import Measured
@@ -91,7 +92,7 @@ class Explorer(Answering):
         return self.measured.payload(variant, self.baseline, self.name)
 
     def show(self, variant: Variant | None = None) -> None:
-        """Show another variant of the capture (default: the same, with what is known by now); old times stay, as stale."""
+        """Show another variant of the capture (default: the same, with what is known by now)."""
         with self._lock:
             self.variant = variant = variant or self.variant
             self.measured.adopt(variant)
@@ -120,6 +121,13 @@ class Explorer(Answering):
     def unpin(self) -> None:
         """Compare with the captured program again."""
         self.baseline = None
+        self.show()
+
+    def show_times_of(self, device: str) -> None:
+        """Show times of `device` everywhere, the program being the same: "here" is what it runs on, "default" what
+        `tracefuse.target` says; the others are those of `tracefuse.optimizers.costs.datasheets.TARGETS`, modelled. Raises
+        `OptionError` for one that is not known."""
+        self.measured.clocks.choose(device, self.variant)
         self.show()
 
     @traitlets.validate("config")
@@ -161,10 +169,10 @@ class Explorer(Answering):
         """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
         return write_html(self.variant, path, self.name, self.held, self.measured.timeline)
 
-    def save_report(self, path: str | Path) -> Path:
-        """Write what is shown as JSON: see `tracefuse.widgets.view.report`. Returns the path."""
+    def save_report(self, path: str | Path, tried: Iterable[Tried] = ()) -> Path:
+        """Write what is shown, and what was `tried` beside it, as JSON: see `tracefuse.widgets.view.report`. Its path."""
         path = Path(path)
-        path.write_text(json.dumps(report(self), allow_nan=False, indent=1), encoding="utf-8")
+        path.write_text(json.dumps(report(self, tried), allow_nan=False, indent=1), encoding="utf-8")
         return path
 
     def export(self, path: str | Path) -> Path:
@@ -173,6 +181,7 @@ class Explorer(Answering):
 
     def _measure(self, task: Task) -> None:
         variant, baseline = self.variant.check(), self.baseline
+        forecast = self.measured.clocks.forecast(variant, baseline)
         against = {} if baseline is None else {"against": baseline}
         with task.turn(variant.program.example_inputs, self._progress):
             variant.measure(
@@ -185,6 +194,7 @@ class Explorer(Answering):
                 **against,
             )
             self.measured.note(variant, baseline)
+            self.measured.clocks.note(variant, baseline, forecast)
             if not task.is_cancelled():
                 self._progress(1.0, "profiling op by op")
                 found = timeline_record(self.measured.profile(variant, baseline, self._progress))
@@ -229,8 +239,14 @@ class Explorer(Answering):
             changes = message["changes"]
             option = next(iter(changes), "")
             self._answer("passes", lambda: self.configure(changes), at=PASS_OF.get(option, option))
-        elif kind in ("pin", "unpin"):
-            self._answer("passes", self.pin if kind == "pin" else self.unpin)
+        elif kind == "pin":
+            given = message.get("config")
+            pinned = self.variant.with_config(**given) if given else None
+            self._answer("passes", lambda: self.pin(pinned))
+        elif kind == "unpin":
+            self._answer("passes", self.unpin)
+        elif kind == "clock":
+            self._answer("passes", lambda: self.show_times_of(message["device"]))
         elif kind == "show_pass":
             with self._between_rounds():
                 self.show_pass(message["pass"])

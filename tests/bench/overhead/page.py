@@ -114,7 +114,6 @@ def toggled(home: Path, browser: Browser) -> dict[str, float]:
         if problems := page.evaluate(RUN_ALL):
             raise SystemExit("\n".join(problems))
         page.wait_for_selector(VIEW)
-        page.get_by_test_id("tf-idle-passes").click()
         for name in ("simplify", "cat", "remat", "fuse"):
             for is_off in (True, False):
                 seconds[f"toggle: {name} {'off' if is_off else 'on'}"] = page.evaluate(TOGGLE, [name, is_off])

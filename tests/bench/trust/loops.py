@@ -3,7 +3,7 @@
     python tests/bench/trust/loops.py --out loops.json                 on a GPU where there is one
     python tests/bench/trust/loops.py --device cpu --only GAN PPO --check
 
-Each loop of `tests/tools/training_loops.py` is run four times, made anew: twice by itself, which says whether eager repeats
+Each loop of `tests/loops/training_loops.py` is run four times, made anew: twice by itself, which says whether eager repeats
 itself, and then inside `capture_step(n=3)` to its fifth step, which must be the same run. A run of three steps, of which the
 last is captured, is still there as the step left it: a replay is held against that. A row says how far the update could be
 told from the rest, what varies between steps 3 and 4, and the times of the captured and of the optimised step. With `--check`
@@ -24,7 +24,7 @@ from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.text import aligned
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tools")]
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "loops")]
 from results import environment, parser, write
 from training_loops import LOOPS, Trained
 

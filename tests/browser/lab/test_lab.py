@@ -41,13 +41,10 @@ def opened(open_notebook: Callable[..., Page]) -> Page:
 
 @pytest.fixture
 def root(opened: Page) -> Locator:
-    """The view's code with every pass on, those that changed nothing too, no parameter frozen and nothing selected."""
+    """The view's code with every pass on, no parameter frozen and nothing selected."""
     view = opened.get_by_test_id("tf-root")
     expect(view).to_have_attribute("data-ready", "1")
     view.get_by_test_id("tf-tab-code").click()
-    idle = view.get_by_test_id("tf-idle-passes")
-    if idle.count() and idle.get_attribute("aria-expanded") == "false":
-        idle.click()
     for name in reversed(PASSES):  # `fuse` before `decompose`, which needs it
         if not view.get_by_test_id(f"tf-toggle-{name}").is_checked():
             switch(view, name)
@@ -135,20 +132,28 @@ def test_a_parameter_is_frozen_and_trained_from_the_trace(root: Locator) -> None
     assert code(root) == backward
 
 
-def test_measuring_and_stale_times(root: Locator) -> None:
+def test_measuring_and_predicted_times(root: Locator) -> None:
     tile = root.get_by_test_id("tf-tile-time")
-    expect(tile).to_contain_text("not measured")
+    expect(tile).to_contain_text("≡ modelled")
     root.get_by_test_id("tf-measure").click()
+    expect(root.get_by_test_id("tf-own-time")).to_contain_text("On this CPU a step took")
+    expect(tile).to_contain_text("≡ modelled")
+    settle(root)
+    root.get_by_test_id("tf-clock").select_option("here")
     expect(tile).to_contain_text("● measured")
     expect(tile.locator("[title*='measured on CPU']")).to_have_count(1)
     settle(root)
     root.get_by_test_id("tf-tab-timing").click()
     expect(root.get_by_test_id("tf-timing")).to_be_visible()
     root.get_by_test_id("tf-tab-code").click()
-    switch(root, "cat")
-    expect(tile).to_have_class(re.compile("tf-stale"))
-    switch(root, "cat")
-    expect(tile).not_to_have_class(re.compile("tf-stale"))
+    switch(root, "remat")
+    expect(tile).to_contain_text("◍ predicted")
+    switch(root, "remat")
+    expect(tile).to_contain_text("● measured")
+    root.get_by_test_id("tf-undo").click()
+    expect(tile).to_contain_text("◍ predicted")
+    root.get_by_test_id("tf-redo").click()
+    expect(tile).to_contain_text("● measured")
 
 
 def test_a_measurement_is_cancelled(root: Locator) -> None:
@@ -176,5 +181,5 @@ def test_a_click_selects_and_arrows_walk(root: Locator) -> None:
 
 def test_a_kernels_source_unfolds(root: Locator) -> None:
     root.get_by_test_id("tf-tab-kernels").click()
-    root.get_by_test_id("tf-kernels").locator(".tf-disclose").first.click()
+    root.get_by_test_id("tf-kernels").locator("tr:not(.tf-library) .tf-disclose").first.click()
     expect(root.get_by_test_id("tf-kernel-text").first).to_contain_text("@triton.jit")

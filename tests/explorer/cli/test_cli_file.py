@@ -350,8 +350,8 @@ def test_a_bad_option_is_refused_before_the_script_runs(
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("k.json", "a trace of torch.profiler is opened by tracefuse.load_timeline("),
-        ("k.json.gz", "tracefuse.load_timeline("),
+        ("k.json", "a trace of torch.profiler is opened by `tracefuse timeline"),
+        ("k.json.gz", "`tracefuse timeline"),
         ("train.ipynb", "`%load_ext tracefuse`"),
         ("train.txt", "rename a script so that it ends in .py"),
     ],

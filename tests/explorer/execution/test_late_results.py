@@ -144,8 +144,8 @@ def test_a_forward_behind_the_optimizer_is_refused_by_its_line() -> None:
         c.optimize().compile()
     assert "the program goes on" in str(refused.value)
     assert (
-        "return model(x).square().mean()) with what the optimizer changed. Capture one forward, its backward and its update."
-        in str(refused.value)
+        "return model(x).square().mean()) with what the optimizer changed. Capture one forward, its backward and its update "
+        "by themselves (`with tracefuse.capture():`)." in str(refused.value)
     )
 
 

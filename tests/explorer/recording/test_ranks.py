@@ -1,10 +1,12 @@
-"""Under `torchrun`, on two ranks: no crash, a capture or a refusal by name, and gradients as without us."""
+"""Under `torchrun`: a capture of each rank with its collectives, replayed bit for bit, and training as without us."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -17,134 +19,214 @@ pytestmark = [
 ]
 
 SCRIPT = """
-import sys
+import json, sys
 import torch, tracefuse
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
-how, rank = sys.argv[1], dist.get_rank()
+rank, world = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh("cpu", (world,))
 
-def made():
+def net(frozen=False):
     torch.manual_seed(0)
-    net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3)])
-    mesh = init_device_mesh("cpu", (2,))
-    if how == "ddp":
-        return nn.parallel.DistributedDataParallel(net)
-    if how == "tensor parallel":
-        plan = {"0.0": ColwiseParallel(), "1.0": RowwiseParallel()}
-        return parallelize_module(nn.Sequential(*list(net)[:2]), mesh, plan)
-    for block in net:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(net, mesh=mesh)
+    made = nn.Sequential(*[nn.Sequential(nn.Linear(24, 24), nn.GELU()) for _ in range(3)])
+    made[0].requires_grad_(not frozen)
+    return made
 
-def trained(recorded):
-    model = made()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    torch.manual_seed(rank)
-    captures = []
-    for _ in range(4):
-        x = torch.randn(16, 64)
+def sharded(model, mesh=mesh, **options):
+    for block in model:
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+class Uneven(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.unused = nn.Linear(24, 7), nn.Linear(7, 5), nn.Linear(3, 3)
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+class ByHand(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+    def forward(self, x):
+        y = self.net(x)
+        mean = y.detach().mean(0)
+        dist.all_reduce(mean, op=dist.ReduceOp.MAX)
+        dist.barrier()
+        parts = [torch.empty_like(mean) for _ in range(world)]
+        work = dist.all_gather(parts, mean, async_op=True)
+        z = y.sin()
+        work.wait()
+        return z - torch.stack(parts).mean(0)
+
+def tensor_parallel(model, mesh):
+    return parallelize_module(model, mesh, {"0.0": ColwiseParallel(), "1.0": RowwiseParallel()})
+
+def sequence_parallel():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 48), nn.Linear(48, 24))
+    plan = {"0": SequenceParallel(sequence_dim=0), "1": ColwiseParallel(input_layouts=Shard(0))}
+    return parallelize_module(model, mesh, plan | {"2": RowwiseParallel(output_layouts=Shard(0))})
+
+def two_dimensions():
+    both = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "tensor"))
+    return sharded(tensor_parallel(net()[:2], both["tensor"]), both["data"])
+
+bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+MODELS = {
+    "ddp": lambda: DistributedDataParallel(net()),
+    "ddp, small buckets": lambda: DistributedDataParallel(net(), bucket_cap_mb=0.003),
+    "ddp, gradients in buckets": lambda: DistributedDataParallel(net(), gradient_as_bucket_view=True),
+    "ddp, unused": lambda: DistributedDataParallel(Uneven(), find_unused_parameters=True),
+    "ddp, frozen": lambda: DistributedDataParallel(net(frozen=True)),
+    "by hand": lambda: DistributedDataParallel(ByHand()),
+    "fsdp": lambda: sharded(net()),
+    "fsdp, kept": lambda: sharded(net(), reshard_after_forward=False),
+    "fsdp, bf16": lambda: sharded(net(), mp_policy=bf16),
+    "fsdp, offloaded": lambda: sharded(net(), offload_policy=CPUOffloadPolicy(pin_memory=False)),
+    "fsdp, uneven": lambda: fully_shard(Uneven(), mesh=mesh),
+    "fsdp, frozen": lambda: sharded(net(frozen=True)),
+    "tensor parallel": lambda: tensor_parallel(net()[:2], mesh),
+    "sequence parallel": sequence_parallel,
+    "fsdp and tensor parallel": two_dimensions,
+}
+SAME_BATCH = {"tensor parallel": world, "sequence parallel": world, "fsdp and tensor parallel": 2}
+
+def local(tensor):
+    return getattr(tensor, "_local_tensor", tensor).detach().clone()
+
+def trained(name, recorded):
+    model = MODELS[name]()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3)
+    losses = []
+    for number in range(4):
+        torch.manual_seed(100 * number + rank // SAME_BATCH.get(name, 1))
+        x = torch.randn(8, 24)
         def step():
-            model(x).square().mean().backward()
-        if recorded:
-            captures.append(tracefuse.capture(step))
+            loss = model(x).float().square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        if recorded and number < 3:
+            check(name, tracefuse.capture(step), model)
         else:
             step()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        gradients = [p.grad for p in model.parameters()]
         optimizer.zero_grad()
-    local = [t.to_local() if hasattr(t, "to_local") else t for t in (*gradients, *model.parameters())]
-    return [t.detach().clone() for t in local], captures
+    return losses, [local(p) for p in model.parameters()]
 
-expected, _ = trained(False)
-found, captures = trained(True)
-assert all(map(torch.equal, found, expected)), "other numbers"
-for c in captures:
+def check(name, capture, model):
+    "What a replay gives is what autograd left, bit for bit, and no other process is needed for it."
+    names = {i.name: i.source for i in capture.trace.inputs}
+    found = {names.get(o.of): t for o, t in zip(capture.trace.outputs, capture.replay()) if o.kind == "gradient"}
+    left = {n: local(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+    prefix = "module." if name.startswith("ddp") or name == "by hand" else ""
+    for parameter, gradient in left.items():
+        assert torch.equal(found[parameter], gradient), (name, parameter)
+    assert left or name == "?", name
+
+def exchanged(capture):
+    return [
+        (n.target.__name__.partition(".")[0], n.args[4], n.args[-1])
+        for n in capture.program.whole.ops if getattr(n.target, "namespace", "") == "tracefuse_ranks" and len(n.args) > 1
+    ]
+
+for name in sys.argv[1:]:
+    expected = trained(name, False)
+    found = trained(name, True)
+    with tracefuse.capture_step(n=3) as c:
+        again = trained(name, False)
+    assert expected[0] == found[0] == again[0], (name, "other losses")
+    assert all(map(torch.equal, expected[1], found[1])) and all(map(torch.equal, expected[1], again[1])), name
+    assert c.program.update is not None, (name, c.program.uncut)
+    said = str(c.check())
+    assert "bit for bit" in said, (name, said)
     try:
-        c.replay()
-        sys.stdout.write(f"{rank} captured\\n")
+        c.optimize().compile()
+        raise AssertionError("compiled what other processes sent")
     except tracefuse.TracefuseError as error:
-        sys.stdout.write(f"{rank} refused " + str(error).replace("\\n", " ") + "\\n")
+        assert "before `DistributedDataParallel` or `fully_shard` wraps it" in str(error), error
+    c.save(f"{rank}.tfz", inputs=True)
+    loaded = tracefuse.load(f"{rank}.tfz")
+    assert all(map(torch.equal, loaded.replay(), c.replay())), name
+    sys.stdout.write(f"{rank} {json.dumps([name, exchanged(loaded), c.program.unrecorded])}\\n")
+    sys.stdout.flush()
 dist.destroy_process_group()
 """
 
-# What a refusal names, and the remedy.
-REFUSED = {
-    "ddp": ("c10d", "Capture the module itself"),
-    "fsdp": ("fsdp", "Capture the module itself"),
-    "tensor parallel": ("DTensor tensors", "Capture the program without DTensor"),
+EXCHANGED = {
+    "ddp": [("all_reduce", "module.0.0.weight, module.0.0.bias, module.1.0.weight, module.1.0.bias and 2 more")],
+    "ddp, small buckets": [
+        ("all_reduce", "module.1.0.weight, module.1.0.bias, module.2.0.weight, module.2.0.bias"),
+        ("all_reduce", "module.0.0.weight, module.0.0.bias"),
+    ],
+    "ddp, gradients in buckets": [
+        ("all_reduce", "module.0.0.weight, module.0.0.bias, module.1.0.weight, module.1.0.bias and 2 more")
+    ],
+    "ddp, unused": [
+        ("all_reduce", "module.first.weight, module.first.bias, module.last.weight, module.last.bias"),
+        ("all_reduce", ""),  # which parameters were used
+    ],
+    "ddp, frozen": [("all_reduce", "module.1.0.weight, module.1.0.bias, module.2.0.weight, module.2.0.bias")],
+    "fsdp": [
+        *[("all_gather", f"{at}.0.weight, {at}.0.bias") for at in (0, 1, 2, 2, 1)],
+        *[("reduce_scatter", f"{at}.0.weight, {at}.0.bias") for at in (2, 1, 0)],
+    ],
+    "by hand": [
+        ("all_reduce", ""),
+        ("all_gather", ""),
+        (
+            "all_reduce",
+            "module.net.0.0.weight, module.net.0.0.bias, module.net.1.0.weight, module.net.1.0.bias and 2 more",
+        ),
+    ],
 }
 
 
-@pytest.mark.parametrize("how", REFUSED)
-def test_two_ranks_train_as_without_a_capture(how: str, tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), how]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    said = [line for line in ran.stdout.splitlines() if line[:1] in "01"]
-    assert len(said) == 8
-    for line in said:
-        assert "captured" in line or all(part in line for part in REFUSED[how]), line
-        assert "NumPy" not in line
-        assert "failed inside" not in line
+def torchrun(
+    script: str, processes: int, folder: Path, *arguments: str
+) -> dict[tuple[int, str], tuple[list[Any], Any]]:
+    """What each rank says of each model: its collectives, and what its trace does not show."""
+    path = folder / "ranks.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    ran = subprocess.run(
+        [*command, str(path), *arguments], check=False, capture_output=True, text=True, timeout=240, cwd=folder
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[:4000]
+    lines = (line for line in ran.stdout.splitlines() if line[:1].isdigit())
+    said = ((int(line[0]), *json.loads(line[2:])) for line in lines)
+    return {(rank, name): (exchanged, unrecorded) for rank, name, exchanged, unrecorded in said}
 
 
-LOOP = """
-import sys
-import torch, tracefuse
-import torch.distributed as dist
-from torch import nn
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-
-def trained():
-    torch.manual_seed(rank)
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1)))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    losses = []
-    for _ in range(6):
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, 8)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-expected = trained()
-with tracefuse.capture() as block:
-    in_block = trained()
-with tracefuse.capture_step(n=3) as one:
-    in_step = trained()
-assert expected == in_block == in_step, "other losses"
-for c in (block, one):
-    try:
-        c.replay()
-        sys.stdout.write(f"{rank} captured\\n")
-    except tracefuse.TracefuseError as error:
-        sys.stdout.write(f"{rank} refused " + str(error).replace("\\n", " ") + "\\n")
-    assert (len(c.steps), c.steps.captured, c.steps.remarks) == (6, 3, ()), c.steps
-dist.destroy_process_group()
-"""
+def test_every_rank_is_captured_with_its_collectives(tmp_path: Path) -> None:
+    names = [*EXCHANGED, "fsdp, kept", "fsdp, bf16", "fsdp, offloaded", "fsdp, uneven", "fsdp, frozen"]
+    names += ["tensor parallel", "sequence parallel"]
+    said = torchrun(SCRIPT, 2, tmp_path, *names)
+    assert set(said) == {(rank, name) for rank in (0, 1) for name in names}
+    for (_, name), (exchanged, _) in said.items():
+        if name in EXCHANGED:
+            of_model = [(kind, serves) for kind, _, serves in exchanged if name != "fsdp" or kind != "all_reduce"]
+            assert of_model == EXCHANGED[name], name  # clipping sums up the norms of all parts
+        assert all(ranks == [0, 1] for _, ranks, _ in exchanged)
+    assert "1 barrier of this process" in said[0, "by hand"][1][0]
+    assert [kind for kind, *_ in said[1, "sequence parallel"][0]] == ["all_gather", "reduce_scatter"] * 2
 
 
-def test_a_loop_that_trains_on_two_ranks_is_captured_or_refused_by_name(tmp_path: Path) -> None:
-    script = tmp_path / "loop.py"
-    script.write_text(LOOP)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    said = [line for line in ran.stdout.splitlines() if line[:1] in "01"]
-    assert len(said) == 4
-    for line in said:
-        assert "captured" in line or all(part in line for part in REFUSED["ddp"]), line
-        assert "failed inside" not in line
+def test_four_ranks_in_two_dimensions(tmp_path: Path) -> None:
+    said = torchrun(SCRIPT, 4, tmp_path, "fsdp and tensor parallel")
+    assert [
+        {tuple(ranks) for kind, ranks, _ in said[rank, "fsdp and tensor parallel"][0] if kind == "all_gather"}
+        for rank in range(4)
+    ] == [{(0, 2)}, {(1, 3)}, {(0, 2)}, {(1, 3)}]
 
 
 COMPILED = """

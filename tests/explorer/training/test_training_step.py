@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import lr_scheduler
 
 import tracefuse
-from tracefuse.errors import ExportError
+from tracefuse.errors import ExportError, MeasureError
 from tracefuse.variant import Variant
 
 NEAR = 1e-10
@@ -339,7 +339,7 @@ def test_a_loop_that_changes_a_number_of_its_own_is_refused() -> None:
             ours.opt.zero_grad()
             (F.mse_loss(ours.model(x), y) * (0.5 + at)).backward()
             ours.opt.step()
-    with pytest.raises(ExportError, match=r"2\.5, then 3\.5: .*if it is yours, keep it in a tensor"):
+    with pytest.raises(ExportError, match=r"2\.5, then 3\.5: .*compute it with tensors, from a count"):
         c.optimize().compile()
 
 
@@ -381,12 +381,29 @@ def test_the_file_checks_itself(adamw: tuple[Training, Variant], tmp_path: Path)
     found = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "updated exp_avg of 0.weight" in found.stdout
+    assert [line.split()[0] for line in found.stdout.splitlines() if "ms forward + backward + update (" in line] == [
+        "captured",
+        "optimised",
+    ]
     assert "BAD" not in found.stdout
     wrong = path.read_text().replace("_fused_adamw_.tensor_lr", "_fused_adam_.tensor_lr")
     path.write_text(wrong)
     found = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert found.returncode == 1
     assert "BAD  updated 0.weight" in found.stdout
+
+
+def test_an_update_by_itself_is_timed_as_one_and_in_place(adamw: tuple[Training, Variant]) -> None:
+    update = adamw[1].update
+    assert update is not None
+    before = adamw[0].checkpoint()
+    timing = update.measure(budget_s=0.2)
+    assert [set(one.times_ms) for one in timing.programs] == [{"update", "step"}] * 2
+    assert timing.program("optimised").difference is not None
+    assert timing.program("optimised").difference.updated == 0
+    with pytest.raises(MeasureError, match="an update by itself is timed without a CUDA graph: measure the whole step"):
+        update.measure(cuda_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(before[0].values(), adamw[0].model.state_dict().values(), strict=True))
 
 
 def test_a_model_that_lacks_a_parameter_is_told(adamw: tuple[Training, Variant], tmp_path: Path) -> None:
@@ -415,7 +432,14 @@ GPU = {name: TRAININGS[name] for name in ("adamw, scheduled", "adamw, two groups
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["plain", "one graph"])
 @pytest.mark.parametrize("name", GPU)
 def test_on_a_gpu_it_leaves_what_eager_leaves(name: str, cuda_graph: bool) -> None:
-    """A learning rate is float32 there, as fused optimizers read one from a GPU: weights differ by its rounding."""
+    """A learning rate is float32 there, as fused optimizers read one from a GPU: weights differ by its rounding.
+
+    A capturable optimizer takes `1 - beta2 ** t` in float32, of a power that ATen rounds otherwise than our kernels, by
+    k units of 2**-24, near 1. The step, at most about lr = 0.01, goes with the root of the correction, and so is off by
+    k 2**-25 / (1 - 0.999**t) of it. Over the ten steps from t = 5 on the quotients sum up to 1174 / 2**25 k, and weights are
+    apart by 3.5e-7 k. `powf` errs by a few units, and k = 4 is asked for. That the base is rounded as ATen rounds it, which is
+    worth 1.3e-5 of the correction, is checked in `test_expressions`.
+    """
     eager, ours = (Training(**GPU[name], device="cuda") for _ in range(2))
     data = data_of(CAPTURED + 10, ours.micro, "cuda")
     variant = optimised(ours, data[:CAPTURED])
@@ -432,4 +456,7 @@ def test_on_a_gpu_it_leaves_what_eager_leaves(name: str, cuda_graph: bool) -> No
         eager.run([batches])
     mine, theirs = ours.left(), eager.left()
     for key in mine:
-        torch.testing.assert_close(mine[key].cpu().double(), theirs[key].cpu().double(), rtol=1e-6, atol=1e-9, msg=key)
+        absolute = 4 * 3.5e-7 if name.startswith("capturable") else 1e-9
+        torch.testing.assert_close(
+            mine[key].cpu().double(), theirs[key].cpu().double(), rtol=1e-6, atol=absolute, msg=key
+        )

@@ -10,7 +10,7 @@ from tracefuse.assembly.program import CapturedProgram
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.costs.datasheets import DATASHEETS, datasheet_of, promised
 
-UNKNOWN = "H100 SXM datasheet (unknown device: NVIDIA L4)"
+UNKNOWN = "H100 SXM datasheet (unknown device: NVIDIA T4)"
 
 
 def captured() -> tracefuse.Capture:
@@ -30,7 +30,7 @@ def reasons(capture: tracefuse.Capture) -> str:
         ("NVIDIA H100 PCIe", "H100 PCIe datasheet"),
         ("NVIDIA H200", "H200 datasheet"),
         ("A100-SXM4-80GB", "A100 SXM 80 GB datasheet"),
-        ("NVIDIA L4", UNKNOWN),
+        ("NVIDIA T4", UNKNOWN),
     ],
 )
 def test_a_gpu_is_priced_by_its_own_figures(device: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,8 @@ def test_peaks_that_are_given_come_first() -> None:
 
 
 def test_what_is_not_known_is_said_and_not_guessed() -> None:
-    assert datasheet_of("NVIDIA L4") is None
-    assert promised("NVIDIA L4").source == UNKNOWN
-    assert promised("NVIDIA L4").bytes_per_s == H100_SXM_DATASHEET.bytes_per_s
+    assert datasheet_of("NVIDIA T4") is None
+    assert promised("NVIDIA T4").source == UNKNOWN
+    assert promised("NVIDIA T4").bytes_per_s == H100_SXM_DATASHEET.bytes_per_s
     assert promised(None) is H100_SXM_DATASHEET
     assert len({one.source for one in DATASHEETS.values()}) == len(DATASHEETS)

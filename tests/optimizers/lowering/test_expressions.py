@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import check_kernel, kernel_of, triton_ir
+from kernels import check_kernel, kernel_of, run_poisoned, triton_ir
 from torch import Tensor
 
 from tracefuse.optimizers.fuse.fusible import refusal
@@ -125,6 +125,21 @@ def test_numbers_are_compared_in_double_precision() -> None:
     x = torch.tensor([0.1, 0.7, -0.1], dtype=f32).to(f64)
     y = torch.tensor([0.1, 0.7, -0.1], dtype=f64)
     check_kernel(*kernel_of(lambda x, y: (x > 0.1, y == 0.1, y <= 0.7, x.clamp(0.1, 0.7), y.clamp(-0.1, 0.7)), x, y))
+
+
+@interpreted
+@pytest.mark.parametrize("beta", [0.9, 0.99, 0.999, 0.9999])
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_a_power_of_a_number_is_that_of_the_number_in_the_type_of_the_exponent(dtype: torch.dtype, beta: float) -> None:
+    """`1 - beta ** step`, Adam's correction, holds the rounding of `beta` and of the power many times larger: of `beta` it is
+    the same as ATen's, and of the power one unit in the last place."""
+    steps = torch.tensor([1, 2, 5, 14, 100, 1000, 10_000], dtype=dtype)
+    kernel, inputs = kernel_of(lambda x: torch.pow(beta, x), steps)
+    (found,) = run_poisoned(kernel, inputs)
+    exact = float(torch.tensor(beta, dtype=dtype)) ** steps.double()
+    units = 1 if dtype is f32 else 500  # the product of the logarithm and the step is rounded
+    torch.testing.assert_close(found.double(), exact, rtol=units * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny)
+    torch.testing.assert_close(1 - found, 1 - torch.pow(beta, steps), rtol=0, atol=units * torch.finfo(dtype).eps)
 
 
 def test_a_wider_scalar_is_rounded_before_it_is_compared() -> None:

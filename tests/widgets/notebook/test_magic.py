@@ -249,8 +249,8 @@ def test_a_cell_that_goes_on_after_its_step_is_not_measured_and_says_why(kernel:
     reply = kernel.run("%%tracefuse\nlayer(x).sum().backward()\nopt.step()\nafter = layer(x)")
     (bundle,) = (b for b in reply.displayed if "text/html" in b)
     assert (
-        "after = layer(x)) with what the optimizer changed. Capture one forward, its backward and its update."
-        in bundle["text/plain"]
+        "after = layer(x)) with what the optimizer changed. Capture one forward, its backward and its update "
+        "by themselves (`with tracefuse.capture():`)." in bundle["text/plain"]
     )
     assert reply.text == ""
 

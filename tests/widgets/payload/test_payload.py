@@ -18,7 +18,6 @@ from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.facts import memory
-from tracefuse.widgets.payload.kernels import NOT_MEASURED
 from tracefuse.widgets.payload.passes import grouped
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.text import to_text
@@ -216,7 +215,9 @@ def test_options_of_a_pass_that_is_off_are_a_note() -> None:
 def test_a_time_is_never_without_where_it_comes_from() -> None:
     shown = payload(variant())
     assert shown["timing"] is None
-    assert {(k["time_us"], k["provenance"]) for k in shown["kernels"]} == {(None, NOT_MEASURED)}
+    rows = [*shown["kernels"], *shown["aten"]]
+    assert {(row["kind"], row["provenance"]) for row in rows} == {("modelled", shown["times"]["after"])}
+    assert shown["clock"]["provenance"] == [shown["times"]["before"], shown["times"]["after"]]
 
 
 def test_the_ratio_is_that_of_the_medians_and_says_what_it_means() -> None:
@@ -256,7 +257,8 @@ def test_a_cell_that_goes_on_after_its_step_says_up_front_that_it_cannot_be_meas
     shown = payload(stepped().optimize())
     assert shown["blocked"].startswith("the program goes on (")
     assert shown["blocked"].endswith(
-        "after = model(x)) with what the optimizer changed. Capture one forward, its backward and its update."
+        "after = model(x)) with what the optimizer changed. Capture one forward, its backward and its update "
+        "by themselves (`with tracefuse.capture():`)."
     )
     assert shown["blocked"] in to_text(shown)
 
@@ -314,7 +316,7 @@ def test_the_text_has_what_the_view_has() -> None:
     assert "0.667 [0.667, 0.667] faster" in text
     assert "Triton kernels did not run: CPU" in text
     assert v.kernels[0].name in text
-    assert "not measured" in text  # the kernels' own times
+    assert " us, modelled: roofline of the H100" in text  # the kernels' own times
 
 
 @pytest.mark.parametrize(

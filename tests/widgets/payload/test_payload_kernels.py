@@ -21,6 +21,8 @@ from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.optimizers.ops import does_work
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload import kernels
+from tracefuse.widgets.payload.clock import Clock
 from tracefuse.widgets.payload.kernels import (
     aten_records,
     inspect_kernel,
@@ -74,9 +76,24 @@ def test_a_kernel_time_is_the_mean_over_its_own_calls(on_gpu: None) -> None:
     assert record["provenance"] == f"{GPU}, op by op"
 
 
-def test_where_atens_operators_run_in_its_place_a_kernel_was_not_measured() -> None:
+def test_where_atens_operators_run_in_its_place_a_kernel_reaches_nothing_of_a_peak() -> None:
     us = {node.name: 2.0 for node in variant().trace.ops}
-    assert {one["provenance"] for one in kernel_records(variant(), times_of(us))} == {"not measured"}
+    assert {one["peak_share"] for one in kernel_records(variant(), times_of(us), THREE_TB_S)} == {None}
+
+
+def test_a_modelled_kernel_has_a_time_and_a_bound_and_no_share_of_the_peak(on_gpu: None) -> None:
+    for record in kernel_records(variant(), modelled(variant().trace, THREE_TB_S), THREE_TB_S):
+        assert record["time_us"] == pytest.approx((record["nbytes_read"] + record["nbytes_written"]) / 3e6)
+        assert (record["kind"], record["bound"], record["peak_share"]) == ("modelled", "memory", None)
+
+
+def test_a_kernel_stands_beside_the_ops_that_it_replaced() -> None:
+    before = {node.name: 10.0 for node in variant().passes[-1].before.ops if does_work(node)}
+    for record in kernel_records(variant(), of=lambda _: times_of(before)):
+        found = record["replaces"]
+        assert sum(count for _, count in found["ops"]) == found["launches"] >= record["calls"]
+        assert found["us"] == 10 * found["launches"]
+        assert found["nbytes"] >= record["calls"] * record["nbytes_written"]
 
 
 def test_the_calls_of_a_long_sum_read_its_operands_in_the_mean() -> None:
@@ -95,7 +112,7 @@ def test_the_calls_of_a_long_sum_read_its_operands_in_the_mean() -> None:
 
 
 def test_without_a_time_nothing_is_said_of_speed(on_gpu: None) -> None:
-    for times in (None, modelled(variant().trace), times_of({})):
+    for times in (None, times_of({})):
         for record in kernel_records(variant(), times, THREE_TB_S):
             said = {"time_us", "gb_per_s", "tflop_per_s", "least_us", "peak_share", "peak_source", "bound"}
             assert {record[name] for name in said} == {None, ""}
@@ -126,10 +143,9 @@ def test_of_a_gpu_that_nothing_is_known_of_there_is_no_share(on_gpu: None) -> No
     assert (found["peak_share"], found["peak_source"]) == (None, "")
 
 
-def test_aten_operators_are_listed_where_their_times_were_measured() -> None:
+def test_operators_of_libraries_are_listed_with_their_times() -> None:
     v = variant()
     us = {node.name: 2.0 for node in v.trace.ops if does_work(node)}
-    assert aten_records(v, modelled(v.trace), THREE_TB_S) == []
     assert aten_records(v, None, THREE_TB_S) == []
     found = aten_records(v, OpTimes(us, f"{GPU}, op by op"), THREE_TB_S)
     assert sum(one["calls"] for one in found) == sum(
@@ -138,8 +154,19 @@ def test_aten_operators_are_listed_where_their_times_were_measured() -> None:
     product = next(one for one in found if one["name"].startswith("mm "))
     assert product["tflop_per_s"] > 0
     assert product["provenance"] == f"{GPU}, op by op"
-    shown = payload(v, own_times=OpTimes(us, f"{GPU}, op by op"), peaks=THREE_TB_S)["aten"]
-    assert shown == found
+    times = OpTimes(us, f"{GPU}, op by op")
+    assert payload(v, clock=Clock((times, times), GPU, modelled, peaks=THREE_TB_S))["aten"] == found
+
+
+def test_what_has_no_row_of_its_own_is_in_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    v = variant()
+    times = modelled(v.trace)
+    whole = sum(one["time_us"] * one["calls"] for one in aten_records(v, times, None))
+    monkeypatch.setattr(kernels, "MAX_ATEN", 3)
+    found = aten_records(v, times, None)
+    assert len(found) == 4
+    assert found[-1]["said"].endswith(f"more operators ×{found[-1]['calls']}")
+    assert sum(one["time_us"] * one["calls"] for one in found) == pytest.approx(whole)
 
 
 # --- what it takes ----------------------------------------------------------------------------------------------------

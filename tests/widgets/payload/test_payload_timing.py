@@ -13,10 +13,11 @@ import torch
 
 import tracefuse
 from tracefuse.config.configuration import Config
-from tracefuse.measure.op_times import OpTimes
+from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.timing import Difference, ProgramTiming, Timing, estimate
 from tracefuse.optimizers.trace import does_work
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload.clock import Clock
 from tracefuse.widgets.payload.facts import gpu_input_bytes
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.payload.timing import measured_peak_bytes
@@ -77,13 +78,12 @@ def test_a_difference_that_is_no_number_is_said_in_words(results: float, gradien
 # --- times of ops -----------------------------------------------------------------------------------------------------
 
 
-def test_times_are_measured_where_they_are_known_and_modelled_elsewhere() -> None:
+def test_times_are_those_of_the_clock_and_modelled_without_one() -> None:
     v = variant()
     names = [node.name for node in v.trace.ops if does_work(node)]
     measured = OpTimes({name: float(at + 1) for at, name in enumerate(names)}, "measured on a GPU")
-    shown = payload(v, times=(None, measured))
-    assert shown["times"]["after"] == "measured on a GPU"
-    assert shown["times"]["before"].startswith("modelled")
+    shown = payload(v, clock=Clock((measured, measured), "a GPU", modelled))
+    assert shown["times"] == {"before": "measured on a GPU", "after": "measured on a GPU"}
     after = {name: value["time_us"][1] for name, value in shown["values"].items()}
     assert {name: us for name, us in after.items() if us is not None} == measured.us
     assert payload(v)["times"]["after"].startswith("modelled")
@@ -92,6 +92,7 @@ def test_times_are_measured_where_they_are_known_and_modelled_elsewhere() -> Non
 def test_parts_of_a_kernels_result_take_no_time() -> None:
     explorer = Explorer(variant(), budget_s=0.01)
     explorer.measure()
+    explorer.show_times_of("here")
     values = explorer.payload["values"]
     parts = [name for name, value in values.items() if value["op"] == "getitem" and not value["removed"]]
     assert parts

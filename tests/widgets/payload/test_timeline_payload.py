@@ -17,6 +17,7 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.timeline.replayed import Timeline, timeline
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload.clock import HERE
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.view.explorer import Explorer
@@ -68,26 +69,31 @@ def test_a_widget_sends_the_events_as_binary() -> None:
     assert all(len(buffer) % EVENT_NBYTES == 0 and len(buffer) > 0 for buffer in buffers)
 
 
+def kinds(kept: Measured, shown: Variant, baseline: Variant | None = None) -> list[str]:
+    return [one.kind for one in kept.clocks.clock(shown, baseline).times]
+
+
 def test_times_are_kept_by_configuration() -> None:
     kept, v = Measured(), variant()
-    assert kept.replayed(v) == {"times": (None, None), "own_times": None, "work": None, "peaks": None}
+    assert (kinds(kept, v), kept.work(v)) == (["modelled"] * 2, None)
     kept.profile(v)
-    before, after = kept.replayed(v)["times"]
+    kept.clocks.choose(HERE, v)
+    before, after = kept.clocks.clock(v).times
     assert before.us.keys() <= {node.name for node in v.capture.trace.ops}
     assert after.us.keys() <= {node.name for node in v.trace.ops}
-    assert kept.replayed(v)["own_times"] == after
+    assert kinds(kept, v) == ["measured"] * 2
 
 
 def test_a_modelled_time_never_stands_beside_a_measured_one() -> None:
-    """It would look like a change: of a configuration that was not measured, both sides are modelled."""
+    """It would look like a change: what was not measured is predicted from what was."""
     kept, v = Measured(), variant()
     kept.profile(v)
+    kept.clocks.choose(HERE, v)
     other = v.with_config(cat=False)
-    assert kept.replayed(other)["times"] == (None, None)
-    assert kept.replayed(other, baseline=v)["times"] == (None, None)
+    assert kinds(kept, other) == ["measured", "predicted"]
+    assert kinds(kept, other, baseline=v) == ["measured", "predicted"]
     kept.profile(other, v)
-    assert all(kept.replayed(other, baseline=v)["times"])
-    assert all(kept.replayed(other)["times"])
+    assert kinds(kept, other, baseline=v) == kinds(kept, other) == ["measured"] * 2
 
 
 def test_a_pass_that_changes_nothing_changes_no_time() -> None:
@@ -95,18 +101,21 @@ def test_a_pass_that_changes_nothing_changes_no_time() -> None:
     v = tracefuse.capture(lambda: (x.sin() * x.cos()).sum().backward()).optimize()
     kept = Measured()
     kept.profile(v)
-    assert kept.replayed(v.with_config(cat=False))["times"] == kept.replayed(v)["times"]
-    assert kept.replayed(v.with_config(fuse=False))["times"] == (None, None)
+    kept.clocks.choose(HERE, v)
+    assert kept.clocks.clock(v.with_config(cat=False)).times == kept.clocks.clock(v).times
+    assert kinds(kept, v.with_config(fuse=False, decompose=False)) == ["measured", "predicted"]
 
 
-def test_measuring_shows_a_timeline_and_measured_times_until_the_next_switch() -> None:
+def test_measuring_shows_a_timeline_and_the_choice_of_this_device() -> None:
     explorer = Explorer(variant(), budget_s=0.01)
     assert explorer.timeline is None
     explorer.measure()
     assert explorer.status["error"] is None
     assert [one["label"] for one in explorer.timeline["programs"]] == ["captured", "optimised"]
+    assert all(text.startswith("modelled") for text in explorer.payload["times"].values())
+    explorer.show_times_of(HERE)
     assert all(text.startswith("measured on CPU") for text in explorer.payload["times"].values())
     explorer.configure({"cat": False})
-    assert all(text.startswith("modelled") for text in explorer.payload["times"].values())
+    assert explorer.payload["times"]["after"].startswith("predicted for CPU")
     explorer.configure({"cat": True})
     assert all(text.startswith("measured") for text in explorer.payload["times"].values())

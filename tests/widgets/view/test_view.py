@@ -180,6 +180,28 @@ def test_any_configuration_can_be_what_before_is(explorer: Explorer) -> None:
     assert explorer.payload["summary"]["ops"][0] == captured().trace.op_count
 
 
+def test_a_pin_names_what_it_pins_so_that_it_can_be_made_again() -> None:
+    explorer = Explorer(captured().variant(Config()))
+    send(explorer, {"type": "configure", "changes": {"fuse": False}})
+    send(explorer, {"type": "pin"})
+    config = explorer.payload["baseline"]["config"]
+    assert config["fuse"] is False
+    send(explorer, {"type": "unpin"})
+    send(explorer, {"type": "configure", "changes": {"fuse": True}})
+    send(explorer, {"type": "pin", "config": config})
+    assert explorer.baseline.config == Config.of(fuse=False)
+    assert explorer.payload["config"]["fuse"] is True
+
+
+def test_a_message_chooses_whose_times_are_shown() -> None:
+    explorer = Explorer(captured().variant(Config()))
+    send(explorer, {"type": "clock", "device": "H200"})
+    assert explorer.payload["clock"]["device"] == "H200"
+    send(explorer, {"type": "clock", "device": "a toaster"})
+    assert "choose from" in explorer.status["error"]["message"]
+    assert explorer.payload["clock"]["device"] == "H200"
+
+
 def test_measuring_times_the_shown_one_against_the_pinned_one() -> None:
     explorer = Explorer(captured().variant(Config.of(fuse=False)), budget_s=0.05)
     send(explorer, {"type": "measure"})

@@ -227,7 +227,8 @@ export class GraphPanel {
     const size = this.frame.resize();
     if (!size) return;
     this.isMapDrawn = false;
-    if (!this.port.camera) this.recolour();
+    // The theme may have changed while another tab was open.
+    this.recolour();
     this.port.resize(size);
     this.paint();
   }

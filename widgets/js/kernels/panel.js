@@ -1,24 +1,25 @@
-// The Kernels tab: the bytes, the time and the speed of each kernel; unfolded, its source and the values that it computes.
+// The Kernels tab: every kernel and library call of the step, beside what it stands for; unfolded, its parts, its source, its values.
 
-import { figure, formatBytes, formatTime, h } from "../parts/dom.js";
-import { chip } from "../parts/widgets.js";
-import { percent, resources, sourceBlock, speed } from "./facts.js";
-import { computedBy, moved, sorted, stepTime } from "./rows.js";
+import { figure, formatBytes, formatTime, h, plural } from "../parts/dom.js";
+import { chip, percent as shareOf } from "../parts/widgets.js";
+import { bandwidth, percent, resources, sourceBlock } from "./facts.js";
+import { computedBy, rowsOf, sorted } from "./rows.js";
+
+/** @typedef {import("./rows.js").Row} Row @typedef {import("./rows.js").KernelKey} KernelKey */
 
 const SHOWN_CALLS = 24;
-// What tells kernels of one long name apart.
-const HASH = 7;
-const OF_PEAK = "the least time that its bound allows, over its time; at peak: as fast as the copy or the matmul that the peak was measured with, or faster, as where caches hold the operands";
-const COLUMNS = /** @type {[string, import("./rows.js").KernelKey | "", string][]} */ ([
-  ["kernel", "name", ""],
-  ["launches", "calls", "in one step"],
-  ["moves", "bytes", "bytes that one launch reads and writes; sorted by those of a step"],
-  ["one", "", "mean time of one launch"],
-  ["step", "time", "time of all launches of a step"],
-  ["speed", "", "of moving its bytes or, where that is its bound, of its arithmetic"],
-  ["of peak", "", OF_PEAK],
-  ["bound", "", "the nearest roof: memory, compute, or launch where it is over before the next one can begin"],
-  ["blocks", "", "tuned: the best block sizes of those that were tried; guess: none were"],
+/** A ratio this near to 1 is neither faster nor slower. */
+const SAME = 0.02;
+const COLUMNS = /** @type {[string, KernelKey | "", string][]} */ ([
+  ["kernel or library call", "name", "Triton's kernels, and the operators that a library computes: together they are the step"],
+  ["calls", "calls", "in one step"],
+  ["step", "time", "time of all its calls in a step"],
+  ["of step", "", "its share of the step"],
+  ["one", "", "mean time of one call"],
+  ["moves", "bytes", "bytes that one call reads and writes; sorted by those of a step"],
+  ["bound", "", "the nearest roof: memory, compute, or launch where it is over before the next one can begin; with the share of it that is reached, where that was measured"],
+  ["stands for", "", "the single ops that all its calls replace, and what those take one by one"],
+  ["gain", "gain", "the time of the ops that it stands for, over its own; below 1 it is slower than they are"],
 ]);
 
 /** @implements {Panel} */
@@ -27,10 +28,10 @@ export class KernelPanel {
   constructor(act, open) {
     this.act = act;
     this.open = open;
-    /** @type {import("./rows.js").KernelKey | ""} */
-    this.key = "";
+    /** @type {KernelKey} */
+    this.key = "time";
     this.ascending = false;
-    this.element = h("div", { class: "tf-table-panel" });
+    this.element = h("div", { class: "tf-table-panel tf-kernel-panel" });
     /** @type {Map<string, string[]>} */
     this.calls = new Map();
     /** @type {View | null} */
@@ -47,27 +48,31 @@ export class KernelPanel {
 
   /** @param {View} view */
   mark(view) {
-    const name = view.payload.values[view.selected]?.kernel;
-    for (const row of /** @type {NodeListOf<HTMLElement>} */ (this.element.querySelectorAll("[data-kernel-row]"))) row.classList.toggle("tf-current", row.dataset.kernelRow === name);
+    const { selected, matches, payload } = view;
+    const name = payload.values[selected]?.kernel;
+    for (const row of /** @type {NodeListOf<HTMLElement>} */ (this.element.querySelectorAll("[data-kernel-row]"))) {
+      const values = row.dataset.values?.split(" ") ?? this.calls.get(row.dataset.kernelRow ?? "") ?? [];
+      row.classList.toggle("tf-current", selected !== "" && (row.dataset.kernelRow === name || values.includes(selected)));
+      row.classList.toggle("tf-hit-row", matches !== null && values.some((one) => matches.has(one)));
+    }
   }
 
   /** @param {View} view */
   content(view) {
-    const { kernels, config, runs_triton: runsTriton } = view.payload;
-    const { error: problem } = view.status;
+    const { payload, status } = view;
+    const { kernels, config, clock } = payload;
+    const problem = status.error;
     const isOfRow = kernels.some(({ name }) => name === problem?.at);
     const error = problem?.panel === "kernels" && !isOfRow && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-kernels" }, problem.message);
     const none = config.fuse ? "No region of this trace became a Triton kernel; the decisions of the pass fuse say why." : "Switch fuse on to turn regions into Triton kernels.";
-    if (kernels.length === 0) return [h("p", { class: "tf-note" }, none), ...atenTable(view.payload)];
-    const timed = kernels.find((kernel) => kernel.time_us !== null);
-    const untimed = runsTriton ? "No times of single kernels: press Measure." : "No times: a CPU never runs Triton kernels, it runs their ATen operators.";
-    const peak = kernels.find((kernel) => kernel.peak_source)?.peak_source;
-    const rows = this.key ? sorted(kernels, this.key, this.ascending) : kernels;
+    const rows = sorted(rowsOf(payload), this.key, this.ascending);
+    const peak = kernels.find((kernel) => kernel.peak_source)?.peak_source ?? payload.aten.find((one) => one.peak_source)?.peak_source;
+    const ran = payload.runs_triton || clock.chosen !== "here" ? "" : " A CPU runs a kernel's operators in its place: that is the time which is shown.";
     return [
       ...(error ? [error] : []),
-      h("div", { class: "tf-scroll" }, h("table", { class: "tf-table tf-kernels", "data-testid": "tf-kernels" }, this.head(), h("tbody", null, rows.flatMap((kernel) => this.rows(kernel, view))))),
-      h("p", { class: "tf-note" }, timed ? `Times: ${timed.provenance}, the mean over a kernel's launches.${peak ? ` Peak: ${peak}.` : ""}` : untimed),
-      ...atenTable(view.payload),
+      ...(kernels.length === 0 ? [h("p", { class: "tf-note" }, none)] : []),
+      h("table", { class: "tf-table tf-kernels", "data-testid": "tf-kernels" }, this.head(), h("tbody", null, rows.flatMap((row) => this.rows(row, view))), total(rows, clock)),
+      h("p", { class: "tf-note" }, `Times ${clock.provenance[1]}.${ran}${peak ? ` Peak: ${peak}; matmuls beside those of their precision.` : ""}`),
     ];
   }
 
@@ -80,94 +85,113 @@ export class KernelPanel {
         const sort = isKey ? (this.ascending ? "ascending" : "descending") : key ? "none" : null;
         const glyph = isKey ? (this.ascending ? " ↑" : " ↓") : "";
         const content = key ? h("button", { class: "tf-sort", onclick: () => this.sort(key), "data-testid": `tf-sort-${key}` }, label + glyph) : label;
-        return h("th", { scope: "col", "aria-sort": sort, title: title || null, class: at > 0 && at < 7 ? "tf-right" : null }, content);
+        return h("th", { scope: "col", "aria-sort": sort, title, class: at > 0 && at !== 6 && at !== 7 ? "tf-right" : null }, content);
       })),
     );
   }
 
-  /** Another click turns the order round. @param {import("./rows.js").KernelKey} key */
+  /** Another click turns the order round. @param {KernelKey} key */
   sort(key) {
-    this.ascending = this.key === key ? !this.ascending : key === "name";
+    this.ascending = this.key === key ? !this.ascending : key === "name" || key === "gain";
     this.key = key;
     if (!this.view) return;
     this.draw(this.view);
     /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-testid="tf-sort-${key}"]`))?.focus();
   }
 
-  /** @param {KernelRecord} kernel @param {View} view */
-  rows(kernel, view) {
+  /** @param {Row} row @param {View} view */
+  rows(row, view) {
     const { kernels: open } = this.open;
+    const { id, kernel, library, said } = row;
     const cell = h("td", { colspan: String(COLUMNS.length) });
-    const more = h("tr", { class: "tf-kernel-source", hidden: !open.has(kernel.name) }, cell);
-    const fill = () => cell.firstChild || cell.append(...this.more(kernel, view));
+    const more = h("tr", { class: "tf-kernel-source", hidden: !open.has(id) }, cell);
+    const fill = () => cell.firstChild || cell.append(...(kernel ? this.ofKernel(kernel, view) : library ? this.ofLibrary(library) : []));
     if (!more.hidden) fill();
-    const button = h("button", { class: "tf-disclose", "aria-expanded": String(!more.hidden), title: kernel.name, "data-testid": `tf-kernel-${kernel.name}` }, h("span", { class: "tf-stem" }, kernel.name.slice(0, -HASH)), kernel.name.slice(-HASH));
+    const button = h("button", { class: "tf-disclose", "aria-expanded": String(!more.hidden), title: `${said}\n${kernel?.name ?? library?.name}`, "data-testid": `tf-kernel-${id}` }, said);
     button.onclick = () => {
       more.hidden = !more.hidden;
       button.setAttribute("aria-expanded", String(!more.hidden));
-      more.hidden ? open.delete(kernel.name) : open.add(kernel.name);
+      more.hidden ? open.delete(id) : open.add(id);
       fill();
     };
-    return [h("tr", { "data-kernel-row": kernel.name }, h("th", { scope: "row" }, button), ...figures(kernel)), more];
+    const attributes = { "data-kernel-row": id, ...(library ? { "data-values": library.values.join(" ") } : {}), class: kernel ? null : "tf-library" };
+    return [h("tr", attributes, h("th", { scope: "row" }, button), ...figures(row, view.payload.clock)), more];
   }
 
   /** @param {KernelRecord} kernel @param {View} view */
-  more(kernel, view) {
+  ofKernel(kernel, view) {
     const calls = this.calls.get(kernel.name) ?? [];
     const left = calls.length - SHOWN_CALLS;
-    const line = (/** @type {string} */ label, /** @type {(Node | string | false)[]} */ ...content) => h("div", { class: "tf-fact" }, h("span", { class: "tf-label" }, label), h("span", { class: "tf-chips" }, ...content));
+    const guess = kernel.blocks === "guess";
     return [
+      line("Triton kernel", h("code", null, kernel.name), h("span", { class: `tf-badge${guess ? " tf-removed" : ""}`, title: guess ? "nothing else was tried: measure with tune=True" : "the best of those that were tried" }, `block sizes: ${kernel.blocks}`)),
+      ...replaces(kernel),
       line("operators", h("code", null, kernel.ops.join(" "))),
-      line("one launch", `reads ${formatBytes(kernel.nbytes_read)}, writes ${formatBytes(kernel.nbytes_written)}`),
+      line("one launch", `reads ${formatBytes(kernel.nbytes_read)}, writes ${formatBytes(kernel.nbytes_written)}`, bandwidth(kernel)),
       line("per program", resources(kernel, view, this.act)),
       line("computes", ...calls.slice(0, SHOWN_CALLS).map((name) => chip(name, this.act)), left > 0 && `+${left}`),
       sourceBlock(kernel),
     ];
   }
+
+  /** @param {AtenRecord} one */
+  ofLibrary(one) {
+    const left = one.calls - one.values.length;
+    return [
+      line("operator", h("code", null, one.name || "those that take next to nothing, together")),
+      line("one call", bandwidth(one)),
+      ...(one.values.length > 0 ? [line("computes", ...one.values.map((name) => chip(name, this.act)), left > 0 && `+${left}`)] : []),
+    ];
+  }
 }
 
-/** @param {Node | string | number} content */
-const right = (content) => h("td", { class: "tf-right" }, content);
-const us = (/** @type {number | null} */ time) => (time === null ? unknown() : formatTime(time));
+/** @param {string} label @param {...(Node | string | false)} content */
+const line = (label, ...content) => h("div", { class: "tf-fact" }, h("span", { class: "tf-label" }, label), h("span", { class: "tf-chips" }, ...content));
 
-/** @param {KernelRecord | AtenRecord} kernel */
-function reached(kernel) {
-  const title = kernel.least_us === null ? null : `at least ${figure(kernel.least_us)} µs`;
-  return [right(speed(kernel) ?? unknown()), right(kernel.peak_share === null ? unknown() : share(kernel.peak_share)), h("td", { title }, kernel.bound || unknown())];
+/** What the kernel's calls did away with. @param {KernelRecord} kernel */
+function replaces({ replaces: found, calls, time_us: us, nbytes_read: read, nbytes_written: written }) {
+  if (!found) return [];
+  const kinds = found.ops.map(([name, count]) => (count > 1 ? `${name} ×${count}` : name)).join(", ");
+  const made = found.made > 0 ? ` ${found.made} of them are no ops of yours: decompose or remat made them.` : "";
+  const bytes = `${formatBytes(found.nbytes)} → ${formatBytes(calls * (read + written))}`;
+  const times = us === null ? "" : `, ${formatTime(found.us)} one by one → ${formatTime(us * calls)}`;
+  return [line("stands for", kinds), line("in all", `${plural(found.launches, "op")} → ${plural(calls, "launch", "launches")}${times}; ${bytes} through memory.${made}`)];
 }
 
-/** ATen's operators, as far as they were measured. @param {Payload} payload */
-function atenTable({ aten }) {
-  if (aten.length === 0) return [];
-  const [{ provenance, peak_source: peak }] = aten;
-  const titles = ["ATen operator", "calls", "moves", "one", "step", "speed", "of peak", "bound"];
-  const row = (/** @type {AtenRecord} */ one) =>
-    h("tr", null, h("th", { scope: "row" }, one.name), right(one.calls), right(formatBytes(one.nbytes)), right(us(one.time_us)), right(us(one.time_us * one.calls)), ...reached(one));
+/** @param {Node | string | number} content @param {string} [more] classes */
+const right = (content, more = "") => h("td", { class: `tf-right${more}` }, content);
+const time = (/** @type {number | null} */ us) => (us === null ? unknown() : formatTime(us));
+
+/** @param {Row} row @param {Clock} clock */
+function figures({ calls, nbytes, us, step, kind, bound, share, gain, kernel }, clock) {
+  const hatched = kind === "predicted" ? " tf-hatched" : "";
+  const found = kernel?.replaces;
   return [
-    h("div", { class: "tf-scroll" }, h("table", { class: "tf-table tf-kernels", "data-testid": "tf-aten" }, h("thead", null, h("tr", null, titles.map((title, at) => h("th", { scope: "col", title: title === "of peak" ? OF_PEAK : null, class: at > 0 && at < 7 ? "tf-right" : null }, title)))), h("tbody", null, aten.map(row)))),
-    h("p", { class: "tf-note" }, `Times: ${provenance}.${peak ? ` Peak: ${peak}; matmuls beside those of their precision.` : ""}`),
+    right(calls),
+    right(time(step), hatched),
+    right(step === null ? "" : shareOf(step, clock.step_us[1])),
+    right(time(us), hatched),
+    right(formatBytes(nbytes)),
+    h("td", null, bound ? `${bound}${share === null ? "" : ` ${percent(share)}`}` : unknown()),
+    h("td", { class: "tf-instead", title: found ? found.ops.map(([name, count]) => `${name} ×${count}`).join(", ") : null }, found ? `${plural(found.launches, "op")}, ${formatTime(found.us)}` : ""),
+    right(gain === null ? "" : ratioOf(gain)),
   ];
 }
 
-/** @param {KernelRecord} kernel */
-function figures(kernel) {
-  return [
-    right(kernel.calls),
-    right(formatBytes(moved(kernel))),
-    right(us(kernel.time_us)),
-    right(us(stepTime(kernel))),
-    ...reached(kernel),
-    h("td", null, h("span", { class: `tf-badge${kernel.blocks === "guess" ? " tf-removed" : ""}`, title: kernel.blocks === "guess" ? "nothing else was tried: measure with tune=True" : "the best of those that were tried" }, kernel.blocks)),
-  ];
+/** @param {number} gain */
+function ratioOf(gain) {
+  const mood = gain > 1 + SAME ? "better" : gain < 1 - SAME ? "worse" : "same";
+  const title = mood === "worse" ? "slower than the ops that it stands for" : mood === "better" ? "faster than the ops that it stands for" : "as fast as the ops that it stands for";
+  return h("span", { class: `tf-pill tf-${mood}`, title }, `${mood === "worse" ? "▼ " : ""}${figure(gain)}×`);
+}
+
+/** @param {Row[]} rows @param {Clock} clock */
+function total(rows, clock) {
+  const step = rows.reduce((sum, one) => sum + (one.step ?? 0), 0);
+  const calls = rows.reduce((sum, one) => sum + one.calls, 0);
+  return h("tfoot", null, h("tr", { "data-testid": "tf-kernels-total" }, h("th", { scope: "row" }, "the step"), right(calls), right(formatTime(step)), right(shareOf(step, clock.step_us[1])), h("td", { colspan: "5" })));
 }
 
 function unknown() {
   return h("span", { class: "tf-note", title: "unknown without its time" }, "—");
-}
-
-/** @param {number} part of 1 */
-function share(part) {
-  const fill = h("b", null);
-  fill.style.width = `${Math.min(100, 100 * part)}%`;
-  return h("span", { class: "tf-share" }, percent(part), h("span", { class: "tf-bar tf-bar-is", "aria-hidden": "true" }, fill));
 }

@@ -37,6 +37,19 @@ export function formatBytes(count) {
   return `${sign}${short(left)} GiB`;
 }
 
+/** Units of bytes and of µs, the smallest first. @type {[number, string][]} */
+export const sizes = [[1, "B"], [2 ** 10, "KiB"], [2 ** 20, "MiB"], [2 ** 30, "GiB"]];
+/** @type {[number, string][]} */
+export const spans = [[1e-3, "ns"], [1, "µs"], [1e3, "ms"], [1e6, "s"]];
+
+/** Two amounts in the unit of the larger one, and that: `[["3.67", "3.36"], "MiB"]`. @param {[number, number]} amounts @param {[number, string][]} units @returns {[[string, string], string]} */
+export function paired([one, other], units) {
+  const most = Math.max(Math.abs(one), Math.abs(other));
+  const [size, unit] = units.filter(([from]) => most >= from).at(-1) ?? units[most === 0 ? Math.min(1, units.length - 1) : 0];
+  const text = (/** @type {number} */ amount) => (units === sizes ? short(amount / size) : figure(amount / size));
+  return [[text(one), text(other)], unit];
+}
+
 /** Three significant digits, without an exponent. @param {number} number */
 export function short(number) {
   if (number === 0) return "0";

@@ -28,9 +28,12 @@ export function onTheme(changed) {
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   const theme = new MutationObserver(changed);
   scheme.addEventListener("change", changed);
+  // A theme's colours may come after its name: JupyterLab loads a style sheet.
+  document.head.addEventListener("load", changed, true);
   for (const element of [document.documentElement, document.body]) theme.observe(element, { attributes: true, attributeFilter: THEME });
   return () => {
     scheme.removeEventListener("change", changed);
+    document.head.removeEventListener("load", changed, true);
     theme.disconnect();
   };
 }

@@ -10,6 +10,11 @@ export function chip(value, act) {
   return h("button", { class: "tf-chip", onclick: () => act.select(value) }, value);
 }
 
+/** A word that is not everybody's, with what it means. @param {string} word @param {string} meaning */
+export function term(word, meaning) {
+  return h("abbr", { class: "tf-term", title: meaning }, word);
+}
+
 /** A button that copies a text. @param {string} text @param {string} [more] classes */
 export function copyButton(text, more = "") {
   const button = h("button", { class: `tf-chip ${more}`, title: "copy" }, "copy");

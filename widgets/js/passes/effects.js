@@ -1,6 +1,6 @@
 // The effects of a pass on the sizes of the program, in figures. It needs no DOM.
 
-import { bounds, formatBytes, signed } from "../parts/dom.js";
+import { bounds, formatBytes, formatTime, signed } from "../parts/dom.js";
 
 const BUILT_IN = new Set(["simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse"]);
 
@@ -9,23 +9,18 @@ export function isOwn(one) {
   return !BUILT_IN.has(one.name);
 }
 
-/** On, and nothing came of it: the program that it left is the one that it was given. @param {PassRecord} one */
-export function isIdle(one) {
-  return one.enabled && !one.changed && one.error === null;
-}
-
-/** @typedef {{ text: string, mood: "gain" | "cost" | "none", title: string }} Effect */
+/** @typedef {{ text: string, mood: "gain" | "cost" | "none", title: string, isPredicted?: boolean }} Effect */
 
 /**
  * Operators, saved bytes, peak and time, in this order; what is unknown has an empty text.
- * @param {PassRecord} one @returns {[Effect, Effect, Effect, Effect]}
+ * @param {PassRecord} one @param {Clock} clock @returns {[Effect, Effect, Effect, Effect]}
  */
-export function effects(one) {
+export function effects(one, clock) {
   return [
     change(one.ops, signed, "ops"),
     change(one.saved_bytes, signedBytes, "kept for the backward"),
     change(one.peak_bytes, signedBytes, "peak memory, static"),
-    time(one.delta_ms),
+    one.delta_ms ? time(one.delta_ms) : part(one.delta_us, clock),
   ];
 }
 
@@ -44,9 +39,18 @@ export function signedBytes(by) {
   return by > 0 ? `+${formatBytes(by)}` : formatBytes(by);
 }
 
-/** What the pass alone adds to the step; no gain or cost where the interval holds zero, or of one sample. @param {PassRecord["delta_ms"]} delta @returns {Effect} */
+/** What the pass changed of the step, by the clock; those of all passes sum to what they changed together. @param {number | null} us @param {Clock} clock @returns {Effect} */
+function part(us, { kinds, device, step_us: steps }) {
+  if (us === null) return { text: "", mood: "none", title: "time: the pass did not run" };
+  const kind = kinds[0] === "measured" ? "predicted" : kinds[0];
+  const title = `time: what it changed of the step in its place among the passes, ${kind} for ${device}`;
+  // Less than a thousandth of the step is no change that anybody sees.
+  if (Math.abs(us) < 1e-3 * Math.max(...steps)) return { text: "·", mood: "none", title: `${title}: nothing` };
+  return { text: `${us < 0 ? "−" : "+"}${formatTime(Math.abs(us))}`, mood: us < 0 ? "gain" : "cost", title, isPredicted: kind === "predicted" };
+}
+
+/** What the pass alone adds to the step, measured; no gain or cost where the interval holds zero, or of one sample. @param {NonNullable<PassRecord["delta_ms"]>} delta @returns {Effect} */
 function time(delta) {
-  if (!delta) return { text: "", mood: "none", title: "time: not measured. Press “Measure each pass”" };
   const { median, low, high, samples, provenance, stale } = delta;
   if (samples === 0) return { text: "·", mood: "none", title: `time: ${provenance}` };
   const spread = (high - low) / 2;
@@ -55,5 +59,5 @@ function time(delta) {
   const mood = samples === 1 ? "none" : high < 0 ? "gain" : low > 0 ? "cost" : "none";
   const title = `time: with it minus without it, all others kept: ${median} ms, 95 % interval: ${bounds(delta, (one) => `${one} ms`)}; ${provenance}`;
   const sign = median < 0 ? "−" : "+";
-  return { text: `${sign}${Math.abs(median).toFixed(digits)}${samples === 1 ? "" : ` ±${spread.toFixed(digits)}`}`, mood, title: stale ? `${title}; of other passes: measure again` : title };
+  return { text: `${sign}${Math.abs(median).toFixed(digits)}${samples === 1 ? "" : ` ±${spread.toFixed(digits)}`} ms`, mood, title: stale ? `${title}; of other passes: measure again` : title };
 }

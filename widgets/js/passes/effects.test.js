@@ -1,40 +1,44 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { effects, isIdle, isOwn } from "./effects.js";
+import { effects, isOwn } from "./effects.js";
 
-const pass = { name: "cat", enabled: true, changed: true, error: null, ops: [10, 8], saved_bytes: [0, 2048], peak_bytes: [512, 512], delta_ms: null };
-const texts = (one) => effects(one).map(({ text }) => text);
-const moods = (one) => effects(one).map(({ mood }) => mood);
+const pass = { name: "cat", enabled: true, changed: true, error: null, ops: [10, 8], saved_bytes: [0, 2048], peak_bytes: [512, 512], delta_ms: null, delta_us: null };
+const clock = { kinds: ["measured", "predicted"], device: "X", step_us: [9000, 8000] };
+const of = (one) => effects(one, clock);
+const texts = (one) => of(one).map(({ text }) => text);
+const moods = (one) => of(one).map(({ mood }) => mood);
 
 test("less is a gain, more a cost, the same a dot", () => {
   assert.deepEqual(texts(pass), ["−2", "+2 KiB", "·", ""]);
   assert.deepEqual(moods(pass), ["gain", "cost", "none", "none"]);
-  assert.match(effects(pass)[1].title, /0 B → 2 KiB/);
+  assert.match(of(pass)[1].title, /0 B → 2 KiB/);
 });
 
 test("a time is a gain or a cost only where its interval leaves zero out", () => {
   const delta = (median, low, high, samples = 20) => ({ ...pass, delta_ms: { median, low, high, samples, coverage: 0.96, provenance: "measured on X", stale: false } });
   assert.deepEqual([delta(-1.5, -1.6, -1.4), delta(0.2, 0.1, 0.3), delta(-0.1, -0.3, 0.2)].map((one) => moods(one)[3]), ["gain", "cost", "none"]);
-  assert.equal(texts(delta(-1.5, -1.6, -1.4))[3], "−1.50 ±0.10");
-  assert.equal(texts(delta(-0.034, -0.184, 0.116))[3], "−0.03 ±0.15");
-  assert.equal(texts(delta(25, 13, 37))[3], "+25 ±12");
+  assert.equal(texts(delta(-1.5, -1.6, -1.4))[3], "−1.50 ±0.10 ms");
+  assert.equal(texts(delta(-0.034, -0.184, 0.116))[3], "−0.03 ±0.15 ms");
+  assert.equal(texts(delta(25, 13, 37))[3], "+25 ±12 ms");
   const once = delta(-1.5, -1.5, -1.5, 1);
-  assert.deepEqual([texts(once)[3], moods(once)[3]], ["−1.500", "none"]);
-  assert.match(effects(once)[3].title, /one sample/);
-  assert.deepEqual([texts(delta(0, 0, 0, 0))[3], effects(delta(0, 0, 0, 0))[3].title], ["·", "time: measured on X"]);
+  assert.deepEqual([texts(once)[3], moods(once)[3]], ["−1.500 ms", "none"]);
+  assert.match(of(once)[3].title, /one sample/);
+  assert.deepEqual([texts(delta(0, 0, 0, 0))[3], of(delta(0, 0, 0, 0))[3].title], ["·", "time: measured on X"]);
 });
 
-test("what did not run says so, and how a time is had", () => {
+test("what did not run says so", () => {
   const off = { ...pass, ops: null, saved_bytes: null, peak_bytes: null };
   assert.deepEqual(texts(off), ["", "", "", ""]);
-  assert.match(effects(off)[3].title, /Measure each pass/);
+  assert.match(of(off)[3].title, /did not run/);
 });
 
-test("idle is what is on, left the program as it was, and did not fail", () => {
-  const unchanged = { ...pass, changed: false };
-  assert.equal(isIdle(unchanged), true);
-  for (const one of [pass, { ...unchanged, enabled: false }, { ...unchanged, error: "no" }]) assert.equal(isIdle(one), false);
+test("without a measurement of its own a pass has its part of what the clock says", () => {
+  const gain = (us) => ({ ...pass, delta_us: us });
+  assert.deepEqual([gain(-1500), gain(20), gain(-2)].map((one) => texts(one)[3]), ["−1.50 ms", "+20.0 µs", "·"]);
+  assert.deepEqual([gain(-1500), gain(20), gain(-2)].map((one) => moods(one)[3]), ["gain", "cost", "none"]);
+  assert.match(of(gain(-1500))[3].title, /predicted for X/);
+  assert.deepEqual(of(gain(-1500))[3].isPredicted, true);
 });
 
 test("a pass that is none of ours is the user's", () => {

@@ -1,6 +1,7 @@
 // The options of the passes: a control for each that is used often; the others are folded under "options".
 
 import { formatBytes, h } from "../parts/dom.js";
+import { term } from "../parts/widgets.js";
 import { pinned } from "./pins.js";
 
 const WEIGHTS = /** @type {[number, string][]} */ ([[1, "1: full size"], [0.5, "½: half"], [0, "0: free"]]);
@@ -8,29 +9,36 @@ const WEIGHTS = /** @type {[number, string][]} */ ([[1, "1: full size"], [0.5, "
 const BUDGETS = [...Array.from({ length: 10 }, (_, step) => (step + 1) / 10), null];
 const NOT_HELD = "this saved page holds no other choice: run the cell in a notebook to change it";
 
-/** @param {PassRecord} one @param {Payload} payload @param {Open} open @param {Act} act */
+/** The controls of one pass, on or off, each on a line of its own. @param {PassRecord} one @param {Payload} payload @param {Open} open @param {Act} act */
 export function options(one, payload, open, act) {
   const { config } = payload;
-  return [
-    one.name === "remat" && weightOption(config, act),
-    one.name === "remat" && budgetOption(one, config, act),
-    one.name === "remat" && pins("pinned", [...config.save.map(inForce(config, "save")), ...config.recompute.map(inForce(config, "recompute"))], act),
-    one.name === "freeze" && freezeOption(config, open, act),
-    one.name === "freeze" && pins("frozen", (config.freeze ?? []).map((pattern) => ({ text: pattern, drop: { freeze: config.freeze?.filter((other) => other !== pattern) } })), act),
-    one.options.length > 0 && more(one, config, open, act),
-  ];
+  if (one.name === "freeze") {
+    const named = (config.freeze ?? []).map((pattern) => ({ text: pattern, drop: { freeze: config.freeze?.filter((other) => other !== pattern) } }));
+    return [freezeOption(one, config, open, act), pins("frozen", named, "nothing is frozen", suggestion(one, act), act)];
+  }
+  if (one.name !== "remat") return [];
+  const inForceNow = [...config.save.map(inForce(config, "save")), ...config.recompute.map(inForce(config, "recompute"))];
+  return [weightOption(one, config, act), budgetOption(one, config, act), pins("pinned", inForceNow, "nothing: select a value to pin it", null, act)];
 }
 
-/** @param {Config} config @param {Act} act */
-function weightOption(config, act) {
-  const known = WEIGHTS.some(([weight]) => weight === config.remat);
+/** A way to try what is suggested. @param {PassRecord} one @param {Act} act */
+function suggestion(one, act) {
+  if (one.suggests.length === 0) return null;
+  const changes = { freeze: one.suggests };
+  return h("button", { class: "tf-chip", disabled: !act.holds(changes), title: act.holds(changes) ? one.needs : NOT_HELD, onclick: () => act.configure(changes), "data-testid": "tf-suggest-freeze" }, `try ${one.suggests.join(", ")}`);
+}
+
+/** @param {PassRecord} one @param {Config} config @param {Act} act */
+function weightOption(one, config, act) {
+  const known = config.remat === null || WEIGHTS.some(([weight]) => weight === config.remat);
   const choices = known ? WEIGHTS : [...WEIGHTS, /** @type {[number, string]} */ ([config.remat, String(config.remat)])];
   const isHeld = (/** @type {number} */ remat) => remat === config.remat || act.holds({ remat });
-  const isFixed = choices.filter(([weight]) => isHeld(weight)).length < 2;
+  const isFixed = !one.enabled || choices.filter(([weight]) => isHeld(weight)).length < 2;
+  const meaning = "how much a saved value counts that its producer's region, the ops of one kernel, reads anyway: 1 as much as any other, 0 nothing";
   return h(
     "label",
-    { class: "tf-option", title: isFixed ? NOT_HELD : "how much a saved value counts that its producer's region reads anyway" },
-    "input weight",
+    { class: "tf-option", title: isFixed ? (one.enabled ? NOT_HELD : one.state) : meaning },
+    term("input weight", meaning),
     h(
       "select",
       {
@@ -38,7 +46,7 @@ function weightOption(config, act) {
         disabled: isFixed,
         "data-testid": "tf-remat-weight",
       },
-      choices.map(([weight, label]) => h("option", { value: String(weight), selected: weight === config.remat, disabled: !isHeld(weight) }, label)),
+      choices.map(([weight, label]) => h("option", { value: String(weight), selected: weight === (config.remat ?? 0.5), disabled: !isHeld(weight) }, label)),
     ),
   );
 }
@@ -50,7 +58,7 @@ function budgetOption(one, config, act) {
     type: "range",
     min: "0",
     max: String(BUDGETS.length - 1),
-    disabled: !act.live,
+    disabled: !act.live || !one.enabled,
     "aria-valuetext": budgetText(config.memory_budget),
     "data-testid": "tf-memory-budget",
   });
@@ -61,7 +69,7 @@ function budgetOption(one, config, act) {
   };
   slider.onchange = () => act.configure({ memory_budget: BUDGETS[Number(slider.value)] });
   const title = act.live ? "share of what the forward saves for the backward that it may save; in bytes: memory_budget= in Python" : NOT_HELD;
-  return h("label", { class: "tf-option", title }, "budget", slider, shown);
+  return h("label", { class: "tf-option", title }, term("budget", title), slider, shown);
 }
 
 /** @param {number | null} budget */
@@ -87,10 +95,10 @@ function inForce(config, pin) {
   return (name) => ({ text: `${pin} ${name}`, drop: pinned(config, name, "auto") });
 }
 
-/** What is in force, each with what drops it. @param {string} label @param {InForce[]} list @param {Act} act */
-function pins(label, list, act) {
-  if (list.length === 0) return null;
-  return h("div", { class: "tf-option tf-pins", "data-testid": `tf-${label}` }, label, h("span", { class: "tf-chips" }, list.map((one) => pin(one, act))));
+/** What is in force, each with what drops it, on one line. @param {string} label @param {InForce[]} list @param {string} none @param {Node | null} instead of `none` @param {Act} act */
+function pins(label, list, none, instead, act) {
+  const shown = list.length > 0 ? list.map((one) => pin(one, act)) : [instead ?? h("span", { class: "tf-note" }, none)];
+  return h("div", { class: "tf-option tf-pins", ...(list.length > 0 ? { "data-testid": `tf-${label}` } : {}) }, h("span", { class: "tf-option-label" }, label), h("span", { class: "tf-chips" }, shown));
 }
 
 /** @param {InForce} one @param {Act} act */
@@ -104,8 +112,8 @@ function pin({ text, drop }, act) {
   );
 }
 
-/** @param {Config} config @param {Open} open @param {Act} act */
-function freezeOption(config, open, act) {
+/** @param {PassRecord} one @param {Config} config @param {Open} open @param {Act} act */
+function freezeOption(one, config, open, act) {
   const patterns = (config.freeze ?? []).join(", ");
   if (split(open.typed.freeze ?? "").join() === (config.freeze ?? []).join()) delete open.typed.freeze;
   const type = (/** @type {any} */ e) => (open.typed.freeze = e.target.value);
@@ -114,7 +122,7 @@ function freezeOption(config, open, act) {
     "label",
     { class: "tf-option", title: !act.live ? NOT_HELD : "names or globs of parameters whose gradients are not wanted, separated by commas" },
     "names",
-    h("input", { type: "text", value: open.typed.freeze ?? patterns, placeholder: "h.*.mlp.*", spellcheck: "false", disabled: !act.live, oninput: type, onchange: change, "data-testid": "tf-freeze" }),
+    h("input", { type: "text", value: open.typed.freeze ?? patterns, placeholder: one.suggests.join(", ") || "h.*.mlp.*", spellcheck: "false", disabled: !act.live, oninput: type, onchange: change, "data-testid": "tf-freeze" }),
   );
 }
 
@@ -126,7 +134,7 @@ function split(text) {
 // --- the rest, folded ------------------------------------------------------------------------------------------------
 
 /** @param {PassRecord} one @param {Config} config @param {Open} open @param {Act} act */
-function more(one, config, open, act) {
+export function more(one, config, open, act) {
   const key = `${one.name} options`;
   const changed = one.options.filter((option) => option.value !== option.default).length;
   return h(
@@ -136,8 +144,8 @@ function more(one, config, open, act) {
       open: open.passes.has(key),
       ontoggle: (/** @type {any} */ e) => (e.target.open ? open.passes.add(key) : open.passes.delete(key)),
     },
-    h("summary", { "data-testid": `tf-options-${one.name}` }, "options", changed > 0 && h("span", { class: "tf-note" }, ` ${changed} set`)),
-    one.options.map((option) => h("div", { class: "tf-more-option" }, labelled(one, option, config, open, act), explained(option))),
+    h("summary", { "data-testid": `tf-options-${one.name}` }, changed > 0 ? `options: ${changed} set` : "options"),
+    h("div", { class: "tf-more-options" }, one.options.map((option) => h("div", { class: "tf-more-option" }, labelled(one, option, config, open, act), explained(option)))),
   );
 }
 
@@ -146,7 +154,7 @@ function labelled(one, option, config, open, act) {
   const typed = `${one.name}.${option.name}`;
   if (open.typed[typed] === option.value) delete open.typed[typed];
   const change = (/** @type {string | boolean} */ value) => act.configure(changes(one.name, option.name, value, config));
-  const shared = { disabled: !act.live, "data-testid": `tf-option-${one.name}-${option.name}` };
+  const shared = { disabled: !act.live || !one.enabled, "data-testid": `tf-option-${one.name}-${option.name}` };
   const control =
     option.kind === "switch"
       ? h("input", { ...shared, type: "checkbox", checked: option.value, onchange: (/** @type {any} */ e) => change(e.target.checked) })

@@ -1,33 +1,55 @@
-// The column of passes in the order of the pipeline, the user's own among them: a switch each, the options, what it changed.
+// The column of passes in the order of the pipeline, the user's own among them: a switch each, what it changed or needs, its options.
+// Every pass is a row of one height, on or off, so that no switch moves when another one is used.
 
-import { h, plural } from "../parts/dom.js";
+import { h } from "../parts/dom.js";
 import { copyButton } from "../parts/widgets.js";
-import { effects, isIdle, isOwn } from "./effects.js";
-import { options } from "./options.js";
+import { effects, isOwn } from "./effects.js";
+import { more, options } from "./options.js";
 
 const DEFAULT_WEIGHT = 0.5;
-const IDLE_KEY = "changed nothing";
+const TITLES = /** @type {[string, string][]} */ ([
+  ["Δ ops", "operators that do work"],
+  ["Δ saved", "bytes that the forward keeps for the backward"],
+  ["Δ peak", "the most bytes alive at once, as the trace says"],
+]);
 
 /** @param {Payload} payload @param {Status} status @param {Open} open @param {Act} act */
 export function passes(payload, status, open, act) {
   const error = status.error?.panel === "passes" ? status.error : null;
   const isOfRow = payload.passes.some((one) => one.name === error?.at);
-  const isFolded = (/** @type {PassRecord} */ one) => isIdle(one) && !isOwn(one) && !isSet(one.name, payload.config) && one.name !== open.pass && one.name !== error?.at;
-  const idle = payload.passes.filter(isFolded);
-  const shown = open.passes.has(IDLE_KEY) ? payload.passes : payload.passes.filter((one) => !isFolded(one));
   const element = h(
     "section",
     { class: "tf-passes", "aria-label": "Passes", "aria-busy": String(status.busy === "passes") },
-    h("div", { class: "tf-passes-head" }, h("h3", null, "Passes"), ["Δ ops", "Δ saved", "Δ peak", "Δ ms"].map((title) => h("span", { class: "tf-label", "aria-hidden": "true" }, title))),
-    h("ul", { class: "tf-pass-list", "data-testid": "tf-passes" }, shown.map((one) => row(one, payload, open, act, error?.at === one.name ? error.message : null))),
-    idle.length > 0 && folded(idle, open, () => refold(element, passes(payload, status, open, act))),
+    h("div", { class: "tf-passes-top" }, h("h3", null, "Passes"), step("undo", "↶", "take the last choice back (Ctrl Z)", act.history.canUndo, act.undo), step("redo", "↷", "make it again (Ctrl Shift Z)", act.history.canRedo, act.redo)),
+    h("div", { class: "tf-passes-head" }, TITLES.map(([word, meaning]) => h("abbr", { class: "tf-label", title: meaning }, word)), h("abbr", { class: "tf-label", title: "what it changed of the step; measured alone after “Measure each pass”" }, "Δ time")),
+    h("ul", { class: "tf-pass-list", "data-testid": "tf-passes" }, payload.passes.map((one) => row(one, payload, open, act, error?.at === one.name ? error.message : null))),
     error && !isOfRow && alert(error.message),
     callLine(payload.call),
   );
-  element.addEventListener("keydown", (event) => onKey(event, element, act));
+  element.addEventListener("keydown", (event) => closeOptions(event) || onKey(event, element, act));
+  element.addEventListener("pointerdown", ({ target }) => closeOthers(element, /** @type {HTMLElement} */ (target)));
   element.addEventListener("focusin", ({ target }) => activate(/** @type {HTMLElement} */ (target), act));
   markPass(element, open.pass);
   return element;
+}
+
+/** @param {"undo" | "redo"} id @param {string} glyph @param {string} title @param {boolean} can @param {() => void} act */
+function step(id, glyph, title, can, act) {
+  return h("button", { class: "tf-chip tf-step", "aria-label": id, title, disabled: !can, onclick: act, "data-testid": `tf-${id}` }, glyph);
+}
+
+/** Escape closes the options that it is pressed in, which lie over other rows. @param {KeyboardEvent} event @returns {boolean} whether it did */
+function closeOptions(event) {
+  const open = /** @type {HTMLDetailsElement | null} */ (/** @type {HTMLElement} */ (event.target).closest("details[open]"));
+  if (event.key !== "Escape" || !open) return false;
+  open.open = false;
+  /** @type {HTMLElement | null} */ (open.querySelector("summary"))?.focus({ preventScroll: true });
+  return true;
+}
+
+/** @param {HTMLElement} element @param {HTMLElement} target */
+function closeOthers(element, target) {
+  for (const open of /** @type {NodeListOf<HTMLDetailsElement>} */ (element.querySelectorAll("details[open]"))) if (!open.contains(target)) open.open = false;
 }
 
 /** Mark the row of the pass whose work is shown; Tab comes back to it. @param {HTMLElement} inside @param {string} name */
@@ -55,7 +77,7 @@ function activate(target, act) {
 /** ↑ and ↓ on a switch walk the rows, Escape leaves them. @param {KeyboardEvent} event @param {HTMLElement} element @param {Act} act */
 function onKey(event, element, act) {
   if (event.key === "Escape") return act.showPass("");
-  const switches = [.../** @type {NodeListOf<HTMLElement>} */ (element.querySelectorAll(".tf-switch, .tf-idle"))];
+  const switches = [.../** @type {NodeListOf<HTMLElement>} */ (element.querySelectorAll(".tf-switch"))];
   const at = switches.findIndex((one) => one === event.target);
   const to = { ArrowUp: Math.max(0, at - 1), ArrowDown: at + 1, Home: 0, End: -1 }[event.key];
   if (at < 0 || to === undefined) return;
@@ -89,19 +111,28 @@ function row(one, payload, open, act, problem) {
         onchange: () => act.configure({ [one.name]: switched(one) }),
         "data-testid": `tf-toggle-${one.name}`,
       }),
-      h("span", { class: "tf-pass-name", title: one.help }, one.name, isOwn(one) && h("span", { class: "tf-badge" }, "yours")),
-      one.enabled ? figures(one) : h("span", { class: "tf-note tf-state" }, one.state),
+      h("abbr", { class: "tf-pass-name tf-term", title: one.help }, one.name),
+      isOwn(one) && h("span", { class: "tf-badge" }, "yours"),
+      one.options.length > 0 && more(one, payload.config, open, act),
+      one.note && h("abbr", { class: "tf-info", title: one.note, tabindex: "0", "aria-label": `note: ${one.note}` }, "i"),
+      one.enabled && figures(one, payload).at(-1),
     ),
-    one.note && h("p", { class: "tf-option" }, one.note),
-    ...(one.enabled ? options(one, payload, open, act) : []),
+    h("div", { class: "tf-pass-says" }, one.enabled && one.changed && !one.error ? figures(one, payload).slice(0, 3) : says(one)),
+    ...options(one, payload, open, act),
     problem && alert(problem),
-    one.error && h("p", { class: "tf-error", role: "alert" }, h("b", null, "✕ failed, and left out: "), one.error),
+    one.error && !problem && h("p", { class: "tf-error", role: "alert" }, h("b", null, "✕ failed, and left out: "), one.error),
   );
   // The whole row is a way to its switch, but for what has a use of its own.
   element.addEventListener("click", (event) => {
-    if (!(/** @type {HTMLElement} */ (event.target).closest("button, input, select, label, summary, .tf-error"))) switchOf(element).focus({ preventScroll: true });
+    if (!(/** @type {HTMLElement} */ (event.target).closest("button, input, select, label, summary, details, .tf-error"))) switchOf(element).focus({ preventScroll: true });
   });
   return element;
+}
+
+/** What an idle pass would need, or that it is off. @param {PassRecord} one */
+function says(one) {
+  const text = one.needs || one.state;
+  return [h("span", { class: "tf-note tf-state", title: text }, text)];
 }
 
 /** Whether there is anything to switch. @param {PassRecord} one */
@@ -116,34 +147,12 @@ function switched(one) {
   return !one.enabled;
 }
 
-/** Whether anything of the program is named for this pass: that is in force, whatever came of it. @param {string} name @param {Config} config */
-function isSet(name, { freeze, save, recompute }) {
-  return name === "freeze" ? Boolean(freeze?.length) : name === "remat" && save.length + recompute.length > 0;
-}
-
-/** @param {PassRecord} one */
-function figures(one) {
+/** @param {PassRecord} one @param {Payload} payload */
+function figures(one, { clock }) {
   const isStale = one.delta_ms?.stale ?? false;
-  return effects(one).map(({ text, mood, title }, at) =>
-    h("span", { class: `tf-delta tf-${mood}${at === 3 && isStale ? " tf-is-stale" : ""}`, title, role: "img", "aria-label": title }, text || "—"),
+  return effects(one, clock).map(({ text, mood, title, isPredicted }, at) =>
+    h("span", { class: `tf-delta tf-${mood}${at === 3 && isStale ? " tf-is-stale" : ""}${isPredicted ? " tf-hatched" : ""}`, title, role: "img", "aria-label": title }, text || "—"),
   );
-}
-
-/** @param {PassRecord[]} idle @param {Open} open @param {() => void} redraw */
-function folded(idle, open, redraw) {
-  const isOpen = open.passes.has(IDLE_KEY);
-  const toggle = () => {
-    isOpen ? open.passes.delete(IDLE_KEY) : open.passes.add(IDLE_KEY);
-    redraw();
-  };
-  const names = idle.map((one) => one.name).join(", ");
-  return h("button", { class: "tf-idle", "aria-expanded": String(isOpen), onclick: toggle, title: names, "data-testid": "tf-idle-passes" }, `${plural(idle.length, "pass", "passes")} changed nothing: ${names}`);
-}
-
-/** @param {HTMLElement} was @param {HTMLElement} is */
-function refold(was, is) {
-  was.replaceWith(is);
-  /** @type {HTMLElement | null} */ (is.querySelector(".tf-idle"))?.focus({ preventScroll: true });
 }
 
 /** @param {string} call */

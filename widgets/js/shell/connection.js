@@ -6,7 +6,8 @@ export class Connection {
   /** @param {Model} model */
   constructor(model) {
     this.model = model;
-    this.element = h("div");
+    /** Where the loss is told. @type {HTMLElement} */
+    this.element = h("span");
   }
 
   /** Whether it was sent. @param {Message} message */
@@ -28,7 +29,7 @@ export class Connection {
   /** @param {string} why what sending raised: the kernel has ended, or was started anew */
   lose(why) {
     const text = `This view has lost its kernel (${why}): it shows what it knew. Run the cell again for one that answers.`;
-    this.element.replaceChildren(h("p", { class: "tf-blocked", role: "status", "data-testid": "tf-closed" }, text));
+    this.element.replaceChildren(h("span", { class: "tf-blocked", title: text, role: "status", "data-testid": "tf-closed" }, text));
     this.model.set("live", false);
   }
 

@@ -3,11 +3,13 @@
 import { find, h, unique } from "../parts/dom.js";
 import { markPass, passes } from "../passes/panel.js";
 import { details } from "../tables/details.js";
+import { VerdictBar } from "../verdict/panel.js";
+import { Background } from "./background.js";
 import { Connection, hidden } from "./connection.js";
+import { History } from "./history.js";
 import { shortcut, showHelp, Trail } from "./keys.js";
 import { PANELS, STYLES } from "./panels.js";
 import { Search } from "./search.js";
-import { VerdictBar } from "./verdict.js";
 
 export class Explorer {
   /** @param {Model} model @param {HTMLElement} host */
@@ -17,6 +19,7 @@ export class Explorer {
     /** @type {Set<string> | null} */
     this.matches = null;
     this.trail = new Trail();
+    this.history = new History();
     this.search = new Search(() => model.get("payload"), (matches) => this.showMatches(matches), (value) => this.select(value));
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
@@ -31,8 +34,12 @@ export class Explorer {
       showAlone: (name) => this.connection.send({ type: "show_pass", pass: name }),
       openTab: (id) => this.goToTab(id),
       openKernel: (name) => this.openKernel(name),
+      openFinding: (at) => this.openFinding(at),
       search: (query) => this.search.run(query),
       ask: (panel, message) => this.ask(panel, message),
+      undo: () => this.again(this.history.undo()),
+      redo: () => this.again(this.history.redo()),
+      history: this.history,
       get live() {
         return model.get("live");
       },
@@ -45,21 +52,27 @@ export class Explorer {
     this.tab = PANELS[0].id;
     /** Whether the details are of the pass, where a value is selected too: of what was asked for last. */
     this.showsPass = false;
-    this.verdict = new VerdictBar(this.act);
+    this.background = new Background(() => this.act.measure());
+    this.verdict = new VerdictBar(this.act, (isOn) => {
+      this.background.isOn = isOn;
+      this.background.consider(this.view);
+    });
+    this.connection.element = this.verdict.lost;
     this.slots = {
       passes: h("div", { class: "tf-side", tabindex: "-1" }),
       tabs: h("div", { class: "tf-tabs", role: "tablist", "aria-label": "Panels" }),
       body: h("div", { class: "tf-tab-body", role: "tabpanel", id: unique("tf-panel") }),
       details: h("div", { class: "tf-aside", tabindex: "-1" }),
     };
-    const bar = h("div", { class: "tf-bar-top" }, this.slots.tabs, this.search.element);
+    this.verdict.know.append(this.search.element);
+    const bar = h("div", { class: "tf-bar-top" }, this.slots.tabs);
     const main = h("div", { class: "tf-main" }, bar, this.slots.body);
     this.root = h(
       "div",
       // With the focus here after a click between the controls, keys still reach the view.
       { class: "tf", tabindex: "-1", "data-testid": "tf-root" },
       h("style", null, STYLES, hidden(model.get("key"))),
-      h("div", { class: "tf-frame" }, this.connection.element, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
+      h("div", { class: "tf-frame" }, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
     );
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
     this.root.addEventListener("keydown", (event) => {
@@ -77,11 +90,23 @@ export class Explorer {
 
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   ask(panel, message) {
+    this.history.note(message, this.view.payload);
+    this.send(panel, message);
+  }
+
+  /** @param {Exclude<Status["busy"], "">} panel @param {Message} message */
+  send(panel, message) {
     this.root.dataset.busy = panel;
     if (!this.connection.send(message)) this.root.dataset.busy = "";
   }
 
+  /** Take a choice back, or make it again. @param {Message | null} message */
+  again(message) {
+    if (message) this.send("passes", message);
+  }
+
   destroy() {
+    this.background.stop();
     for (const panel of this.panels.values()) panel.destroy?.();
   }
 
@@ -116,6 +141,7 @@ export class Explorer {
   drawVerdict() {
     this.root.dataset.busy = this.view.status.busy;
     this.verdict.draw(this.view);
+    this.background.consider(this.view);
   }
 
   drawSide() {
@@ -126,7 +152,7 @@ export class Explorer {
 
   drawTabs() {
     const { payload } = this.view;
-    const tabs = PANELS.map(({ id, label }) =>
+    const tabs = PANELS.map(({ id, label, count }) =>
       h(
         "button",
         {
@@ -139,6 +165,8 @@ export class Explorer {
           "data-testid": `tf-tab-${id}`,
         },
         label(payload),
+        count && " ",
+        count && h("span", { class: "tf-count" }, count(payload) || ""),
       ),
     );
     this.swap(this.slots.tabs, ...tabs);
@@ -217,6 +245,8 @@ export class Explorer {
       search: () => this.search.focus(),
       help: () => showHelp(this.root),
       passes: () => /** @type {HTMLElement | null} */ (this.slots.passes.querySelector("input:enabled, button:enabled, [tabindex='0']"))?.focus(),
+      undo: () => this.act.undo(),
+      redo: () => this.act.redo(),
       back: () => this.selectOnTrail(-1),
       forward: () => this.selectOnTrail(1),
     };
@@ -255,6 +285,14 @@ export class Explorer {
     const button = find(this.slots.body, `tf-kernel-${name}`);
     button?.scrollIntoView({ block: "nearest" });
     button?.focus({ preventScroll: true });
+  }
+
+  /** Go to what was found, by its place among what is left to mend. @param {number} at */
+  openFinding(at) {
+    this.goToTab("findings");
+    const card = /** @type {HTMLElement | undefined} */ (this.slots.body.querySelectorAll(".tf-finding")[at]);
+    card?.scrollIntoView({ block: "nearest" });
+    /** @type {HTMLElement | null | undefined} */ (card?.querySelector("button:enabled, pre"))?.focus({ preventScroll: true });
   }
 
   /** What this pass did comes in place of the selected value. @param {string} name */

@@ -2,7 +2,7 @@
 
 import { h } from "../parts/dom.js";
 
-/** @typedef {"search" | "help" | "passes" | "back" | "forward"} Action */
+/** @typedef {"undo" | "redo" | "search" | "help" | "passes" | "back" | "forward"} Action */
 
 /** @type {Record<string, Action>} */
 const ACTIONS = { "/": "search", "?": "help", p: "passes", "[": "back", "]": "forward" };
@@ -12,6 +12,7 @@ const HELP = /** @type {[string, [string, string][]][]} */ ([
     ["/", "search; Esc clears"],
     ["1 … 9", "open a tab"],
     ["p", "go to the passes"],
+    ["Ctrl Z  Ctrl Shift Z", "take the last choice back, make it again (⌘ on a Mac)"],
     ["[  ]", "back and forward through what was selected"],
     ["?", "this list"],
   ]],
@@ -40,10 +41,14 @@ const HELP = /** @type {[string, [string, string][]][]} */ ([
 
 /**
  * What a key asks of the view, or the number of a tab to open; null where it is not ours: it is typed into a field, or belongs
- * to the browser. @param {{ key: string, ctrlKey?: boolean, metaKey?: boolean, altKey?: boolean, target?: unknown }} event
+ * to the browser. @param {{ key: string, ctrlKey?: boolean, metaKey?: boolean, altKey?: boolean, shiftKey?: boolean, target?: unknown }} event
  * @returns {Action | number | null}
  */
-export function shortcut({ key, ctrlKey, metaKey, altKey, target }) {
+export function shortcut({ key, ctrlKey, metaKey, altKey, shiftKey, target }) {
+  if ((ctrlKey || metaKey) && !altKey && !isTyping(target)) {
+    const letter = key.toLowerCase();
+    return letter === "y" || (letter === "z" && shiftKey) ? "redo" : letter === "z" ? "undo" : null;
+  }
   // AltGr, by which many keyboards write [ and ], counts as Ctrl and Alt together.
   const isWritten = ctrlKey === altKey;
   if (metaKey || !isWritten || isTyping(target)) return null;

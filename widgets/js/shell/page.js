@@ -15,6 +15,7 @@ const NEEDS_KERNEL = {
   pin: ["timing", "keeps the baseline that it was saved with"],
   unpin: ["timing", "keeps the baseline that it was saved with"],
   inspect: ["kernels", "compiles nothing"],
+  clock: ["passes", "shows the times that it was saved with"],
   take: ["take", "writes no other files"],
 };
 

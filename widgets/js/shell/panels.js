@@ -17,9 +17,9 @@ import { TimelinePanel } from "../timeline/panel.js";
 import timeline from "../timeline/timeline.css";
 import { TreePanel } from "../trace/panel.js";
 import trace from "../trace/trace.css";
+import verdict from "../verdict/verdict.css";
 import explorer from "./explorer.css";
 import style from "./style.css";
-import verdict from "./verdict.css";
 
 /** @type {PanelSpec[]} */
 export const PANELS = [
@@ -28,10 +28,10 @@ export const PANELS = [
   { id: "graph", label: () => "Graph", make: (act) => new GraphPanel(act) },
   { id: "code", label: () => "Code", make: (act) => new CodePanel(act) },
   { id: "timeline", label: () => "Timeline", make: (act) => new TimelinePanel(act) },
-  { id: "findings", label: ({ findings }) => `Findings ${findings.filter((one) => !one.is_mended).length || ""}`, make: (act) => new FindingsPanel(act) },
-  { id: "kernels", label: ({ kernels }) => `Kernels ${kernels.length}`, make: (act, open) => new KernelPanel(act, open) },
+  { id: "findings", label: () => "Findings", count: ({ findings }) => findings.filter((one) => !one.is_mended).length, make: (act) => new FindingsPanel(act) },
+  { id: "kernels", label: () => "Kernels", count: ({ kernels }) => kernels.length, make: (act, open) => new KernelPanel(act, open) },
   { id: "timing", label: () => "Timing", make: timingPanel },
-  { id: "notes", label: ({ notes }) => `Notes ${notes.length || ""}`, make: notesPanel },
+  { id: "notes", label: () => "Notes", count: ({ notes }) => notes.length, make: notesPanel },
 ];
 
 /** Each panel's rules stand in a file of its own; the first has the colours and what is shared. */

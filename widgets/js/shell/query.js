@@ -6,7 +6,7 @@
 //   filter := KEY ":" text | "saved" | "removed" | ("<" | ">") number unit
 
 /** @typedef {(name: string, value: Value) => boolean} Test */
-/** @typedef {{ tests: Test[], hints: string[] }} Query hints say what was not understood, or cannot be found */
+/** @typedef {{ tests: Test[], hints: string[], words: string[] }} Query hints say what was not understood, or cannot be found; words are those that must be there */
 
 const TERM = /(-?)((?:[\w]+:)?"[^"]*"?|\S+)/g;
 const LIMIT = /^([<>])=?(\d*\.?\d+)([a-zµμ]*)$/i;
@@ -39,11 +39,27 @@ const FILTERS = {
 export function parse(text, values) {
   /** @type {string[]} */
   const hints = [];
+  /** @type {string[]} */
+  const words = [];
   const tests = [...text.matchAll(TERM)].map(([, minus, term]) => {
     const test = testOf(term.toLowerCase(), values, hints);
+    if (!minus && !/[:<>]/.test(term)) words.push(unquoted(term.toLowerCase()));
     return minus ? negated(test) : test;
   });
-  return { tests, hints };
+  return { tests, hints, words };
+}
+
+/** What a value is called: its name, its operator, its module and that one's last part and class, its kernel. @param {string} name @param {Value} value */
+const calls = (name, { op, module, module_type: type, kernel }) => [name, op, op.replace(/^aten\.(\w+).*$/, "$1"), module, module.slice(module.lastIndexOf(".") + 1), type, kernel].map((text) => text.toLowerCase());
+
+/** 0 for what is called so, 1 for what has it as a whole part of its name, 2 for what contains it somewhere. @param {Query} query @param {string} name @param {Value} value */
+export function rank({ words }, name, value) {
+  const names = calls(name, value);
+  const of = (/** @type {string} */ word) => {
+    if (names.includes(word)) return 0;
+    return names.some((text) => text.split(/[._]/).includes(word)) ? 1 : 2;
+  };
+  return Math.max(0, ...words.map(of));
 }
 
 /** Names of the values for which everything holds; null where nothing is searched for. @param {Query} query @param {Record<string, Value>} values @returns {Set<string> | null} */

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { value } from "../testing/program.js";
-import { found, parse } from "./query.js";
+import { found, parse, rank } from "./query.js";
 
 const values = {
   mm: value({ op: "aten.mm.default", module: "h.1.up", module_type: "Linear", source: "4: y = self.up(x)", saved_bytes: 24, time_us: [900, 1500], type: "bf16[2, 3]", nbytes: 3 * 2 ** 20 }),
@@ -23,6 +23,15 @@ test("words are looked for everywhere, and all must be there", () => {
   assert.equal(search("LINEAR h.1.up"), "mm");
   assert.equal(search('"y = self"'), "mm");
   assert.equal(search("fused nothing"), "");
+});
+
+test("what is called so comes before what has it as a part, and that before what contains it", () => {
+  const all = { ...values, up: value({ op: "aten.upsample.vec" }), proj_up: value({}), dropout_up2: value({ source: "9: up = x" }) };
+  const ranks = (text) => Object.fromEntries(Object.keys(all).map((name) => [name, rank(parse(text, all), name, all[name])]));
+  const of = ranks("up");
+  assert.deepEqual([of.up, of.mm, of.proj_up, of.dropout_up2], [0, 0, 1, 2]);
+  assert.deepEqual([ranks("mm").mm, ranks("mm").addmm, ranks("mm linear").addmm], [0, 2, 2]);
+  assert.equal(ranks("op:mm").mm, 0);
 });
 
 test("filters compare whole parts of a name", () => {

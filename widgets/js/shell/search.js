@@ -2,7 +2,7 @@
 
 import { h } from "../parts/dom.js";
 import { ranks } from "../parts/modules.js";
-import { found, parse } from "./query.js";
+import { found, parse, rank } from "./query.js";
 
 const COUNT = new Intl.NumberFormat("en");
 
@@ -15,6 +15,7 @@ export class Search {
     /** In the order of the program. @type {string[]} */
     this.order = [];
     this.at = -1;
+    this.exact = 0;
     this.input = h("input", {
       type: "search",
       placeholder: "search ops, modules, kernels, source",
@@ -26,10 +27,14 @@ export class Search {
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.onKey(event),
       "data-testid": "tf-search",
     });
+    const walk = (/** @type {string} */ id, /** @type {string} */ glyph, /** @type {string} */ label, /** @type {number} */ by) =>
+      h("button", { class: "tf-chip tf-walk", disabled: true, "aria-label": label, title: label, onclick: () => this.step(by), "data-testid": `tf-search-${id}` }, glyph);
+    this.back = walk("back", "◂", "previous hit (Shift Enter)", -1);
+    this.next = walk("next", "▸", "next hit (Enter)", 1);
     this.count = h("span", { class: "tf-search-count", role: "status", "data-testid": "tf-search-count" });
     this.hint = h("p", { class: "tf-search-hint", role: "status", hidden: true, "data-testid": "tf-search-hint" });
     this.key = h("kbd", { "aria-hidden": "true" }, "/");
-    this.element = h("div", { class: "tf-search", role: "search" }, this.input, this.key, this.count, this.hint);
+    this.element = h("div", { class: "tf-search", role: "search" }, this.input, this.key, this.back, this.next, this.count, this.hint);
   }
 
   /** Search for what stands in the field, or for `text`. @param {string} [text] */
@@ -38,8 +43,12 @@ export class Search {
     const { values, memory } = this.payload();
     const query = parse(this.input.value, values);
     const matches = found(query, values);
-    const rank = matches && ranks({ memory });
-    this.order = [...(matches ?? [])].sort((a, b) => (rank?.get(a) ?? -1) - (rank?.get(b) ?? -1));
+    const place = matches && ranks({ memory });
+    const by = new Map([...(matches ?? [])].map((name) => [name, rank(query, name, values[name])]));
+    // What is called so first, then in the order of the program.
+    this.order = [...by.keys()].sort((a, b) => (by.get(a) ?? 0) - (by.get(b) ?? 0) || (place?.get(a) ?? -1) - (place?.get(b) ?? -1));
+    /** So many are called so. */
+    this.exact = [...by.values()].filter((one) => one === 0).length;
     this.at = -1;
     this.hint.textContent = query.hints.join(" ");
     this.hint.hidden = query.hints.length === 0;
@@ -57,7 +66,10 @@ export class Search {
     this.element.classList.toggle("tf-searching", isSearching);
     const total = Object.keys(this.payload().values).length;
     const place = this.at < 0 ? "" : `${COUNT.format(this.at + 1)}/`;
-    this.count.textContent = isSearching ? `${place}${COUNT.format(this.order.length)} of ${COUNT.format(total)}` : "";
+    const text = `${place}${COUNT.format(this.order.length)} of ${COUNT.format(total)}`;
+    this.count.textContent = isSearching ? text : "";
+    this.count.title = isSearching ? `${COUNT.format(this.exact)} called so, ${COUNT.format(this.order.length - this.exact)} more contain it` : "";
+    this.back.disabled = this.next.disabled = this.order.length === 0;
   }
 
   focus() {

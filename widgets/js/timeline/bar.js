@@ -26,10 +26,11 @@ export function origin({ timeline, payload, live }, isMeasured, choose) {
   if (payload.times === null) return [h("span", { class: "tf-note tf-timeline-said", "data-testid": "tf-timeline-said" }, timeline?.provenance)];
   const { before, after } = payload.times;
   const isModelled = after.startsWith("modelled");
+  const scaled = timeline?.programs.some(({ config }) => payload.clock.replays[config]) ? ", scaled to the measured step" : "";
   const times = (before === after ? before : `${before}; ${after}`).replace(/^modelled: /, "");
   const remedy = payload.blocked ?? (live ? "Press Measure for a timeline." : "Run the cell in a notebook and press Measure for a timeline.");
-  const said = isMeasured ? timeline?.provenance : `${times}; ops end to end.${timeline ? "" : ` ${remedy}`}`;
-  const badge = isMeasured ? [] : [h("span", { class: "tf-badge" }, isModelled ? "modelled" : "no timeline")];
+  const said = isMeasured ? `${timeline?.provenance}${scaled}` : `${times}; ops end to end.${timeline ? "" : ` ${remedy}`}`;
+  const badge = isMeasured ? [] : [h("span", { class: "tf-badge" }, isModelled ? "modelled" : after.startsWith("predicted") ? "predicted" : "end to end")];
   return [...badge, h("span", { class: "tf-note tf-timeline-said", "data-testid": "tf-timeline-said" }, said), ...(timeline ? [sources(isMeasured, choose)] : [])];
 }
 

@@ -36,7 +36,7 @@ export function profile(program, memory) {
   return { ops, live, at, end: span, purposes: byPurpose(memory) };
 }
 
-/** Whether a program's events are of these ops. @param {Program} program @param {string[]} ops */
+/** Whether a program's events are of these ops. @param {{ values: string[] }} program @param {string[]} ops */
 export function isOf({ values }, ops) {
   return values.length === ops.length && values.every((name, i) => name === ops[i]);
 }

@@ -27,7 +27,8 @@ export class TimelinePanel {
   /** @param {Act} act */
   constructor(act) {
     this.act = act;
-    this.wantsModelled = false;
+    /** What the reader chose; without a choice, what fits the clock of the view. @type {boolean | null} */
+    this.chosen = null;
     /** @type {Shown[]} */
     this.shown = [];
     this.span = 1;
@@ -117,9 +118,17 @@ export class TimelinePanel {
     return this.view?.timeline?.causes ?? {};
   }
 
+  /** Whether ops are laid end to end, as the clock has them: where it is of another device, or a replay is of other passes. */
+  get wantsModelled() {
+    const { payload, timeline } = /** @type {View} */ (this.view);
+    if (this.chosen !== null || !timeline || !payload.clock) return this.chosen ?? false;
+    const shown = timeline.programs.at(-1);
+    return payload.clock.chosen !== "here" || !shown || !isOf(shown, payload.memory.after.ops);
+  }
+
   programs() {
     const { payload, timeline } = /** @type {View} */ (this.view);
-    if (timeline && !this.wantsModelled) return timeline.programs.map((program) => measured(program, payload.values));
+    if (timeline && !this.wantsModelled) return timeline.programs.map((program) => measured(program, payload.values, payload.clock?.replays[program.config]));
     const { before, after } = payload.memory;
     return [modelled(payload.baseline.is_pinned ? "baseline" : "captured", before.ops, payload.values, 0), modelled("optimised", after.ops, payload.values, 1)];
   }
@@ -144,7 +153,7 @@ export class TimelinePanel {
   /** @param {boolean} wantsModelled */
   changeSource(wantsModelled) {
     const view = /** @type {View} */ (this.view);
-    this.wantsModelled = wantsModelled;
+    this.chosen = wantsModelled;
     this.load();
     this.drawBar(view);
     this.mark(view);

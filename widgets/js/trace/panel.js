@@ -4,7 +4,7 @@ import { h, unique } from "../parts/dom.js";
 import { buildTree, changes, slowestBackward, time } from "../parts/modules.js";
 import { percent, unitOf } from "../parts/widgets.js";
 import { rowElement } from "./row.js";
-import { computedBy, Rows } from "./rows.js";
+import { computedBy, holders, Rows } from "./rows.js";
 
 const ROW = 24;
 /** Rows beyond either edge, so that a fast wheel shows no gap. */
@@ -18,9 +18,13 @@ export class TreePanel {
     this.act = act;
     this.id = unique("tf-tree");
     /** @type {import("./rows.js").State} */
-    this.state = { options: { fold: true, removed: false, views: false }, toggled: new Map(), apart: new Set(), shown: new Map(), selected: "", matches: null };
-    /** What the reader opened before searching. */
-    this.beforeSearch = this.state.toggled;
+    this.state = { options: { fold: true, removed: false, views: false }, toggled: new Map(), apart: new Set(), shown: new Map(), selected: "" };
+    /** What the search found. @type {Set<string> | null} */
+    this.matches = null;
+    /** Values whose time is predicted, where those of others are measured. @type {Set<string>} */
+    this.names = new Set();
+    /** How many of them are in each branch. @type {Map<import("../parts/modules.js").Branch, number>} */
+    this.hits = new Map();
     /** @type {import("./rows.js").Row[]} */
     this.rows = [];
     /** Where each value's row is. @type {Map<string, number>} */
@@ -73,6 +77,8 @@ export class TreePanel {
     const { payload } = view;
     this.view = view;
     this.tree = buildTree(payload);
+    this.names = new Set(payload.clock.predicted);
+    this.predicted = holders(this.tree, payload.clock.predicted);
     this.list = undefined;
     this.changes = changes(payload);
     this.unit = unitOf(this.tree.total);
@@ -85,12 +91,11 @@ export class TreePanel {
   drawSays() {
     const { tree, view } = this;
     if (!tree || !view) return;
-    const { times, blocked, no_verdict: reason } = view.payload;
+    const { clock, no_verdict: reason } = view.payload;
     this.slowest = reason ? null : slowestBackward(tree, this.state.options.fold);
     const { slowest } = this;
-    const isModelled = times.after.startsWith("modelled");
-    const remedy = !isModelled ? "" : view.live && !blocked ? "; not measured: press Measure" : "; not measured";
-    const parts = [h("span", { class: "tf-note" }, `Times ${times.after}${times.before === times.after ? "" : `; before: ${times.before}`}${remedy}`)];
+    const said = `${clock.kinds[1]} ${clock.kinds[1] === "measured" ? "on" : "for"} ${clock.device}`;
+    const parts = [h("span", { class: "tf-note", title: clock.provenance.join("; before: "), "data-testid": "tf-tree-clock" }, said)];
     if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
     if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of the step.`));
     if (slowest) parts.unshift(this.slowestButton(slowest, tree));
@@ -111,24 +116,23 @@ export class TreePanel {
     const { state } = this;
     const isNew = view.selected !== state.selected;
     // Walking from row to row changes none of them.
-    const isSame = this.list !== undefined && view.matches === state.matches && !this.isGuest && (!view.selected || this.places.has(view.selected));
+    const isSame = this.list !== undefined && !this.isGuest && (!view.selected || this.places.has(view.selected));
     this.view = view;
     state.selected = view.selected;
-    if (view.matches !== state.matches) this.search(view.matches);
     if (!isSame) this.refresh();
+    if (view.matches !== this.matches || !isSame) this.search(view.matches);
     if (isNew && view.selected) this.reveal(view.selected);
     if (this.body.scrollTop !== this.top) this.body.scrollTop = this.top;
     this.paint();
   }
 
-  /** What is unfolded while searching is forgotten afterwards. @param {Set<string> | null} matches */
+  /** What was found is marked where it is; nothing unfolds for it, and closed rows say how much is in them. @param {Set<string> | null} matches */
   search(matches) {
-    const { state } = this;
-    if (matches && !state.matches) this.beforeSearch = state.toggled;
-    state.toggled = matches ? new Map() : this.beforeSearch;
-    state.matches = matches;
-    this.top = 0;
-    this.body.scrollTop = 0;
+    this.matches = matches;
+    this.hits.clear();
+    for (const name of matches ?? []) {
+      for (let at = this.tree?.home.get(name) ?? null; at; at = at.parent) this.hits.set(at, (this.hits.get(at) ?? 0) + 1);
+    }
   }
 
   /** List the rows anew. */
@@ -143,8 +147,8 @@ export class TreePanel {
       // The layer that was selected last stands for the others, also once nothing is.
       else if (row.kind === "group" && row.group.layers.length > 0) this.state.shown.set(row.key, row.group.shown.name);
     }
-    const { selected, matches } = this.state;
-    this.isGuest = selected !== "" && !matches && this.tree.home.has(selected) && !this.list.isListed(selected);
+    const { selected } = this.state;
+    this.isGuest = selected !== "" && this.tree.home.has(selected) && !this.list.isListed(selected);
     this.space.style.height = `${Math.max(1, this.rows.length) * ROW}px`;
     this.body.setAttribute("aria-rowcount", String(this.rows.length + 1));
     this.paint();
@@ -158,10 +162,10 @@ export class TreePanel {
     const shown = this.rows.slice(from, from + Math.ceil(height / ROW) + 2 * MARGIN);
     const { values, no_verdict, unused } = view.payload;
     const twins = new Set((values[view.selected]?.twins ?? []).map((name) => computedBy(name, values)));
-    const context = { values, tree, unit, provenance: unused.provenance, twins, hasRatios: !no_verdict, hasUpdate: this.hasUpdate ?? false, changes: this.changes ?? new Map(), slowest: new Set(this.slowest?.members), state: this.state, active: this.active, selected: view.selected };
+    const context = { values, tree, unit, provenance: unused.provenance, isPredicted: (/** @type {string} */ name) => this.names.has(name), predicted: this.predicted ?? new Set(), twins, matches: this.matches, hits: this.hits, hasRatios: !no_verdict, hasUpdate: this.hasUpdate ?? false, changes: this.changes ?? new Map(), slowest: new Set(this.slowest?.members), state: this.state, active: this.active, selected: view.selected };
     this.window.style.transform = `translateY(${from * ROW}px)`;
     this.window.replaceChildren(...shown.map((row, at) => rowElement(row, `${this.id}-${from + at}`, from + at + 2, context)));
-    if (this.rows.length === 0) this.window.replaceChildren(h("p", { class: "tf-note tf-tree-empty" }, view.matches ? "Nothing matches." : "No ops in this trace."));
+    if (this.rows.length === 0) this.window.replaceChildren(h("p", { class: "tf-note tf-tree-empty" }, "No ops in this trace."));
     const at = this.rows.findIndex((row) => row.key === this.active);
     const isInSight = at >= from && at < from + shown.length;
     isInSight ? this.body.setAttribute("aria-activedescendant", `${this.id}-${at}`) : this.body.removeAttribute("aria-activedescendant");

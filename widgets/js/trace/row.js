@@ -14,6 +14,10 @@ import { percent } from "../parts/widgets.js";
  * @property {import("../parts/modules.js").Tree} tree
  * @property {ReturnType<typeof import("../parts/widgets.js").unitOf>} unit
  * @property {string} provenance of the times of what is never used
+ * @property {(name: string) => boolean} isPredicted
+ * @property {Set<Branch>} predicted those with predicted times in them
+ * @property {Set<string> | null} matches of the search
+ * @property {Map<Branch, number>} hits how many are in each branch
  * @property {Set<string>} twins of the selected value
  * @property {Map<string, "+" | "-" | "~">} changes
  * @property {Set<Branch>} slowest
@@ -45,6 +49,7 @@ function groupRow({ group, level, open }, attributes, context) {
   const { tree } = context;
   const { sums, shown, layers } = group;
   const isLine = shown.kind === "line";
+  const isPredicted = group.members.some((one) => context.predicted.has(one));
   return h(
     "div",
     { ...attributes, "aria-expanded": String(open), "data-testid": `tf-tree-${shown.path || shown.type}${isLine ? `#${shown.name.split(":")[0]}` : ""}` },
@@ -54,16 +59,23 @@ function groupRow({ group, level, open }, attributes, context) {
       h("span", { class: "tf-tree-twisty", "aria-hidden": "true" }, open ? "▾" : "▸"),
       ...(isLine ? lineName(shown.name) : [h("b", null, group.name)]),
       layers.length > 0 && timesBadge(group, context),
+      hitsIn(group, context),
       !isLine && group.name !== shown.type && h("span", { class: "tf-note" }, shown.type),
     ),
-    timeCell(sums.forward, context, ""),
-    timeCell(sums.backward, context, slowMark(group, open, context)),
-    context.hasUpdate && timeCell(sums.update, context, ""),
+    timeCell(sums.forward, context, "", isPredicted),
+    timeCell(sums.backward, context, slowMark(group, open, context), isPredicted),
+    context.hasUpdate && timeCell(sums.update, context, "", isPredicted),
     h("span", { role: "gridcell", class: "tf-tree-ratio" }, !context.hasRatios || !sums.forward[1] || !sums.backward[1] ? "" : `${(sums.backward[1] / sums.forward[1]).toFixed(1)}×`),
     h("span", { role: "gridcell", class: "tf-tree-share" }, percent(time(sums), time(tree.total))),
     opsCell(sums.ops),
     savedCell(sums.saved, context),
   );
+}
+
+/** How much of what is searched for is inside. @param {import("./rows.js").Group} group @param {Context} context */
+function hitsIn({ members }, { hits }) {
+  const count = members.reduce((sum, one) => sum + (hits.get(one) ?? 0), 0);
+  return count > 0 && h("span", { class: "tf-hits", title: `${count} found in here`, "data-testid": "tf-hits" }, `⌕ ${count}`);
 }
 
 /** @param {string} line "69: place = torch.arange(…)" */
@@ -100,16 +112,16 @@ function slowMark({ members }, open, { slowest }) {
 
 const MARKS = /** @type {Record<string, string>} */ ({ "▲": "slowest backward", "△": "the slowest backward is in here" });
 
-/** @param {import("../parts/modules.js").Pair} us @param {Context} context @param {string} mark */
-function timeCell([before, after], { tree, unit }, mark) {
+/** @param {import("../parts/modules.js").Pair} us @param {Context} context @param {string} mark @param {boolean} isPredicted */
+function timeCell([before, after], { tree, unit }, mark, isPredicted) {
   const { forward, backward, update } = tree.total;
   const scale = Math.max(...forward, ...backward, ...update);
   const width = (/** @type {number} */ part) => `width: ${Math.min(100, (100 * part) / scale)}%`;
   const change = before === after ? "" : `before ${figure(before / unit.us)} ${unit.name}`;
   return h(
     "span",
-    { role: "gridcell", class: "tf-tree-time", title: [MARKS[mark], change].filter(Boolean).join("; ") || null },
-    after > 0 && h("i", { class: "tf-tree-fill", style: width(after) }),
+    { role: "gridcell", class: "tf-tree-time", title: [MARKS[mark], change, isPredicted && "predicted"].filter(Boolean).join("; ") || null },
+    after > 0 && h("i", { class: `tf-tree-fill${isPredicted ? " tf-hatched" : ""}`, style: width(after) }),
     before > 0 && h("i", { class: "tf-tree-ghost", style: width(before) }),
     mark && h("em", { role: "img", "aria-label": MARKS[mark] }, mark),
     h("span", null, after > 0 ? figure(after / unit.us) : before > 0 ? "–" : ""),
@@ -142,7 +154,7 @@ function pairRow({ left, right, level }, attributes, context) {
     "div",
     { ...attributes, "aria-selected": String(isSelected), "data-testid": `tf-op-${left || right}` },
     h("span", { role: "gridcell", class: `tf-tree-name ${stateOf(left, context)}`, style: indent(level) }, left && valueName(left, context)),
-    ...times.map(([before, after]) => timeCell([before ?? 0, after ?? 0], context, "")),
+    ...times.map(([before, after], at) => timeCell([before ?? 0, after ?? 0], context, "", names[at] !== "" && context.isPredicted(names[at]))),
     h("span", { role: "gridcell", "aria-colspan": 3, class: `tf-tree-right ${stateOf(right, context)}` }, right && valueName(right, context)),
     savedCell(left && !values[left].removed ? values[left].saved_bytes : 0, context),
   );
@@ -165,9 +177,10 @@ function unusedRow({ op, level }, attributes, { unit, provenance, hasUpdate }) {
 }
 
 /** @param {string} name @param {Context} context */
-function stateOf(name, { selected, twins }) {
+function stateOf(name, { selected, twins, matches }) {
   if (!name) return "";
-  return name === selected ? "tf-current" : twins.has(name) ? "tf-twin" : "";
+  const hit = matches?.has(name) ? "tf-hit " : "";
+  return hit + (name === selected ? "tf-current" : twins.has(name) ? "tf-twin" : "");
 }
 
 /** @param {string} name @param {Context} context @returns {HTMLElement} */

@@ -11,7 +11,6 @@ import { add, nothing, runs } from "../parts/modules.js";
  * @property {Set<string>} apart folds whose layers are listed one by one
  * @property {Map<string, string>} shown by a fold's key, the layer that stands for all
  * @property {string} selected
- * @property {Set<string> | null} matches
  */
 
 /**
@@ -46,11 +45,10 @@ export class Rows {
     this.values = values;
     this.state = state;
     this.holders = holders(tree, [state.selected]);
-    this.found = state.matches && holders(tree, state.matches);
-    this.folds = state.options.fold && !state.matches;
+    this.folds = state.options.fold;
     /** @type {Map<Branch, boolean>} */
     this.withFold = new Map();
-    this.unfolded = state.matches ? new Set() : this.unfoldedAtFirst();
+    this.unfolded = this.unfoldedAtFirst();
   }
 
   /** @returns {Row[]} */
@@ -73,17 +71,12 @@ export class Rows {
     const pairs = this.pairs(group.shown);
     if (pairs.length > 0 && group.members.length > 1 && group.layers.length === 0) note();
     for (const [left, right] of pairs) rows.push({ kind: "pair", key: `${group.key}//${left || right}`, level: level + 1, parent: at, left, right });
-    for (const [index, op] of this.unused(group.shown).entries()) rows.push({ kind: "unused", key: `${group.key}//unused ${index}`, level: level + 1, parent: at, op });
-  }
-
-  /** What is computed there and never used; a search is for values of the trace. @param {Branch} one */
-  unused(one) {
-    return this.state.matches ? [] : one.unused;
+    for (const [index, op] of group.shown.unused.entries()) rows.push({ kind: "unused", key: `${group.key}//unused ${index}`, level: level + 1, parent: at, op });
   }
 
   /** @param {string} key */
   isOpen(key) {
-    return this.state.toggled.get(key) ?? (this.state.matches !== null || this.unfolded.has(key));
+    return this.state.toggled.get(key) ?? this.unfolded.has(key);
   }
 
   // --- groups --------------------------------------------------------------------------------------------------------
@@ -121,7 +114,6 @@ export class Rows {
 
   /** @param {Branch} one */
   isShown(one) {
-    if (this.found) return this.found.has(one);
     return one.kind === "module" || one.unused.length > 0 || one.own.ops[0] > 0 || one.own.ops[1] > 0 || one.values.some((name) => this.isVisible(name));
   }
 
@@ -136,7 +128,7 @@ export class Rows {
       const { shown, layers, key } = group;
       if (layered && layers.length === 0 && !this.hasFold(shown)) continue;
       const inside = this.groups(shown.children, group);
-      const more = inside.length + (inside.length ? 0 : this.pairs(shown).length + this.unused(shown).length);
+      const more = inside.length + (inside.length ? 0 : this.pairs(shown).length + shown.unused.length);
       const isRoot = shown.parent === null && shown.kind === "module";
       if (count + more > SCREEN && !isRoot) continue;
       open.add(key);
@@ -162,11 +154,10 @@ export class Rows {
 
   /** @param {string} name */
   isVisible(name) {
-    const { matches, selected } = this.state;
-    return matches ? matches.has(name) : name === selected || this.isListed(name);
+    return name === this.state.selected || this.isListed(name);
   }
 
-  /** Whether a value has a row without being selected or searched for. @param {string} name */
+  /** Whether a value has a row without being selected. @param {string} name */
   isListed(name) {
     const { options } = this.state;
     const value = this.values[name];
@@ -215,7 +206,7 @@ export function computedBy(name, values) {
 }
 
 /** The modules and lines around some values. @param {Tree} tree @param {Iterable<string>} names @returns {Set<Branch>} */
-function holders({ home }, names) {
+export function holders({ home }, names) {
   /** @type {Set<Branch>} */
   const found = new Set();
   for (const name of names) withParents(home.get(name) ?? null, found);

@@ -5,7 +5,7 @@ import { buildTree } from "../parts/modules.js";
 import { program } from "../testing/program.js";
 import { Rows } from "./rows.js";
 
-const state = (changes = {}) => ({ options: { fold: true, removed: false, views: false }, toggled: new Map(), apart: new Set(), shown: new Map(), selected: "", matches: null, ...changes });
+const state = (changes = {}) => ({ options: { fold: true, removed: false, views: false }, toggled: new Map(), apart: new Set(), shown: new Map(), selected: "", ...changes });
 
 function rows(changes, payload = program()) {
   const list = new Rows(buildTree(payload), payload.values, state(changes));
@@ -49,11 +49,6 @@ test("removed values and views are listed on demand, and a selected one always",
   assert.ok(rows({ toggled: line, selected: "view_2" }).includes("      view_2|"));
 });
 
-test("a search shows what matches with all around it, layers one by one", () => {
-  assert.deepEqual(rows({ matches: new Set(["gelu_1", "weight"]) }), ["GPT", "  h", "    0", "      up", "        weight|", "    1", "      5: return gelu(y)", "        gelu_1|"]);
-  assert.deepEqual(rows({ matches: new Set() }), []);
-});
-
 test("the way to a module lists the keys to unfold", () => {
   const payload = program();
   const tree = buildTree(payload);
@@ -78,7 +73,7 @@ test("every value is in exactly one row once all is open and listed", () => {
   assert.deepEqual(listed.sort(), ops.sort());
 });
 
-test("what is never used has a row in its module's or line's place, and none in a search", () => {
+test("what is never used has a row in its module's or line's place, whatever is searched for", () => {
   const unused = (fields) => ({ op: "aten.exp.default", module: "", module_type: "GPT", source: "8: probe = x.exp()", phase: "forward", nbytes: 24, time_us: 2, ...fields });
   const ops = [unused({}), unused({ module: "h.0.up", module_type: "Linear" }), unused({ module: "spare", module_type: "Spare" })];
   const payload = { ...program(), unused: { provenance: "modelled", ops } };
@@ -86,7 +81,6 @@ test("what is never used has a row in its module's or line's place, and none in 
   assert.ok(shown.join("\n").includes("  8: probe = x.exp()\n    (aten.exp.default)"));
   assert.ok(shown.join("\n").includes("  spare\n    (aten.exp.default)"));
   assert.deepEqual(shown.filter((row) => /dw_0|^ {8}\(/.test(row)), ["        |dw_0", "        (aten.exp.default)"]);
-  assert.ok(!rows({ matches: new Set(["gelu_1"]) }, payload).some((row) => row.includes("aten")));
   assert.equal(buildTree(payload).total.forward[1], buildTree(program()).total.forward[1]);
 });
 

@@ -1,0 +1,109 @@
+"""Findings about a step's update: an optimizer that works tensor by tensor or list by list, and what the update takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from tracefuse.assembly.program import Stepped
+from tracefuse.findings.finding import MEDIUM, Case, Finding, names
+from tracefuse.measure.op_times import modelled
+from tracefuse.optimizers.costs.cost import bytes_moved
+from tracefuse.optimizers.ops import does_work, op_name
+from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin
+from tracefuse.text import counted, share_text
+
+MOST_LINES = 3  # of the update that are told with their shares
+
+
+def with_update(case: Case) -> Case:
+    """`case` with the times of the update's ops, too: modelled ones where it has none."""
+    if case.update is None:
+        return case
+    return replace(case, times=replace(case.times, us={**modelled(case.update).us, **case.times.us}))
+
+
+def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
+    """Optimizers that read and write each tensor once for each op: one after another, or list by list."""
+    if case.update is None:
+        return
+    case = with_update(case)
+    for step in case.program.update.stepped if case.program.update is not None else ():
+        nodes = [n for n in case.update.ops if _is_op(n) and origin(n).source == step.source]  # type: ignore[union-attr]
+        called = [op_name(n) for n in nodes]
+        if any(name.startswith("aten._fused_") for name in called):
+            continue
+        us, least, moved = case.us(nodes), _least_bytes(case.update, nodes), sum(map(bytes_moved, nodes))  # type: ignore[arg-type]
+        spared_us = us * max(0.0, 1 - least / moved) if moved else 0.0
+        severity = case.severity(spared_us)
+        if severity is None:
+            continue
+        by_lists = sum("_foreach_" not in name for name in called) <= len(step.group_of)
+        how = "list by list" if by_lists else "tensor by tensor"
+        yield Finding(
+            "optimizer-not-fused",
+            severity,
+            f"{step.kind} computes {how}: {counted(len(nodes), 'op')} for {counted(len(step.group_of), 'parameter')}",
+            (
+                ("share", f"{share_text(us, case.step_us)} of the step"),
+                ("moved", f"{human_bytes(moved)}, of which {human_bytes(least)} are what it reads and writes once"),
+            ),
+            names(nodes),
+            line_of(nodes[0]),
+            _fix(step, by_lists),
+            case.worth(spared_us),
+            {"optimizer_step": True},
+        )
+
+
+def _is_op(node: fx.Node) -> bool:
+    """Whether the node is an op of torch's that computes: no kernel, which is what passes made of several."""
+    return does_work(node) and isinstance(node.target, torch._ops.OpOverload)
+
+
+def _least_bytes(update: Trace, nodes: Sequence[fx.Node]) -> int:
+    """What of outside these ops read, once, and what of their results is left, once."""
+    own = set(nodes)
+    before = {a for n in update.ops for a in n.all_input_nodes if n in own and a.op == "placeholder"}
+    written = {out.of for out in update.outputs if out.kind == "mutation"}
+    return sum(nbytes(one) * (1 + (one.name in written)) for one in before)
+
+
+def _fix(step: Stepped, by_lists: bool) -> str:
+    kind = getattr(torch.optim, step.kind, None)
+    options = set(getattr(getattr(kind, "__init__", None), "__annotations__", ()))
+    own = "`fused=True`" if "fused" in options else "`foreach=True`" if "foreach" in options and not by_lists else ""
+    passes = "the pass `optimizer_step` makes one launch of equal ops"
+    return f"make {step.kind} with {own}, or switch passes on: {passes}" if own else f"switch passes on: {passes}"
+
+
+def share_of_the_update(case: Case) -> Iterator[Finding]:
+    """The update, from unscaling to averages, where it takes a twentieth of the step and more."""
+    if case.update is None:
+        return
+    case = with_update(case)
+    nodes = [n for n in case.update.ops if does_work(n)]  # type: ignore[union-attr]
+    us = case.us(nodes)
+    severity = case.severity(us)
+    if severity is None or us < MEDIUM * case.step_us:
+        return
+    lines: dict[str, list[fx.Node]] = {}
+    for node in nodes:
+        lines.setdefault(line_of(node), []).append(node)
+    by_time = sorted(lines.items(), key=lambda one: -case.us(one[1]))
+    kinds = dict.fromkeys(step.kind for step in case.program.update.stepped) if case.program.update is not None else {}
+    yield Finding(
+        "update-share",
+        severity,
+        f"the update{' of ' + ' and '.join(kinds) if kinds else ''} takes {share_text(us, case.step_us)} of the step",
+        tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
+        names(nodes),
+        by_time[0][0],
+        "accumulate gradients over more micro-batches, keep less state for each parameter, or switch on the pass "
+        "`optimizer_step`, which clips, updates and averages in a few launches",
+        case.worth(us),
+        {"optimizer_step": True},
+    )

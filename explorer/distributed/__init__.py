@@ -1,0 +1,3 @@
+"""What torch.distributed is asked: which processes form a group, what lies behind a sharded tensor, when the program waits.
+
+This package never imports recording or assembly: it knows no recorder and no trace."""

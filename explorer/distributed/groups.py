@@ -1,0 +1,60 @@
+"""Groups of processes and reductions as plain data, in place of the objects that operators of collectives are given.
+
+Private names of torch, seen on 2.11, 2.13 and 2.15: `ProcessGroup.unbox`, `torch.distributed.distributed_c10d.
+_resolve_process_group`, and the numbers of `ReduceOp.RedOpType`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
+"""Of the operators by which processes exchange tensors, or wait for that."""
+
+_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "unused")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of processes: its name, what it is for ("default_pg", a mesh's dimension), and the global ranks in it."""
+
+    name: str
+    purpose: str
+    ranks: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+def plain(argument: Any) -> Any:
+    """An argument or a result of a collective's operator without what torch wraps: a `Group`, the name of a reduction, None
+    for work that goes on, and lists of these."""
+    if isinstance(argument, (list, tuple)):
+        found = [plain(one) for one in argument]
+        return found if isinstance(argument, list) else tuple(found)
+    if not isinstance(argument, torch.ScriptObject):
+        return argument
+    kind = argument._type().name()
+    if kind == "ProcessGroup":
+        return _group(torch.distributed.ProcessGroup.unbox(argument))
+    if kind == "ReduceOp":
+        number = argument.op()  # type: ignore[attr-defined]
+        return _REDUCTIONS[number] if number < len(_REDUCTIONS) else "reduction"
+    return None
+
+
+def named_group(name: Any) -> Group:
+    """The group that a functional collective calls by its name."""
+    if isinstance(name, str):
+        return _group(torch.distributed.distributed_c10d._resolve_process_group(name))
+    return _group(name)
+
+
+def _group(group: Any) -> Group:
+    ranks: Sequence[int] = torch.distributed.get_process_group_ranks(group)
+    return Group(group.group_name, group.group_desc, tuple(ranks))

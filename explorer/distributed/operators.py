@@ -1,0 +1,77 @@
+"""The operators that stand for collectives in a trace: what this process sent, and what it received when it was recorded.
+
+    all_reduce(sent, received, op, group, ranks, waits, serves) -> what it received
+
+The recorded tensors are operands, so a replay needs no other process, and answers every collective as the other processes
+did. `waits` says that the program waited at once; where it did not, `wait` is an operator of its own. `serves` names the
+parameters that the collective is for. A replay copies what was received: its time is that of a copy, not of a transfer.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tracefuse.errors import ExportError
+from tracefuse.optimizers.trace import Trace, line_of
+
+NAMESPACE = "tracefuse_ranks"
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "receive",
+)
+
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+
+
+def _answered(
+    sent: list[torch.Tensor],
+    received: list[torch.Tensor],
+    op: str,
+    group: str,
+    ranks: list[int],
+    waits: bool,
+    serves: str,
+) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in received]
+
+
+def _waited(started: list[torch.Tensor]) -> list[torch.Tensor]:
+    return list(started)
+
+
+for _kind in KINDS:
+    _LIBRARY.define(
+        f"{_kind}(Tensor[] sent, Tensor[] received, str op, str group, int[] ranks, bool waits, str serves) -> Tensor[]"
+    )
+    _LIBRARY.impl(_kind, _answered, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{_kind}", _answered, lib=_LIBRARY)
+_LIBRARY.define("wait(Tensor[] started) -> Tensor[]")
+_LIBRARY.impl("wait", _waited, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::wait", _waited, lib=_LIBRARY)
+
+
+def exchange(kind: str) -> torch._ops.OpOverload:
+    """The operator of a kind of collective."""
+    return getattr(getattr(torch.ops, NAMESPACE), kind).default
+
+
+def check_alone(trace: Trace) -> None:
+    """Raise `ExportError` where a program exchanges tensors with other processes: what it received is recorded, and a step
+    that trains would receive that again and again."""
+    found = next((node for node in trace.ops if getattr(node.target, "namespace", "") == NAMESPACE), None)
+    if found is not None:
+        raise ExportError(
+            f"{found.name} ({line_of(found)}) exchanges tensors with other processes, and a compiled step would be given what "
+            "they sent when it was recorded. Compile the module itself, before `DistributedDataParallel` or `fully_shard` "
+            "wraps it; measuring and replaying need no other process."
+        )
+
+
+WAIT = getattr(torch.ops, NAMESPACE).wait.default

@@ -1,0 +1,218 @@
+"""One clock: the times of a configuration's ops, as parts of its step, on the device that others were measured on. Pure.
+
+    anchor    = a configuration that was measured: its trace, its ops as profiled, its whole step as timed
+    Predictor(anchors, peaks, …)(trace)    the ops of any configuration of the same program
+
+An anchor's ops are scaled so that together they are the step that was timed. A configuration that was measured has its own
+times. In any other one
+
+    an op that the anchor most alike has too, by name and by key, keeps its time;
+    an op whose key was measured elsewhere takes what that takes in the mean;
+    a kernel on a device that does not run Triton takes what its ops take, since those run there;
+    any other op takes what the roofline says, calibrated by the measured ops of its class.
+
+A key is the operator with all that decides what it runs: types, strides and devices of its operands, and its numbers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import fx
+
+from tracefuse.measure.op_times import OpTimes, modelled_us
+from tracefuse.optimizers.costs.cost import Peaks, flops, op_class
+from tracefuse.optimizers.facts import once_per_value, tensors_in
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.ops import does_work, op_name
+from tracefuse.optimizers.trace import Trace, tensor_type
+
+Key = tuple[object, str]
+ALL = "all"
+"""The class of all ops together, for one that nothing was measured of."""
+HOW = (
+    "what these passes left as it was keeps its measured time, the rest is modelled and calibrated by what was measured"
+)
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A configuration that was measured on a device: `times` are its ops' as profiled, `step_us` its step as timed without a
+    profiler, or None where only the ops were measured."""
+
+    trace: Trace
+    times: OpTimes
+    step_us: float | None = None
+
+    @cached_property
+    def us(self) -> dict[str, float]:
+        """The ops' times as parts of the step."""
+        whole = self.times.step_us
+        scale = self.step_us / whole if self.step_us and whole else 1.0
+        return {name: scale * us for name, us in self.times.us.items()}
+
+    @property
+    def op_times(self) -> OpTimes:
+        """`us` with where they come from."""
+        scaled = f"{self.times.provenance}, scaled to the measured step" if self.step_us else self.times.provenance
+        return replace(self.times, us=self.us, provenance=scaled)
+
+    @cached_property
+    def by_key(self) -> dict[Key, float]:
+        """The mean time of the ops of each key; of what a replay spent nothing on, 0."""
+        groups: dict[Key, list[float]] = defaultdict(list)
+        for name, key in keys(self.trace).items():
+            groups[key].append(self.us.get(name, 0.0))
+        return {key: sum(found) / len(found) for key, found in groups.items()}
+
+    def likeness(self, trace: Trace) -> float:
+        """The share of ops that both traces have, of those that either has: 1 for the same program."""
+        mine, theirs = keys(self.trace).items(), keys(trace).items()
+        return len(mine & theirs) / max(1, len(mine | theirs))
+
+
+_keys: WeakKeyDictionary[Trace, dict[str, Key]] = WeakKeyDictionary()
+
+
+def keys(trace: Trace) -> dict[str, Key]:
+    """The key of each op that does work, by name; computed once for each trace."""
+    if trace not in _keys:
+        _keys[trace] = {node.name: op_key(node) for node in trace.ops if does_work(node)}
+    return _keys[trace]
+
+
+def op_key(node: fx.Node) -> Key:
+    """What decides how long an op takes: its operator, and its arguments with a type in place of each value."""
+    target = node.target.key if isinstance(node.target, Kernel) else op_name(node)
+    return target, str(fx.node.map_arg((node.args, node.kwargs), _described))
+
+
+@once_per_value
+def _described(value: Any) -> str:
+    return f"{tensor_type(value)}{[(t.stride(), t.device.type) for t in tensors_in(value)]}"
+
+
+class Predictor:
+    """Tells the times of any configuration's ops on the device that `anchors`, one or more, were measured on.
+
+    Of two anchors that are alike to the same degree the later one counts. `peaks` are those of the roofline that is
+    calibrated; `runs_triton` says whether the device runs the kernels, or the ops in them.
+    """
+
+    def __init__(self, anchors: Sequence[Anchor], peaks: Peaks, runs_triton: bool) -> None:
+        self.anchors, self.peaks, self.runs_triton = tuple(anchors), peaks, runs_triton
+        self.fits = calibration(anchors, peaks)
+        self.known: WeakKeyDictionary[Trace, OpTimes] = WeakKeyDictionary()
+
+    def __call__(self, trace: Trace) -> OpTimes:
+        """The times of the trace's ops: measured where an anchor is the same program, else predicted."""
+        if trace not in self.known:
+            self.known[trace] = self._times(trace)
+        return self.known[trace]
+
+    def _times(self, trace: Trace) -> OpTimes:
+        likeness = [one.likeness(trace) for one in self.anchors]
+        nearest = max(range(len(likeness)), key=lambda at: (likeness[at], at))
+        anchor = self.anchors[nearest]
+        if likeness[nearest] == 1.0:
+            return anchor.op_times
+        anchors = [anchor, *(one for at, one in enumerate(self.anchors) if at != nearest)]
+        same = {name for name, _ in keys(anchor.trace).items() & keys(trace).items()}
+        work = [node for node in trace.ops if does_work(node)]
+        us = {n.name: anchor.us.get(n.name, 0.0) if n.name in same else self._of(n, anchors) for n in work}
+        timed = {name: time for name, time in us.items() if time > 0}
+        transfers = {name: one for name, one in anchor.times.transfers.items() if name in same}
+        device = anchor.times.device
+        return OpTimes(timed, f"predicted for {device}: {HOW}", transfers, device, frozenset(timed) - same)
+
+    def _of(self, node: fx.Node, anchors: Sequence[Anchor]) -> float:
+        """The time of an op that the anchor most alike, the first, does not have."""
+        key, kernel = op_key(node), node.target
+        measured = next((one.by_key[key] for one in anchors if key in one.by_key), None)
+        if measured is not None:
+            return measured
+        if isinstance(kernel, Kernel) and not self.runs_triton:
+            return sum(self._of(inner, anchors) for inner in kernel.body.ops if does_work(inner))
+        fit = self.fits.get(class_of(node)) or self.fits[ALL]
+        return fit(modelled_us(node, self.peaks))
+
+
+def class_of(node: fx.Node) -> str:
+    """What an op is calibrated with: its class of cost, matmuls and kernels apart."""
+    if isinstance(node.target, Kernel):
+        return "kernel"
+    return "matmul" if flops(node) else op_class(node)
+
+
+Fit = Callable[[float], float]
+MIN_POINTS = 3
+"""Fewer ops of one class say nothing of it by themselves."""
+
+
+def calibration(anchors: Iterable[Anchor], peaks: Peaks) -> dict[str, Fit]:
+    """By class what an op takes for the time that a roofline gives it, and by `ALL` for any."""
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for one in anchors:
+        nodes = {node.name: node for node in one.trace.ops}
+        for name, us in one.us.items():
+            point = modelled_us(nodes[name], peaks), us
+            points[class_of(nodes[name])].append(point)
+            points[ALL].append(point)
+    # Kernels that nobody has measured move bytes as pointwise ops and reductions do.
+    points.setdefault("kernel", points.get("pointwise", []) + points.get("reduction", []))
+    return {name: fitted(found) for name, found in points.items() if len(found) >= MIN_POINTS or name == ALL}
+
+
+def fitted(points: Sequence[tuple[float, float]]) -> Fit:
+    """`a + b * modelled`, a and b not below 0, with the least relative errors, and the sum of what was measured.
+
+    `points` are pairs of modelled and measured times; of none a model is taken for what it says.
+    """
+    points = [(modelled, us) for modelled, us in points if us > 0]
+    if not points:
+        return lambda modelled: modelled
+    uu, uw, ww, u, w = (sum(of(m / t, 1 / t) for m, t in points) for of in _MOMENTS)
+    determinant = uu * ww - uw * uw
+    a, b = (
+        ((u * ww - w * uw) / determinant, (uu * w - uw * u) / determinant) if determinant > 1e-9 * uu * ww else (-1, -1)
+    )
+    if a < 0 or b < 0:  # One of the two alone, the one that errs less.
+        alone = [(u / uu, 0.0), (0.0, w / ww if ww else 0.0)]
+        a, b = min(alone, key=lambda ab: sum(((ab[0] + ab[1] * m) / t - 1) ** 2 for m, t in points))
+    whole = sum(a + b * m for m, _ in points)
+    scale = sum(t for _, t in points) / whole if whole else 1.0
+    return lambda modelled: scale * (a + b * modelled)
+
+
+_MOMENTS: tuple[Callable[[float, float], float], ...] = (
+    lambda w, u: u * u,
+    lambda w, u: u * w,
+    lambda w, u: w * w,
+    lambda w, u: u,
+    lambda w, u: w,
+)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a configuration was predicted to take before it was measured, and what it took then, in µs a step."""
+
+    predicted_us: float
+    measured_us: float
+
+    @property
+    def error(self) -> float:
+        """The relative error; above 0 where the prediction was too much."""
+        return self.predicted_us / self.measured_us - 1
+
+
+def typical_error(forecasts: Mapping[object, Forecast]) -> float | None:
+    """The median of the relative errors without their signs; None where nothing was forecast."""
+    errors = sorted(abs(one.error) for one in forecasts.values())
+    middle = len(errors) // 2
+    return (errors[middle] + errors[-1 - middle]) / 2 if errors else None

@@ -1,0 +1,147 @@
+"""What each kernel of a program stands for: the single ops that it does the work of, and how a person calls it. Pure.
+
+    layer_norm + gelu of h.*.mlp ×12
+
+A pass that makes kernels keeps the names of all values that remain. So the ops that a kernel replaced are those that its
+results needed in the trace before that pass, back to the values that it reads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.ops import does_work, is_getitem, op_name
+from tracefuse.optimizers.passes import PassRecord
+from tracefuse.optimizers.trace import Trace
+from tracefuse.tables.folding import OUTSIDE, name_of
+
+NAMED_OPS = 2
+"""A kernel is called after at most this many kinds of its ops."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The ops that one call of a kernel replaced, in the order of the program, and the trace that they stood in."""
+
+    before: Trace
+    ops: tuple[fx.Node, ...]
+
+
+def replaced(steps: Iterable[PassRecord]) -> dict[str, Replaced]:
+    """By the name of each kernel's call what it replaced; nothing for a call that no pass of `steps` made."""
+    found: dict[str, Replaced] = {}
+    for step in steps:
+        old = {node.name: node for node in step.before.graph.nodes}
+        made = [n for n in step.after.ops if isinstance(n.target, Kernel) and not _is_kernel(old.get(n.name))]
+        for call in made:
+            ops = _behind([old[name] for name in _results(call) if name in old], {n.name for n in call.all_input_nodes})
+            if ops:
+                found[call.name] = Replaced(step.before, tuple(ops))
+    return found
+
+
+def _is_kernel(node: fx.Node | None) -> bool:
+    return node is not None and isinstance(node.target, Kernel)
+
+
+def _results(call: fx.Node) -> list[str]:
+    parts = [user.name for user in call.users if is_getitem(user)]
+    return parts or [call.name]
+
+
+def _behind(results: Sequence[fx.Node], read: set[str]) -> list[fx.Node]:
+    """The ops that do work for `results` and need nothing but what is `read`."""
+    seen: dict[fx.Node, None] = {}
+    stack = [node for node in results if node.name not in read]
+    while stack:
+        node = stack.pop()
+        if node in seen or node.op != "call_function":
+            continue
+        seen[node] = None
+        stack += [operand for operand in node.all_input_nodes if operand.name not in read]
+    return sorted(filter(does_work, seen))
+
+
+# --- how it is called -------------------------------------------------------------------------------------------------
+
+_SAID = {
+    "mm": "matmul", "bmm": "matmul", "addmm": "matmul + bias", "baddbmm": "matmul + bias", "mv": "matmul", "dot": "matmul",
+    "_to_copy": "cast", "clone": "copy", "cat": "concatenation", "nll_loss_forward": "nll_loss", "sym_sum": "sum",
+    "embedding_dense_backward": "embedding backward", "native_dropout": "dropout", "bernoulli": "dropout",
+    "_softmax_backward_data": "softmax backward", "_log_softmax_backward_data": "log_softmax backward",
+}  # fmt: skip
+_ARITHMETIC = frozenset({
+    "add", "sub", "mul", "div", "neg", "rsub", "eq", "ne", "lt", "le", "gt", "ge", "where", "full", "full_like", "zeros",
+    "zeros_like", "ones_like", "scalar_tensor", "arange", "fill", "copy", "cast", "bitwise_not", "logical_not", "masked_fill",
+})  # fmt: skip
+
+
+def said(node: fx.Node) -> str:
+    """An op as a person says it: "layer_norm backward", "matmul", "attention", "cast"."""
+    name = packet_name(node) or op_name(node).removeprefix("aten.").partition(".")[0]
+    if name in _SAID:
+        return _SAID[name]
+    if "attention" in name:
+        return "attention backward" if "backward" in name else "attention"
+    plain = name.strip("_").removeprefix("native_").removeprefix("fused_")
+    head, mark, _ = plain.partition("_backward")
+    return f"{head} backward" if mark else plain
+
+
+def kernel_said(ops: Sequence[fx.Node]) -> str:
+    """What a kernel does, after the ops in it that say most: "layer_norm + gelu"; of arithmetic alone "mul + add"."""
+    count = Counter(said(node) for node in ops if does_work(node))
+    weight = {said(node): _weight(node) for node in ops if does_work(node)}
+    ranked = sorted(count, key=lambda name: (-weight[name], -count[name]))
+    telling = [name for name in ranked if weight[name] > 0] or ranked
+    more = len(telling) > NAMED_OPS
+    return " + ".join(telling[:NAMED_OPS]) + " + …" * more if telling else "nothing"
+
+
+def _weight(node: fx.Node) -> int:
+    name = said(node)
+    if name in _ARITHMETIC:
+        return 0
+    if any(word in name for word in ("norm", "softmax", "loss", "attention", "embedding", "dropout")):
+        return 4
+    # Such as gelu and sigmoid; what is short is arithmetic: exp, log.
+    if op_class(node) == "pointwise" and len(name) > 3:
+        return 3
+    return 2 if op_class(node) == "reduction" else 1
+
+
+def placed(calls: Sequence[fx.Node], folds: Mapping[str, str]) -> str:
+    """Where calls stand, with the number of them: "of h.*.mlp ×12", "of h.* ×24", "×3"."""
+    places = list(dict.fromkeys(name_of(node, folds) for node in calls))
+    common = places[0] if len(places) == 1 else _common(places)
+    times = f" ×{len(calls)}" if len(calls) > 1 else ""
+    return (f" of {common}" if common and common != OUTSIDE else "") + times
+
+
+def _common(places: Sequence[str]) -> str:
+    """The module around all of them."""
+    parts = [place.split(".") for place in places]
+    shared = 0
+    while all(len(one) > shared and one[shared] == parts[0][shared] for one in parts):
+        shared += 1
+    return ".".join(parts[0][:shared])
+
+
+def library_said(node: fx.Node) -> str:
+    """A call of a library with what tells it from others: "matmul 8192×768 · 768×3072"."""
+    name = said(node)
+    if not flops(node) or "matmul" not in name:
+        return name
+    shapes = ["×".join(map(str, operand.meta["val"].shape)) for operand in node.all_input_nodes if _is_matrix(operand)]
+    return f"{name} {' · '.join(shapes[:2])}"
+
+
+def _is_matrix(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return getattr(value, "ndim", 0) >= 2

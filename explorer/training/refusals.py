@@ -1,0 +1,102 @@
+"""Which steps cannot be compiled: those that no later step could be run by, each with its line, the values and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from tracefuse.assembly.program import Stepped
+from tracefuse.errors import ExportError
+from tracefuse.execution.optimised import Optimised
+from tracefuse.optimizers.ops import op_name
+from tracefuse.optimizers.trace import Source, line_of
+from tracefuse.steps.steps import Steps
+from tracefuse.steps.varying import Varying
+from tracefuse.training.rates import is_followed
+
+OTHER = "take another optimizer, such as `torch.optim.AdamW(…, fused=True)`"
+CAPTURABLE = "with `capturable=True` and a tensor as its `lr`"
+YOURS = "compute it with tensors, from a count that the step raises itself (`count.add_(1)`)"
+
+
+def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None:
+    """Raises `ExportError` with the line, the values and the remedy for a step that no other one could be run by."""
+    program = update.program
+    if program.outside is None:
+        raise ExportError(
+            "the session has no tensors of its update: save it with inputs=True, or capture the step here."
+        )
+    if not program.stepped and any(op_name(node).startswith("aten._fused_") for node in program.trace.ops):
+        raise ExportError(
+            "the session has no optimizer, whose learning rate a step reads: load the model and capture the step here."
+        )
+    made = [out.of for out in program.trace.outputs if out.kind == "result" and " of " in out.of]
+    if made:
+        raise ExportError(
+            f"the captured step is the first of its optimizer: it makes {made[0]}, which later ones only change. Capture a "
+            "later step, such as the third by `tracefuse.capture_step(n=3)`."
+        )
+    if steps is not None:
+        _check_varying(steps.varying, joint, update)
+        _check_repeats(steps)
+    _check_read(joint, update)
+
+
+def _check_varying(varying: Sequence[Varying], joint: Optimised, update: Optimised) -> None:
+    lines = {line_of(node) for node in (*joint.program.trace.ops, *update.program.trace.ops)} | {""}
+    for one in varying:
+        if not one.is_shape and not is_followed(one.op, one.argument) and str(one.source or "") in lines:
+            todo = remedy(one.argument, one.source, update.program.stepped) or YOURS
+            raise ExportError(
+                f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
+            )
+
+
+def _check_repeats(steps: Steps) -> None:
+    """A step after which another one came holds for neither, such as one that averages weights every second time. What counts
+    or logs single numbers may differ."""
+    other = steps.next_difference
+    if other is not None and other.of_tensors:
+        raise ExportError(
+            f"the step after step {steps.captured} ran other ops: {other}. A compiled step runs the same ones at each call: "
+            "capture one that is repeated by the next (`tracefuse.capture_step(n=…)`), or leave what only some steps run "
+            "out of the loop that is captured, and call it yourself behind the compiled step."
+        )
+
+
+def _check_read(joint: Optimised, update: Optimised) -> None:
+    """An update that computes with what the host read of a tensor, as of a count of steps, holds for this step only."""
+    lines = {line_of(node) for node in update.program.trace.ops} - {""}
+    for guard in joint.program.guards:
+        if not isinstance(guard.value, bool) and str(guard.source or "") in lines:
+            todo = remedy("", guard.source, update.program.stepped) or YOURS
+            raise ExportError(
+                f"the host reads {guard.value!r} of a tensor in {guard.source}, a count of steps or whether gradients are "
+                f"finite, and the update is made for that number: {todo}."
+            )
+
+
+def remedy(argument: str, source: Source | None, steps: Sequence[Stepped]) -> str:
+    """What to do about a number of the optimizer that stepped in that line; "" where none did."""
+    return " and ".join(dict.fromkeys(_of_optimizer(one, argument) for one in steps if one.source == source))
+
+
+def _of_optimizer(step: Stepped, argument: str) -> str:
+    options = set(_options(step))
+    if any(group.get("fused") for group in step.groups):
+        return f"keep {argument or 'the options'} of {step.kind} as captured (a schedule's `cycle_momentum=False`)"
+    if any(group.get("capturable") for group in step.groups):
+        return f"make {step.kind} with `foreach=True`, or with a number as its `lr`"
+    if "fused" in options:
+        gpu = f", or on a GPU {CAPTURABLE}" if "capturable" in options else ""
+        return f"make {step.kind} with `fused=True`{gpu}"
+    return f"make {step.kind} on a GPU {CAPTURABLE}, or {OTHER}" if "capturable" in options else OTHER
+
+
+def _options(step: Stepped) -> Iterator[str]:
+    for group in step.groups:
+        yield from group
+    kind = getattr(torch.optim, step.kind, None)  # what a group does not keep, as `fused` of an old checkpoint
+    if kind is not None:
+        yield from kind.__init__.__annotations__

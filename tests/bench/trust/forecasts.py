@@ -1,0 +1,108 @@
+"""What the view predicts after a switch, beside what is measured then: how far off it is, and whether its sign is right.
+
+    python tests/bench/trust/forecasts.py --check --out forecasts.json
+    python tests/bench/trust/forecasts.py --small --case gpt_bf16 --case stack
+
+Of each program (`cases/step_programs.py`) the captured step and the one with all passes are measured, as *Measure* does. Each
+toggle is then predicted from these two, and measured, as a share of the captured step in the same rounds. An error is
+predicted over measured, less 1. A sign is judged where the toggle changes the step of all passes by more than 3 %: it is right
+where the prediction changes it the same way. With `--check` the status is 1 where the median error is over 8 %, or fewer than
+95 % of the signs are right.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
+from cases.step_once import captured
+from cases.step_programs import STEPS
+from results import environment, parser, write
+
+from tracefuse.captures import Capture
+from tracefuse.text import aligned
+from tracefuse.variant import Variant
+from tracefuse.widgets.payload.clock import steps
+from tracefuse.widgets.payload.measured import Measured
+
+TOGGLES: dict[str, dict[str, Any]] = {
+    "fuse off": {"fuse": False},
+    "remat off": {"remat": None},
+    "remat 0": {"remat": 0.0},
+    "budget 50 %": {"memory_budget": 0.5},
+    "all but fuse": {"cat": False, "decompose": False, "pad": False, "simplify": False},
+}
+SEEN = 0.03
+"""The least change of the step whose sign is judged."""
+MOST_ERROR, LEAST_RIGHT = 0.08, 0.95
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--case", choices=STEPS, action="append", help="only this one (may be repeated)")
+    made.add_argument("--check", action="store_true", help="status 1 where predictions are too far off")
+    arguments = made.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name in arguments.case or STEPS:
+        made_step = STEPS[name](arguments.small, arguments.device)
+        rows += [{"case": name, **row} for row in forecasts(captured(made_step), arguments.budget)]
+        write(
+            arguments.out,
+            {"benchmark": "forecasts", "environment": environment(arguments.device)}
+            | {"small": arguments.small, "budget_s": arguments.budget, "rows": rows},
+            is_quiet=True,
+        )
+    print(table(rows))
+    errors = [abs(row["error"]) for row in rows]
+    signs = [row["is_right"] for row in rows if row["is_right"] is not None]
+    right = sum(signs) / len(signs) if signs else 1.0
+    print(f"\nmedian error {median(errors):.1%} of {len(errors)} toggles; sign right in {sum(signs)} of {len(signs)}")
+    if arguments.check and (median(errors) > MOST_ERROR or right < LEAST_RIGHT):
+        sys.exit(1)
+
+
+def forecasts(capture: Capture, budget_s: float) -> list[dict[str, Any]]:
+    """A row for each toggle that changes the program; steps are in units of the captured one, in the same rounds."""
+    full, kept = capture.optimize(), Measured()
+    full_step = step(kept, full, budget_s)
+    kept.profile(full)
+    rows = []
+    for name, changes in TOGGLES.items():
+        toggled = full.with_config(**changes)
+        forecast = kept.clocks.forecast(toggled)
+        if forecast is None:  # the same program
+            continue
+        measured = step(Measured(), toggled, budget_s)  # what is measured of one toggle predicts none of the others
+        change = measured / full_step - 1
+        is_right = None if abs(change) <= SEEN else (forecast - full_step) * change > 0
+        rows.append({"toggle": name, "full": full_step, "predicted": forecast, "measured": measured})
+        rows[-1] |= {"error": forecast / measured - 1, "is_right": is_right}
+        print(f"{name}: {forecast:.4g} of the captured step predicted, {measured:.4g} measured", flush=True)
+    return rows
+
+
+def step(kept: Measured, variant: Variant, budget_s: float) -> float:
+    """The step over the captured one, as `Variant.measure` times both, noted in `kept`."""
+    variant.measure(budget_s=budget_s)
+    kept.note(variant, None)
+    timed = steps(kept.known)
+    return timed[variant.config] / timed[variant.baseline.config]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    words = {True: "right", False: "wrong", None: ""}
+    cells = [
+        (
+            *(row["case"], row["toggle"], *(f"{row[name]:.4g}" for name in ("full", "predicted", "measured"))),
+            *(f"{row['error']:+.1%}", words[row["is_right"]]),
+        )
+        for row in rows
+    ]
+    return aligned([("program", "toggle", "all passes", "predicted", "measured", "error", "sign"), *cells])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""No action moves a control: every one is used in every state, and all others stay within 2 px of where they were.
+
+What unfolds in a list, a module's rows or a kernel's source, takes its room in that list; it is content, and scrolls. All else
+is a control: the head, the passes with their options, the tabs, the search, and the bar above each panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page, expect
+
+import tracefuse
+from tracefuse.demo import GPT, batch
+from tracefuse.widgets.html import page as html_page
+from tracefuse.widgets.view.explorer import Explorer
+
+pytestmark = pytest.mark.browser
+
+TABS = ("trace", "layers", "graph", "code", "timeline", "findings", "kernels", "timing", "notes")
+WIDTHS = (800, 1024, 1170, 1440)
+# Payloads by number, as `opened` holds them, and what else is shown.
+IDLE = {"busy": "", "progress": None, "text": "", "error": None}
+STATES: dict[str, tuple[int, dict[str, Any]]] = {
+    "captured": (0, IDLE),
+    "fuse off": (1, IDLE),
+    "measured": (2, IDLE),
+    "predicted": (3, IDLE),
+    "pinned": (4, IDLE),
+    "all off": (5, IDLE),
+    "frozen and pinned values": (6, IDLE),
+    "measuring": (
+        2,
+        IDLE | {"busy": "timing", "progress": 0.4, "text": "round 3 of 9, which is a long text to be shown"},
+    ),
+    "refused": (0, IDLE | {"error": {"panel": "passes", "at": "freeze", "message": "no parameter matches 'x': " * 5}}),
+    "writing": (0, IDLE | {"busy": "take"}),
+}
+HARNESS = """() => {
+    const controls = "button, input, select, summary, [role=tab]";
+    const fixed = ".tf-verdict, .tf-side, .tf-bar-top, .tf-toolbar, .tf-timeline-bar";
+    const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    const root = () => document.querySelector("[data-testid=tf-root]");
+    const nameOf = (one) => one.dataset.testid ?? `${one.tagName} ${one.getAttribute("aria-label") ?? one.textContent}`;
+    const all = () => [...root().querySelectorAll(`:is(${fixed}) :is(${controls})`)].filter((one) => one.checkVisibility());
+    const places = () => {
+        const found = new Map();
+        for (const one of all()) {
+            const { x, y, width } = one.getBoundingClientRect();
+            // A chip comes and goes with what it stands for; what lies over others is no part of the page's flow.
+            const comes = ".tf-menu, .tf-more-options, .tf-pins, .tf-error, .tf-take-notice";
+            if (!one.closest(comes)) found.set(nameOf(one), [x, y, width]);
+        }
+        return found;
+    };
+    const use = (one) => {
+        if (one.tagName === "SELECT") {
+            one.selectedIndex = (one.selectedIndex + 1) % one.options.length;
+            one.dispatchEvent(new Event("change", { bubbles: true }));
+        } else if (one.type === "range" || one.type === "text" || one.type === "search") {
+            one.value = one.type === "range" ? "3" : "h.*.mlp.*";
+            one.dispatchEvent(new Event("input", { bubbles: true }));
+            one.dispatchEvent(new Event("change", { bubbles: true }));
+        } else one.click();
+    };
+    const moved = (before, after) => [...after].flatMap(([name, [x, y]]) => {
+        const was = before.get(name);
+        const by = was ? Math.max(Math.abs(x - was[0]), Math.abs(y - was[1])) : 0;
+        return by > 2 ? [`${name} by ${by.toFixed(1)} px`] : [];
+    });
+    window.reset = async (number, status, tab) => {
+        root().querySelector(`[data-testid=tf-tab-${tab}]`).click();
+        root().querySelectorAll("details[open]").forEach((one) => { one.open = false; });
+        window.set("status", status);
+        window.show(number);
+        await frame();
+    };
+    window.useAll = async (number, status, tab, inPanel) => {
+        const problems = [];
+        await window.reset(number, status, tab);
+        const first = places();
+        const wanted = all().filter((one) => !one.disabled && (!inPanel || one.closest(".tf-tab-body"))).map(nameOf);
+        for (const name of new Set(wanted)) {
+            await window.reset(number, status, tab);
+            const before = places();
+            problems.push(...moved(first, before).map((text) => `coming back after ${name}: ${text}`));
+            const one = all().find((other) => nameOf(other) === name);
+            if (!one) continue;
+            use(one);
+            await frame();
+            problems.push(...moved(before, places()).map((text) => `${name} moves ${text}`));
+        }
+        return [new Set(wanted).size, [...new Set(problems)]];
+    };
+}"""
+# A kernel of the page's own: it answers with the payloads that there are.
+ANSWER = """() => {
+    const same = (one, other) => Object.keys(one).every((name) => JSON.stringify(one[name]) === JSON.stringify(other[name]));
+    window.sent = { push(message) {
+        if (message.type !== "configure") return;
+        const wanted = { ...state.payload.config, ...message.changes };
+        const at = payloadsOf().findIndex((one) => same(one.config, wanted));
+        if (at >= 0) window.show(at);
+        else window.set("status", { busy: "", progress: null, text: "",
+            error: { panel: "passes", at: Object.keys(message.changes)[0], message: "this is not held ".repeat(8) } });
+    } };
+}"""
+PLACED = (
+    "[data-testid^=tf-toggle-], [role=tab], .tf-actions button, [data-testid^=tf-tile-], .tf-clock, .tf-search input, "
+    "[data-testid=tf-freeze], [data-testid=tf-remat-weight], [data-testid=tf-memory-budget]"
+)
+FOCUS = """() => {
+    const one = document.activeElement;
+    if (!one.closest("[data-testid=tf-root]")) return null;
+    const { outlineStyle, outlineWidth, outlineColor } = getComputedStyle(one);
+    const isSeen = outlineStyle !== "none" && parseFloat(outlineWidth) >= 1.5;
+    return isSeen ? "" : `${one.outerHTML.slice(0, 90)}: outline ${outlineStyle} ${outlineWidth}`;
+}"""
+# Texts that are too close to what is behind them, by WCAG 2.2's contrast (minimum), level AA.
+CONTRAST = """() => {
+    const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const known = new Map();
+    const rgba = (colour) => {
+        if (known.has(colour)) return known.get(colour);
+        context.clearRect(0, 0, 1, 1);
+        context.fillStyle = colour;
+        context.fillRect(0, 0, 1, 1);
+        const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
+        known.set(colour, [r, g, b, a / 255]);
+        return known.get(colour);
+    };
+    const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a), 1];
+    const linear = (one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    const light = (colour) => {
+        const [r, g, b] = colour.map((one) => linear(one / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (one) => {
+        const chain = [];
+        for (let at = one; at; at = at.parentElement) chain.push(rgba(getComputedStyle(at).backgroundColor));
+        return chain.reverse().reduce((below, colour) => over(colour, below), [255, 255, 255, 1]);
+    };
+    const problems = [];
+    const root = document.querySelector("[data-testid=tf-root]");
+    const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    let count = 0;
+    while (walk.nextNode()) {
+        const text = walk.currentNode.data.trim();
+        const one = walk.currentNode.parentElement;
+        if (!text || !one.checkVisibility() || one.closest("style, option, :disabled, [aria-disabled=true]")) continue;
+        count += 1;
+        const style = getComputedStyle(one);
+        const back = behind(one);
+        const [a, b] = [light(over(rgba(style.color), back)), light(back)].sort((x, y) => y - x);
+        const ratio = (a + 0.05) / (b + 0.05);
+        const size = parseFloat(style.fontSize);
+        const least = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700) ? 3 : 4.5;
+        if (ratio < least) problems.push(`${text.slice(0, 40)} (${one.className}): ${ratio.toFixed(2)}`);
+    }
+    return [count, [...new Set(problems)]];
+}"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.1), batch(61, 2, 12)
+    explorer = Explorer(tracefuse.capture(lambda: model(*data).backward()).optimize(), "c", budget_s=0.2)
+    payloads = [explorer.payload]
+    explorer.configure({"fuse": False})
+    payloads.append(explorer.payload)
+    explorer.configure({"fuse": True})
+    explorer.measure()
+    explorer.show_times_of("here")
+    payloads.append(explorer.payload)
+    explorer.configure({"remat": None})
+    payloads.append(explorer.payload)
+    explorer.pin()
+    payloads.append(explorer.payload)
+    explorer.unpin()
+    off = dict.fromkeys(("simplify", "cat", "decompose", "pad", "optimizer_step", "fuse"), False)
+    explorer.configure(off | {"freeze": None})
+    payloads.append(explorer.payload)
+    on = dict.fromkeys(off, True)
+    explorer.configure(on | {"freeze": ["h.*.mlp.*", "!h.1.*"], "remat": 0.5, "save": ["h.0.attn", "h.1.mlp"]})
+    payloads.append(explorer.payload)
+    path = tmp_path_factory.mktemp("moves") / "view.html"
+    path.write_text(html_page(payloads, "moves", explorer.measured.timeline), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def live(browser: Browser, written: Path, go_live: Callable[[Page], None]) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(written.as_uri())
+    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    go_live(page)
+    page.evaluate(HARNESS)
+    page.evaluate(ANSWER)
+    yield page
+    page.close()
+    assert errors == []
+
+
+# --- nothing moves ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("state", STATES)
+def test_no_control_moves_another(live: Page, width: int, state: str) -> None:
+    live.set_viewport_size({"width": width, "height": 768})
+    number, status = STATES[state]
+    count, problems = live.evaluate("given => useAll(...given)", [number, status, "trace", False])
+    assert count > 20
+    assert problems == []
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_no_panels_bar_moves_another_control(live: Page, tab: str) -> None:
+    live.set_viewport_size({"width": 1024, "height": 768})
+    for number in (0, 3):
+        _, problems = live.evaluate("given => useAll(...given)", [number, IDLE, tab, True])
+        assert problems == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_all_states_and_tabs_have_their_controls_at_the_same_places(live: Page, width: int) -> None:
+    """Whatever led from one to the other: a switch, a measurement, a pin, an error."""
+    live.set_viewport_size({"width": width, "height": 768})
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for name, (number, status) in STATES.items():
+        live.evaluate("given => reset(...given)", [number, status, "trace"])
+        found[name] = live.evaluate(
+            """(wanted) => Object.fromEntries([...document.querySelectorAll(wanted)]
+            .filter((one) => one.checkVisibility()).map((one) => [one.dataset.testid,
+                [one.getBoundingClientRect().x, one.getBoundingClientRect().y]]))""",
+            PLACED,
+        )
+    first = found["captured"]
+    assert len(first) > 25
+    for name, places in found.items():
+        common = first.keys() & places.keys()
+        assert len(common) > 20
+        assert {one: places[one] for one in common} == {one: pytest.approx(first[one], abs=2) for one in common}, name
+
+
+def test_a_switch_and_its_effect_are_on_one_screen(live: Page) -> None:
+    live.set_viewport_size({"width": 1024, "height": 768})
+    for name in ("simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse"):
+        expect(live.get_by_test_id(f"tf-toggle-{name}")).to_be_in_viewport(ratio=1)
+    for tile in ("time", "peak", "saved", "ops"):
+        expect(live.get_by_test_id(f"tf-tile-{tile}")).to_be_in_viewport(ratio=1)
+    expect(live.get_by_test_id("tf-tree").locator("[role=row]").nth(8)).to_be_in_viewport(ratio=1)
+
+
+def test_every_pass_has_a_row_that_says_what_it_would_need(live: Page) -> None:
+    rows = live.locator("[data-pass]")
+    expect(rows).to_have_count(8)
+    expect(live.get_by_test_id("tf-pass-freeze")).to_contain_text("type a pattern; freezing all but")
+    expect(live.get_by_test_id("tf-pass-optimizer_step")).to_contain_text("call optimizer.step()")
+    live.evaluate("show(1)")
+    expect(rows).to_have_count(8)
+    expect(live.get_by_test_id("tf-pass-decompose")).to_contain_text("off: needs fuse")
+
+
+# --- undo -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_choice_is_taken_back_and_made_again(live: Page) -> None:
+    fuse = live.get_by_test_id("tf-toggle-fuse")
+    expect(live.get_by_test_id("tf-undo")).to_be_disabled()
+    fuse.click()
+    expect(fuse).not_to_be_checked()
+    live.keyboard.press("Control+z")
+    expect(fuse).to_be_checked()
+    expect(live.get_by_test_id("tf-undo")).to_be_disabled()
+    live.keyboard.press("Control+Shift+Z")
+    expect(fuse).not_to_be_checked()
+    live.get_by_test_id("tf-undo").click()
+    expect(fuse).to_be_checked()
+    live.get_by_test_id("tf-redo").click()
+    expect(fuse).not_to_be_checked()
+
+
+# --- seen and legible -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_where_the_keyboard_is_can_be_seen(live: Page, tab: str) -> None:
+    live.get_by_test_id(f"tf-tab-{tab}").click()
+    live.get_by_test_id("tf-root").focus()
+    seen = []
+    for _ in range(200):
+        live.keyboard.press("Tab")
+        problem = live.evaluate(FOCUS)
+        if problem is None:
+            break
+        seen.append(problem)
+    assert len(seen) > 10
+    assert [problem for problem in seen if problem] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(live: Page, scheme: Any) -> None:
+    live.emulate_media(color_scheme=scheme)
+    for number, (state, status) in enumerate(STATES.values()):
+        for tab in TABS if number in (0, 3) else TABS[:1]:
+            live.evaluate("given => reset(...given)", [state, status, tab])
+            count, problems = live.evaluate(CONTRAST)
+            assert count > 50
+            assert problems == [], (scheme, tab, state)

@@ -1,0 +1,81 @@
+"""Findings about a step's update: how the optimizer computes, and what the update takes of the step."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import tracefuse
+from tracefuse.findings.finding import Finding
+
+NOT_FUSED, SHARE = "optimizer-not-fused", "update-share"
+
+
+def stepped(kind: Any = optim.AdamW, rows: int = 64, **options: Any) -> tracefuse.Capture:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    optimizer, x = kind(model.parameters(), **options), torch.randn(rows, 256)
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    return c
+
+
+def found(name: str, of: Any) -> list[Finding]:
+    return [one for one in of.findings() if one.id == name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "title", "fix"),
+    [
+        (optim.AdamW, {"foreach": False}, r"AdamW computes tensor by tensor: 1\d\d ops for 16 parameters", "fused"),
+        (optim.AdamW, {"foreach": True}, r"AdamW computes list by list: \d+ ops for 16 parameters", "fused"),
+        (optim.Adamax, {"foreach": False}, "Adamax computes tensor by tensor", "foreach"),
+    ],
+    ids=["one by one", "lists", "never fused"],
+)
+def test_an_optimizer_that_is_not_fused(kind: Any, options: Any, title: str, fix: str) -> None:
+    c = stepped(kind, **options)
+    (one,) = found(NOT_FUSED, c)
+    assert re.match(title, one.title)
+    assert one.source.endswith("optimizer.step()")
+    assert one.fix.startswith(f"make {kind.__name__} with `{fix}=True`")
+    assert dict(one.evidence)["share"].endswith("% of the step")
+    assert set(one.values) <= {node.name for node in c.update.ops}
+
+
+def test_its_fix_mends_it_and_so_do_passes() -> None:
+    assert not found(NOT_FUSED, stepped(fused=True))
+    (one,) = found(NOT_FUSED, stepped(foreach=False).optimize())
+    assert one.is_mended
+    (left,) = found(NOT_FUSED, stepped(foreach=True).optimize())
+    assert not left.is_mended  # on a CPU the pass leaves lists to torch
+
+
+def test_what_is_spared_is_what_is_read_and_written_again() -> None:
+    """AdamW reads four tensors for each parameter and writes three: 28 bytes, and 4 for its steps."""
+    (one,) = found(NOT_FUSED, stepped(foreach=False))
+    parameters = 8 * 256 * 257
+    assert f"of which {4 * 7 * parameters / 2**20:.2f} MiB" in dict(one.evidence)["moved"]
+
+
+def test_the_share_of_the_update() -> None:
+    (one,) = found(SHARE, stepped(fused=True))
+    assert re.fullmatch(r"the update of AdamW takes \d+ % of the step", one.title)
+    assert one.severity == "high"
+    assert one.evidence[0][0].endswith("optimizer.step()")
+    assert not found(SHARE, stepped(fused=True, rows=8192))
+
+
+def test_a_program_without_an_update_has_neither() -> None:
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with tracefuse.capture() as c:
+        model(x).sum().backward()
+    assert not found(NOT_FUSED, c)
+    assert not found(SHARE, c)

@@ -1,0 +1,146 @@
+"""One clock: what was measured stands, what changed is calibrated by it, and parts sum to steps."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import programs
+import pytest
+import torch
+
+import tracefuse
+from tracefuse.measure.op_times import OpTimes, modelled
+from tracefuse.measure.predicted import Anchor, Forecast, Predictor, fitted, keys, typical_error
+from tracefuse.optimizers.costs.cost import Peaks
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import Trace
+from tracefuse.variant import Variant
+
+PEAKS = Peaks(1e12, 1e14, "test")
+DEVICE = "a device"
+
+
+@cache
+def variant() -> Variant:
+    return tracefuse.capture(programs.PROGRAMS["gpt"](torch.float32).run).optimize()
+
+
+def profiled(trace: Trace, factor: float = 3.0, overhead_us: float = 2.0) -> OpTimes:
+    """As if each op took so many times its roofline and so much more."""
+    us = {name: overhead_us + factor * us for name, us in modelled(trace, PEAKS).us.items()}
+    return OpTimes(us, f"measured on {DEVICE}, op by op", device=DEVICE)
+
+
+def anchor(of: Variant, step_us: float | None = None) -> Anchor:
+    return Anchor(of.whole, profiled(of.whole), step_us)
+
+
+def predictor(*anchors: Anchor, runs_triton: bool = True) -> Predictor:
+    return Predictor(anchors, PEAKS, runs_triton)
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_us", [None, 1e4])
+def test_the_prediction_of_an_unchanged_configuration_is_its_measurement(step_us: float | None) -> None:
+    base = variant().baseline
+    times = predictor(anchor(base, step_us))(base.whole)
+    assert (times.kind, times.predicted) == ("measured", frozenset())
+    expected = step_us or profiled(base.whole).step_us
+    assert times.step_us == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_measured_configuration_has_its_own_step_whatever_else_was_measured() -> None:
+    v = variant()
+    found = predictor(anchor(v.baseline, 5e3), anchor(v, 3e3))
+    assert [found(one.whole).step_us for one in (v.baseline, v)] == pytest.approx([5e3, 3e3], rel=1e-12)
+
+
+def test_another_configuration_of_the_same_program_is_measured_too() -> None:
+    v = variant().with_config(optimizer_step=False)
+    assert v.config != variant().config
+    assert predictor(anchor(variant()))(v.whole).kind == "measured"
+
+
+def test_ops_that_the_passes_left_keep_their_measured_times() -> None:
+    v = variant()
+    base = anchor(v.baseline, 5e3)
+    times = predictor(base)(v.whole)
+    kept = {name for name, _ in keys(v.whole).items() & keys(v.baseline.whole).items()}
+    assert kept
+    assert all(times.us[name] == base.us[name] for name in kept if name in times.us)
+    assert times.predicted == set(times.us) - kept
+    assert (times.kind, times.device) == ("predicted", DEVICE)
+
+
+# --- what changed -----------------------------------------------------------------------------------------------------
+
+
+def test_an_op_of_a_known_key_takes_what_that_takes_in_the_mean() -> None:
+    v = variant()
+    base = anchor(v.baseline)
+    times = predictor(base)(v.with_config(fuse=False).whole)
+    known = {name: key for name, key in keys(v.with_config(fuse=False).whole).items() if key in base.by_key}
+    copies = [name for name in known if name not in base.us]
+    assert copies, "remat computes some ops again, under names of their own"
+    assert all(times.us.get(name, 0.0) == pytest.approx(base.by_key[known[name]]) for name in copies)
+
+
+def test_a_new_kernel_is_modelled_and_calibrated() -> None:
+    """Where every op takes 3 times its roofline and 2 µs, so does what nobody has measured."""
+    v = variant()
+    times = predictor(anchor(v.baseline))(v.whole)
+    kernels = [node.name for node in v.whole.ops if isinstance(node.target, Kernel)]
+    expected = profiled(v.whole).us
+    assert [times.us[name] for name in kernels] == pytest.approx([expected[name] for name in kernels], rel=1e-3)
+
+
+def test_a_device_without_triton_runs_the_ops_of_a_kernel() -> None:
+    v = variant().with_config(decompose=False, remat=None)
+    base = anchor(v.baseline)
+    times = predictor(base, runs_triton=False)(v.whole)
+    node = next(n for n in v.whole.ops if isinstance(n.target, Kernel))
+    inside = [n for n in node.target.body.ops if does_work(n)]
+    assert len(inside) > 1
+    assert times.us[node.name] > profiled(v.whole).us[node.name]
+    assert times.step_us == pytest.approx(profiled(v.baseline.whole).step_us, rel=0.05)
+
+
+def test_of_two_anchors_the_one_most_alike_counts() -> None:
+    v = variant()
+    far, near = anchor(v.baseline, 5e3), anchor(v, 1e3)
+    other = v.with_config(remat=None)
+    names = keys(other.whole).items() & keys(v.whole).items()
+    times = predictor(far, near)(other.whole)
+    assert all(times.us[name] == near.us[name] for name, _ in names if name in near.us)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("points", "at", "expected"),
+    [
+        ([], 7.0, 7.0),
+        ([(1.0, 5.0), (2.0, 7.0), (10.0, 23.0)], 4.0, 11.0),
+        ([(1.0, 2.0), (2.0, 4.0), (4.0, 8.0)], 3.0, 6.0),
+        ([(0.0, 3.0), (0.0, 3.0), (0.0, 3.0)], 0.0, 3.0),
+        ([(1.0, 4.0), (2.0, 3.0), (3.0, 2.0)], 9.0, 3.0),
+    ],
+)
+def test_a_fit_has_an_overhead_and_a_rate_neither_below_zero(
+    points: list[tuple[float, float]], at: float, expected: float
+) -> None:
+    fit = fitted(points)
+    assert fit(at) == pytest.approx(expected)
+    assert sum(fit(m) for m, _ in points) == pytest.approx(sum(t for _, t in points))
+
+
+def test_the_record_says_how_far_predictions_were_off() -> None:
+    one, other, third = Forecast(110, 100), Forecast(98, 100), Forecast(80, 100)
+    assert one.error == pytest.approx(0.1)
+    assert typical_error({}) is None
+    assert typical_error({1: one, 2: other}) == pytest.approx(0.06)
+    assert typical_error({1: one, 2: other, 3: third}) == pytest.approx(0.1)

@@ -1,0 +1,69 @@
+"""Loops as people write them, compiled: ten compiled steps leave what ten eager ones leave, in float64."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import optim
+from whole_step_loops import (
+    Accumulated,
+    AccumulatedAfterwards,
+    AccumulatedForever,
+    AccumulatedInPlace,
+    Adversaries,
+    Averaged,
+    AveragedBuffers,
+    AveragedByHand,
+    AveragedOneByOne,
+    Closure,
+    Counted,
+    Decayed,
+    Groups,
+    Loop,
+    Mean,
+    MuonAndSGD,
+    NeverZeroed,
+    Scaled,
+    TwoOptimizers,
+    Unused,
+    ZeroedAfterwards,
+    ZeroedInPlace,
+    ZeroedInPlaceAfterwards,
+    check,
+)
+
+HOLDS = [
+    Averaged, AveragedOneByOne, AveragedBuffers, Mean, AveragedByHand, ZeroedInPlace, ZeroedAfterwards,
+    ZeroedInPlaceAfterwards, NeverZeroed, Decayed, Accumulated, AccumulatedInPlace, AccumulatedAfterwards,
+    AccumulatedForever, Groups, Unused, TwoOptimizers, MuonAndSGD, Adversaries, Closure, Scaled, Counted,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOLDS)
+def test_ten_compiled_steps_leave_what_eager_leaves(kind: type[Loop]) -> None:
+    check(kind)
+
+
+# --- capturable, which torch keeps for GPUs: it computes there as here ------------------------------------------------
+
+
+CAPTURABLE = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
+@pytest.mark.parametrize("name", CAPTURABLE)
+def test_capturable_optimizers_hold(name: str, foreach: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists follow a schedule of a tensor's; Rprop reads its rate in its first step alone."""
+    made: Any = getattr(optim, name)
+
+    class Capturable(Groups if foreach and name != "Rprop" else Loop):  # type: ignore[misc]
+        def optimizer(self) -> optim.Optimizer:
+            rate = torch.tensor(0.01, dtype=torch.float64) if foreach else 0.01
+            return made(self.model.parameters(), lr=rate, foreach=foreach, capturable=True)
+
+    of = optim.Adam.__module__ if name == "AdamW" else made.__module__
+    monkeypatch.setattr(sys.modules[of], "_get_capturable_supported_devices", lambda *_, **__: ["cpu", "cuda"])
+    check(Capturable)

@@ -1,0 +1,251 @@
+"""Loops that no compiled step follows: each is refused with its line and a remedy, which holds where it is followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+from torch.optim import lr_scheduler
+from whole_step_loops import NEAR, Adversaries, AveragedByHand, Closure, Counted, Groups, Loop, captured, check, data_of
+
+import tracefuse
+from tracefuse.errors import CaptureError, ExportError
+
+
+class Cycled(Groups):
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    def optimizer(self) -> optim.Optimizer:
+        return Loop.optimizer(self)
+
+    def more(self) -> None:
+        self.schedule = lr_scheduler.OneCycleLR(self.opt, 0.1, total_steps=30, **self.options)
+
+
+class CycledRates(Cycled):
+    options = {"cycle_momentum": False}  # noqa: RUF012
+
+
+class Plain(Loop):
+    make: Any = optim.AdamW
+
+    def optimizer(self) -> optim.Optimizer:
+        return self.make(self.model.parameters(), lr=0.01)
+
+
+class Adagrad(Plain):
+    make = optim.Adagrad
+
+
+class Adamax(Plain):
+    make = optim.Adamax
+
+
+class Adafactor(Plain):
+    make = optim.Adafactor
+
+
+class FusedAdagrad(Loop):
+    def optimizer(self) -> optim.Optimizer:
+        return optim.Adagrad(self.model.parameters(), lr=0.01, fused=True)
+
+
+class Scheduled(Groups):
+    fused = False
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, fused=self.fused)
+
+
+class ScheduledFused(Scheduled):
+    fused = True
+
+
+class Warmed(AveragedByHand):
+    """An average whose weight the host counts: `Counted` has it in tensors."""
+
+    steps = 0
+
+    def between(self) -> None:
+        self.steps += 1
+
+    @torch.no_grad()
+    def after(self) -> None:
+        weight = min(0.9, (1 + self.steps) / (10 + self.steps))
+        for mine, new in zip(self.ema.parameters(), self.model.parameters(), strict=True):
+            mine.lerp_(new, 1 - weight)
+
+
+class EverySecond(AveragedByHand):
+    """An average that is moved every second time; the loop without it is the remedy."""
+
+    steps = 0
+
+    def after(self) -> None:
+        self.steps += 1
+        if self.steps % 2 == 0:
+            super().after()
+
+
+class Rollouts(Loop):
+    """PPO: three epochs on what one rollout gave."""
+
+    steps = 0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.steps % 3 == 0:
+            with torch.no_grad():
+                self.old = self.model(2 * x)
+        self.steps += 1
+        return (torch.exp(self.model(x) - self.old) * y).clamp(0.8, 1.2).mean()
+
+
+REFUSED = {
+    Cycled: (r"^beta1 of aten._fused_adamw_.*keep beta1 of AdamW as captured .*`cycle_momentum=False`", CycledRates),
+    Plain: (r"make AdamW with `fused=True`, or on a GPU with `capturable=True` and a tensor as its `lr`\.$", Loop),
+    Adagrad: (r"^the host reads 3.0 of a tensor .*: make Adagrad with `fused=True`\.$", FusedAdagrad),
+    Adamax: (r"make Adamax on a GPU with `capturable=True` .*, or take another optimizer, such as .*AdamW", Loop),
+    Adafactor: (r"step to step: take another optimizer, such as `torch.optim.AdamW\(…, fused=True\)`", Loop),
+    Scheduled: (r"-0.0\d+, then -0.0\d+: .*: make SGD with `fused=True`", ScheduledFused),
+    Warmed: (r"^weight of aten.lerp_.Scalar .*: compute it with tensors, from a count that the step raises", Counted),
+    EverySecond: (r"the step after step 3 ran other ops: \d+ ops more .*leave what only some steps run out of the loop", Loop),
+    Rollouts: (r"ran other ops: .* capture one that is repeated by the next", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_loop_that_no_compiled_step_follows_is_refused_and_its_remedy_holds(kind: type[Loop]) -> None:
+    said, remedied = REFUSED[kind]
+    with pytest.raises(ExportError, match=said):
+        captured(loop := kind(), data_of(loop.n + 1)).compile()
+    if remedied is not None:
+        check(remedied)
+
+
+def test_an_epoch_between_two_rollouts_is_a_step_on_what_the_rollout_gave() -> None:
+    ours, eager, data = Rollouts(), Rollouts(), data_of(6)
+    ours.n = 5
+    step = captured(ours, data).compile()
+    for batch in data:
+        eager.step(*batch)
+    (x, y), old = data[0], torch.randn(5, 3, dtype=torch.float64)
+    eager.old, eager.steps = old, 1
+    assert step.inputs == ("constant", "loop_old", "constant_1")  # x and y are no variable's where the step ends
+    for _ in range(10):
+        eager.step(x, y)
+        eager.steps = 1
+        step(x, old, y)
+    far = [
+        float((mine - eager.left()[key]).abs().max()) for key, mine in ours.left().items() if key.startswith("model")
+    ]
+    assert max(far) < NEAR
+
+
+class Dependent(Adversaries):
+    """The generator learns from what the judge has become."""
+
+    def judge_step(self, x: Tensor, y: Tensor) -> None:
+        self.other.zero_grad()
+        self.judged(self.model(x), y).backward()
+        self.other.step()
+
+    def model_step(self, x: Tensor) -> None:
+        self.opt.zero_grad()
+        F.softplus(-self.judge(self.model(x))).mean().backward(inputs=list(self.model.parameters()))
+        self.opt.step()
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.judge_step(x, y)
+        self.model_step(x)
+
+
+def test_of_two_updates_of_which_the_second_reads_the_first_each_is_a_step_by_itself() -> None:
+    ours, eager, data = Dependent(), Dependent(), data_of(14)
+    said = (
+        r"the program goes on \(.*with what the optimizer changed. Capture one forward, its backward and its update by"
+    )
+    with pytest.raises(ExportError, match=said):
+        captured(ours, data[:3]).compile()
+    for batch in data[:4]:
+        eager.step(*batch)
+    x, y = data[3]
+    with tracefuse.capture() as of_judge:
+        ours.judge_step(x, y)
+    with tracefuse.capture() as of_model:
+        ours.model_step(x)
+    first, second = of_judge.optimize().compile(), of_model.optimize().compile()
+    for x, y in data[4:]:
+        first(x=x, y=y)
+        second(x)
+        eager.step(x, y)
+    far = {key: float((mine - eager.left()[key]).abs().max()) for key, mine in ours.left().items()}
+    assert max(far.values()) < NEAR, far
+
+
+class Searched(Closure):
+    def optimizer(self) -> optim.Optimizer:
+        return optim.LBFGS(self.model.parameters(), max_iter=2)
+
+
+def test_lbfgs_is_refused_and_the_loss_that_its_closure_asks_for_compiles() -> None:
+    ours, eager, (x, y) = Searched(), Searched(), data_of(1)[0]
+    said = r"LBFGS \(.*evaluates the loss as often as it likes.*or capture one forward and its backward by themselves"
+    with pytest.raises(ExportError, match=said):
+        captured(Searched(), data_of(4)).compile()
+    with tracefuse.capture() as c:
+        ours.loss(x, y).backward()
+    program = c.optimize().compile()
+    eager.loss(x, y).backward()
+
+    def closure() -> Tensor:
+        ours.zero()
+        loss = program()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        ours.opt.step(closure)
+        eager.step(x, y)
+    far = {key: float((mine - eager.left()[key]).abs().max()) for key, mine in ours.left().items()}
+    assert max(far.values()) < NEAR, far
+
+
+class Looked(Loop):
+    """An embedding with sparse gradients, which SparseAdam updates."""
+
+    sparse = True
+
+    def prepare(self) -> None:
+        self.table = nn.Embedding(10, 4, sparse=self.sparse).double()
+
+    def more(self) -> None:
+        of_dense = {"fused": True} if not self.sparse else {}
+        kind: Any = optim.SparseAdam if self.sparse else optim.AdamW
+        self.other = kind(self.table.parameters(), lr=0.01, **of_dense)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.model(self.table((3 * x[:, 0]).abs().long().clamp(max=9))), y)
+
+    def zero(self) -> None:
+        self.opt.zero_grad()
+        self.other.zero_grad()
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        self.loss(x, y).backward()
+        self.opt.step()
+        self.other.step()
+
+
+class LookedDense(Looked):
+    sparse = False
+
+
+def test_sparse_adam_is_refused_by_name_and_a_dense_embedding_holds() -> None:
+    said = r"SparseAdam \(.*self.other.step\(\)\) works on sparse gradients.*`nn.Embedding\(sparse=False\)`.*AdamW"
+    with pytest.raises(CaptureError, match=said):
+        captured(Looked(), data_of(4)).compile()
+    check(LookedDense)

@@ -1,0 +1,130 @@
+// The head of the view: what a step takes in a sentence, what to do first, six figures, and what measures them. It has one height.
+
+import { h } from "../parts/dom.js";
+import { NEEDS_KERNEL } from "../parts/widgets.js";
+import { TakeAwayMenu } from "./takeaway.js";
+import { ownTime, tiles } from "./tiles.js";
+
+const MOST_ACTIONS = 3;
+
+export class VerdictBar {
+  /** @param {Act} act @param {(isOn: boolean) => void} measureWhenIdle */
+  constructor(act, measureWhenIdle) {
+    this.act = act;
+    this.said = h("p", { class: "tf-said-line", "data-testid": "tf-sentence" });
+    this.first = h("div", { class: "tf-first", role: "group", "aria-label": "what to do first", "data-testid": "tf-first" });
+    this.tiles = h("div", { class: "tf-tiles" });
+    this.measure = button("Measure", "tf-measure", act.measure);
+    this.ablate = button("Measure each pass", "tf-ablate", () => act.ask("timing", { type: "ablate" }));
+    this.cancel = button("Cancel", "tf-cancel", () => {
+      this.text.textContent = "cancelling…";
+      act.ask("timing", { type: "cancel" });
+    });
+    this.pin = button("", "tf-pin", () => act.ask("passes", { type: this.isPinned ? "unpin" : "pin" }));
+    this.isPinned = false;
+    this.progress = h("progress", { max: 1, "aria-label": "progress" });
+    this.text = h("span", { class: "tf-note", role: "status" });
+    this.running = h("div", { class: "tf-running" }, this.progress, this.text);
+    this.menu = new TakeAwayMenu(act);
+    const actions = h("div", { class: "tf-actions" }, this.measure, this.ablate, this.running, this.cancel, this.pin, this.menu.element);
+    this.clock = h("select", { class: "tf-clock", "aria-label": "whose times are shown", "data-testid": "tf-clock", onchange: () => act.ask("passes", { type: "clock", device: this.clock.value }) });
+    const idle = h("input", { type: "checkbox", checked: true, onchange: () => measureWhenIdle(idle.checked), "data-testid": "tf-when-idle" });
+    /** For programs on a GPU, whose predictions a measurement replaces. */
+    this.whenIdle = h("label", { class: "tf-label tf-when-idle", title: "a few seconds after a switch the prediction is replaced by a measurement, where nothing else runs" }, idle, " measure when idle");
+    /** Filled by the shell: that the kernel is lost. */
+    this.lost = h("span", { class: "tf-lost" });
+    this.lines = h("div", { class: "tf-lines", tabindex: "0", role: "group", "aria-label": "what to know" });
+    /** One line of what to know; the shell adds the search. */
+    this.know = h("div", { class: "tf-know" }, h("label", { class: "tf-label" }, "times: ", this.clock), this.whenIdle, this.lost, this.lines);
+    this.element = h("header", { class: "tf-verdict", "data-testid": "tf-verdict" }, this.said, this.first, h("div", { class: "tf-verdict-row" }, this.tiles, actions), this.know, this.menu.notice);
+  }
+
+  /** @param {View} view */
+  draw(view) {
+    const { payload, status, live } = view;
+    this.said.textContent = payload.sentence.said;
+    this.said.title = payload.sentence.said;
+    this.drawFirst(payload);
+    this.tiles.replaceChildren(...tiles(payload, live));
+    this.drawClock(payload, live);
+    this.whenIdle.hidden = !payload.runs_triton || !live;
+    this.lines.replaceChildren(...lines(payload));
+    this.lines.title = this.lines.textContent ?? "";
+    this.drawActions(payload, status, live);
+    this.menu.draw(view);
+  }
+
+  /** What leads, each in a place of its own. @param {Payload} payload */
+  drawFirst({ sentence, looked_for: lookedFor }) {
+    const hadFocus = this.first.contains(document.activeElement);
+    const cards = sentence.actions.slice(0, MOST_ACTIONS).map(({ title, worth, key }, at) =>
+      h("button", { class: "tf-action-card", title: `${title}: ${worth}`, onclick: () => this.act.openFinding(at), "data-finding": key, "data-testid": `tf-first-${at}` }, h("b", null, at + 1), h("span", null, title), worth && h("small", { class: "tf-worth" }, worth)),
+    );
+    const none = h("span", { class: "tf-note" }, lookedFor.length > 0 ? `Nothing to mend was found; ${lookedFor.length} patterns were looked for.` : "This trace was not diagnosed.");
+    this.first.replaceChildren(...(cards.length > 0 ? cards : [none]));
+    if (hadFocus) cards[0]?.focus({ preventScroll: true });
+  }
+
+  /** @param {Payload} payload @param {boolean} live */
+  drawClock({ clock }, live) {
+    const options = clock.choices.map(([id, label]) => h("option", { value: id, selected: id === clock.chosen }, id === "here" ? label : `modelled on ${label}`));
+    this.clock.replaceChildren(...options);
+    this.clock.value = clock.chosen;
+    this.clock.disabled = !live;
+    this.clock.title = live ? `every time in this view; now: ${clock.provenance[1]}` : NEEDS_KERNEL;
+  }
+
+  /** @param {Payload} payload @param {Status} status @param {boolean} live */
+  drawActions({ timing, blocked, baseline }, status, live) {
+    const isRunning = status.busy === "timing" || status.busy === "findings";
+    const reason = !live ? NEEDS_KERNEL : blocked;
+    this.measure.textContent = timing ? "Measure again" : "Measure";
+    this.measure.classList.toggle("tf-primary", !timing || timing.stale);
+    enable(this.measure, reason, status.busy !== "" && !isRunning, "replays the recorded traces, before and after the passes, in turn; your code is not run again");
+    enable(this.ablate, reason, status.busy !== "" && !isRunning, "times the program without each pass in turn: what each one alone adds to the step");
+    this.isPinned = baseline.is_pinned;
+    this.pin.textContent = baseline.is_pinned ? "Unpin" : "Pin as baseline";
+    enable(this.pin, live ? null : NEEDS_KERNEL, status.busy !== "", baseline.is_pinned ? `compare with the trace as captured again, not with ${baseline.call}` : "compare from now on with what is shown now");
+    this.showRunning(isRunning, status);
+  }
+
+  /** While something is measured, Cancel stands where Measure does, and has its focus. @param {boolean} isRunning @param {Status} status */
+  showRunning(isRunning, status) {
+    const [shown, hidden] = isRunning ? [[this.running, this.cancel], [this.measure, this.ablate]] : [[this.measure, this.ablate], [this.running, this.cancel]];
+    const hadFocus = hidden.some((one) => one === document.activeElement);
+    for (const one of shown) one.hidden = false;
+    if (hadFocus) (isRunning ? this.cancel : this.measure).focus({ preventScroll: true });
+    for (const one of hidden) one.hidden = true;
+    if (!isRunning) return;
+    if (status.progress === null) this.progress.removeAttribute("value");
+    else this.progress.value = status.progress;
+    this.text.textContent = status.text || "measuring…";
+    this.text.title = status.text;
+  }
+}
+
+/** @param {string} label @param {string} id @param {() => void} act */
+function button(label, id, act) {
+  return h("button", { class: "tf-button", onclick: act, "data-testid": id }, label);
+}
+
+/** @param {HTMLButtonElement} button @param {string | null} reason why it cannot be used at all @param {boolean} isBusy @param {string} help */
+function enable(button, reason, isBusy, help) {
+  button.disabled = reason !== null || isBusy;
+  button.title = reason ?? help;
+}
+
+/** What stands in the way of measuring, what the figures are against, which step of a loop it is, how far predictions were off, all on one line. @param {Payload} payload */
+function lines(payload) {
+  const { steps, baseline, blocked, clock } = payload;
+  const own = ownTime(payload);
+  const record = clock.error === null ? "" : `Predictions here are within ${Math.max(1, Math.round(100 * clock.error))} % (${clock.forecasts} measured later).`;
+  return [
+    ...(blocked ? [h("span", { class: "tf-blocked", role: "status", "data-testid": "tf-blocked" }, blocked)] : []),
+    ...(baseline.is_pinned ? [h("span", { class: "tf-baseline", "data-testid": "tf-baseline" }, "⚑ Every “before” is the pinned ", h("code", null, baseline.call))] : []),
+    ...(steps ? [h("span", { class: "tf-note tf-steps", title: steps.each, "data-testid": "tf-steps" }, steps.said)] : []),
+    ...(record ? [h("span", { class: "tf-note", "data-testid": "tf-record" }, record)] : []),
+    ...(own ? [h("span", { class: "tf-note", title: payload.timing?.provenance, "data-testid": "tf-own-time" }, own)] : []),
+    h("span", { class: "tf-note" }, `Times ${clock.provenance[1]}.`),
+  ];
+}

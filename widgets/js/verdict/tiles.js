@@ -1,0 +1,120 @@
+// The six figures of the verdict: each a label, a figure before and after, and what that change is. Their places never change.
+
+import { figure, formatChange, h, paired, plural, sizes, spans } from "../parts/dom.js";
+import { ratio, term } from "../parts/widgets.js";
+
+/** @param {Payload} payload @param {boolean} live */
+export function tiles(payload, live) {
+  const { ops, saved_bytes: saved } = payload.summary;
+  const hasBackward = payload.backward.ops[0] + payload.backward.ops[1] > 0;
+  const time = timeTile(payload, live);
+  const savedLabel = [term("Saved for backward", "bytes that the forward keeps until the backward has read them")];
+  const others = [
+    peakTile(payload),
+    hasBackward ? tile("saved", savedLabel, sizesOf(saved), pill(saved, payload.blocked)) : tile("saved", savedLabel, [h("span", { class: "tf-was" }, "no backward")], null),
+    tile("ops", [term("Operators", "ops that do work; views and parts of results take no time and are not counted")], pair([String(ops[0]), String(ops[1])]), pill(ops, payload.blocked)),
+  ];
+  const rest = [kernelTile(payload), differenceTile(payload)];
+  // What a CPU can know stands first where there is no GPU.
+  return payload.runs_triton ? [time, ...others, ...rest] : [...others, time, ...rest];
+}
+
+/** @param {string} id @param {(Node | string)[]} label @param {(Node | string)[]} figures @param {Node | null} below @param {string} [flag] */
+function tile(id, label, figures, below, flag) {
+  return h(
+    "div",
+    { class: `tf-tile${flag ? ` tf-${flag}` : ""}`, "data-testid": `tf-tile-${id}` },
+    h("span", { class: "tf-label" }, label),
+    h("span", { class: "tf-figure" }, figures),
+    h("span", { class: "tf-below" }, below),
+  );
+}
+
+const GLYPHS = { measured: "●", predicted: "◍", modelled: "≡", stale: "◔", static: "≡" };
+/** @type {Record<string, string>} */
+const MEANINGS = {
+  measured: "timed on this device",
+  predicted: "not timed yet: what did not change keeps its measured time, what changed is modelled and calibrated by what was measured",
+  modelled: "the least time that the bytes and the arithmetic take on this device, no launch counted: nothing was timed",
+};
+
+/** Where a figure comes from. @param {keyof typeof GLYPHS} kind @param {string} title */
+function origin(kind, title) {
+  return h("abbr", { class: `tf-from tf-from-${kind}`, title }, h("span", { "aria-hidden": "true" }, GLYPHS[kind]), ` ${kind}`);
+}
+
+/** @param {[string, string]} texts @param {string} [unit] */
+function pair([before, after], unit = "") {
+  const end = unit ? [h("span", { class: "tf-unit" }, unit)] : [];
+  if (before === after) return [h("b", null, after), ...end];
+  return [h("span", { class: "tf-was" }, before), h("span", { class: "tf-arrow", role: "img", "aria-label": "to" }, "→"), h("b", null, after), ...end];
+}
+
+/** @param {[number, number]} bytes */
+function sizesOf(bytes) {
+  return pair(...paired(bytes, sizes));
+}
+
+/** @param {string} text @param {string} [title] */
+function note(text, title = text) {
+  return h("span", { class: "tf-note", title }, text);
+}
+
+/** No verdict on a program that cannot be checked. @param {[number, number]} pair @param {string | null} blocked */
+function pill([before, after], blocked) {
+  const change = formatChange(before, after);
+  const mood = blocked || change.startsWith("±") || before === after ? "same" : after < before ? "better" : "worse";
+  return h("span", { class: `tf-pill tf-${mood}` }, change || "nothing to compare");
+}
+
+/** The step by the one clock. @param {Payload} payload @param {boolean} live */
+function timeTile(payload, live) {
+  const { clock, timing, blocked } = payload;
+  const kind = clock.kinds[1];
+  const [texts, unit] = paired(clock.step_us, spans);
+  const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
+  const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
+  const below = isTimed ? ratio(row, payload) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
+  const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
+  return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${MEANINGS[kind]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
+}
+
+/** @param {Payload} payload */
+function kernelTile({ summary: { kernels }, runs_triton: runsTriton, timing }) {
+  const launches = plural(kernels.launches, "launch", "launches");
+  const below = timing && !runsTriton ? note("unique · not run: CPU", `${launches}; Triton kernels did not run: a CPU runs their ATen operators`) : note(`unique · ${launches}`);
+  return tile("kernels", [term("Triton kernels", "each computes a region: ops that read and write memory once, together")], [h("b", null, kernels.unique)], kernels.unique > 0 ? below : null);
+}
+
+/** @param {Payload} payload */
+function peakTile({ summary, blocked }) {
+  const { peak_bytes: planned, measured_peak_bytes: measured } = summary;
+  const bytes = measured ?? planned;
+  const [texts, unit] = paired(planned, sizes);
+  const badge = measured
+    ? origin("measured", `The most bytes alive at once, inputs and parameters included, by the GPU's allocator; static: ${texts.join(" → ")} ${unit}`)
+    : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
+  return tile("peak", [term("Peak memory", "the most bytes alive at once"), " ", badge], sizesOf(bytes), pill(bytes, blocked));
+}
+
+/** @param {Payload} payload */
+function differenceTile({ summary: { difference } }) {
+  const label = [term("Max |Δ| to eager", "the largest difference of any result or gradient from those of the program as it ran")];
+  if (!difference) return tile("difference", label, [h("span", { class: "tf-was" }, "not measured")], null);
+  const { results, gradients, updated } = difference;
+  const below = note(results > gradients ? `gradients ${small(gradients)}` : `results ${small(results)}`, `of results ${results}, of gradients ${gradients}`);
+  return tile("difference", label, [h("b", null, small(Math.max(results, gradients, updated ?? 0)))], below);
+}
+
+/** @param {number} number */
+function small(number) {
+  return number === 0 ? "0" : number.toExponential(1).replace("-", "−");
+}
+
+/** What the step took on the CPU, which is no verdict on a GPU's; "" where it was not measured. @param {Payload} payload */
+export function ownTime({ runs_triton: runsTriton, timing, clock }) {
+  const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
+  if (runsTriton || clock.chosen === "here" || !timing || !row?.baseline_ms) return "";
+  const after = row.variant_ms && !timing.stale ? ` → ${figure(row.variant_ms.median)}` : "";
+  return `On this CPU a step took ${figure(row.baseline_ms.median)}${after} ms.`;
+}
