@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracefuse.config.configuration import Config
+from tracefuse.device.target import chosen
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
 from tracefuse.measure.timing import ProgramTiming
 from tracefuse.optimizers.costs.cost import Peaks
-from tracefuse.optimizers.costs.datasheets import DATASHEETS
+from tracefuse.optimizers.costs.datasheets import DATASHEETS, gpu_of
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace
 from tracefuse.timeline.measurements import Measurements
@@ -69,11 +70,14 @@ class Clock:
 
 
 def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str = "") -> Clock:
-    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `DATASHEETS`, or on the GPU
-    that the program ran on."""
-    if not gpu and not variant.runs_triton:
-        gpu = EXAMPLE
-    peaks = DATASHEETS[gpu] if gpu else roofline_of(variant.whole)
+    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `DATASHEETS`, or on the
+    chosen `tracefuse.target`, else on the GPU that the program ran on."""
+    sheet = chosen()
+    if sheet is not None and gpu in ("", gpu_of(sheet)):
+        gpu, peaks = gpu_of(sheet), sheet.peaks(variant.program.tf32)
+    else:
+        gpu = gpu or ("" if variant.runs_triton else EXAMPLE)
+        peaks = DATASHEETS[gpu] if gpu else roofline_of(variant.whole)
     device = gpu or str(variant.capture.program.environment.get("device", "this GPU"))
 
     def of(trace: Trace) -> OpTimes:
@@ -88,6 +92,14 @@ def choices(variant: Variant, is_measured: bool) -> tuple[tuple[str, str], ...]:
     here = "this GPU" if variant.runs_triton else "this CPU"
     own = ((HERE, here),) if variant.runs_triton or is_measured else ()
     return (*own, *((name, name) for name in DATASHEETS))
+
+
+def _device(variant: Variant) -> str:
+    """Whose times are shown until the reader chooses: the target's, else those of a GPU that is here, else an example's."""
+    sheet = chosen()
+    if sheet is not None:
+        return gpu_of(sheet)
+    return HERE if variant.runs_triton else EXAMPLE
 
 
 class Clocks:
@@ -108,10 +120,10 @@ class Clocks:
 
     def clock(self, variant: Variant, baseline: Variant | None = None) -> Clock:
         """The one of `variant` beside `baseline` (default: the program as captured)."""
-        chosen = self.chosen or (HERE if variant.runs_triton else EXAMPLE)
+        shown = self.chosen or _device(variant)
         predictor = self.predictor(variant, baseline)
-        if chosen != HERE or predictor is None:
-            found = modelled_clock(variant, baseline, chosen if chosen != HERE else "")
+        if shown != HERE or predictor is None:
+            found = modelled_clock(variant, baseline, shown if shown != HERE else "")
             known = choices(variant, predictor is not None)
             return replace(found, choices=known, forecasts=self.forecasts, timed=self._timed(variant, baseline))
         times = predictor((baseline or variant.baseline).whole), predictor(variant.whole)
