@@ -84,6 +84,16 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def no_target() -> Iterator[None]:
+    """No test is priced for the GPU that another one chose."""
+    from tracefuse.device.target import HERE, target
+
+    target(HERE)
+    yield
+    target(HERE)
+
+
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A Hopper GPU as far as compiling goes, an empty cache, and the user's own Triton cache, whose folder this is."""

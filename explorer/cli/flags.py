@@ -222,6 +222,12 @@ TIMELINE_OPTIONS: tuple[Option, ...] = (
 )
 """What `tracefuse timeline` takes."""
 
+RANKS_OPTIONS: tuple[Option, ...] = (
+    _value("html", "PATH", "also write ranks × time as a page to this file"),
+    _value("json", "PATH", "also write all that was found to this file"),
+)
+"""What `tracefuse ranks` takes."""
+
 PEAKS_OPTIONS: tuple[Option, ...] = (
     _switch("again", "measure anew what is known already"),
     _value("device", "DEVICE", "cpu or cuda (default: the GPU, if there is one)"),

@@ -96,9 +96,11 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
     if not still:
         said = f"mended by {passes} in this configuration"
         return replace(finding, mended=said, is_mended=True, changes=None, fixes=_other_fixes(finding))
+    if changes:  # an option of theirs that is not chosen
+        return finding
     worth = "; ".join(one.worth for one in still[:MOST_LEFT])
     said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, on)}"
-    return replace(finding, mended=said, changes=changes, fixes=finding.fixes if changes else _other_fixes(finding))
+    return replace(finding, mended=said, changes=None, fixes=_other_fixes(finding))
 
 
 def _other_fixes(finding: Finding) -> tuple[Fix, ...]:
@@ -147,11 +149,13 @@ def _lines_of_the_project(case: Case) -> dict[str, str]:
 
 
 def _in_the_project(finding: Finding, lines: Mapping[str, str]) -> Finding:
-    """The finding at the line of the user's project; that of the library is evidence."""
+    """The finding at the line of the user's project; that of the library is evidence, and no error of the user's where only
+    another line there would mend it."""
     if finding.source not in lines:
         return finding
+    severity = "low" if KINDS[finding.id].in_the_line else finding.severity
     evidence = (*finding.evidence, ("in the library", finding.source))
-    return replace(finding, source=lines[finding.source], evidence=evidence)
+    return replace(finding, severity=severity, source=lines[finding.source], evidence=evidence)
 
 
 DETECTORS: tuple[Detector, ...] = (

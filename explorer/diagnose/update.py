@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.assembly.stepped import Stepped
+from tracefuse.assembly.program import Stepped
 from tracefuse.findings.finding import MEDIUM, Case, Finding, names
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved

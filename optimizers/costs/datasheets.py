@@ -63,7 +63,7 @@ _OTHERS = (
     replace(TARGETS["A100"], name="A100 PCIe 40 GB", bytes_per_s=1.555e12),
 )
 
-SHEETS = {
+DATASHEETS = {
     "H100 80GB HBM3": TARGETS["H100"],
     "H100 PCIe": _OTHERS[0],
     "H200": TARGETS["H200"],
@@ -77,20 +77,10 @@ SHEETS = {
 }
 """By the name that `torch.cuda.get_device_name` gives, without the vendor's."""
 
-DATASHEETS = {gpu: Peaks(one.bytes_per_s, one.bf16, one.source) for gpu, one in SHEETS.items()} | {
-    "H100 80GB HBM3": H100_SXM_DATASHEET
-}
-"""The same as peaks, with one rate for matmuls of every dtype: that of bf16."""
-
 
 def sheet_of(gpu: str) -> DataSheet | None:
     """The sheet of the GPU that torch calls `gpu`; None for one whose sheet is not known here."""
-    return SHEETS.get(gpu.removeprefix("NVIDIA "))
-
-
-def gpu_of(sheet: DataSheet) -> str:
-    """The name that torch has for the GPU of a sheet, without the vendor's."""
-    return next(gpu for gpu, one in SHEETS.items() if one == sheet)
+    return DATASHEETS.get(gpu.removeprefix("NVIDIA "))
 
 
 def datasheet_of(gpu: str, tf32: bool = False) -> Peaks | None:

@@ -62,6 +62,7 @@ BENCHES = {
     "launch": Bench("launch.py"),
     "peers": Bench("trust/peers.py"),
     "aa": Bench("trust/aa.py", check=True),
+    "injected_causes": Bench("trust/injected_causes.py", check=True),
     "cpu_leaf": Bench("cpu_leaf.py", check=True),
     "memory": Bench("trust/memory.py", check=True, limit_s=1800),
     "models": Bench("models.py", check=True, limit_s=3600),

@@ -23,8 +23,9 @@ COMMAND = "explorer/__main__.py"
 """`python -m tracefuse`: what is at the root only because Python looks for it there."""
 
 PURE = {
-    "optimizers": {"optimizers/costs", "optimizers/fuse", "optimizers/lowering"},
+    "optimizers": {"optimizers/costs", "optimizers/fakes", "optimizers/fuse", "optimizers/lowering"},
     "optimizers/costs": {"optimizers"},
+    "optimizers/fakes": {"optimizers"},
     "optimizers/cat": {"optimizers", "optimizers/costs"},
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
     "optimizers/lowering": {"optimizers"},
@@ -33,6 +34,7 @@ PURE = {
     "optimizers/remat": {
         "optimizers",
         "optimizers/costs",
+        "optimizers/fakes",
         "optimizers/fuse",
         "optimizers/kernels",
         "optimizers/lowering",
@@ -55,6 +57,7 @@ FLOORS = (
     {"explorer/lint"},
     {"explorer/diagnose"},
     {"explorer/profiling"},
+    {"explorer/ranks"},
     {"explorer"},
     {"explorer/cli"},
     {"widgets/payload"},
@@ -78,6 +81,7 @@ NEVER = {
     "explorer/findings": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/diagnose": {"explorer/build", "explorer/session", "explorer/dynamo"},
     "explorer/profiling": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},
+    "explorer/ranks": {"explorer/recording", "explorer/assembly", "explorer/build", "explorer/execution"},
 }
 """What a package does not import though it lies below."""
 
@@ -89,6 +93,7 @@ LAZY = {
     ("explorer/captures.py", "widgets/view"),
     ("explorer/compiled_graphs.py", "widgets/view"),
     ("explorer/profiling/timeline.py", "widgets"),
+    ("explorer/ranks/ranks.py", "widgets"),
 }
 """Front doors: they open the room above them when somebody knocks, and never when they are imported."""
 

@@ -124,8 +124,9 @@ class Explorer(Answering):
         self.show()
 
     def show_times_of(self, device: str) -> None:
-        """Show times of `device` everywhere: a GPU of `tracefuse.optimizers.costs.datasheets`, modelled, or "here", the device
-        that the program runs on. Raises `OptionError` for one that is not known."""
+        """Show times of `device` everywhere, the program being the same: "here" is what it runs on, "default" what
+        `tracefuse.target` says; the others are those of `tracefuse.optimizers.costs.datasheets.TARGETS`, modelled. Raises
+        `OptionError` for one that is not known."""
         self.measured.clocks.choose(device, self.variant)
         self.show()
 

@@ -1,0 +1,240 @@
+"""One rank: its run, its collectives, and what it did in any stretch of time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tracefuse.profiling.attribution import Costs
+from tracefuse.profiling.kineto import recorded_in
+from tracefuse.profiling.run import Run
+from tracefuse.ranks.exchanges import Exchanges, exchanges_in
+from tracefuse.timeline.columns import Events
+from tracefuse.timeline.host_calls import by_thread
+from tracefuse.timeline.spans import NONE, Interval, Piece, Spans
+
+_DIGITS = re.compile(r"(\d+)")
+_COLLECTIVE = re.compile(r"nccl|^gloo:|^c10d::|^_c10d_functional::|record_param_comms", re.I)
+# By torch's ExperimentalConfig(record_python_gc_info=True), and by ranges of the user's.
+_GARBAGE = re.compile(
+    r"\bpython gc\b|garbage collect|^gc\.collect|^gc$|\(\d+\): collect$|built-in function collect", re.I
+)
+
+KERNEL, COPY, GARBAGE, HOST, PYTHON = "kernel", "copy", "garbage collection", "operators on the host", "Python"
+"""What a rank's time is spent on, beside the causes of `tracefuse.timeline.named` and `tracefuse.timeline.host_calls`."""
+
+
+class Doing(NamedTuple):
+    """What a stretch of time was spent on: one of the kinds above or a named cause, an operator or a range, its module, and
+    the function of the user's."""
+
+    kind: str
+    what: str
+    module: str
+    line: str
+
+    def __str__(self) -> str:
+        parts = (self.what, self.module and f"in {self.module}", self.line and f"({self.line})")
+        return " ".join(filter(None, (f"{self.kind}:", *parts)))
+
+
+@dataclass(frozen=True, eq=False)
+class Rank:
+    """`number` is the rank, `run` what its profiler recorded, `exchanges` its collectives."""
+
+    number: int
+    path: Path
+    run: Run
+    exchanges: Exchanges
+
+    @property
+    def events(self) -> Events:
+        return self.run.recording.events
+
+    @cached_property
+    def has_gpu(self) -> bool:
+        return bool((self.events.is_work & ~self.is_collective).any())
+
+    @cached_property
+    def is_collective(self) -> np.ndarray:
+        """Which records are collectives, or the operators that start them."""
+        return self.events.named(_COLLECTIVE.search)
+
+    @cached_property
+    def window(self) -> Interval:
+        """From its first record to its last."""
+        return self.run.window
+
+    @cached_property
+    def computing(self) -> Spans:
+        """What the GPUs computed, one stream after another where several did."""
+        return Spans.of(self.events, np.flatnonzero(self.events.is_work & ~self.is_collective))
+
+    @cached_property
+    def garbage(self) -> Spans:
+        """Where Python collected garbage."""
+        columns = [
+            (table.start_ns[rows], table.end_ns[rows])
+            for table in (self.events, self.run.recording.frames)
+            if len(rows := np.flatnonzero(table.named(_GARBAGE.search)))
+        ]
+        starts, ends = (
+            np.concatenate([one[at] for one in columns]) if columns else np.zeros(0, np.int64) for at in (0, 1)
+        )
+        order = np.lexsort((-ends, starts))
+        return Spans(starts[order], ends[order], np.zeros(len(order), np.int64))
+
+    @cached_property
+    def operators(self) -> tuple[Spans, ...]:
+        """The outermost operators and calls of each thread that are no collectives; those that launch work first."""
+        host = self.run.host
+        order = sorted(host.threads, key=lambda thread: (thread not in host.launching, thread))
+        chosen = by_thread(self.events, ~self.events.on_gpu & ~self.events.is_range & ~self.is_collective)
+        return tuple(Spans.of(self.events, chosen[thread]) for thread in order if thread in chosen)
+
+    @cached_property
+    def talking(self) -> Spans:
+        """Its collectives."""
+        return Spans(self.exchanges.start_ns, self.exchanges.end_ns, np.arange(len(self.exchanges)))
+
+    def doing(self, start_ns: int, end_ns: int) -> Counter[Doing]:
+        """For how many ns of a stretch it did what: what the GPU computed, and while that was idle, what the host did. What
+        only a collective ran in is left out."""
+        found: Counter[Doing] = Counter()
+        rest: Sequence[Interval] = [(start_ns, end_ns)]
+        if self.has_gpu:
+            pieces, rest = self.computing.cut(rest)
+            self._add(found, pieces, "")
+        else:
+            running, rest = self._running(rest)
+            for pieces in running:
+                self._add(found, pieces, HOST)
+        rest = self.talking.cut(rest)[1]
+        pieces, rest = self.garbage.cut(rest)
+        for start, end, _ in pieces:
+            found[Doing(GARBAGE, "", "", self.line_of(start, end))] += end - start
+        host = self.run.host
+        for spans in host.named_on.values():
+            pieces, rest = spans.cut(rest)
+            for start, end, at in pieces:
+                found[Doing(host.named[at].cause, "", "", self.line_of(start, end))] += end - start
+        for thread in host.threads.values():
+            pieces, rest = thread.blocking.cut(rest)
+            for start, end, row in pieces:
+                doing = Doing(host.cause(row), host.operator(row) or self.events.name_at(row), "", "")
+                found[doing._replace(line=self.line_of(start, end))] += end - start
+        running, rest = self._running(rest)
+        for pieces in running:
+            self._add(found, pieces, HOST)
+        for start, end in rest:
+            for line, ns in self._lines(start, end):
+                found[Doing(PYTHON, "", "", line)] += ns
+        return found
+
+    def _running(self, rest: Sequence[Interval]) -> tuple[list[list[Piece]], Sequence[Interval]]:
+        """Which operators ran on its host, by thread, and what is left."""
+        found = []
+        for spans in self.operators:
+            pieces, rest = spans.cut(rest)
+            found.append(pieces)
+        return found, rest
+
+    def _add(self, found: Counter[Doing], pieces: Sequence[Piece], kind: str) -> None:
+        rows = np.array([row for _, _, row in pieces], np.int64)
+        for (start, end, row), (what, module, line) in zip(pieces, self.whose(rows), strict=True):
+            own = kind or (COPY if self.events.name_at(row).startswith("Mem") else KERNEL)
+            found[Doing(own, what, module, line)] += end - start
+
+    def whose(self, rows: np.ndarray) -> list[tuple[str, str, str]]:
+        """The operator, module and line of records of the GPU or of the host."""
+        if not len(rows):
+            return []
+        host, on_gpu = self.run.host, self.events.on_gpu[rows]
+        asked = np.where(on_gpu, host.launch_of[rows], rows)
+        costs = Costs(self.run, rows, self.events.duration_ns[rows], asked, np.zeros(0, np.int64))
+        columns = []
+        for key in ("operator", "module", "line"):
+            names, which = costs.by(key)
+            columns.append([names[at] for at in which.tolist()])
+        names = (operator or self.events.name_at(row) for operator, row in zip(columns[0], rows.tolist(), strict=True))
+        return list(zip(names, columns[1], columns[2], strict=True))
+
+    def line_of(self, start_ns: int, end_ns: int) -> str:
+        return self.run.line_of(start_ns, end_ns)
+
+    def _lines(self, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
+        """The functions of the user's that a stretch without any operator was spent in; "" of what no frame says."""
+        totals: Counter[str] = Counter()
+        for thread in self.run.lines.threads:
+            for line, ns in self.run.lines.shares(thread, start_ns, end_ns):
+                totals[line] += ns
+        rest = end_ns - start_ns - totals.total()
+        return [*totals.items(), *([("", rest)] if rest > 0 else [])]
+
+    @cached_property
+    def _asked(self) -> tuple[np.ndarray, np.ndarray]:
+        """When the host asked for each thing that a GPU computed, in order, and when all that was asked for until then was
+        done."""
+        rows = np.flatnonzero(self.events.is_work & ~self.is_collective)
+        calls = self.run.host.launch_of[rows]
+        rows, calls = rows[calls != NONE], calls[calls != NONE]
+        order = np.argsort(self.events.start_ns[calls], kind="stable")
+        return self.events.start_ns[calls[order]], np.maximum.accumulate(self.events.end_ns[rows[order]])
+
+    def ready_ns(self, row: int) -> int:
+        """When this rank could have begun a collective: the host had asked for it, and what it had asked for before was
+        done. That is its start where it did not queue behind another collective."""
+        start_ns, at = int(self.exchanges.start_ns[row]), self._row_of(row)
+        call = self.run.host.launch_of[at] if at != NONE else NONE
+        if call == NONE:
+            return start_ns
+        asked, done = self._asked
+        before = int(np.searchsorted(asked, self.events.start_ns[call]))
+        ready_ns = max(int(self.events.end_ns[call]), int(done[before - 1]) if before else 0)
+        return min(start_ns, ready_ns)
+
+    def launched_ns(self, row: int) -> int | None:
+        """When the host had asked for the collective in this row; None where no call was recorded."""
+        at = self._row_of(row)
+        call = self.run.host.launch_of[at] if at != NONE else NONE
+        return None if call == NONE else int(self.events.end_ns[call])
+
+    def _row_of(self, row: int) -> int:
+        """The record of a collective among the events."""
+        start_ns, end_ns = int(self.exchanges.start_ns[row]), int(self.exchanges.end_ns[row])
+        first, last = np.searchsorted(self.events.start_ns, [start_ns, start_ns + 1]).tolist()
+        same = (at for at in range(first, last) if self.events.end_ns[at] == end_ns and self.is_collective[at])
+        return next(same, NONE)
+
+    def line_of_call(self, row: int) -> str:
+        """The function of the user's that started a collective."""
+        at = self._row_of(row)
+        return self.whose(np.array([at]))[0][2] if at != NONE else ""
+
+    def module_of(self, row: int) -> str:
+        """The module whose forward or backward started a collective."""
+        at = self._row_of(row)
+        return self.whose(np.array([at]))[0][1] if at != NONE else ""
+
+
+def rank_in(path: str | Path, otherwise: int) -> Rank:
+    """Read one rank's file. It is the rank that the file says, else the one in its name, else `otherwise`. Raises
+    `TraceFileError` for what is no trace."""
+    path = Path(path)
+    recording = recorded_in(path)
+    said = recording.header.get("distributedInfo")
+    number = said.get("rank") if isinstance(said, dict) else None
+    in_name = _DIGITS.findall(path.name.partition(".")[0])
+    known = number if isinstance(number, int) else int(in_name[-1]) if in_name else otherwise
+    base_ns = recording.header.get("baseTimeNanoseconds")
+    base_ns = base_ns if isinstance(base_ns, int) and 0 <= base_ns < 1 << 61 else 0
+    events = recording.events
+    window = (int(events.start_ns.min()), int(events.end_ns.max())) if len(events) else (0, 0)
+    return Rank(known, path, Run(recording, window, f"measured, {path.name}"), exchanges_in(path, base_ns))

@@ -1,0 +1,101 @@
+"""The text of what was found of several ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from tracefuse.optimizers.trace import human_bytes
+from tracefuse.ranks.ranks import Ranks
+from tracefuse.text import aligned, counted, share, time_text
+
+_SHOWN = 12
+
+
+def report(ranks: Ranks) -> str:
+    """Clocks, ranks × time, who made the others wait, collectives by size, and exposed communication by module."""
+    parts = [_head(ranks), _times(ranks), _waits(ranks), _sizes(ranks), _exposed(ranks), _heat(ranks)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _head(ranks: Ranks) -> str:
+    missing = ranks.world - len(ranks.ranks)
+    lines = [
+        f"{counted(len(ranks.ranks), 'rank')}, {counted(len(ranks.splits), 'collective')} that they have in common"
+    ]
+    if missing:
+        lines.append(
+            f"{counted(missing, 'rank')} of {ranks.world} have no file: what the others waited for them counts as transfer"
+        )
+    apart = [number for number, clock in ranks.clocks.items() if not clock.calls and number != min(ranks.ranks)]
+    if apart:
+        lines.append(
+            f"no collective joins rank {', '.join(map(str, apart))} to the others: their clocks are not aligned"
+        )
+    for one in ranks.disorders:
+        said = "; ".join(f"rank {rank}: {kind} of {human_bytes(nbytes)}" for rank, (kind, nbytes) in one.said.items())
+        lines.append(f"the ranks differ in call {one.place} of group {one.group}: {said}")
+    return "\n".join(lines)
+
+
+def _times(ranks: Ranks) -> str:
+    rows = [("rank", "clock", "window", "computing", "transfer", "waiting", "other", "others waited for it")]
+    for number, rank in ranks.ranks.items():
+        window = rank.window[1] - rank.window[0]
+        time, clock = ranks.time_of(number), ranks.clocks[number]
+        shown = [share(time[key], window) for key in ("computing", "transfer", "waiting", "other")]
+        offset = f"{clock.offset_ns / 1e6:+.3f} ± {clock.uncertainty_ns / 1e6:.3f} ms" if clock.calls else "reference"
+        rows.append((str(number), offset, time_text(window / 1e3), *shown, time_text(time["waited for"] / 1e3)))
+    return "ranks × time (measured; transfer and waiting as far as nothing was computed beside them)\n" + aligned(rows)
+
+
+def _waits(ranks: Ranks) -> str:
+    if not ranks.waits:
+        return "no rank made the others wait for 0.1 ms or more"
+    rows = [("late rank", "others waited", "calls", "launched late", "since it did, for longer than the others")]
+    for one in ranks.waits[:_SHOWN]:
+        rows.append(
+            (
+                str(one.rank),
+                time_text(one.late_ns / 1e3),
+                str(one.count),
+                time_text(one.launched_late_ns / 1e3),
+                str(one.doing),
+            )
+        )
+    return "who made the others wait\n" + aligned(rows)
+
+
+def _sizes(ranks: Ranks) -> str:
+    by_size = defaultdict(list)
+    for one in ranks.splits:
+        by_size[one.call.kind, one.call.group, one.call.nbytes, one.call.dtype].append(one)
+    rows = [
+        ("collective", "group", "bytes", "dtype", "calls", "without skew", "transfer", "waiting of the median rank")
+    ]
+    for (kind, group, nbytes, dtype), same in sorted(
+        by_size.items(), key=lambda row: -sum(o.transfer_ns for o in row[1])
+    ):
+        waiting = sum(float(np.median(list(one.waiting_ns.values()))) for one in same)
+        sums = [time_text(ns / 1e3) for ns in (same[0].baseline_ns, sum(o.transfer_ns for o in same), waiting)]
+        rows.append((kind, group, human_bytes(nbytes) if nbytes else "not said", dtype, str(len(same)), *sums))
+    return "collectives by size\n" + aligned(rows[: _SHOWN + 1])
+
+
+def _exposed(ranks: Ranks) -> str:
+    found = [(kind, module, ns) for (kind, module), ns in ranks.exposed_by_module().items() if ns]
+    if not found:
+        return ""
+    rows = [("collective", "module", "exposed transfer a rank")]
+    rows += [(kind, module or "-", time_text(ns / 1e3)) for kind, module, ns in found[:_SHOWN]]
+    return "exposed communication by module\n" + aligned(rows)
+
+
+def _heat(ranks: Ranks) -> str:
+    heat = {name: row for name, row in ranks.heat().items() if name}
+    if not heat:
+        return ""
+    rows = [("module", *(f"rank {number}" for number in ranks.ranks))]
+    rows += [(name, *(time_text(ns / 1e3) for ns in row.values())) for name, row in list(heat.items())[:_SHOWN]]
+    return "ranks × modules, the largest differences first\n" + aligned(rows)

@@ -1,0 +1,165 @@
+"""Traces of several ranks as one, on generated jobs: clocks, matched collectives, transfer and waiting, causes, findings."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_ranks import CAUSES, LAYERS, TRANSFER_NS, MadeRanks
+
+from tracefuse.cli.command import main
+from tracefuse.errors import TraceFileError
+from tracefuse.findings.kinds import KINDS
+from tracefuse.ranks.findings import IDS
+from tracefuse.ranks.ranks import Ranks, load_ranks
+
+
+def loaded(folder: Path, **given: object) -> tuple[MadeRanks, Ranks]:
+    job = MadeRanks(**given)  # type: ignore[arg-type]
+    return job, load_ranks(job.write(folder))
+
+
+# --- clocks and matching ----------------------------------------------------------------------------------------------
+
+
+def test_clocks_that_are_seconds_apart_and_drift_are_aligned(tmp_path: Path) -> None:
+    job, ranks = loaded(tmp_path, steps=12, seed=1)
+    for number, clock in ranks.clocks.items():
+        made = job.ranks[number]
+        assert clock.uncertainty_ns < 10_000
+        truth = made.offset_ns + made.drift * (clock.at_ns - ranks.ranks[0].window[0])
+        assert abs(clock.offset_ns - truth) < 10_000, number
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_call_is_matched_on_all_ranks_though_a_file_begins_later(tmp_path: Path, numbered: bool) -> None:
+    MadeRanks(seed=2, numbered=numbered).write(tmp_path)
+    cut = tmp_path / "rank1.json"
+    record = json.loads(cut.read_text())
+    collectives = [e for e in record["traceEvents"] if e.get("cat") == "kernel" and "nccl" in e["name"]]
+    record["traceEvents"] = [e for e in record["traceEvents"] if e not in collectives[:3]]
+    cut.write_text(json.dumps(record))
+    ranks = load_ranks(tmp_path)
+    assert [len(call.rows) for call in ranks.calls] == [3] * 3 + [4] * (LAYERS * 6 - 3)
+    ends = [
+        [int(ranks.clocks[n].aligned(np.array(ranks.ranks[n].exchanges.end_ns[row]))) for n, row in call.rows.items()]
+        for call in ranks.calls
+    ]
+    assert max(max(one) - min(one) for one in ends) < 20_000
+
+
+def test_two_orders_of_collectives_are_said_with_place_and_sizes(tmp_path: Path) -> None:
+    MadeRanks(seed=3, numbered=True).write(tmp_path)
+    file = tmp_path / "rank2.json"
+    record = json.loads(file.read_text())
+    fifth = [e for e in record["traceEvents"] if e.get("args", {}).get("seq_num") == 5]
+    assert len(fifth) == 1
+    fifth[0]["args"] |= {"Collective name": "broadcast"}
+    file.write_text(json.dumps(record))
+    ranks = load_ranks(tmp_path)
+    (one,) = ranks.disorders
+    assert (one.place, one.said[2][0], one.said[0][0]) == (5, "broadcast", "all_reduce")
+    finding = ranks.findings()[0]
+    assert (finding.id, finding.severity, finding.source) == ("collective-order", "high", "train, at train.py:12")
+
+
+# --- where the time goes ----------------------------------------------------------------------------------------------
+
+
+def test_transfer_and_waiting_are_those_that_were_made(tmp_path: Path) -> None:
+    job, ranks = loaded(tmp_path, cause="kernel", late_rank=1, late_ns=8_000_000, seed=4)
+    assert len(job.arrivals_ns) == len(ranks.splits) == LAYERS * 6
+    for arrivals, split in zip(job.arrivals_ns, ranks.splits, strict=True):
+        last = max(arrivals)
+        assert split.transfer_ns == pytest.approx(TRANSFER_NS, abs=10_000)
+        for number, ns in enumerate(arrivals):
+            assert split.waiting_ns[number] == pytest.approx(last - ns, abs=10_000)
+
+
+def test_what_ranks_did_adds_up_to_their_windows(tmp_path: Path) -> None:
+    _, ranks = loaded(tmp_path, cause="input", late_rank=3, late_ns=5_000_000, seed=5)
+    for number, rank in ranks.ranks.items():
+        time = ranks.time_of(number)
+        parts = sum(time[key] for key in ("computing", "transfer", "waiting", "other"))
+        assert parts == pytest.approx(rank.window[1] - rank.window[0], rel=1e-6)
+    assert ranks.time_of(3)["waited for"] > 4 * ranks.time_of(0)["waited for"] + 10_000_000
+
+
+# --- why --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cause", [one for one in CAUSES if one != "link"])
+@pytest.mark.parametrize("late_ms", [6, 40])
+def test_a_cause_is_named_with_rank_module_and_line(tmp_path: Path, cause: str, late_ms: int) -> None:
+    _, ranks = loaded(tmp_path, cause=cause, late_rank=2, late_ns=late_ms * 1_000_000, seed=late_ms)
+    kind, module, line = CAUSES[cause]
+    first = ranks.waits[0]
+    assert (first.rank, first.doing.kind, first.doing.module, first.doing.line) == (2, kind, module, line)
+    finding = next(one for one in ranks.findings() if one.id == "straggler")
+    assert finding.source == line
+    assert "rank 2" in finding.title
+
+
+def test_a_slow_link_is_a_finding_of_its_own_and_nobody_is_late(tmp_path: Path) -> None:
+    _, ranks = loaded(tmp_path, cause="link", late_rank=0, late_ns=4_000_000, seed=7)
+    found = {one.id: one for one in ranks.findings()}
+    assert found["slow-transfer"].severity == "high"
+    assert "straggler" not in found or found["straggler"].severity == "low"
+    slow = [one for one in ranks.splits if one.slow_ns > 1_000_000]
+    assert len(slow) == LAYERS * 3
+    assert {round(one.slow_ns / 1e6, 1) for one in slow} == {4.0}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_clean_job_has_no_finding_of_medium_or_more(tmp_path: Path, seed: int) -> None:
+    _, ranks = loaded(tmp_path, seed=100 + seed)
+    assert [one for one in ranks.findings() if one.severity != "low"] == []
+
+
+def test_the_ids_of_findings_are_known() -> None:
+    assert set(IDS) <= set(KINDS)
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_and_writes_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    MadeRanks(cause="copy", late_rank=1, late_ns=9_000_000, seed=8).write(tmp_path, ".json.gz")
+    page, data = tmp_path / "page.html", tmp_path / "out" / ".." / "found.txt"
+    (tmp_path / "out").mkdir()
+    assert main(["ranks", str(tmp_path), "--html", str(page), "--json", str(data)]) == 0
+    printed = capsys.readouterr().out
+    assert "copy: copy_ in Net_0.Block_1 (forward, at net.py:21)" in printed
+    assert "straggler" in printed
+    found = json.loads(data.read_text())
+    assert found["waits"][0]["doing"] == {
+        "kind": "copy", "what": "copy_", "module": "Net_0.Block_1", "line": "forward, at net.py:21",
+    }  # fmt: skip
+    assert len(found["collectives"]) == LAYERS * 6
+    text = page.read_text()
+    assert text.count("rank 3") >= 2
+    assert not re.search(r"<script|https?://", text)
+    assert "nan" not in text.partition("<pre>")[0]
+
+
+def test_files_that_cannot_be_compared_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(TraceFileError, match="one trace of each rank"):
+        load_ranks(tmp_path)
+    with pytest.raises(TraceFileError, match="is no folder"):
+        load_ranks(tmp_path / "none")
+    MadeRanks(ranks=2, steps=2).write(tmp_path)
+    (tmp_path / "again.json").write_bytes((tmp_path / "rank1.json").read_bytes())
+    with pytest.raises(TraceFileError, match="both of rank 1"):
+        load_ranks(tmp_path)
+
+
+def test_what_ranks_without_a_file_do_is_said(tmp_path: Path) -> None:
+    MadeRanks(seed=9).write(tmp_path)
+    for number in (2, 3):
+        (tmp_path / f"rank{number}.json").unlink()
+    ranks = load_ranks(tmp_path)
+    assert {call.missing for call in ranks.calls} == {(2, 3)}
+    assert "2 ranks of 4 have no file" in str(ranks)

@@ -1,0 +1,152 @@
+"""Ranks × time as a page that needs no kernel, no network and no JavaScript: a row a rank, its findings and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracefuse.text import time_text
+
+if TYPE_CHECKING:
+    from tracefuse.ranks.rank import Rank
+    from tracefuse.ranks.ranks import Ranks
+    from tracefuse.timeline.spans import Interval
+
+_WIDTH, _ROW, _LEFT = 1200, 26, 60
+_MOST_BARS = 1500
+"""So many bars a rank are drawn; what is shorter than a pixel is part of its neighbour."""
+
+_COLOURS = {"computing": "#0072b2", "transfer": "#009e73", "waiting": "#d55e00"}
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>tracefuse: ranks</title>
+<style>
+:root { color-scheme: light dark; background: light-dark(#f4f5f7, #0f1114); color: light-dark(#1b1f26, #e4e7ec); }
+body { margin: 0 auto; padding: 24px clamp(8px, 2vw, 32px); max-width: 1400px; font: 14px system-ui, sans-serif; }
+svg { width: 100%; height: auto; background: light-dark(#fff, #181b20); }
+svg text { fill: currentColor; font: 12px system-ui, sans-serif; }
+pre { overflow: auto; font-size: 12px; }
+td, th { text-align: right; padding: 2px 10px; }
+td:first-child, th:first-child { text-align: left; }
+i { display: inline-block; width: 0.8em; height: 0.8em; margin: 0 0.3em 0 1em; }
+</style>
+</head>
+<body>
+<h1>Ranks × time</h1>
+<p>$legend</p>
+$picture
+<h2>Findings</h2>
+<pre>$findings</pre>
+<h2>Ranks × modules</h2>
+$heat
+<h2>Text</h2>
+<pre>$text</pre>
+</body>
+</html>
+""")
+
+
+class RanksPage:
+    """What `Ranks.explore()` gives: a notebook shows it below the cell; `save_html` writes it."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def to_html(self) -> str:
+        """The page. Every string of it is data, never markup."""
+        legend = "".join(f'<i style="background:{colour}"></i>{name}' for name, colour in _COLOURS.items())
+        return _PAGE.substitute(
+            legend=legend,
+            picture=_picture(self.ranks),
+            findings=escape(str(self.ranks.findings())),
+            heat=_heat(self.ranks),
+            text=escape(str(self.ranks)),
+        )
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write the page to `path`, and return that."""
+        path = Path(path)
+        path.write_text(self.to_html(), encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{escape(self.to_html())}" style="width:100%;height:640px;border:0"></iframe>'
+
+    def __str__(self) -> str:
+        return str(self.ranks)
+
+    __repr__ = __str__
+
+
+def _picture(ranks: Ranks) -> str:
+    windows = {n: ranks.clocks[n].aligned(np.array(rank.window)).tolist() for n, rank in ranks.ranks.items()}
+    start, end = min(one for one, _ in windows.values()), max(one for _, one in windows.values())
+    height = _ROW * len(ranks.ranks) + 24
+    rows = []
+    for at, (number, rank) in enumerate(ranks.ranks.items()):
+        top = at * _ROW + 4
+        rows.append(f'<text x="4" y="{top + 14}">rank {number}</text>')
+        for colour, stretches in _stretches(ranks, number, rank):
+            rows += _bars(stretches, start, end, top, colour)
+    rows.append(f'<text x="{_LEFT}" y="{height - 6}">0</text>')
+    rows.append(f'<text x="{_WIDTH - 80}" y="{height - 6}">{escape(time_text((end - start) / 1e3))}</text>')
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="ranks by time">{"".join(rows)}</svg>'
+
+
+def _stretches(ranks: Ranks, number: int, rank: Rank) -> Iterator[tuple[str, Sequence[Interval]]]:
+    """What a rank did, by colour, by the reference's clock; waiting covers computing, since both go on at once."""
+    clock = ranks.clocks[number]
+    spans = [rank.computing] if rank.has_gpu else rank.operators
+    computing = sorted(pair for one in spans for pair in zip(one.starts, one.ends, strict=True))
+    rows = [(one, one.call.rows[number]) for one in ranks.splits if number in one.call.rows]
+    ends = [(one, int(rank.exchanges.start_ns[row]), int(rank.exchanges.end_ns[row])) for one, row in rows]
+    transfer = [(max(start, end - one.transfer_ns), end) for one, start, end in ends]
+    waiting = [(start, end - one.transfer_ns) for one, start, end in ends if end - one.transfer_ns > start]
+    for name, pairs in (("transfer", transfer), ("waiting", waiting), ("computing", computing)):
+        if pairs:
+            times = clock.aligned(np.array(pairs, np.int64).reshape(-1))
+            yield name, [(int(one), int(other)) for one, other in times.reshape(-1, 2)]
+
+
+def _bars(stretches: Sequence[Interval], start: int, end: int, top: int, name: str) -> list[str]:
+    """Rectangles; those that would touch are one."""
+    scale = (_WIDTH - _LEFT) / max(end - start, 1)
+    least = (end - start) / _MOST_BARS
+    joined: list[list[int]] = []
+    for one, other in stretches:
+        if joined and one - joined[-1][1] < least:
+            joined[-1][1] = max(joined[-1][1], other)
+        else:
+            joined.append([one, other])
+    y, height = (top, 11) if name == "computing" else (top + 12, 8)
+    return [
+        f'<rect x="{_LEFT + (one - start) * scale:.1f}" y="{y}" width="{max((other - one) * scale, 0.5):.1f}" '
+        f'height="{height}" fill="{_COLOURS[name]}"><title>{name} {escape(time_text((other - one) / 1e3))}</title></rect>'
+        for one, other in joined
+    ]
+
+
+def _heat(ranks: Ranks) -> str:
+    heat = [(module, row) for module, row in ranks.heat().items() if module][:40]
+    if not heat:
+        return "<p>No stack was recorded (`with_stack=True`, `with_modules=True`): times have no modules.</p>"
+    head = "".join(f"<th>rank {number}</th>" for number in ranks.ranks)
+    lines = []
+    for module, row in heat:
+        least = max(min(row.values()), 1)
+        cells = "".join(
+            f'<td style="background:rgb(213 94 0 / {min(0.8, max(0.0, ns / least - 1)):.2f})">'
+            f"{escape(time_text(ns / 1e3))}</td>"
+            for ns in row.values()
+        )
+        lines.append(f"<tr><td>{escape(module)}</td>{cells}</tr>")
+    return f"<table><tr><th>module</th>{head}</tr>{''.join(lines)}</table>"
