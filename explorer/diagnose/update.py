@@ -81,13 +81,14 @@ def _fix(step: Stepped, by_lists: bool) -> str:
 
 
 def share_of_the_update(case: Case) -> Iterator[Finding]:
-    """The update, from unscaling to averages, where it takes a twentieth of the step and more."""
+    """The update, from unscaling to averages, where it takes a twentieth of the step and more: a remark until a fifth,
+    since all of it is seldom spared."""
     if case.update is None:
         return
     case = with_update(case)
     nodes = [n for n in case.update.ops if does_work(n)]  # type: ignore[union-attr]
     us = case.us(nodes)
-    if us < MEDIUM * case.step_us:
+    if not us or us < MEDIUM * case.step_us:
         return
     lines: dict[str, list[fx.Node]] = {}
     for node in nodes:
