@@ -171,10 +171,8 @@ class Rank:
         asked = np.where(events.on_gpu[rows], host.launch_of[rows], rows)
         costs = Costs(self.run, rows, events.duration_ns[rows], asked, np.zeros(0, np.int64))
         names, which = zip(*(costs.by(key) for key in ("operator", "module", "line")), strict=True)
-        own = [
-            name or events.name_at(row)
-            for name, row in zip(map(names[0].__getitem__, which[0]), rows.tolist(), strict=True)
-        ]
+        said = map(names[0].__getitem__, which[0].tolist())
+        own = [name or events.name_at(row) for name, row in zip(said, rows.tolist(), strict=True)]
         numbers = {name: at for at, name in enumerate(dict.fromkeys(own))}
         operators = [numbers[name] for name in own]
         return places, [list(numbers), *names[1:]], [operators, *(one.tolist() for one in which[1:])]
