@@ -40,7 +40,7 @@ from tracefuse.optimizers.lowering.geometry import reduced_dims
 from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_overwritten, mark_overwritten, replace_by, replace_value, views_of
-from tracefuse.optimizers.trace import HALVES, Trace, call, eliminate_dead_code, phase, shape_of, val
+from tracefuse.optimizers.trace import HALVES, Trace, call, eliminate_dead_code, has_unread, phase, shape_of, val
 
 NONE, MEAN = 0, 1
 """ATen's numbers for a loss's reduction; 2 is the sum."""
@@ -281,6 +281,8 @@ class Decompose:
     name: ClassVar[str] = "decompose"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
+        if not has_unread(trace.graph) and not any(node.users and becomes(node) for node in trace.ops):
+            return trace
         new, sums = trace.copy(), {}
         mark_overwritten(new)
         for node in new.ops:

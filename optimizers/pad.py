@@ -35,7 +35,16 @@ from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import mark_overwritten, replace_under_name
-from tracefuse.optimizers.trace import SHORT_DTYPE, Trace, call, eliminate_dead_code, human_bytes, nbytes, val
+from tracefuse.optimizers.trace import (
+    SHORT_DTYPE,
+    Trace,
+    call,
+    eliminate_dead_code,
+    has_unread,
+    human_bytes,
+    nbytes,
+    val,
+)
 
 ALIGNED_SHARE = 0.7
 """Of the datasheet's arithmetic, what matmuls over aligned rows reach on a real H100."""
@@ -215,11 +224,13 @@ class Pad:
     name: ClassVar[str] = "pad"
 
     tf32: bool = field(default=False, metadata={"help": "float32 matmuls run on tensor cores, so pad them too"})
-    peaks: Peaks = H100_SXM_DATASHEET
+    peaks: Peaks = field(default=H100_SXM_DATASHEET, metadata={"help": "whose roofline says what padding is worth"})
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        new = trace.copy()
-        mark_overwritten(new)
+        is_candidate = any(node.users and unaligned(node) and self.refusal(node) is None for node in trace.ops)
+        new = trace.copy() if is_candidate or has_unread(trace.graph) else trace
+        if new is not trace:
+            mark_overwritten(new)
         found = {node: wide for node in new.ops if node.users and (wide := unaligned(node))}
         left = {node: f", but {reason}" for node in found if (reason := self.refusal(node)) is not None}
         chosen = {node: wide for node, wide in found.items() if node not in left}
@@ -230,7 +241,8 @@ class Pad:
                 decide(_left(node, wide, left[node]))
             elif now := unaligned(node):  # what an operand came to lie in may be aligned
                 decide(self._decision(node, now, readers, copies))
-        eliminate_dead_code(new.graph)
+        if new is not trace:
+            eliminate_dead_code(new.graph)
         return new
 
     def _decision(self, node: fx.Node, wide: Dims, readers: Counter[Copied], copies: Copies) -> Decision:

@@ -16,13 +16,15 @@ that `mark_overwritten` has seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import devices, storages, stored_bytes
+from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.ops import behind_views, is_getitem, is_named, is_random, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, is_read_late, phase, tensor_type, val
@@ -58,9 +60,9 @@ def is_newly_saved(value: fx.Node) -> bool:
     """
     if phase(value) == "backward":
         return False
-    lying_there = [n for n in aliases(value) if phase(n) == "forward"]
-    is_kept_input = behind_views(value).op == "placeholder" and not is_overwritten(value)
-    return not (is_kept_input or any(is_read_late(n) for n in lying_there))
+    if behind_views(value).op == "placeholder" and not is_overwritten(value):
+        return False
+    return not any(is_read_late(n) for n in aliases(value) if phase(n) == "forward")
 
 
 def mark_overwritten(trace: Trace) -> None:
@@ -84,8 +86,7 @@ def is_overwritten(node: fx.Node) -> bool:
 def evaluate(graph: fx.Graph, target: Callable[..., Any], args: Any, kwargs: Any, known: dict[fx.Node, Any]) -> Any:
     """What `target` yields on fake tensors; `known` overrides the values of nodes. Raises what the operator raises."""
     real_args, real_kwargs = fx.node.map_arg((args, kwargs), lambda n: known[n] if n in known else val(n))
-    with fake_mode(graph), torch.no_grad():
-        return target(*real_args, **real_kwargs)
+    return yields(fake_mode(graph), target, real_args, real_kwargs)
 
 
 # --- replacing --------------------------------------------------------------------------------------------------------
@@ -192,10 +193,10 @@ def _alias_conflict(old: fx.Node, new: fx.Node) -> str | None:
     before, after = storages(old).keys(), storages(new).keys()
     if before == after:
         return None
+    if not any(map(_is_returned, _sharing(old, before))):
+        return None
     returned = old.graph.output_node().all_input_nodes
     moved = [n for n in returned if storages(n).keys() & before]
-    if not moved:
-        return None
     for node in [n for n in old.graph.nodes if n.op == "placeholder"]:
         if storages(node).keys() & after:
             return f"output {moved[0].name} would share memory with input {node.name}"
@@ -205,34 +206,60 @@ def _alias_conflict(old: fx.Node, new: fx.Node) -> str | None:
     return None
 
 
+def _sharing(node: fx.Node, memory: Set[int]) -> Iterable[fx.Node]:
+    """The values that lie in the `memory` of `node`: what lies there was made of what lies there, but for inputs."""
+
+    def near(one: fx.Node) -> Iterator[fx.Node]:
+        return (n for n in (*one.all_input_nodes, *one.users) if n.op != "output" and storages(n).keys() & memory)
+
+    found = reached([node], near)
+    if not any(one.op == "placeholder" for one in found):
+        return found
+    inputs = (n for n in node.graph.nodes if n.op == "placeholder" and storages(n).keys() & memory)
+    return reached([node, *inputs], near)
+
+
+def _is_returned(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
 def _retype(old: fx.Node, new: fx.Node) -> tuple[dict[fx.Node, Any], str | None]:
     """The values behind `old` whose strides or memory change when it becomes `new`, or the reason why that cannot be."""
     if layouts(val(old)) == layouts(val(new)) and storages(old) == storages(new):
         return {}, None
     known: dict[fx.Node, Any] = {old: val(new)}
-    returned = set(old.graph.output_node().all_input_nodes)
-    if reason := _restride_conflict(old, known, returned):
+    if reason := _restride_conflict(old, known):
         return {}, reason
-    for node in _after(old):
-        if node is new or not any(a in known for a in node.all_input_nodes):
-            continue
+    waiting = _Waiting(old, new)
+    while (node := waiting.first()) is not None:
         try:
             value = evaluate(old.graph, node.target, node.args, node.kwargs, known)  # type: ignore[arg-type]
         except (RuntimeError, ValueError) as error:
             return {}, f"{node.name} cannot take other strides: {str(error).splitlines()[0]}"
         if _moves(node) or layouts(value) != layouts(val(node)):
             known[node] = value
-        if reason := _restride_conflict(node, known, returned):
+            waiting.add(node.users)
+        if reason := _restride_conflict(node, known):
             return {}, reason
     del known[old]
     return known, None
 
 
-def _after(node: fx.Node) -> Iterator[fx.Node]:
-    node = node.next
-    while node.op == "call_function":
-        yield node
-        node = node.next
+class _Waiting:
+    """The ops that read a value whose type changes, in the order of the graph: the first of them next."""
+
+    def __init__(self, old: fx.Node, new: fx.Node) -> None:
+        self._seen, self._heap = {new}, list[fx.Node]()
+        self.add(old.users)
+
+    def add(self, nodes: Iterable[fx.Node]) -> None:
+        for node in nodes:
+            if node.op == "call_function" and node not in self._seen:
+                self._seen.add(node)
+                heapq.heappush(self._heap, node)
+
+    def first(self) -> fx.Node | None:
+        return heapq.heappop(self._heap) if self._heap else None
 
 
 def _moves(node: fx.Node) -> bool:
@@ -248,10 +275,10 @@ def refresh_views(graph: fx.Graph) -> None:
             node.meta["val"] = evaluate(graph, node.target, node.args, node.kwargs, {})
 
 
-def _restride_conflict(node: fx.Node, known: dict[fx.Node, Any], returned: set[fx.Node]) -> str | None:
+def _restride_conflict(node: fx.Node, known: dict[fx.Node, Any]) -> str | None:
     if node not in known or layouts(known[node]) == layouts(val(node)):
         return None
-    if node in returned:
+    if _is_returned(node):
         return f"output {node.name} would change its strides"
     for user in node.users:
         if is_random(user):
@@ -263,12 +290,13 @@ def _restride_conflict(node: fx.Node, known: dict[fx.Node, Any], returned: set[f
 
 
 def until_settled(trace: Trace, decide: Decide, sweep: Callable[[fx.Graph, Decide], bool]) -> Trace:
-    """A copy of `trace` after as many sweeps as change something; equal decisions of later sweeps are told only once."""
-    new, tell = trace.copy(), _once(decide)
+    """A copy of `trace` after as many sweeps as change something, or `trace` itself where none does; equal decisions of later
+    sweeps are told only once."""
+    new, tell, changed = trace.copy(), _once(decide), False
     mark_overwritten(new)
     while sweep(new.graph, tell):
-        pass
-    return new
+        changed = True
+    return new if changed else trace
 
 
 def _once(decide: Decide) -> Decide:

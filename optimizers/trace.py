@@ -26,6 +26,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tracefuse.optimizers.facts import once_per_value, share_facts, tensors_in
+from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.ops import does_work, is_getitem, is_mutable, is_random
 
 Phase = Literal["forward", "backward", "update"]
@@ -311,10 +312,8 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
     graph = like.graph
     plain = target.overloadpacket.__name__.strip("_") if isinstance(target, torch._ops.OpOverload) else None
     node = graph.create_node("call_function", target, args, kwargs, name or plain)
-    mode = fake_mode(graph)
     fake_args, fake_kwargs = fx.node.map_arg((args, kwargs), val)
-    with mode, torch.no_grad():
-        node.meta["val"] = target(*fake_args, **fake_kwargs)
+    node.meta["val"] = yields(fake_mode(graph), target, fake_args, fake_kwargs)
     node.meta["phase"] = phase(like)
     set_origin(node, replace(origin(like), rng=None))
     return node
@@ -333,6 +332,11 @@ def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) ->
     copy.meta.update(node.meta)
     share_facts(node, copy)
     return copy
+
+
+def has_unread(graph: fx.Graph) -> bool:
+    """Whether there is an op that nothing reads: where there is none, `eliminate_dead_code` has nothing to do."""
+    return any(not node.users and node.op == "call_function" for node in graph.nodes)
 
 
 def eliminate_dead_code(graph: fx.Graph) -> list[str]:

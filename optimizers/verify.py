@@ -20,7 +20,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.optimizers.facts import once_per_value, storages, tensors_in
+from tracefuse.optimizers.facts import once_per_op, once_per_value, storages, tensors_in
 from tracefuse.optimizers.ops import is_getitem, is_mutable, is_view
 from tracefuse.optimizers.render import render_op
 from tracefuse.optimizers.trace import Trace, origin, phase
@@ -43,9 +43,10 @@ def verify(trace: Trace) -> None:
     for node in trace.graph.nodes:
         problem = _problem(node, seen, names) or _memory_problem(node, owners)
         if problem is None and node.op == "call_function":
-            if backward_began and phase(node) == "forward":
+            now = phase(node)
+            if backward_began and now == "forward":
                 problem = "a forward op stands after the backward has begun"
-            backward_began = backward_began or phase(node) == "backward"
+            backward_began = backward_began or now == "backward"
         modes.update(_modes(node))
         if problem is None and len(modes) > 1:
             problem = "its FakeTensor belongs to another FakeTensorMode than the values before it"
@@ -78,9 +79,8 @@ def _check_signature(trace: Trace) -> None:
 
 def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
     operands = node.all_input_nodes
-    undefined = [a.name for a in operands if a not in seen]
-    if undefined:
-        return f"reads {', '.join(undefined)} before it is defined"
+    if not seen.issuperset(operands):
+        return f"reads {', '.join(a.name for a in operands if a not in seen)} before it is defined"
     if node.op == "output":
         return None
     if node.op not in ("placeholder", "call_function"):
@@ -91,7 +91,7 @@ def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
         return "has no FakeTensor in meta['val']"
     if is_mutable(node):
         return "writes to its arguments: traces are functional"
-    if phase(node) == "forward" and node.op == "call_function":
+    if node.op == "call_function" and phase(node) == "forward":
         late = [a.name for a in operands if phase(a) == "backward"]
         if late:
             return f"is a forward op that reads the backward value {', '.join(late)}"
@@ -103,20 +103,33 @@ def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
 
 def _memory_problem(node: fx.Node, owners: dict[int, fx.Node]) -> str | None:
     """What is wrong with the memory of the node's FakeTensor; `owners` are the values that made the memory so far."""
-    if node.op != "call_function" or not any(tensor.numel() for tensor in tensors_in(node.meta["val"])):
-        return None  # what holds nothing lies nowhere
-    mine = storages(node)
-    if is_getitem(node) or is_view(node):
-        if any(mine.keys() <= storages(one).keys() for one in node.all_input_nodes) or _may_copy(node.target):
-            return None
+    if node.op != "call_function":
+        return None
+    makes, lies_elsewhere = _memory(node)
+    if lies_elsewhere:
         names = ", ".join(one.name for one in node.all_input_nodes)
         return f"its FakeTensor lies elsewhere than {names}, where it should: have `refresh_views` type it anew"
-    taken = {memory: owners[memory] for memory in mine if memory in owners}
-    owners.update(dict.fromkeys(mine, node))
+    taken = {memory: owners[memory] for memory in makes if memory in owners}
+    for memory in makes:
+        owners[memory] = node
+    if not taken:
+        return None
     given = {memory for operand in node.all_input_nodes for memory in storages(operand)}
-    if not taken or (_may_return_operand(node.target) and given.issuperset(taken)):
+    if _may_return_operand(node.target) and given.issuperset(taken):
         return None
     return f"is no view, and its FakeTensor lies in the memory of {next(iter(taken.values())).name}"
+
+
+@once_per_op
+def _memory(node: fx.Node) -> tuple[tuple[int, ...], bool]:
+    """The memory that the op makes, and whether it makes none and yet lies elsewhere than what it is a view or an item of."""
+    if not any(tensor.numel() for tensor in tensors_in(node.meta["val"])):
+        return (), False  # what holds nothing lies nowhere
+    mine = storages(node)
+    if not (is_getitem(node) or is_view(node)):
+        return tuple(mine), False
+    lies_there = any(mine.keys() <= storages(one).keys() for one in node.all_input_nodes)
+    return (), not (lies_there or _may_copy(node.target))
 
 
 @functools.cache

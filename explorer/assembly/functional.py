@@ -1,8 +1,9 @@
 """From what ran to a functional program: a `Recording` becomes an `fx.Graph` without in-place ops.
 
 An in-place op whose memory nobody sees through another view is renamed into its functional twin, and later readers read
-the twin's output. Where other views of the same memory are read later, `tracefuse.assembly.retracing` rewrites the
-whole program, which is slower: it traces it again.
+the twin's output. Where other views of the same memory are read later, these are taken anew: see
+`tracefuse.assembly.through_views`. Where they cannot be, `tracefuse.assembly.retracing` rewrites the whole program, which is
+slower: it traces it again.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_any, tree_map
 
 from tracefuse.assembly.default_dtype import implied_dtype, state_dtype
 from tracefuse.assembly.in_place import Lifetimes, arguments_of, functional_twin
 from tracefuse.assembly.refusals import where
+from tracefuse.assembly.through_views import Emit, Renaming
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
-from tracefuse.optimizers.trace import Source, set_origin
-from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value
+from tracefuse.optimizers.trace import NOWHERE, Source, set_origin
+from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value, values_in
 
 aten = torch.ops.aten
 
@@ -63,6 +64,30 @@ class Built:
     needs_functionalize: bool = False
     history: dict[Value, list[fx.Node]] = field(default_factory=dict)
     wrote_to_views: list[Call] = field(default_factory=list)
+    renaming: Renaming = field(default_factory=Renaming)
+
+    def node_of(self, value: Value, call: Call | None) -> fx.Node:
+        """The node that holds the value's contents now, at the `call` that reads it (None: at the end). It is taken anew where
+        the value was written to through another one."""
+        if self.renaming.is_stale(value):
+            self.nodes[value] = self.renaming.taken(value, self.nodes, self.emitting(call))
+            self.renaming.hold(value)
+        return self.nodes[value]
+
+    def emitting(self, call: Call | None) -> Emit:
+        """Puts views, and what puts them back, into the graph as part of the `call`."""
+
+        def emit(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+            if target is None:
+                return _item(self, *args)
+            node = self.graph.create_node("call_function", target, args, kwargs, _plain_name(target))
+            set_origin(node, NOWHERE if call is None else replace(call.origin, rng=None))
+            if call is not None:
+                node.meta["custom"]["recorded"] = Recorded(None, (), call.in_engine, (), call.in_optimizer)
+                node.meta["custom"][IN_PLACE] = call.func._schema.is_mutable
+            return node
+
+        return emit
 
     def rename(self, old: fx.Node, new: fx.Node) -> None:
         """Let the values that `old` holds be held by `new`."""
@@ -79,6 +104,7 @@ def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Valu
     for index, value in enumerate(recording.externals):
         built.nodes[value] = built.placeholders[value] = built.graph.placeholder(f"input_{index}")
     lifetimes = Lifetimes.of(recording, kept, names)
+    built.renaming = Renaming.of(recording, lifetimes)
     hints = _assigned_names(recording.calls)
     for position, call in enumerate(recording.calls):
         hint = hints.get(position, ())
@@ -86,20 +112,22 @@ def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Valu
             continue  # a number that Python read: `tracefuse.assembly.cut.guards_of`
         elif call.func is aten.detach.default:
             # Autograd's bookkeeping: the same value, and a trace has no autograd to hide it from.
-            built.nodes[call.outs] = built.nodes[call.args[0]]
+            built.nodes[call.outs] = built.node_of(call.args[0], call)
+            built.renaming.hold(call.outs)
         elif call.writes():
             _add_in_place(built, call, hint, lifetimes, position)
         else:
             _bind(built, call.outs, emit(built, call, call.func, hint))
+    if not built.needs_functionalize:
+        for value in kept:
+            built.node_of(value, None)
     return built
 
 
 def emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()) -> fx.Node:
     """A node of `func`, the call's own operator or its twin, on the nodes of what the call read."""
-    args, kwargs = tree_map(
-        lambda leaf: built.nodes[leaf] if isinstance(leaf, Value) else leaf, arguments_of(call, func)
-    )
-    node = built.graph.create_node("call_function", func, args, kwargs, func.overloadpacket.__name__.strip("_"))
+    args, kwargs = (_on_nodes(built, call, part) for part in arguments_of(call, func))
+    node = built.graph.create_node("call_function", func, args, kwargs, _plain_name(func))
     set_origin(node, call.origin)
     outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
     values = tuple(map(_results, outs))
@@ -112,6 +140,22 @@ def emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ())
     return node
 
 
+def _on_nodes(built: Built, call: Call, given: Any) -> Any:
+    """Arguments with the nodes of values in their place: `tree_map` for the containers that operators have."""
+    if isinstance(given, Value):
+        return built.node_of(given, call)
+    if isinstance(given, (tuple, list)):
+        found = [_on_nodes(built, call, one) for one in given]
+        return found if isinstance(given, list) else tuple(found)
+    if isinstance(given, dict):
+        return {name: _on_nodes(built, call, one) for name, one in given.items()}
+    return given
+
+
+def _plain_name(func: OpOverload) -> str:
+    return func.overloadpacket.__name__.strip("_")
+
+
 def _results(out: Any) -> Results:
     if isinstance(out, (tuple, list)):
         return tuple(map(_results, out))
@@ -121,10 +165,11 @@ def _results(out: Any) -> Results:
 def _bind(built: Built, outs: Any, node: fx.Node) -> None:
     """Bind the output values `outs` to `node`, or to its items."""
     if isinstance(outs, Value):
-        built.nodes.setdefault(outs, node)
+        if built.nodes.setdefault(outs, node) is node:
+            built.renaming.hold(outs)
     elif isinstance(outs, (tuple, list)):
         for index, out in enumerate(outs):
-            if tree_any(lambda leaf: isinstance(leaf, Value), out):
+            if values_in(out):
                 _bind(built, out, _item(built, node, index))
 
 
@@ -141,15 +186,13 @@ def _add_in_place(
     lifetimes: Lifetimes,
     position: int,
 ) -> None:
-    twin, written, families = functional_twin(call.func), call.writes(), lifetimes.families
-    others = [v for w in written for v in families[w.base] if v in built.nodes and v.is_otherwise(w)]
-    is_seen = any(v in built.placeholders or lifetimes.is_read_after(position, v) for v in others)
-    stays = twin is None or len({w.base for w in written}) < len(written) or is_seen
+    twin, written = functional_twin(call.func), call.writes()
+    stays = position in built.renaming.seen
     for value in written:
         other = lifetimes.shown_elsewhere(value, position)
         if other is not None and (stays or other.base is not value.base):
             raise _shared(call, lifetimes, value, other)
-    if stays:
+    if stays and not built.renaming.bases:
         if call.func in BATCH_NORMS:
             raise CaptureError(
                 f"{call.func}{where(call.origin.source)} overwrites running statistics that are also read through a view. "
@@ -169,7 +212,10 @@ def _add_in_place(
         node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=twin, values=(*fresh, *written))
         _bind(built, fresh, node)
     for value, new in zip(written, _new_contents(built, call, node, len(fresh)), strict=True):
-        _overwrite(built, families, value, new)
+        if value.base in built.renaming.bases:
+            _write_through(built, call, value, new)
+        else:
+            _overwrite(built, lifetimes.families, value, new)
 
 
 def _shared(call: Call, lifetimes: Lifetimes, written: Value, other: Value) -> CaptureError:
@@ -222,6 +268,18 @@ def _overwrite(built: Built, families: dict[Value, list[Value]], written: Value,
                 built.mutated[value] = node
             built.history.setdefault(value, [built.nodes[value]]).append(node)
             built.nodes[value] = node
+
+
+def _write_through(built: Built, call: Call, written: Value, new: fx.Node) -> None:
+    """From now on `new` is what `written` holds, and what it is a view of holds it too."""
+    new.meta["dtype"] = written.dtype
+    base, renaming = written.base, built.renaming
+    node = renaming.written(written, new, built.nodes, built.emitting(call))
+    if base in built.placeholders:
+        built.mutated[base] = node
+    built.history.setdefault(base, [built.nodes[base]]).append(node)
+    built.nodes[base] = node
+    built.node_of(written, call)
 
 
 # --- names ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from tracefuse.optimizers.facts import is_dense, span
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.calls import Call, Recording, Value, bound, is_written
 
@@ -32,6 +34,7 @@ _TWINS = {
 _RENAMED = {"exponential_average_factor": "momentum", "epsilon": "eps"}
 
 
+@functools.cache
 def functional_twin(func: OpOverload) -> OpOverload | None:
     """The op that computes what `func` writes, or None if torch has none that takes the same arguments. It returns what
     `func` returns besides its arguments, then the new contents of each argument that `func` overwrites."""
@@ -123,7 +126,8 @@ def arguments_of(call: Call, func: OpOverload) -> tuple[tuple[Any, ...], dict[st
 @dataclass
 class Lifetimes:
     """Of each value the first and the last position of a call that reads it, outputs being read when all calls are over;
-    `families` are all values of one memory by their base, `sources` the input or the made value that each is a view of."""
+    `families` are all values of one memory by their base, `sources` the input or the made value that each is a view of, and
+    `made_at` has the position of the call that made each value that is no input."""
 
     recording: Recording
     names: Mapping[Value, str]
@@ -131,7 +135,9 @@ class Lifetimes:
     last_read: dict[Value, int] = field(default_factory=dict)
     families: dict[Value, list[Value]] = field(default_factory=dict)
     sources: dict[Value, Value] = field(default_factory=dict)
+    made_at: dict[Value, int] = field(default_factory=dict)
     _inputs: dict[int | None, list[Value]] = field(default_factory=dict)
+    _by_last_read: dict[Value, list[tuple[float, Value]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, recording: Recording, kept: Sequence[Value], names: Mapping[Value, str]) -> Lifetimes:
@@ -147,6 +153,7 @@ class Lifetimes:
             of_base = {value.base: value for value in reversed(reads)}  # the first that is read of each memory
             for out in call.out_values():
                 if out not in found.sources:
+                    found.made_at[out] = position
                     viewed = of_base.get(out.base)
                     found.sources[out] = out if viewed is None else found.sources[viewed]
         found.last_read |= dict.fromkeys(kept, len(recording.calls))
@@ -156,6 +163,28 @@ class Lifetimes:
 
     def is_read_after(self, position: int, value: Value) -> bool:
         return self.last_read.get(value, -1) > position
+
+    def shows_in_another(self, written: Value, position: int) -> bool:
+        """Whether a write to `written` at `position` shows in a value of another layout in the same memory that is there by
+        then, and is an input or read later."""
+        for last, value in self._of_memory(written.base):
+            if last <= position:
+                return False
+            is_there = self.made_at.get(value, -1) < position
+            if is_there and value.layout != written.layout and _have_bytes_in_common(value, written):
+                return True
+        return False
+
+    def _of_memory(self, base: Value) -> list[tuple[float, Value]]:
+        """The family with the last position of each that reads it, inputs being read for ever, the latest first."""
+        if base not in self._by_last_read:
+            last = ((self.last_read.get(v, -1) if v in self.made_at else math.inf, v) for v in self.families[base])
+            self._by_last_read[base] = sorted(last, key=lambda pair: -pair[0])
+        return self._by_last_read[base]
+
+    def inputs_of(self, memory: int | None) -> Sequence[Value]:
+        """The inputs that lie in one memory."""
+        return self._inputs.get(memory, ())
 
     def read_last_by(self, value: Value) -> Source | None:
         """The line that reads it last."""
@@ -192,6 +221,45 @@ def _have_bytes_in_common(one: Value, other: Value) -> bool:
     if one.dtype.itemsize != other.dtype.itemsize:
         return True
     first = min(one.offset, other.offset)
-    marks = torch.zeros(max(end, other_end) // one.dtype.itemsize - first, dtype=torch.bool, device="cpu")
-    marks.as_strided(one.shape, one.stride, one.offset - first).fill_(True)
-    return bool(marks.as_strided(other.shape, other.stride, other.offset - first).any())
+    return _meet((one.shape, one.stride, one.offset - first), (other.shape, other.stride, other.offset - first))
+
+
+_Box = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides and offset."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _meet(one: _Box, other: _Box) -> bool:
+    """Whether two boxes, whose extents overlap, have an element in common."""
+    ends = [offset + span(shape, stride) for shape, stride, offset in (one, other)]
+    for (shape, stride, start), end, (_, _, first), after in (
+        (one, ends[0], other, ends[1]),
+        (other, ends[1], one, ends[0]),
+    ):
+        if is_dense(shape, stride) and (start <= first < end or start < after <= end):
+            return True
+    both = ((size, step) for shape, stride, _ in (one, other) for size, step in zip(shape, stride, strict=True))
+    steps = sorted({1, *(step for size, step in both if size > 1)}, reverse=True)
+    ranges, others = _digits(one, steps), _digits(other, steps)
+    if ranges is not None and others is not None:
+        return all(a < d and c < b for (a, b), (c, d) in zip(ranges, others, strict=True))
+    marks = torch.zeros(max(ends), dtype=torch.bool, device="cpu")
+    marks.as_strided(*one).fill_(True)
+    return bool(marks.as_strided(*other).any())
+
+
+def _digits(box: _Box, steps: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The places of a box as numbers whose digits are worth `steps`, the largest first: of each digit the range that it takes,
+    all combinations being there. None where these are no such numbers, or one is carried over."""
+    shape, stride, rest = box
+    sizes = {step: size for size, step in zip(shape, stride, strict=True) if size > 1}
+    if len(sizes) < sum(size > 1 for size in shape) or 0 in steps:
+        return None
+    found: list[tuple[int, int]] = []
+    for above, step in zip((None, *steps), steps, strict=False):
+        first, rest = divmod(rest, step)
+        end = first + sizes.get(step, 1)
+        if above is not None and (above % step or end * step > above):
+            return None
+        found.append((first, end))
+    return found

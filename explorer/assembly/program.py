@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,12 +17,11 @@ from tracefuse.assembly.functional import build_graph
 from tracefuse.assembly.parts import Assembled
 from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
-from tracefuse.assembly.stepped import Stepped, stepped
 from tracefuse.assembly.unshown import Dropped, blind_spots, forwards_first, made_elsewhere, unshown
 from tracefuse.collectives.ended import without_collectives
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.split import handed_over, joined
-from tracefuse.optimizers.trace import Trace, tensors
+from tracefuse.optimizers.trace import Source, Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.calls import Guard, Recording, Value
 from tracefuse.recording.host_reads import Stop
@@ -37,6 +37,24 @@ class Inputs(NamedTuple):
     examples: tuple[torch.Tensor, ...]
     live: tuple[torch.Tensor, ...]
     rng_states: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """One call of an optimizer's `step`, by the names of the update's inputs.
+
+    `name` is the optimizer's variable, `kind` its class, `source` the line of its call. `state` says which key and
+    parameter each tensor of its state is, with None for one of its groups. `groups` has of each group the options as they were
+    and `group_of` that of each parameter.
+    """
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    name: str
+    kind: str
+    state: Mapping[str, tuple[str, str | None]]
+    groups: tuple[Mapping[str, Any], ...]
+    group_of: Mapping[str, int]
+    source: Source | None = None
 
 
 Replayed = Callable[["CapturedProgram"], tuple[torch.Tensor, ...]]
@@ -239,7 +257,7 @@ def captured_program(
         own = Inputs(_given(update, inputs), _given(update, live_externals), read.rng_states)
         pairs = zip(update.chosen, update.trace.inputs, strict=True)
         names = {externals[x]: i.name for x, i in pairs if isinstance(x, int)}
-        steps = stepped(recording, names, made.optimizers)
+        steps = _stepped(recording, names, made.optimizers)
         made = with_update(made, update.trace, lambda: own, replayed, steps)
     return made, tuple(left), ended.read
 
@@ -254,3 +272,23 @@ def _live(recording: Recording, ended: Ended, value: Value) -> torch.Tensor:
     left = ended.left.get(value) if value in ended.roles.replaced else None
     replaced = None if left is None else left.tensor()
     return recording.externals[value] if replaced is None or replaced.requires_grad else replaced
+
+
+def _stepped(
+    recording: Recording, names: Mapping[Value, str], optimizers: Mapping[str, frozenset[str]]
+) -> tuple[Stepped, ...]:
+    """The optimizers' steps of a recording, whose externals the update calls by `names`, in order."""
+    found = []
+    for update in recording.updates:
+        state = {
+            names[value]: (key, None if owner is None else names.get(owner))
+            for value, (key, owner) in update.state.items()
+            if value in names
+        }
+        groups = {names[v]: at for at, (_, held) in enumerate(update.groups) for v in held if v in names}
+        own = (name for name, held in optimizers.items() if held & groups.keys())
+        options = tuple(options for options, _ in update.groups)
+        found.append(
+            Stepped(update.optimizer, next(own, update.kind), update.kind, state, options, groups, update.source)
+        )
+    return tuple(found)

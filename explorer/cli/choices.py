@@ -41,6 +41,25 @@ def configuration(arguments: argparse.Namespace) -> Config:
     return Config.of(**on).changed(**off, **given)
 
 
+def changes_of(text: str) -> dict[str, Any]:
+    """What `--try remat=0,pad=off` changes of the shown configuration. Raises `OptionError` for what names no option."""
+    given = dict(assignment(one) for one in text.split(","))
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if value in _SWITCH:
+            found[name] = _SWITCH[value]
+        elif name in ("remat", "memory_budget"):
+            found[name] = read_option(name, value, said=f"--try {name}={value}")
+        else:
+            found[name] = (value,) if name in _LISTS else value
+    Config().changed(**found)
+    return found
+
+
+_SWITCH = {"on": True, "off": False}
+_LISTS = {option.name for option in OPTIONS if option.kind == "list"}
+
+
 def _by_name(texts: Iterable[str]) -> dict[str, Any]:
     """`["a", "b:level=3"]` as `{"a": True, "b": {"level": "3"}}`."""
     found: dict[str, Any] = {}

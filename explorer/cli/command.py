@@ -77,7 +77,8 @@ to see:
 Then that is shown, the last one if there are several, and nothing else is recorded. FILE{SESSION} is a session, which
 `--session` and `c.save(path)` write: it is shown with the times that were measured where it was saved, and nothing runs.
 
-The exit status is that of the script where it fails, 1 for an error that tracefuse explains, 2 for bad usage.
+The exit status is that of the script where it fails, 1 for an error that tracefuse explains, 2 for bad usage, and 3 where
+`--fail-on` finds what it names. A comment `# tracefuse: ignore[ID]` on a line hides the finding of that id there.
 
 commands:
 {"".join(f"  tracefuse {name:<9}{one.help}{chr(10)}" for name, one in COMMANDS.items())}"""
@@ -103,7 +104,8 @@ class Steps:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 1 for an error that tracefuse explains, 2 for bad usage.
+    """Run the command line; returns the exit status: 1 for an error that tracefuse explains, 2 for bad usage, 3 where
+    `--fail-on` finds what it names.
 
     A script that ends with another status than 0 raises `SystemExit` with it.
     """
@@ -111,11 +113,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         _file_parser().print_help()
         return 2
+    status = 0
     try:
         if words[0] in COMMANDS:
             _run(words[0], words[1:])
         else:
-            _show(words)
+            status = _show(words)
         sys.stdout.flush()
     except BrokenPipeError:
         if not _is_cut_off(sys.stdout):
@@ -124,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TracefuseError as error:
         print(f"tracefuse: {error}", file=sys.stderr)
         return 2 if isinstance(error, OptionError) else 1
-    return 0
+    return status
 
 
 def _is_cut_off(stream: TextIO) -> bool:
@@ -147,14 +150,14 @@ def _run(name: str, words: Sequence[str]) -> None:
     getattr(importlib.import_module(f"tracefuse.cli.{command.module}"), command.does)(arguments)
 
 
-def _show(words: Sequence[str]) -> None:
+def _show(words: Sequence[str]) -> int:
     parser = _file_parser()
     at = words.index("--") if "--" in words else len(words)
     arguments, unknown = parser.parse_known_args(words[:at])
     _check_file(parser, arguments.file, unknown)
     from tracefuse.cli.file import show_file
 
-    show_file(arguments, words[at + 1 :])
+    return show_file(arguments, words[at + 1 :])
 
 
 def _check_file(parser: argparse.ArgumentParser, file: str | None, unknown: Sequence[str]) -> None:

@@ -10,26 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracefuse.cli.choices import check_folder, configuration
+from tracefuse.cli.choices import changes_of, check_folder, configuration
 from tracefuse.cli.command import Steps
 from tracefuse.cli.flags import PASS_OPTIONS, SCRIPT_OPTIONS, Option, values
 from tracefuse.cli.script import run_script
 from tracefuse.config.names import SESSION
 from tracefuse.device.target import target
 from tracefuse.errors import MeasureError, NotSupported, OptionError
+from tracefuse.findings.finding import SEVERITIES, Finding
+from tracefuse.findings.ignored import ignored_text
 from tracefuse.loaded import load
 from tracefuse.measure.peers import check_names
+from tracefuse.measure.tried import Tried, try_variants
 from tracefuse.variant import NOTHING_TUNED, Variant
 
 if TYPE_CHECKING:
     from tracefuse.widgets.view.explorer import Explorer
 
-_RUNNING = ("measure", "train_all", "step", "budget_s", "cuda_graph", "tune", "peer")
+_RUNNING = ("try", "measure", "train_all", "step", "budget_s", "cuda_graph", "tune", "peer")
 _WRITING = ("html", "json", "session")
 
 
-def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> None:
-    """Show the file that `arguments` name, whose own ones are `of_script`, and write what they ask for.
+FOUND = 3
+"""The exit status of `--fail-on` where there is a finding of that severity."""
+
+
+def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> int:
+    """Show the file that `arguments` name, whose own ones are `of_script`, and write what they ask for; the exit status.
 
     Raises `OptionError` before anything runs for what cannot be done, and whatever running, measuring and writing raise;
     `SystemExit` where the script ends with another status than 0.
@@ -65,7 +72,21 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> None:
     print(explorer, flush=True)
     if blocked and not is_session:
         _tell([f"nothing was measured: {blocked}"])
-    _write(explorer, chosen)
+    found = variant.findings()
+    _tell(filter(None, [ignored_text(found.ignored)]))
+    tried = [] if blocked else try_variants(variant, list(map(changes_of, chosen["try"])), budget_s=chosen["budget_s"])
+    for one in tried:
+        print(one, flush=True)
+    _write(explorer, chosen, tried)
+    return FOUND if _is_found(found, chosen["fail_on"]) else 0
+
+
+def _is_found(findings: Iterable[Finding], least: str | None) -> bool:
+    """Whether there is a finding that no pass mends of at least that severity, and say which."""
+    grave = SEVERITIES[: SEVERITIES.index(least) + 1] if least else ()  # type: ignore[arg-type]
+    found = [one for one in findings if one.severity in grave and not one.is_mended]
+    _tell(f"--fail-on {least}: {one.severity} [{one.id}] {one.title}, at {one.source or 'no line'}" for one in found)
+    return bool(found)
 
 
 def _tell(remarks: Iterable[str]) -> None:
@@ -94,6 +115,8 @@ def _check(arguments: argparse.Namespace, chosen: dict[str, Any], is_session: bo
         raise OptionError(
             f"--session {chosen['session']} does not end in {SESSION}: name it {chosen['session']}{SESSION}"
         )
+    for one in chosen["try"]:
+        changes_of(one)
     try:
         configuration(arguments)
     except OptionError as error:
@@ -116,10 +139,10 @@ def open_view(variant: Variant, chosen: dict[str, Any]) -> Explorer:
     return Explorer(variant, "c", chosen["budget_s"], chosen["cuda_graph"], chosen["tune"], chosen["peer"])
 
 
-def _write(explorer: Explorer, chosen: dict[str, Any]) -> None:
+def _write(explorer: Explorer, chosen: dict[str, Any], tried: Sequence[Tried]) -> None:
     writers: dict[str, Callable[[Path], object]] = {
         "html": explorer.save_html,
-        "json": explorer.save_report,
+        "json": lambda path: explorer.save_report(path, tried),
         "session": lambda path: explorer.variant.capture.save(path, chosen["inputs"]),
     }
     for name, write in writers.items():

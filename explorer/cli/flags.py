@@ -142,6 +142,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _severity(text: str) -> str:
+    if text not in ("high", "medium", "low"):
+        raise argparse.ArgumentTypeError(f"{text} is no severity: choose high, medium or low")
+    return text
+
+
 _TIMED: tuple[Option, ...] = (
     _value(
         "budget_s", "SECONDS", "seconds of timed replays (default: 5)", 5.0, _seconds, flags=("--budget-s", "--budget")
@@ -196,7 +202,15 @@ CACHE_OPTIONS: tuple[Option, ...] = (_switch("clear", "remove all of it"),)
 SCRIPT_OPTIONS: tuple[Option, ...] = (
     *_SHOWN,
     _value("step", "N", "show the training step number N of the script (default: the third of a loop)", None, int),
-    _value("json", "PATH", "also write it as JSON: see tracefuse.widgets.view.report"),
+    _value("json", "PATH", "also write it as JSON, whose schema is tracefuse/widgets/view/report.schema.json"),
+    _list("try", "NAME=VALUE,…", "measure this choice of passes beside the shown one too, such as remat=0,pad=off"),
+    _value(
+        "fail_on",
+        "SEVERITY",
+        "end with status 3 where a finding that no pass mends is at least that grave: high, medium or low",
+        None,
+        _severity,
+    ),
     _value("session", "FILE.tfz", "also write a session file, which `tracefuse FILE.tfz` and `tracefuse.load` open"),
     _switch("inputs", "let the session file hold the tensors, to run it where it is opened"),
 )

@@ -10,6 +10,8 @@ no GPU is here and none was chosen, an H100 stands for one, as every price says.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +55,17 @@ def target(name: str | None = None) -> Target:
         gpu = torch.cuda.get_device_name()
         return Target(gpu.removeprefix("NVIDIA "), "the GPU that is here", sheet_of(gpu))
     return Target("H100", "an example, since no GPU is here and none was chosen", TARGETS["H100"])
+
+
+@contextmanager
+def priced_for(name: str | None) -> Iterator[Target]:
+    """A block in which the target is `name`, and afterwards what it was; None leaves it. Raises `OptionError` as `target`."""
+    before = dict(_chosen)
+    try:
+        yield target(name)
+    finally:
+        _chosen.clear()
+        _chosen.update(before)
 
 
 def target_name(text: str) -> str:

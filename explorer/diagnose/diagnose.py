@@ -31,6 +31,7 @@ from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
 from tracefuse.diagnose.update import optimizers_op_by_op, share_of_the_update
 from tracefuse.findings.finding import SEVERITIES, Case, Detector, Finding, Fix
+from tracefuse.findings.ignored import ignored_text, parted
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
 from tracefuse.lint import LINTS
@@ -44,19 +45,30 @@ MOST_LEFT = 2  # findings of the trace after the passes that are told for one of
 
 
 class Findings(tuple[Finding, ...]):
-    """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for."""
+    """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for.
+    `ignored` are those that a comment on their line hides: see `tracefuse.findings.ignored`."""
 
     provenance: str
     looked_for: Iterable[str]
+    ignored: tuple[Finding, ...]
 
-    def __new__(cls, found: Iterable[Finding], provenance: str = "", looked_for: Iterable[str] | None = None) -> Self:
-        made = super().__new__(cls, found)
+    def __new__(
+        cls,
+        found: Iterable[Finding],
+        provenance: str = "",
+        looked_for: Iterable[str] | None = None,
+        ignored: Iterable[Finding] = (),
+    ) -> Self:
+        shown, hidden = parted(found)
+        made = super().__new__(cls, shown)
         made.provenance, made.looked_for = provenance, looked_for or looked_for_in_traces()
+        made.ignored = (*ignored, *hidden)
         return made
 
     def __repr__(self) -> str:
-        nothing = f"nothing found; looked for: {'; '.join(self.looked_for)}"
-        return "\n\n".join(filter(None, [*map(str, self), how_to_measure(self.provenance)])) if self else nothing
+        nothing = [] if self else [f"nothing found; looked for: {'; '.join(self.looked_for)}"]
+        said = [*map(str, self), how_to_measure(self.provenance) if self else "", ignored_text(self.ignored)]
+        return "\n\n".join(filter(None, [*nothing, *said]))
 
 
 SAID_BY = {
@@ -69,7 +81,7 @@ SAID_BY = {
 def beside(ran: Findings, left: Findings, config: Config, steps: Sequence[PassRecord]) -> Findings:
     """The findings of the program as it ran, each with what the passes of a configuration make of it: `left` are the findings
     of the trace that `steps` made."""
-    return Findings([_beside(one, left, config, steps) for one in ran], ran.provenance)
+    return Findings([_beside(one, left, config, steps) for one in ran], ran.provenance, ignored=ran.ignored)
 
 
 def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[PassRecord]) -> Finding:
@@ -84,9 +96,11 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
     if not still:
         said = f"mended by {passes} in this configuration"
         return replace(finding, mended=said, is_mended=True, changes=None, fixes=_other_fixes(finding))
+    if changes:  # an option of theirs that is not chosen
+        return finding
     worth = "; ".join(one.worth for one in still[:MOST_LEFT])
     said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, on)}"
-    return replace(finding, mended=said, changes=changes, fixes=finding.fixes if changes else _other_fixes(finding))
+    return replace(finding, mended=said, changes=None, fixes=_other_fixes(finding))
 
 
 def _other_fixes(finding: Finding) -> tuple[Fix, ...]:
@@ -135,11 +149,13 @@ def _lines_of_the_project(case: Case) -> dict[str, str]:
 
 
 def _in_the_project(finding: Finding, lines: Mapping[str, str]) -> Finding:
-    """The finding at the line of the user's project; that of the library is evidence."""
+    """The finding at the line of the user's project; that of the library is evidence, and no error of the user's where only
+    another line there would mend it."""
     if finding.source not in lines:
         return finding
+    severity = "low" if KINDS[finding.id].in_the_line else finding.severity
     evidence = (*finding.evidence, ("in the library", finding.source))
-    return replace(finding, source=lines[finding.source], evidence=evidence)
+    return replace(finding, severity=severity, source=lines[finding.source], evidence=evidence)
 
 
 DETECTORS: tuple[Detector, ...] = (

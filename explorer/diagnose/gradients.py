@@ -111,7 +111,7 @@ def never_used(case: Case) -> Iterator[Finding]:
         [one for one in case.program.dropped if not one.origin.autograd],
         "never-used",
         "computed what nothing used",
-        "do not call what computes it, or use its result",
+        "do not call what computes it, or use its result; a compiled step leaves it out",
     )
 
 

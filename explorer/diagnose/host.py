@@ -64,7 +64,7 @@ def constants_from_the_host(case: Case) -> Iterator[Finding]:
         times = f"{len(stops)} times" if len(stops) > 1 else "once"
         yield Finding(
             "constant-from-host",
-            "medium" if on_gpu and stops[0].source is not None and stops[0].source.called is None else "low",
+            "medium" if on_gpu else "low",
             f"{stops[0].read.how} makes a tensor of Python's numbers {times} a step",
             (("bytes", human_bytes(sum(stop.read.nbytes for stop in stops))), ("made", str(len(stops)))),
             (),

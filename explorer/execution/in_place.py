@@ -138,5 +138,10 @@ def twin_in_place(op: Any) -> OpOverload | None:
         return None
     packet = getattr(aten, f"{op.overloadpacket.__name__}_", None)
     twin = getattr(packet, op._overloadname, None) if packet is not None else None
-    is_same = twin is not None and [a.name for a in twin._schema.arguments] == [a.name for a in op._schema.arguments]
+    is_same = twin is not None and _arguments(twin) == _arguments(op)
     return twin if is_same and torch.Tag.inplace_view not in twin.tags else None
+
+
+def _arguments(op: OpOverload) -> list[tuple[str, str]]:
+    """Names and types: `pow.Scalar` takes a number where `pow_.Scalar` takes a tensor."""
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments]

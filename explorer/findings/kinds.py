@@ -11,11 +11,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Kind:
     """One kind of finding: `says` is what is wrong in one sentence, `mended_by` are the passes that can mend it in the trace,
-    and `of_run` says that a profile of a run shows it, and no trace."""
+    `of_run` says that a profile of a run shows it, and no trace, `in_the_line` that the fix is to write its line otherwise:
+    in a library that is its authors' to do."""
 
     says: str
     mended_by: tuple[str, ...] = ()
     of_run: bool = False
+    in_the_line: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -30,37 +32,45 @@ KINDS: dict[str, Kind] = {
     # Precision.
     "tf32-off": Kind("Matmuls of float32 run without tensor cores, since TF32 is off."),
     "weights-cast-each-step": Kind("Every forward casts the same weights, and every backward casts their gradients."),
-    "cast-round-trip": Kind("A value of half precision is cast to float32 and back.", ("simplify", "fuse")),
-    "cast-again": Kind("A value is cast to one dtype several times.", ("simplify", "fuse")),
-    "norm-in-float32": Kind("A norm runs in float32 between two casts.", ("fuse",)),
-    "dropout-in-float32": Kind("Dropout runs in float32 between two casts.", ("fuse",)),
-    "logits-in-float32": Kind("Logits of half precision are cast to float32 as a whole.", ("fuse",)),
+    "cast-round-trip": Kind(
+        "A value of half precision is cast to float32 and back.", ("simplify", "fuse"), in_the_line=True
+    ),
+    "cast-again": Kind("A value is cast to one dtype several times.", ("simplify", "fuse"), in_the_line=True),
+    "norm-in-float32": Kind("A norm runs in float32 between two casts.", ("fuse",), in_the_line=True),
+    "dropout-in-float32": Kind("Dropout runs in float32 between two casts.", ("fuse",), in_the_line=True),
+    "logits-in-float32": Kind("Logits of half precision are cast to float32 as a whole.", ("fuse",), in_the_line=True),
     "float64-leak": Kind("Ops compute in float64 in a program whose parameters are not."),
     # Layout.
     "not-channels-last": Kind("Convolutions read tensors that do not lie in channels_last."),
-    "needless-copy": Kind("A copy makes a layout that nothing asks for.", ("simplify", "fuse")),
-    "einsum-copies": Kind("`einsum` permutes and copies its operands."),
-    "repeat-not-expand": Kind("`repeat` writes what broadcasting reads as it is.", ("fuse",)),
+    "needless-copy": Kind("A copy makes a layout that nothing asks for.", ("simplify", "fuse"), in_the_line=True),
+    "einsum-copies": Kind("`einsum` permutes and copies its operands.", in_the_line=True),
+    "repeat-not-expand": Kind("`repeat` writes what broadcasting reads as it is.", ("fuse",), in_the_line=True),
     # Computed again.
-    "computed-again": Kind("The forward computes a value several times from the same operands.", ("simplify",)),
-    "constant-each-step": Kind("Every step computes a table from constants alone.", ("fuse",)),
-    "constant-from-host": Kind("Python makes a tensor of numbers in every step, which is copied to the GPU."),
+    "computed-again": Kind(
+        "The forward computes a value several times from the same operands.", ("simplify",), in_the_line=True
+    ),
+    "constant-each-step": Kind("Every step computes a table from constants alone.", ("fuse",), in_the_line=True),
+    "constant-from-host": Kind(
+        "Python makes a tensor of numbers in every step, which is copied to the GPU.", in_the_line=True
+    ),
     "checkpoint-not-needed": Kind("Checkpoints compute again what there is memory to keep."),
     "second-backward": Kind("A second backward runs through the same graph."),
     # Matmuls.
-    "matmul-chain-order": Kind("A chain of matmuls runs in the order that takes more arithmetic."),
-    "heads-apart": Kind("One input is multiplied by many matrices in matmuls of their own."),
-    "stack-of-matmuls": Kind("Small matmuls of one shape run one after the other."),
-    "one-hot-matmul": Kind("A matmul by one-hot rows picks rows."),
-    "inverse-then-matmul": Kind("An inverse is computed only to be multiplied with."),
+    "matmul-chain-order": Kind("A chain of matmuls runs in the order that takes more arithmetic.", in_the_line=True),
+    "heads-apart": Kind("One input is multiplied by many matrices in matmuls of their own.", in_the_line=True),
+    "stack-of-matmuls": Kind("Small matmuls of one shape run one after the other.", in_the_line=True),
+    "one-hot-matmul": Kind("A matmul by one-hot rows picks rows.", in_the_line=True),
+    "inverse-then-matmul": Kind("An inverse is computed only to be multiplied with.", in_the_line=True),
     # Loops and writes.
-    "per-sample-loop": Kind("A loop computes the same for each sample of a batch."),
-    "cat-in-loop": Kind("A loop concatenates what it has made so far, again and again."),
-    "write-into-view": Kind("Writes into slices make the backward copy whole gradients: CopySlices."),
+    "per-sample-loop": Kind("A loop computes the same for each sample of a batch.", in_the_line=True),
+    "cat-in-loop": Kind("A loop concatenates what it has made so far, again and again.", in_the_line=True),
+    "write-into-view": Kind("Writes into slices make the backward copy whole gradients: CopySlices.", in_the_line=True),
     # Layers.
     "batch-norm-few-samples": Kind("Batch norm takes its statistics from a handful of values."),
-    "bias-before-batch-norm": Kind("Batch norm subtracts the bias of the convolution before it."),
-    "log-of-softmax": Kind("The logarithm of a softmax or a sigmoid is computed in two ops.", ("fuse",)),
+    "bias-before-batch-norm": Kind("Batch norm subtracts the bias of the convolution before it.", in_the_line=True),
+    "log-of-softmax": Kind(
+        "The logarithm of a softmax or a sigmoid is computed in two ops.", ("fuse",), in_the_line=True
+    ),
     "find-unused-parameters": Kind("DistributedDataParallel looks for unused parameters in every step."),
     # Needless work.
     "cat-of-nothing": Kind("A concatenation appends an empty tensor.", ("cat",)),
@@ -68,7 +78,7 @@ KINDS: dict[str, Kind] = {
     "cat-in-forward": Kind("The forward concatenates what could be written into one buffer.", ("cat", "fuse")),
     "unfused-pointwise": Kind("Pointwise ops and reductions run as kernels of their own.", ("fuse",)),
     "unaligned-matmul": Kind("A matmul runs over rows that are no multiple of 16 bytes.", ("pad",)),
-    "never-used": Kind("The forward computes what nothing uses.", ("simplify",)),
+    "never-used": Kind("The forward computes what nothing uses."),
     "saved-not-recomputed": Kind("A saved tensor costs more to keep than to compute again.", ("remat", "fuse")),
     # Gradients.
     "gradient-without-optimizer": Kind("Every backward computes gradients that no optimizer takes.", ("freeze",)),

@@ -23,13 +23,15 @@ ALL = 0.9
 """The share of the forward from which on a checkpoint computes everything again."""
 FEWEST = 3  # ops of a table that each layer makes anew
 _HEAVY = {"matmul", "convolution", "attention"}
+_OTHERS = {"cast", "copy", "device copy"}
+"""What has findings of its own, or is made by torch for an op that wants another layout."""
 _CHECKPOINT = re.compile(r"\b(checkpoint|checkpoint_sequential|gradient_checkpointing_enable)\(")
 
 
 def computed_again(case: Case) -> Iterator[Finding]:
     """Values that the forward computes several times from the same operands, as each layer its mask or its rotary tables."""
     numbers = Numbering(case.trace)
-    ops = [n for n in own_ops(case) if not is_allocation(n) and work(n) not in ("cast", "device copy")]
+    ops = [n for n in own_ops(case) if not is_allocation(n) and work(n) not in _OTHERS]
     alike = {number: group for number, group in grouped(ops, lambda n: numbers.of[n]).items() if len(group) > 1}
     again = [n for group in alike.values() for n in group[1:]]
     places = grouped(again, _module_and_function)
@@ -124,7 +126,7 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
             ("cheapest to keep", f"{packet_name(best)} {human_bytes(nbytes(of[best]))}, {time_text(case.us([best]))}"),
         ),
         names(again),
-        line_saying(case, _CHECKPOINT) or line_of(again[0]),
+        line_saying(case, _CHECKPOINT, again) or line_of(again[0]),
         "call the layers without `checkpoint`; where memory is short, `create_selective_checkpoint_contexts` keeps the "
         "matmuls and computes pointwise ops again, as does `remat`",
         case.worth(us),

@@ -8,16 +8,17 @@ import torch
 from torch import fx
 
 from tracefuse.findings.finding import Case, Finding, Severity, dtype, names
-from tracefuse.lint.facts import HALVES, is_explicit_cast, is_in_library, own_ops, with_backward
+from tracefuse.lint.facts import HALVES, is_explicit_cast, own_ops, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
 from tracefuse.optimizers.ops import behind_views, is_random, producer, readers
-from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
 from tracefuse.tables.folding import grouped, work
 from tracefuse.text import counted
 
 LONGEST = 8
 """How many pointwise ops there may be between two casts that undo each other."""
 _NORMS = ("norm", "var_mean", "rsqrt")
+_MEANS = ("mean", "var_mean", "var", "linalg_vector_norm")
 _LOSSES = {"_log_softmax", "logsumexp", "nll_loss_forward"}
 
 
@@ -96,13 +97,20 @@ def _kind(trip: Sequence[fx.Node]) -> str:
     between = trip[1:-1]
     if any(is_random(n) for n in between):
         return "dropout-in-float32"
-    return "norm-in-float32" if any(norm in packet_name(n) for n in between for norm in _NORMS) else "cast-round-trip"
+    is_norm = any(norm in packet_name(n) for n in between for norm in _NORMS) or _is_normalised(trip[0])
+    return "norm-in-float32" if is_norm else "cast-round-trip"
+
+
+def _is_normalised(up: fx.Node) -> bool:
+    """Whether a mean, or a mean of squares, is taken of the value too: a norm in single ops."""
+    read = [producer(one) for one in readers(up) if one.op == "call_function" and not origin(one).autograd]
+    of_squares = [two for one in read if packet_name(one) in ("pow", "mul", "square") for two in readers(one)]
+    return any(packet_name(producer(one)) in _MEANS for one in [*read, *of_squares] if one.op == "call_function")
 
 
 def _capped(severity: Severity | None, casts: Sequence[fx.Node]) -> Severity | None:
-    """What autocast or a library does is no error of the user's."""
-    own = any(is_explicit_cast(n) and not is_in_library(n) for n in casts)
-    return severity if severity is None or own else "low"
+    """What autocast does is no error of the user's."""
+    return severity if severity is None or any(map(is_explicit_cast, casts)) else "low"
 
 
 # --- casts that are done again ----------------------------------------------------------------------------------------
@@ -127,7 +135,7 @@ def casts_done_again(case: Case) -> Iterator[Finding]:
         first = groups[0][0]
         yield Finding(
             "cast-again",
-            "low" if is_in_library(first) else severity,
+            severity,
             f"{counted(len(groups), 'value')} {'is' if len(groups) == 1 else 'are'} cast to {dtype(first)} "
             f"{len(groups[0])} times each",
             (

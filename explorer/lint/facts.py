@@ -15,13 +15,16 @@ import torch
 from torch import fx
 
 from tracefuse.findings.finding import Case
-from tracefuse.optimizers.costs.cost import packet_name
+from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
 from tracefuse.optimizers.ops import does_work, is_mutable, is_random, is_view, producer
 from tracefuse.optimizers.trace import Trace, line_of, origin, tensors, val
+from tracefuse.recording.frames import is_installed
+from tracefuse.tables.folding import grouped
 
 HALVES = (torch.float16, torch.bfloat16)
 _CASTS = re.compile(r"\.(float|double|half|bfloat16|to|type|type_as)\(|dtype\s*=|float32|upcast")
+_NO_CALL = ("def ", "import ", "from ", "#", "@", '"')
 # Placeholder inputs of these kinds are the same in every step, unless the step writes to them.
 _STANDING = ("buffer",)
 
@@ -47,12 +50,6 @@ def is_explicit_cast(node: fx.Node) -> bool:
     return bool(_CASTS.search(line_of(node)))
 
 
-def is_in_library(node: fx.Node) -> bool:
-    """Whether the op's line stands in an installed library, which its caller cannot edit."""
-    source = origin(node).source
-    return source is not None and source.called is not None
-
-
 def behind(node: fx.Node, through: Iterable[str] = ()) -> fx.Node:
     """The value behind views, and behind ops of the names `through`, of their first operand."""
     names = frozenset(through)
@@ -64,15 +61,19 @@ def behind(node: fx.Node, through: Iterable[str] = ()) -> fx.Node:
     return node
 
 
-def line_saying(case: Case, pattern: re.Pattern[str]) -> str:
-    """The first line that says `pattern`, in the files of the program's lines that are here; "" where none does."""
-    sources = [source for n in case.trace.ops if (source := origin(n).source) is not None]
-    lines = dict.fromkeys(source.called or source for source in sources)
-    for file, label in dict.fromkeys((one.file, one.label) for one in lines):
+def line_saying(case: Case, pattern: re.Pattern[str], near: Sequence[fx.Node] = ()) -> str:
+    """The line that says `pattern`, in the files of the program's lines that are here: of several the one nearest to those of
+    the ops `near`. "" where none does."""
+    sources = [source for n in near or case.trace.ops if (source := origin(n).source) is not None]
+    at = dict.fromkeys(line for source in sources for line in (source, source.called) if line is not None)
+    files = grouped(at, lambda line: (line.file, line.label))
+    found: list[tuple[int, str]] = []
+    for (file, label), lines in files.items():
         for number, text in enumerate(linecache.getlines(file), 1):
-            if pattern.search(text) and not text.lstrip().startswith(("def ", "import ", "from ", "#", "@", '"')):
-                return f"{label or file}:{number}  {text.strip()}"
-    return ""
+            if pattern.search(text) and not text.lstrip().startswith(_NO_CALL) and not is_installed(file):
+                apart = min(abs(line.line - number) for line in lines)
+                found.append((apart, f"{label or file}:{number}  {text.strip()}"))
+    return min(found, default=(0, ""), key=lambda pair: pair[0])[1]
 
 
 def longest_chain(trace: Trace, nodes: Iterable[fx.Node]) -> int:
@@ -110,7 +111,7 @@ class Numbering:
             self._number(node)
 
     def _number(self, node: fx.Node) -> None:
-        alone = is_random(node) or is_mutable(node) or in_place(node)
+        alone = is_random(node) or is_mutable(node) or in_place(node) or is_allocation(node)
         key = ("alone", node) if alone else (node.target, _key(node.args, self.of), _key(node.kwargs, self.of))
         self._give(node, key)
         if not alone and all(a in self.constants for a in node.all_input_nodes):

@@ -16,6 +16,7 @@ import numpy as np
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import SEVERITIES, Finding, severity_of
 from tracefuse.optimizers.trace import human_bytes
+from tracefuse.profiling.ddp import searches_for_unused
 from tracefuse.profiling.run import Run
 from tracefuse.profiling.words import LOOKED_FOR, PAGEABLE_WORDS, WORDS, Words
 from tracefuse.tables.folding import grouped
@@ -36,6 +37,7 @@ _LEAST = 0.05
 def diagnose_run(run: Run) -> Findings:
     """The findings about each GPU of a run, the gravest first; without a GPU, about the host."""
     found = [finding for one in run.idle for finding in _of_device(run, one)] if run.idle else list(_of_host(run))
+    found += searches_for_unused(run)
     return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)), looked_for=LOOKED_FOR)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracefuse.findings.kinds import KINDS
+from tracefuse.profiling.ddp import UNUSED
 from tracefuse.timeline.causes import HOST, IDLE
 from tracefuse.timeline.host_calls import ALLOCATION, LOADING, SLOW_LAUNCH, SYNCHRONIZATION
 from tracefuse.timeline.named import CHECKPOINT, LOADER, LOGGING
@@ -73,5 +74,5 @@ PAGEABLE_WORDS = Words(
     "pageable-copy", "", "keep the data on the GPU, or copy from and to pinned memory with non_blocking=True"
 )
 
-LOOKED_FOR = tuple(KINDS[words.id].says for words in (*WORDS.values(), PAGEABLE_WORDS))
+LOOKED_FOR = tuple(KINDS[one].says for one in (*(words.id for words in (*WORDS.values(), PAGEABLE_WORDS)), UNUSED))
 """What a run is examined for, in the words of a list."""

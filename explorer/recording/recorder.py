@@ -202,7 +202,9 @@ class Recorder(TorchDispatchMode, Listener):
         return call
 
     def _note_constant(self, made: torch.Tensor, origin: Origin, in_engine: bool) -> None:
-        """Python made a tensor of numbers: onto a GPU they are copied, and the host waits."""
+        """Python made a tensor of numbers, no optimizer of its first step: copied onto a GPU, it makes the host wait."""
+        if self.updates.is_running:
+            return
         read = HostRead("constant", CONSTANT, made.device, made.numel() * made.element_size())
         self.recording.stops.append(Stop(read, origin.source, in_engine))
 

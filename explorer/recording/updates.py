@@ -46,6 +46,11 @@ class UpdateHooks:
         OptimizerHook.leave(self)
         self._open.clear()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether an optimizer's step is."""
+        return bool(self._open)
+
     def backward_ended(self) -> None:
         """Note the gradients that autograd left: the program may drop them before it ends."""
         recording, value_of = self._taker.recording, self._taker.values.value_of

@@ -12,8 +12,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from tracefuse.assembly.program import CapturedProgram, Inputs
-from tracefuse.assembly.stepped import Stepped
+from tracefuse.assembly.program import CapturedProgram, Inputs, Stepped
 from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import Input, Trace, eliminate_dead_code, fake_mode, phase, val
 

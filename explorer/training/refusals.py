@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from tracefuse.assembly.stepped import Stepped
+from tracefuse.assembly.program import Stepped
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.ops import op_name

@@ -17,8 +17,7 @@ from typing import Protocol
 
 import torch
 
-from tracefuse.assembly.program import CapturedProgram
-from tracefuse.assembly.stepped import Stepped
+from tracefuse.assembly.program import CapturedProgram, Stepped
 from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import drawn_row
 from tracefuse.execution.export import Further, kernel_texts, module_source, rendered

@@ -31,11 +31,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tracefuse.optimizers.freeze.narrowing import note_unswitchable
+from tracefuse.optimizers.freeze.narrowing import has_unread_outputs, note_unswitchable
 from tracefuse.optimizers.freeze.prune import drop_gradients, match_inputs, note_unsaved, prune
 from tracefuse.optimizers.freeze.update import freeze_update, frozen_gradients
 from tracefuse.optimizers.passes import Decide
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Trace, has_unread
 
 __all__ = ["Freeze"]
 
@@ -55,8 +55,12 @@ class Freeze:
     def run(self, trace: Trace, decide: Decide) -> Trace:
         if any(entry.kind == "gradient" for entry in trace.inputs):
             return freeze_update(trace.copy(), frozen_gradients(trace, self.patterns), decide)
-        new = drop_gradients(trace.copy(), match_inputs(trace, self.patterns, decide), decide)
-        prune(new.graph, decide)
+        frozen = match_inputs(trace, self.patterns, decide)
+        if frozen or has_unread(trace.graph) or any(map(has_unread_outputs, trace.ops)):
+            new = drop_gradients(trace.copy(), frozen, decide)
+            prune(new.graph, decide)
+        else:
+            new = trace
         note_unswitchable(new.ops, decide)
         note_unsaved(trace, new, decide)
         return new

@@ -74,6 +74,11 @@ def unread_outputs(node: fx.Node) -> set[int]:
     return computed_outputs(node) - read_outputs(node) if several else set()
 
 
+def has_unread_outputs(node: fx.Node) -> bool:
+    """Whether the op could be told to compute less: `narrow` does nothing to others."""
+    return is_switchable(node.target) and bool(unread_outputs(node))
+
+
 def narrow(node: fx.Node, decide: Decide) -> bool:
     """Switch off the unread outputs of one op, in place. Returns whether an argument changed."""
     if not is_switchable(node.target) or not node.users or not all(map(is_getitem, node.users)):

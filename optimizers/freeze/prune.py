@@ -95,6 +95,8 @@ def prune(graph: fx.Graph, decide: Decide) -> None:
 
 def note_unsaved(before: Trace, after: Trace, decide: Decide) -> None:
     """Say what the forward no longer keeps."""
+    if before is after:
+        return
     still = saved_storages(after)
     for memory, (name, count, _) in saved_storages(before).items():
         if memory not in still:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
-import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tracefuse.optimizers.fakes.made import fake_view, like
 from tracefuse.optimizers.ops import does_work, is_getitem
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Trace, copy_node, eliminate_dead_code, phase, recomputes, recomputes_in, val
@@ -61,7 +61,7 @@ def _own_value(node: fx.Node, copy: fx.Node) -> Any:
     """The copy's fake value: memory of its own, or its place in its own argument's, laid out as the original."""
     if not does_work(copy):
         return _moved(copy, val(node), val(node.all_input_nodes[0]))
-    return fx.node.map_aggregate(val(node), lambda t: _fake(t) if isinstance(t, FakeTensor) else t)
+    return fx.node.map_aggregate(val(node), lambda t: like(t) if isinstance(t, FakeTensor) else t)
 
 
 def _moved(node: fx.Node, value: Any, was_of: Any) -> Any:
@@ -71,8 +71,13 @@ def _moved(node: fx.Node, value: Any, was_of: Any) -> Any:
         return value
     if is_getitem(node):
         return now[node.args[1]]
-    shift = now.storage_offset() - was_of.storage_offset()
-    return fx.node.map_aggregate(value, lambda t: _fake(t, now.untyped_storage(), t.storage_offset() + shift))
+    shift, memory = now.storage_offset() - was_of.storage_offset(), now.untyped_storage()
+
+    def moved(t: FakeTensor) -> FakeTensor:
+        offset = t.storage_offset() + shift
+        return fake_view(t.fake_mode, memory, offset, t.shape, t.stride(), t.dtype, t.device)
+
+    return fx.node.map_aggregate(value, moved)
 
 
 def _move_views(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
@@ -83,16 +88,6 @@ def _move_views(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
         if source in was:
             was[node] = val(node)
             node.meta["val"] = _moved(node, was[node], was[source])
-
-
-def _fake(like: FakeTensor, memory: torch.UntypedStorage | None = None, offset: int = 0) -> FakeTensor:
-    """A fake tensor with the type and strides of `like`, in `memory`, or in new memory."""
-    # Dispatch does more than this needs. `FakeTensor(mode, meta tensor, device)` was seen on torch 2.13 and 2.15.
-    if memory is None:
-        meta = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
-    else:
-        meta = torch.empty(0, dtype=like.dtype, device="meta").set_(memory, offset, like.shape, like.stride())
-    return FakeTensor(like.fake_mode, meta, like.device)
 
 
 def _redirect(trace: Trace, copies: dict[fx.Node, fx.Node]) -> None:

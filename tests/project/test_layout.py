@@ -23,8 +23,9 @@ COMMAND = "explorer/__main__.py"
 """`python -m tracefuse`: what is at the root only because Python looks for it there."""
 
 PURE = {
-    "optimizers": {"optimizers/costs", "optimizers/fuse", "optimizers/lowering"},
+    "optimizers": {"optimizers/costs", "optimizers/fakes", "optimizers/fuse", "optimizers/lowering"},
     "optimizers/costs": {"optimizers"},
+    "optimizers/fakes": {"optimizers"},
     "optimizers/cat": {"optimizers", "optimizers/costs"},
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
     "optimizers/lowering": {"optimizers"},
@@ -33,6 +34,7 @@ PURE = {
     "optimizers/remat": {
         "optimizers",
         "optimizers/costs",
+        "optimizers/fakes",
         "optimizers/fuse",
         "optimizers/kernels",
         "optimizers/lowering",

@@ -73,7 +73,7 @@ def test_the_wheel_holds_the_files_of_the_tree(root: Path, wheel: set[str]) -> N
 def shipped_name(path: Path) -> str | None:
     """The name in the wheel of a file of the tree, None for one that stays behind."""
     room, *rest = path.parts
-    is_data = path.suffix == ".tfz" or path.name == "py.typed" or "static" in rest
+    is_data = path.suffix == ".tfz" or path.name.endswith(("py.typed", ".schema.json")) or "static" in rest
     is_ours = room in FOLDERS and (path.suffix == ".py" or is_data)
     return PurePosixPath(*FOLDERS[room].split("."), *rest).as_posix() if is_ours else None
 

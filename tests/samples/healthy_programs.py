@@ -155,7 +155,8 @@ class Denoiser(nn.Module):
 
 
 def diffusion() -> Callable[[], object]:
-    return trains(Denoiser(512), torch.empty(32, 512, 32, 32))
+    model = Denoiser(512).to(memory_format=torch.channels_last)
+    return trains(model, torch.empty(32, 512, 32, 32).to(memory_format=torch.channels_last))
 
 
 class Recommender(nn.Module):

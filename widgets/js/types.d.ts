@@ -466,6 +466,7 @@ interface Act {
   /** Open a tab and move the keyboard there. */
   openTab(id: string): void;
   openKernel(name: string): void;
+  openFinding(at: number): void;
   search(query: string): void;
   /** Any other message; `panel` is shown as waiting. */
   ask(panel: Exclude<Status["busy"], "">, message: Message): void;

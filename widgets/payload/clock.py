@@ -14,6 +14,7 @@ from typing import Any
 
 from tracefuse.config.configuration import Config
 from tracefuse.device.target import HERE, target
+from tracefuse.device.target import chosen as target_choice
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
@@ -24,6 +25,9 @@ from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace
 from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
+
+DEFAULT = "default"
+"""The choice of the GPU that `tracefuse.target` names, for a program on a CPU: an H100, where nobody chose another one."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Clock:
     times: tuple[OpTimes, OpTimes]
     device: str
     of: Callable[[Trace], OpTimes]
-    chosen: str = HERE
+    chosen: str = DEFAULT
     choices: tuple[tuple[str, str], ...] = ()
     peaks: Peaks | None = None
     forecasts: Mapping[Config, Forecast] = field(default_factory=dict)
@@ -65,31 +69,30 @@ class Clock:
 
 
 def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str = "") -> Clock:
-    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `TARGETS`; on the GPU that
-    the program ran on, of a program on a CPU on `tracefuse.target()`."""
-    if not gpu and not variant.runs_triton:
-        gpu = example()
-    peaks = TARGETS[gpu].peaks(variant.capture.program.tf32) if gpu else roofline_of(variant.whole)
-    device = gpu or str(variant.capture.program.environment.get("device", "this GPU"))
+    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `TARGETS`, or on the GPU
+    that everything is priced for."""
+    peaks = TARGETS[gpu].peaks(variant.program.tf32) if gpu else roofline_of(variant.whole)
 
     def of(trace: Trace) -> OpTimes:
         return modelled(trace, peaks)
 
     times = of((baseline or variant.baseline).whole), of(variant.whole)
-    return Clock(times, device, of, gpu or HERE, choices(variant, is_measured=False), peaks)
+    chosen = gpu or (HERE if variant.runs_triton else DEFAULT)
+    return Clock(times, gpu or _name(peaks), of, chosen, choices(variant, is_measured=False), peaks)
 
 
 def choices(variant: Variant, is_measured: bool) -> tuple[tuple[str, str], ...]:
     """What the reader may choose: the program's own device where it is a GPU or was measured, and every known GPU."""
+    example = "" if target_choice() else ", an example"
+    default = () if variant.runs_triton else ((DEFAULT, f"{_name(roofline_of(variant.whole))}{example}"),)
     here = "this GPU" if variant.runs_triton else "this CPU"
     own = ((HERE, here),) if variant.runs_triton or is_measured else ()
-    return (*own, *((name, name) for name in TARGETS))
+    return (*default, *own, *((name, name) for name in TARGETS))
 
 
-def example() -> str:
-    """The GPU that a program on a CPU is modelled for: `tracefuse.target()`, if its datasheet is known."""
-    name = target().name
-    return name if name in TARGETS else "H100"
+def _name(peaks: Peaks) -> str:
+    """Whose they are: "H100 SXM" of "H100 SXM datasheet"."""
+    return peaks.source.removesuffix(" datasheet").removeprefix("measured peaks of ")
 
 
 class Clocks:
@@ -102,20 +105,21 @@ class Clocks:
         self._predictors: dict[tuple[int, ...], Predictor] = {}
 
     def choose(self, device: str, variant: Variant) -> None:
-        """Tell times of `device` from now on, and price everything else for it: it is `tracefuse.target` too. Raises
-        `OptionError` for one that is not known."""
-        known = [name for name, _ in choices(variant, is_measured=bool(self.known.timelines))]
+        """Tell times of `device` from now on, and price everything for it that is priced: a GPU becomes `tracefuse.target`.
+        Raises `OptionError` for one that is not known."""
+        known = [name for name, _ in choices(variant, is_measured=bool(self.known.timelines or self.known.timings))]
         if device not in known:
             raise OptionError(f"no times are known of {device!r}: choose from {', '.join(known)}")
-        target(device)
+        if device in TARGETS or (device == HERE and variant.runs_triton):
+            target(device)
         self.chosen = device
 
     def clock(self, variant: Variant, baseline: Variant | None = None) -> Clock:
         """The one of `variant` beside `baseline` (default: the program as captured)."""
-        chosen = self.chosen or (HERE if variant.runs_triton else example())
+        chosen = self.chosen or (HERE if variant.runs_triton else DEFAULT)
         predictor = self.predictor(variant, baseline)
         if chosen != HERE or predictor is None:
-            found = modelled_clock(variant, baseline, chosen if chosen != HERE else "")
+            found = modelled_clock(variant, baseline, "" if chosen in (HERE, DEFAULT) else chosen)
             known = choices(variant, predictor is not None)
             return replace(found, choices=known, forecasts=self.forecasts, timed=self._timed(variant, baseline))
         times = predictor((baseline or variant.baseline).whole), predictor(variant.whole)
@@ -155,18 +159,28 @@ class Clocks:
         """What was measured on the device of the last timeline; without any, on that of the last times."""
         last = next(reversed(self.known.timelines.values()), None)
         timed = self._timed(variant, baseline)
-        if last is not None:
-            replays = self.known.replays
-            own = {config: found.op_times(at) for config, (found, at) in replays.items() if found.device == last.device}
-            return [self._anchor(variant.under(config), times, timed.get(config)) for config, times in own.items()]
-        device = next((one.device for one in reversed(self.known.timings.values())), "")
-        said = f"{device}: the step as a whole; its ops are modelled and scaled to it"
-        found = []
-        for config, step_us in timed.items():
-            one = variant.under(config)
-            parts = replace(modelled(one.whole), provenance=said, device=device.removeprefix("measured on "))
-            found.append(self._anchor(one, parts, step_us))
-        return found
+        if last is None:
+            return [
+                self._whole(variant.under(config), modelled, "modelled", step_us) for config, step_us in timed.items()
+            ]
+        replays = self.known.replays
+        own = {config: found.op_times(at) for config, (found, at) in replays.items() if found.device == last.device}
+        anchors = [self._anchor(variant.under(config), times, timed.get(config)) for config, times in own.items()]
+        # What was timed and not profiled, as where the profile was cancelled.
+        shown = {one.config: one for one in (variant, baseline or variant.baseline)}
+        alone = [one for config, one in shown.items() if config in timed and config not in own]
+        if not alone:
+            return anchors
+        predictor = Predictor(anchors, self.known.peaks or roofline_of(variant.whole), variant.runs_triton)
+        return [*anchors, *(self._whole(one, predictor, "predicted", timed[one.config]) for one in alone)]
+
+    def _whole(self, variant: Variant, parts: Callable[[Trace], OpTimes], how: str, step_us: float) -> Anchor:
+        """A step that was timed as a whole: its ops are of another kind, and are marked so."""
+        device = next(one.device for one in reversed(self.known.timings.values()))
+        times = parts(variant.whole)
+        said = f"{device}: the step as a whole; its ops are {how}"
+        name = device.removeprefix("measured on ")
+        return self._anchor(variant, OpTimes(times.us, said, device=name, predicted=frozenset(times.us)), step_us)
 
     def _timed(self, variant: Variant, baseline: Variant | None) -> dict[Config, float]:
         return steps(self.known, (variant.config, baseline and baseline.config))

@@ -31,12 +31,14 @@ from tracefuse.tables.folding import folded_paths
 from tracefuse.tables.replaced import Replaced, kernel_said, library_said, placed, replaced, said
 from tracefuse.timeline.kernel_times import KernelRow, Reached, calls_by_kernel, kernel_rows
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload.facts import per_trace
 
 NOT_MEASURED = "not measured"
 MAX_ATEN = 64
 """ATen operators that have a row of their own: those below take next to nothing of a step."""
 MAX_VALUES = 24
 """Calls that are named: more than anybody follows by hand."""
+folds_of = per_trace(folded_paths)
 Resources = dict[str, Any]
 """What `inspect_kernel` found: {registers, shared_bytes, spills, target}."""
 
@@ -53,7 +55,7 @@ def kernel_records(
     peaks = peaks or _promised(times)
     whole = variant.whole
     rows = {row.name: row for row in kernel_rows(whole, times.us, peaks)} if times else {}
-    calls, folds = calls_by_kernel(whole), folded_paths(variant.baseline.whole)
+    calls, folds = calls_by_kernel(whole), folds_of(variant.baseline.whole)
     found = replaced([*variant.passes, *(variant.update.passes if variant.update else ())])
     captured = {node.name for node in variant.baseline.whole.ops}
     return [
@@ -174,7 +176,7 @@ def aten_records(variant: Variant, times: OpTimes | None, peaks: Peaks | None) -
     if times is None:
         return []
     peaks = peaks or _promised(times)
-    calls, folds = calls_by_kernel(variant.whole), folded_paths(variant.baseline.whole)
+    calls, folds = calls_by_kernel(variant.whole), folds_of(variant.baseline.whole)
     rows = [row for row in kernel_rows(variant.whole, times.us, peaks) if not row.is_triton]
     rows.sort(key=lambda row: -row.total_us)
     records = [

@@ -6,6 +6,7 @@ by: rows of the head's matmul are not aligned (2.1 ms of 10.4 ms a step, 20 %).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,6 +71,5 @@ def _lever(left: Sequence[Mapping[str, Any]], deltas: Mapping[str, float | None]
 def _worth(finding: Mapping[str, Any]) -> str:
     """What it is worth, and of which share of a step: "2.1 ms, 20 %". How that is known, the finding says."""
     said = str(finding["worth"]).partition(" (")[0]
-    amount, mark, rest = said.partition(" of ")
-    share = rest.rpartition(", ")[2] if mark and rest.endswith("%") else ""
-    return f"{amount}, {share}" if share else said
+    share = re.search(r", (\d+ %)", said)
+    return f"{said.partition(' of ')[0]}, {share[1]}" if share else said

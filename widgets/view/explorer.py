@@ -7,7 +7,7 @@ once; whatever they raise goes back to the panel that asked, in `status.error`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from IPython.display import display
 
 from tracefuse.config.configuration import PASS_OF
 from tracefuse.errors import OptionError
+from tracefuse.measure.tried import Tried
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.payload.measured import Measured
@@ -123,8 +124,9 @@ class Explorer(Answering):
         self.show()
 
     def show_times_of(self, device: str) -> None:
-        """Show times of `device` everywhere: a GPU of `tracefuse.optimizers.costs.datasheets`, modelled, or "here", the device
-        that the program runs on. Raises `OptionError` for one that is not known."""
+        """Show times of `device` everywhere, the program being the same: "here" is what it runs on, "default" what
+        `tracefuse.target` says; the others are those of `tracefuse.optimizers.costs.datasheets.TARGETS`, modelled. Raises
+        `OptionError` for one that is not known."""
         self.measured.clocks.choose(device, self.variant)
         self.show()
 
@@ -167,10 +169,10 @@ class Explorer(Answering):
         """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
         return write_html(self.variant, path, self.name, self.held, self.measured.timeline)
 
-    def save_report(self, path: str | Path) -> Path:
-        """Write what is shown as JSON: see `tracefuse.widgets.view.report`. Returns the path."""
+    def save_report(self, path: str | Path, tried: Iterable[Tried] = ()) -> Path:
+        """Write what is shown, and what was `tried` beside it, as JSON: see `tracefuse.widgets.view.report`. Its path."""
         path = Path(path)
-        path.write_text(json.dumps(report(self), allow_nan=False, indent=1), encoding="utf-8")
+        path.write_text(json.dumps(report(self, tried), allow_nan=False, indent=1), encoding="utf-8")
         return path
 
     def export(self, path: str | Path) -> Path:

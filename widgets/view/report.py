@@ -3,32 +3,43 @@
 `tracefuse FILE --json PATH` and `explorer.save_report(path)` write it:
 
     report = {
-      format: "tracefuse report", version: 1, tracefuse, torch       versions, as text
+      format: "tracefuse report", version: 2, tracefuse, torch       versions, as text
+      target: {name, why}                                            the GPU that modelled numbers are for
+      findings: [{id, severity, source, evidence, fix, worth, kind}] kind of `worth`: "measured", "modelled" or "unknown"
+      ignored:  [{id, source}]                                       findings that a comment on their line hides
+      tried:    [{changes, call, ratio, difference_ms, verdict}]     what `--try` measured beside the shown configuration
       code:   {captured: {forward, backward}, optimised: {forward, backward}}     the traces as Python
       timing: null, or all of `Timing.to_json()` for the shown configuration: per program and phase median and interval
       ablation: null, or {config, ...} what each pass is worth by itself, as `Ablation` has it
       …                                                              the rest as `Payload` in widgets/js/types.d.ts
     }
 
-The rest: `config`, `call`, `blocked`, `passes` (with each decision's reason), `summary`, `memory`, `kernels` (with their
-source), `layers`, `findings`, `baseline`, `notes`, `environment`, and what later versions of the payload add. Times that are
-not those of the shown configuration are left out. The version counts changes that a reader must know; additions are none.
+`report.schema.json`, beside this file, is its JSON Schema (draft 2020-12). The rest: `config`, `call`, `blocked`, `passes`
+(with each decision's reason), `summary`, `memory`, `kernels` (with their source), `layers`, `baseline`, `notes`,
+`environment`, and what later versions of the payload add. Times that are not of the shown configuration are left out.
+
+The version counts changes that a reader must know; additions are none. In version 2 a finding's `id` is its kind, a key of
+`tracefuse.findings.kinds.KINDS`, and `key` tells two of a kind apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Any, Protocol
 
 import torch
 
+from tracefuse.device.target import target
 from tracefuse.measure.timing import plain
+from tracefuse.measure.tried import Tried
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.measured import Measured
 
-VERSION = 1
+VERSION = 2
 _OF_THE_SCREEN = ("version", "values", "forward", "backward", "update", "timing", "runs_triton", "looked_for")
 """What only the view draws, or what the report has in another form."""
 
@@ -44,8 +55,13 @@ class Shown(Protocol):
     held: Callable[[Variant], dict[str, Any]]
 
 
-def report(shown: Shown) -> dict[str, Any]:
-    """The shown configuration as JSON, beside what the view compares it with."""
+def schema() -> dict[str, Any]:
+    """The JSON Schema of reports of this version."""
+    return json.loads(files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8"))
+
+
+def report(shown: Shown, tried: Iterable[Tried] = ()) -> dict[str, Any]:
+    """The shown configuration as JSON, beside what the view compares it with, and what was `tried` beside it."""
     variant, measured = shown.variant, shown.measured
     before = shown.baseline or variant.baseline
     timed = measured.timed(variant, shown.baseline)
@@ -58,6 +74,7 @@ def report(shown: Shown) -> dict[str, Any]:
         "version": VERSION,
         "tracefuse": version("tracefuse"),
         "torch": torch.__version__,
+        "target": {"name": target().name, "why": target().why},
         "code": {
             "captured": _code(before),
             "optimised": _code(variant),
@@ -65,7 +82,15 @@ def report(shown: Shown) -> dict[str, Any]:
         "timing": timed.timing.to_json() if timed is not None and is_shown else None,
         "ablation": _ablation(shown),
         **{name: part for name, part in shown.payload.items() if name not in _OF_THE_SCREEN},
+        "findings": [one | {"kind": kind_of_number(one["worth"])} for one in shown.payload["findings"]],
+        "ignored": [{"id": one.id, "source": one.source} for one in variant.findings().ignored],
+        "tried": [one.to_json() for one in tried],
     }
+
+
+def kind_of_number(worth: str) -> str:
+    """How a finding's worth is known, by what it says itself: measured, modelled, or nothing of either."""
+    return next((kind for kind in ("modelled", "measured") if kind in worth), "unknown")
 
 
 def _code(variant: Variant) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from traces import ops
 
 import tracefuse
-from tracefuse.assembly.in_place import functional_twin
+from tracefuse.assembly.in_place import _meet, functional_twin
 from tracefuse.errors import CaptureError
 
 aten = torch.ops.aten
@@ -489,3 +490,89 @@ def test_a_sum_in_place_keeps_its_dtype(is_traced_again: bool) -> None:
         return loss
 
     replayed(run, trained=[w], written=[memory] if is_traced_again else [])
+
+
+# --- writes through views that are renamed ------------------------------------------------------------------------------
+
+
+def lstm_by_hand(steps: int) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    """Gates in place, each a part of one tensor, and every state written into one tensor."""
+    torch.manual_seed(0)
+    x = torch.randn(steps, 2, 3)
+    trained = [torch.randn(size, 16, requires_grad=True) for size in (3, 4)]
+
+    def run() -> Tensor:
+        state, cell, states = torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(steps, 2, 4)
+        for step in range(steps):
+            start, forget, new, out = (x[step] @ trained[0] + state @ trained[1]).unsafe_chunk(4, 1)
+            cell = forget.sigmoid_() * cell + start.sigmoid_() * new.tanh_()
+            state = out.sigmoid_() * cell.tanh()
+            states[step] = state
+        loss = states.square().mean()
+        loss.backward()
+        return loss
+
+    return run, trained
+
+
+def written_by_each_view() -> Tensor:
+    """Through each kind of view, of the view before it, while others of the same memory are read in between."""
+    x = torch.arange(48.0).view(2, 4, 6).clone()
+    first, turned = x[0], x.transpose(1, 2)
+    seen = [first.sum()]
+    x[:, 1:3].mul_(2)
+    x.view(8, 6).t()[1].add_(1)
+    seen.append(turned.sum(0))
+    x.permute(2, 0, 1)[1:, 1].copy_(torch.ones(4))
+    x.unsqueeze(0).squeeze(0).diagonal(0, 1, 2).fill_(7)
+    for part in (*x.split(3, 2), *x.split([1, 3], 1), *x.unbind(0)):
+        part.sub_(0.5)
+        seen.append(first * 2)
+    torch.as_strided(x, (2, 2), (24, 1), 3).neg_()
+    return torch.cat([one.flatten() for one in (*seen, first, turned, x)])
+
+
+@pytest.fixture
+def never_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the program was traced again")
+
+    monkeypatch.setattr("tracefuse.assembly.program.functionalize", refuse)
+
+
+@pytest.mark.usefixtures("never_traced_again")
+def test_writes_through_views_are_renamed() -> None:
+    replayed(written_by_each_view)
+
+
+@pytest.mark.usefixtures("never_traced_again")
+def test_parts_that_lie_between_each_other_are_written_one_by_one() -> None:
+    run, trained = lstm_by_hand(3)
+    capture = replayed(run, trained=trained)
+    assert "slice_scatter" not in ops(capture.trace)
+    assert ops(capture.trace).count("select_scatter") == 3
+
+
+def boxes(seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """Two views of one memory."""
+    draw = random.Random(seed)
+    memory = torch.empty([draw.randint(1, 6) for _ in range(3)])
+
+    def view() -> Tensor:
+        found = memory.permute(draw.sample(range(3), 3)) if draw.random() < 0.5 else memory
+        for dim in range(3):
+            start = draw.randrange(found.shape[dim])
+            index = slice(start, draw.randint(start + 1, found.shape[dim]), draw.choice((1, 1, 2)))
+            found = found[(slice(None),) * dim + (index,)]
+        found = found.select(0, 0) if draw.random() < 0.3 else found
+        return found.expand(2, *found.shape) if draw.random() < 0.1 else found
+
+    return [(tuple(v.shape), v.stride(), v.storage_offset()) for v in (view(), view())]
+
+
+def test_two_boxes_meet_where_they_have_an_element_in_common() -> None:
+    for seed in range(500):
+        one, other = boxes(seed)
+        places = [set(torch.arange(300).as_strided(*box).flatten().tolist()) for box in (one, other)]
+        if max(map(min, places)) <= min(map(max, places)):  # it is asked of extents that overlap
+            assert _meet(one, other) is not places[0].isdisjoint(places[1]), (one, other)

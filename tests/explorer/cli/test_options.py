@@ -147,7 +147,7 @@ def test_the_magic_and_the_demo_measure_equally_long() -> None:
 
 def test_the_magic_has_options_of_its_own() -> None:
     default = {"output": None, "measure": True, "html": None, "train_all": False, "budget_s": 5.0, "cuda_graph": False}
-    default |= {"tune": False, "peer": ()}
+    default |= {"tune": False, "peer": (), "target": None}
     assert values(tracefuse(""), MAGIC_OPTIONS) == default
     assert values(tracefuse("-o run --no-measure"), MAGIC_OPTIONS) == {**default, "output": "run", "measure": False}
     assert values(tracefuse("--html page.html"), MAGIC_OPTIONS) == {**default, "html": "page.html"}

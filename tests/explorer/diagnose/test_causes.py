@@ -146,7 +146,7 @@ CAUSES: dict[type[Step], dict[str, str]] = {
     Data: {"gradient-of-data": "self.first(self.x)"},
     Unheld: {"gradient-without-optimizer": "self.first(self.x)"},
     Dropped: {"gradient-dropped": "x @ weight.t()"},
-    Frozen: {"frozen-weight-gradient": "torch.conv2d(x, weight)"},
+    Frozen: {"frozen-weight-gradient": "torch.conv2d(x, weight)", "not-channels-last": "torch.conv2d(x, weight)"},
     Kept: {KEPT: "# pointwise chain"},
     Loop: {"loop-of-small-kernels": "# a hundred"},
     Single: {"tf32-off": "self.first(self.x)"},

@@ -18,18 +18,21 @@ from tracefuse.measure.op_times import modelled
 
 CAT = "cat-in-backward"
 
+# transformers casts logits for its loss, and writes its norm in single ops of float32: only its authors can change that.
+OF_TRANSFORMERS = {"logits-in-float32": "low", "norm-in-float32": "low"}
 # What every op as a kernel of its own costs an eager program, and the gradients of a split in pieces.
 REMARKS = {
     "mlp": {UNFUSED: "low"},
     "gpt": {UNFUSED: "low", CAT: "low"},
     "resnet": {UNFUSED: "low"},
-    "llama": {UNFUSED: "low", KEPT: "low"},
-    "lora": {UNFUSED: "low", KEPT: "low"},
+    "llama": {UNFUSED: "low", KEPT: "low"} | OF_TRANSFORMERS,
+    "lora": {UNFUSED: "low", KEPT: "low"} | OF_TRANSFORMERS,
     "autoencoder": {UNFUSED: "low"},
     "recurrent": {UNFUSED: "low", CAT: "low"},
     "diffusion": {UNFUSED: "low", CAT: "low"},
     "recommender": {UNFUSED: "low", KEPT: "low"},
-    "optimizer_step": {UNFUSED: "low"},
+    # Its AdamW runs list by list: without memory there is no fused one.
+    "optimizer_step": {UNFUSED: "low", "optimizer-not-fused": "medium", "update-share": "low"},
 }
 
 

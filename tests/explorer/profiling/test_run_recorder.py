@@ -156,3 +156,22 @@ def test_what_a_profiled_block_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         tracefuse.profile_run(lambda: torch.ones(1 // 0))
     assert not torch.autograd._profiler_enabled()
+
+
+def test_a_search_for_unused_parameters_is_a_finding_and_none_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        found = {}
+        for searches in (True, False):
+            layer = torch.nn.Linear(8, 8)
+            model = torch.nn.parallel.DistributedDataParallel(layer, find_unused_parameters=searches)
+            run = tracefuse.profile_run(lambda model=model: model(torch.ones(4, 8)).sum().backward())
+            found[searches] = [one for one in run.findings() if one.id == "find-unused-parameters"]
+    finally:
+        torch.distributed.destroy_process_group()
+    (one,) = found[True]
+    assert "1 time" in one.title
+    assert "without `find_unused_parameters=True`" in one.fix
+    assert one.worth.startswith("at least ")
+    assert found[False] == []

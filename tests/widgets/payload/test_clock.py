@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.device.target import HERE
 from tracefuse.errors import OptionError
 from tracefuse.measure import side_by_side
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.optimizers.costs.datasheets import TARGETS
+from tracefuse.widgets.payload.clock import DEFAULT, HERE
 from tracefuse.widgets.view.explorer import Explorer
 
 STEP_MS = {"captured": 8.0, "pinned": 9.0, "optimised": 5.0}
@@ -62,8 +62,8 @@ def test_every_panel_sums_to_the_step_in_every_state(explorer: Explorer) -> None
 
 
 def test_no_switch_and_no_measurement_changes_the_device(explorer: Explorer) -> None:
-    for device in ("H100", "H200"):
-        explorer.show_times_of(device)
+    for choice, device in ((DEFAULT, "H100 SXM"), ("H200", "H200")):
+        explorer.show_times_of(choice)
         for changes in TOGGLES:
             explorer.configure(changes)
             assert (clock(explorer)["device"], clock(explorer)["kinds"]) == (device, ["modelled"] * 2)
@@ -81,7 +81,7 @@ def test_a_faster_memory_shortens_the_step(explorer: Explorer) -> None:
     for gpu in TARGETS:
         explorer.show_times_of(gpu)
         found[gpu] = clock(explorer)["step_us"][1]
-    assert found["H200"] < found["H100"] < found["A100"]
+    assert found["B200"] < found["H200"] < found["H100"] < found["A100"] < found["L4"]
 
 
 def test_what_was_measured_is_the_measured_step_and_a_switch_predicts(explorer: Explorer) -> None:
@@ -95,6 +95,31 @@ def test_what_was_measured_is_the_measured_step_and_a_switch_predicts(explorer: 
     assert 0 < len(clock(explorer)["predicted"]) < len(explorer.payload["memory"]["after"]["ops"])
     explorer.configure({"remat": 0.5})
     assert clock(explorer)["step_us"] == pytest.approx([8000, 5000])
+
+
+def test_a_step_that_was_timed_as_a_whole_is_measured_and_its_parts_are_not(explorer: Explorer) -> None:
+    explorer.measured.known.timelines.clear()
+    explorer.variant.measure(budget_s=0.01)
+    explorer.show()
+    explorer.show_times_of(HERE)
+    assert clock(explorer)["step_us"] == pytest.approx([8000, 5000])
+    assert clock(explorer)["kinds"] == ["measured", "measured"]
+    ops = {name for name, value in explorer.payload["values"].items() if value["time_us"][1]}
+    assert set(clock(explorer)["predicted"]) == ops
+    assert {one["kind"] for one in (*explorer.payload["kernels"], *explorer.payload["aten"])} == {"predicted"}
+    check_sums(explorer.payload)
+
+
+def test_a_profile_that_was_cancelled_leaves_the_timed_step(explorer: Explorer) -> None:
+    explorer.measure()
+    explorer.show_times_of(HERE)
+    explorer.configure({"remat": None})
+    explorer.variant.measure(budget_s=0.01)
+    explorer.show()
+    assert clock(explorer)["step_us"] == pytest.approx([8000, 5000])
+    assert clock(explorer)["kinds"] == ["measured", "measured"]
+    assert clock(explorer)["predicted"]
+    check_sums(explorer.payload)
 
 
 def test_a_prediction_is_kept_beside_what_was_measured_later(explorer: Explorer) -> None:
@@ -118,9 +143,19 @@ def test_the_cpu_is_a_choice_only_once_it_was_measured(explorer: Explorer) -> No
     assert dict(clock(explorer)["choices"])[HERE] == "this CPU"
 
 
+def test_the_default_is_what_everything_is_priced_for(explorer: Explorer) -> None:
+    assert dict(clock(explorer)["choices"])[DEFAULT] == "H100 SXM, an example"
+    tracefuse.target("L4")
+    try:
+        explorer.show()
+        assert (clock(explorer)["device"], dict(clock(explorer)["choices"])[DEFAULT]) == ("L4", "L4")
+    finally:
+        tracefuse.target("here")
+
+
 def test_findings_are_of_the_same_device(explorer: Explorer) -> None:
     explorer.configure({"fuse": False})
-    for gpu, source in (("H200", "H200 datasheet"), ("H100", "H100 SXM datasheet")):
+    for gpu, source in (("H200", "H200 datasheet"), ("L4", "L4 datasheet")):
         explorer.show_times_of(gpu)
         worths = [one["worth"] for one in explorer.payload["findings"] if "a step, " in one["worth"]]
         assert worths

@@ -138,7 +138,7 @@ def test_without_a_measured_copy_it_is_the_datasheet_that_says_so(on_gpu: None) 
 
 def test_of_a_gpu_that_nothing_is_known_of_there_is_no_share(on_gpu: None) -> None:
     us = dict.fromkeys(calls_of(variant().kernels[0]), 100.0)
-    found = first_record(times_of(us, "NVIDIA L4"))
+    found = first_record(times_of(us, "NVIDIA T4"))
     assert found["gb_per_s"] == pytest.approx(bytes_moved() / 1e5)
     assert (found["peak_share"], found["peak_source"]) == (None, "")
 

@@ -111,7 +111,7 @@ function row(one, payload, open, act, problem) {
         onchange: () => act.configure({ [one.name]: switched(one) }),
         "data-testid": `tf-toggle-${one.name}`,
       }),
-      h("abbr", { class: "tf-pass-name", title: one.help }, one.name),
+      h("abbr", { class: "tf-pass-name tf-term", title: one.help }, one.name),
       isOwn(one) && h("span", { class: "tf-badge" }, "yours"),
       one.options.length > 0 && more(one, payload.config, open, act),
       one.note && h("abbr", { class: "tf-info", title: one.note, tabindex: "0", "aria-label": `note: ${one.note}` }, "i"),

@@ -34,6 +34,7 @@ export class Explorer {
       showAlone: (name) => this.connection.send({ type: "show_pass", pass: name }),
       openTab: (id) => this.goToTab(id),
       openKernel: (name) => this.openKernel(name),
+      openFinding: (at) => this.openFinding(at),
       search: (query) => this.search.run(query),
       ask: (panel, message) => this.ask(panel, message),
       undo: () => this.again(this.history.undo()),
@@ -284,6 +285,14 @@ export class Explorer {
     const button = find(this.slots.body, `tf-kernel-${name}`);
     button?.scrollIntoView({ block: "nearest" });
     button?.focus({ preventScroll: true });
+  }
+
+  /** Go to what was found, by its place among what is left to mend. @param {number} at */
+  openFinding(at) {
+    this.goToTab("findings");
+    const card = /** @type {HTMLElement | undefined} */ (this.slots.body.querySelectorAll(".tf-finding")[at]);
+    card?.scrollIntoView({ block: "nearest" });
+    /** @type {HTMLElement | null | undefined} */ (card?.querySelector("button:enabled, pre"))?.focus({ preventScroll: true });
   }
 
   /** What this pass did comes in place of the selected value. @param {string} name */

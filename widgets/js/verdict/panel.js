@@ -58,7 +58,7 @@ export class VerdictBar {
   drawFirst({ sentence, looked_for: lookedFor }) {
     const hadFocus = this.first.contains(document.activeElement);
     const cards = sentence.actions.slice(0, MOST_ACTIONS).map(({ title, worth, key }, at) =>
-      h("button", { class: "tf-action-card", title: `${title}: ${worth}`, onclick: () => this.act.openTab("findings"), "data-finding": key, "data-testid": `tf-first-${at}` }, h("b", null, at + 1), h("span", null, title), worth && h("small", { class: "tf-worth" }, worth)),
+      h("button", { class: "tf-action-card", title: `${title}: ${worth}`, onclick: () => this.act.openFinding(at), "data-finding": key, "data-testid": `tf-first-${at}` }, h("b", null, at + 1), h("span", null, title), worth && h("small", { class: "tf-worth" }, worth)),
     );
     const none = h("span", { class: "tf-note" }, lookedFor.length > 0 ? `Nothing to mend was found; ${lookedFor.length} patterns were looked for.` : "This trace was not diagnosed.");
     this.first.replaceChildren(...(cards.length > 0 ? cards : [none]));

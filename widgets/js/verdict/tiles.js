@@ -8,10 +8,11 @@ export function tiles(payload, live) {
   const { ops, saved_bytes: saved } = payload.summary;
   const hasBackward = payload.backward.ops[0] + payload.backward.ops[1] > 0;
   const time = timeTile(payload, live);
+  const savedLabel = [term("Saved for backward", "bytes that the forward keeps until the backward has read them")];
   const others = [
     peakTile(payload),
-    hasBackward ? tile("saved", ["Saved for backward"], sizesOf(saved), pill(saved, payload.blocked)) : tile("saved", ["Saved for backward"], [h("span", { class: "tf-was" }, "no backward")], null),
-    tile("ops", ["Operators"], pair([String(ops[0]), String(ops[1])]), pill(ops, payload.blocked)),
+    hasBackward ? tile("saved", savedLabel, sizesOf(saved), pill(saved, payload.blocked)) : tile("saved", savedLabel, [h("span", { class: "tf-was" }, "no backward")], null),
+    tile("ops", [term("Operators", "ops that do work; views and parts of results take no time and are not counted")], pair([String(ops[0]), String(ops[1])]), pill(ops, payload.blocked)),
   ];
   const rest = [kernelTile(payload), differenceTile(payload)];
   // What a CPU can know stands first where there is no GPU.
@@ -82,7 +83,7 @@ function timeTile(payload, live) {
 function kernelTile({ summary: { kernels }, runs_triton: runsTriton, timing }) {
   const launches = plural(kernels.launches, "launch", "launches");
   const below = timing && !runsTriton ? note("unique · not run: CPU", `${launches}; Triton kernels did not run: a CPU runs their ATen operators`) : note(`unique · ${launches}`);
-  return tile("kernels", ["Triton kernels"], [h("b", null, kernels.unique)], kernels.unique > 0 ? below : null);
+  return tile("kernels", [term("Triton kernels", "each computes a region: ops that read and write memory once, together")], [h("b", null, kernels.unique)], kernels.unique > 0 ? below : null);
 }
 
 /** @param {Payload} payload */
@@ -93,7 +94,7 @@ function peakTile({ summary, blocked }) {
   const badge = measured
     ? origin("measured", `The most bytes alive at once, inputs and parameters included, by the GPU's allocator; static: ${texts.join(" → ")} ${unit}`)
     : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
-  return tile("peak", ["Peak memory ", badge], sizesOf(bytes), pill(bytes, blocked));
+  return tile("peak", [term("Peak memory", "the most bytes alive at once"), " ", badge], sizesOf(bytes), pill(bytes, blocked));
 }
 
 /** @param {Payload} payload */

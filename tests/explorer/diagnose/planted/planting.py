@@ -23,6 +23,7 @@ import cuda_traces
 import meta_kernels
 import pytest
 import torch
+import torch.distributed as dist
 from findings import HOPPER
 from torch import Tensor, nn
 
@@ -84,6 +85,8 @@ def captured(one: Planted, mistake: bool, monkeypatch: pytest.MonkeyPatch) -> tr
         torch.autograd.set_detect_anomaly(False)
         torch.use_deterministic_algorithms(False)
         os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
+        if dist.is_initialized():
+            dist.destroy_process_group()
     return c
 
 

@@ -124,6 +124,24 @@ def everything_checkpointed(mistake: bool) -> Step:
     return step
 
 
+@planted("checkpoint-not-needed", "keeps the matmuls")
+def what_is_cheap_to_keep_checkpointed(mistake: bool) -> Step:
+    """A projection to a few features: its result is small, and computing it takes a matmul."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(1024, 4096), nn.Sequential(nn.Linear(4096, 64), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.gelu(self.up(x))
+            if mistake:
+                return checkpoint(self.down, h, use_reentrant=False)  # mistake
+            return self.down(h)
+
+    return trains(Pooled().to(BF16), torch.empty(16_384, 1024, dtype=BF16))
+
+
 @planted("second-backward", "(loss_a + loss_b).backward()")
 def two_losses_two_backwards(mistake: bool) -> Step:
     trunk = nn.Sequential(Feed(), Feed()).to(BF16)

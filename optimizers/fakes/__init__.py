@@ -1,0 +1,4 @@
+"""Fake tensors: how one is made, and what an operator yields on them.
+
+This package never imports passes, lowering or kernels.
+"""

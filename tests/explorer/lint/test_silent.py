@@ -1,0 +1,226 @@
+"""What looks like a mistake and is none: the linter is silent where another way would compute something else, or cost more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from planting import on_a_gpu
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tracefuse
+from tracefuse.diagnose.diagnose import diagnose
+from tracefuse.lint import again, facts
+
+META, BF16 = torch.device("meta"), torch.bfloat16
+
+
+def ids(step: Callable[[], object]) -> set[str]:
+    with tracefuse.capture() as c:
+        step()
+    return {one.id for one in diagnose(on_a_gpu(c))}
+
+
+def large(*shape: int, grad: bool = True, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META, requires_grad=grad)
+
+
+def loss(x: Tensor) -> None:
+    x.float().square().mean().backward()
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+KEPT: list[Tensor] = []
+
+
+def copied_before_a_write() -> None:
+    x = large(2048, 2048)
+    h = x * 2
+    kept = h.clone()
+    kept[:, 0] = 0
+    loss(h + kept)
+
+
+def copied_for_a_view() -> None:
+    x = large(8, 1024, 1024)
+    loss((x * 2).transpose(1, 2).contiguous().view(8, -1).exp())
+
+
+def copied_for_a_norm() -> None:
+    x, norm = large(8, 1024, 1024), nn.LayerNorm(1024, device=META, dtype=BF16)
+    loss(norm((x * 2).transpose(1, 2).contiguous()))
+
+
+def copied_to_be_returned() -> None:
+    x = large(1024, 1024)
+    KEPT.append((x * 2).detach().clone())
+    loss(x * 2)
+
+
+def copied_for_a_matmul_of_no_unit_stride() -> None:
+    x, w = large(16, 1024, 64, 8), large(64, 64)
+    loss((x * 2)[..., 0].contiguous() @ w)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        copied_before_a_write,
+        copied_for_a_view,
+        copied_for_a_norm,
+        copied_to_be_returned,
+        copied_for_a_matmul_of_no_unit_stride,
+    ],
+)
+def test_a_copy_that_is_needed(step: Callable[[], None]) -> None:
+    assert "needless-copy" not in ids(step)
+
+
+def tiled() -> None:
+    """Two of a kind: no broadcasting makes them of one."""
+    x, table = large(64, 1024), large(32, 1024)
+    loss(x + table.repeat(2, 1))
+
+
+def repeated_for_a_write() -> None:
+    x = large(1, 1024).detach().repeat(4096, 1)
+    x.mul_(2)
+    loss(x * large(4096, 1024))
+
+
+@pytest.mark.parametrize("step", [tiled, repeated_for_a_write])
+def test_a_repeat_that_is_needed(step: Callable[[], None]) -> None:
+    assert "repeat-not-expand" not in ids(step)
+
+
+# --- dtypes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sum_in_float32_is_no_round_trip() -> None:
+    x, w = large(4096, 4096), large(4096, 4096)
+    assert "cast-round-trip" not in ids(lambda: loss(((x @ w).float().sum(-1, keepdim=True)).to(BF16) * x))
+
+
+def test_a_program_of_float64_is_meant_to_be() -> None:
+    model = nn.Linear(1024, 1024, device=META, dtype=torch.float64)
+    assert "float64-leak" not in ids(lambda: model(large(1024, 1024, dtype=torch.float64)).sum().backward())
+
+
+# --- again ------------------------------------------------------------------------------------------------------------
+
+
+class Feed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Linear(1024, 1024, device=META, dtype=BF16) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def test_a_checkpoint_of_a_step_that_fits_into_no_gpu_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, x = [Feed() for _ in range(3)], large(8, 1024, 1024)
+
+    def step() -> None:
+        h = x
+        for layer in layers:
+            h = checkpoint(layer, h, use_reentrant=False)
+        loss(h)
+
+    assert "checkpoint-not-needed" in ids(step)
+    monkeypatch.setattr(again, "MEMORY_BYTES", 1e6)
+    assert "checkpoint-not-needed" not in ids(step)
+
+
+def test_micro_batches_have_graphs_of_their_own() -> None:
+    layer, x = Feed(), large(8, 1024, 1024, grad=False)
+
+    def step() -> None:
+        for _ in range(2):
+            loss(layer(x))
+
+    assert "second-backward" not in ids(step)
+
+
+def test_values_that_differ_have_numbers_of_their_own() -> None:
+    x = torch.randn(8, requires_grad=True)
+
+    def step() -> None:
+        a = x * 2
+        b = x * 2
+        c = x * 3
+        dropped = F.dropout(a) + F.dropout(a)
+        (a + b + c + dropped).sum().backward()
+
+    with tracefuse.capture() as c:
+        step()
+    numbers = facts.Numbering(c.trace)
+    products = [numbers.of[n] for n in c.trace.ops if n.name in ("a", "b", "c")]
+    assert len(products) == 3
+    assert products[0] == products[1] != products[2]
+    drawn = [numbers.of[n] for n in c.trace.ops if "bernoulli" in n.name]
+    assert len(set(drawn)) == len(drawn) == 2
+
+
+# --- products and loops -----------------------------------------------------------------------------------------------
+
+
+def test_queries_keys_and_values_are_three_matmuls_and_no_heads_apart() -> None:
+    x, weights = large(8, 1024, 1024), [large(1024, 1024) for _ in range(3)]
+
+    def step() -> None:
+        q, k, v = (x @ w for w in weights)
+        loss(q * k + v)
+
+    assert "heads-apart" not in ids(step)
+
+
+def test_a_recurrence_is_no_loop_over_samples() -> None:
+    x, w = large(64, 32, 64), large(64, 64)
+
+    def step() -> None:
+        state = x[0]
+        for given in x.unbind():
+            state = torch.tanh(given + state @ w)
+        loss(state)
+
+    assert ids(step) & {"per-sample-loop", "stack-of-matmuls"} == set()
+
+
+def test_a_dense_block_reads_each_concatenation() -> None:
+    x, layers = large(4096, 64), [nn.Linear(64 * (1 + at), 64, device=META, dtype=BF16) for at in range(6)]
+
+    def step() -> None:
+        h = x
+        for layer in layers:
+            h = torch.cat([h, layer(h)], dim=1)
+        loss(h)
+
+    assert "cat-in-loop" not in ids(step)
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finding_in_a_library_is_at_the_line_that_called_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 128, "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, use_cache=False))
+    text = torch.zeros(2, 32, dtype=torch.long)
+
+    def step() -> None:
+        model(input_ids=text, labels=text).loss.backward()  # the project's
+
+    with tracefuse.capture() as c:
+        step()
+    found = c.findings()
+    assert {one.id for one in found} >= {"unfused-pointwise"}
+    inside = [one for one in found if "in the library" in dict(one.evidence)]
+    assert inside
+    assert all(one.source.endswith("# the project's") for one in inside)
+    assert all("site-packages" not in one.source for one in found)
