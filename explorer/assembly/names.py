@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
