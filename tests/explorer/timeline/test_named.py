@@ -1,4 +1,4 @@
-"""Ranges and frames whose names are causes of idle time, as torch, Lightning and people write them, and those that are none."""
+"""Ranges and frames whose names are causes of idle time, as torch, Lightning and people write them, and others."""
 
 from __future__ import annotations
 
