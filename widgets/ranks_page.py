@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tracefuse.timeline.spans import Interval
 
 _WIDTH, _ROW, _LEFT = 1200, 26, 60
-_MOST_BARS = 1500
-"""So many bars a rank are drawn; what is shorter than a pixel is part of its neighbour."""
+_BINS = 1140
+"""Columns of a rank's row, a pixel each where the picture is as wide as it is drawn."""
 
 _COLOURS = {"computing": "#0072b2", "transfer": "#009e73", "waiting": "#d55e00"}
 
@@ -118,20 +118,26 @@ def _stretches(ranks: Ranks, number: int, rank: Rank) -> Iterator[tuple[str, Seq
 
 
 def _bars(stretches: Sequence[Interval], start: int, end: int, top: int, name: str) -> list[str]:
-    """Rectangles; those that would touch are one."""
-    scale = (_WIDTH - _LEFT) / max(end - start, 1)
-    least = (end - start) / _MOST_BARS
-    joined: list[list[int]] = []
-    for one, other in stretches:
-        if joined and one - joined[-1][1] < least:
-            joined[-1][1] = max(joined[-1][1], other)
-        else:
-            joined.append([one, other])
+    """Rectangles, as opaque as the share of their time that the stretches take."""
+    edges = np.linspace(start, end, _BINS + 1)
+    firsts, lasts = np.array(stretches, float).reshape(-1, 2).T
+    order = np.argsort(firsts)
+    firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
+    firsts[1:] = np.maximum(firsts[1:], lasts[:-1])  # of stretches that overlap, one after another
+    covered = np.concatenate([[0.0], np.cumsum(np.maximum(lasts - firsts, 0))])
+    times = np.stack([firsts, np.maximum(firsts, lasts)], axis=1).reshape(-1)
+    reached = np.stack([covered[:-1], covered[1:]], axis=1).reshape(-1)
+    shares = np.diff(np.interp(edges, times, reached)) / max((end - start) / _BINS, 1)
+    tenths = np.round(np.clip(shares, 0, 1) * 10).astype(int)
+    bounds = np.flatnonzero(np.diff(tenths, prepend=-1, append=-1))
+    width = (_WIDTH - _LEFT) / _BINS
     y, height = (top, 11) if name == "computing" else (top + 12, 8)
     return [
-        f'<rect x="{_LEFT + (one - start) * scale:.1f}" y="{y}" width="{max((other - one) * scale, 0.5):.1f}" '
-        f'height="{height}" fill="{_COLOURS[name]}"><title>{name} {escape(time_text((other - one) / 1e3))}</title></rect>'
-        for one, other in joined
+        f'<rect x="{_LEFT + first * width:.1f}" y="{y}" width="{(last - first) * width:.1f}" height="{height}" '
+        f'fill="{_COLOURS[name]}" opacity="{tenths[first] / 10}"><title>{name}: {tenths[first] * 10} % of '
+        f"{escape(time_text((last - first) * (end - start) / _BINS / 1e3))}</title></rect>"
+        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        if tenths[first]
     ]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.program import Stepped
-from tracefuse.findings.finding import MEDIUM, Case, Finding, names
+from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, names
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, op_name
@@ -81,14 +81,14 @@ def _fix(step: Stepped, by_lists: bool) -> str:
 
 
 def share_of_the_update(case: Case) -> Iterator[Finding]:
-    """The update, from unscaling to averages, where it takes a twentieth of the step and more."""
+    """The update, from unscaling to averages, where it takes a twentieth of the step and more: a remark until a fifth,
+    since all of it is seldom spared."""
     if case.update is None:
         return
     case = with_update(case)
     nodes = [n for n in case.update.ops if does_work(n)]  # type: ignore[union-attr]
     us = case.us(nodes)
-    severity = case.severity(us)
-    if severity is None or us < MEDIUM * case.step_us:
+    if not us or us < MEDIUM * case.step_us:
         return
     lines: dict[str, list[fx.Node]] = {}
     for node in nodes:
@@ -97,7 +97,7 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     kinds = dict.fromkeys(step.kind for step in case.program.update.stepped) if case.program.update is not None else {}
     yield Finding(
         "update-share",
-        severity,
+        "medium" if us >= HIGH * case.step_us else "low",  # every step has an update: a remark until it is a fifth
         f"the update{' of ' + ' and '.join(kinds) if kinds else ''} takes {share_text(us, case.step_us)} of the step",
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
         names(nodes),

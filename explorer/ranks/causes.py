@@ -24,6 +24,9 @@ LEAST_NS = 100_000
 EXPLAINED = 0.3
 """A cause explains at least that share of a lateness."""
 
+FOLLOWED = 400
+"""So many latenesses, the longest, are followed back; the others have the cause of the one before, or are counted."""
+
 NEW = 0.5
 """Where a rank is late already, a cause that explains less than that is none of its own."""
 
@@ -43,26 +46,28 @@ class Late:
 
 
 def latenesses(ranks: Mapping[int, Rank], splits: Sequence[Split]) -> list[Late]:
-    """The cause of each lateness that is longer than noise. What a call takes is known by each rank's own clock, so the
-    clocks' uncertainty is no part of it."""
+    """The cause of each lateness that is longer than noise, of many the longest. What a call takes is known by each rank's own
+    clock, so the clocks' uncertainty is no part of it."""
+    longest = sorted((one.late_ns for one in splits if one.late_ns >= LEAST_NS), reverse=True)[:FOLLOWED]
+    least = longest[-1] if longest else LEAST_NS
     ready: dict[int, int] = {}
     behind: dict[int, tuple[Doing, int]] = {}
     found = []
     for split in splits:
         rows = split.call.rows
         now = {rank: ranks[rank].ready_ns(row) for rank, row in rows.items()}
-        if split.late_ns >= LEAST_NS:
+        cause = None
+        if split.late_ns >= least:
             since = {rank: (ready.get(rank, ranks[rank].window[0]), now[rank]) for rank in rows}
             cause = _cause(ranks, split, since)
-            inherited = behind.get(split.last)
-            if inherited is not None and (cause is None or cause[1] < NEW * split.late_ns):
-                cause = inherited
-            behind = {split.last: cause} if cause is not None else {}
+        inherited = behind.get(split.last) if split.late_ns >= LEAST_NS else None
+        if inherited is not None and (cause is None or cause[1] < NEW * split.late_ns):
+            cause = inherited
+        behind = {split.last: cause} if cause is not None else {}
+        if cause is not None or split.late_ns >= least:
             doing, extra_ns = cause or (UNKNOWN, 0)
             late_ns = _launched_late(ranks[split.last], rows[split.last], split.late_ns)
             found.append(Late(split, split.last, doing, extra_ns, late_ns))
-        else:
-            behind = {}
         ready |= now
     return found
 

@@ -34,6 +34,9 @@ SMALL_NBYTES, FEWEST_SMALL = 256 << 10, 20
 SPREAD_MODULES, SPREAD_SHARE = 4, 0.5
 """Work of a rank that is more in so many modules, none of which has half of it, is a matter of the batch."""
 
+_OF_WORK = (KERNEL, UNKNOWN.kind)
+"""What a lateness is called that many kernels have a part in: by none of them, or by one."""
+
 _FIXES = {
     LOADER: "load batches in workers (`num_workers`, `prefetch_factor`, `pin_memory`), and look at that rank's disk and shard",
     KERNEL: "give that rank the same shapes as the others, and look at its clocks and at who else uses its GPU",
@@ -94,7 +97,7 @@ def _stragglers(ranks: Ranks) -> Iterator[Finding]:
     spread = _spread(ranks)
     for wait in ranks.waits:
         severity = _severity(ranks, wait.late_ns)
-        if severity is None or (wait.rank in spread and wait.doing.kind == KERNEL):
+        if severity is None or (wait.rank in spread and wait.doing.kind in _OF_WORK):
             continue
         doing = wait.doing
         done = (
@@ -127,7 +130,7 @@ def _spread(ranks: Ranks) -> dict[int, list[Wait]]:
     """The ranks that were late by kernels of many modules, each by a little."""
     by_rank: dict[int, list[Wait]] = defaultdict(list)
     for wait in ranks.waits:
-        if wait.doing.kind == KERNEL:
+        if wait.doing.kind in _OF_WORK:
             by_rank[wait.rank].append(wait)
     found = {}
     heat = {module: row for module, row in ranks.heat().items() if module}
@@ -138,7 +141,8 @@ def _spread(ranks: Ranks) -> dict[int, list[Wait]]:
         }
         more = {module: ns for module, ns in extra.items() if ns > 0}
         total = sum(more.values())
-        is_late = sum(one.late_ns for one in waits) >= LEAST_NS
+        late_ns = sum(one.late_ns for one in waits)
+        is_late = late_ns >= LEAST_NS and total >= SPREAD_SHARE * late_ns
         if is_late and len(more) >= SPREAD_MODULES and max(more.values()) < SPREAD_SHARE * total:
             found[rank] = waits
     return found
@@ -162,7 +166,7 @@ def _unbalanced(ranks: Ranks) -> Iterator[Finding]:
                 *((f"rank {number}", time_text(ns / 1e3)) for number, ns in computing.items()),
             ),
             values=(),
-            source=max(lines, key=lambda line: lines[line]),
+            source=max(filter(None, lines), key=lambda line: lines[line], default=""),
             fix="give ranks batches of equal work: sort or pack sequences by length, and shard by tokens, not by samples",
             worth=_worth(ranks, late_ns),
         )

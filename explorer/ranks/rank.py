@@ -153,18 +153,29 @@ class Rank:
             found[Doing(own, what, module, line)] += end - start
 
     def whose(self, rows: np.ndarray) -> list[tuple[str, str, str]]:
-        """The operator, module and line of records of the GPU or of the host."""
-        if not len(rows):
-            return []
-        host, on_gpu = self.run.host, self.events.on_gpu[rows]
-        asked = np.where(on_gpu, host.launch_of[rows], rows)
-        costs = Costs(self.run, rows, self.events.duration_ns[rows], asked, np.zeros(0, np.int64))
-        columns = []
-        for key in ("operator", "module", "line"):
-            names, which = costs.by(key)
-            columns.append([names[at] for at in which.tolist()])
-        names = (operator or self.events.name_at(row) for operator, row in zip(columns[0], rows.tolist(), strict=True))
-        return list(zip(names, columns[1], columns[2], strict=True))
+        """The operator, module and line of records of the GPU, or of outermost operators of the host."""
+        places, names, which = self._whose
+        at = places[rows].tolist()
+        return [tuple(one[number[row]] for one, number in zip(names, which, strict=True)) for row in at]  # type: ignore[misc]
+
+    @cached_property
+    def _whose(self) -> tuple[np.ndarray, list[list[str]], list[list[int]]]:
+        """The place of each record in three columns; the names of operators, modules and lines; and the columns, their
+        numbers."""
+        events, host = self.events, self.run.host
+        is_asked = np.zeros(len(events), bool)
+        is_asked[[row for spans in self.operators for row in spans.rows]] = True
+        rows = np.flatnonzero(is_asked | events.is_work | self.is_collective)
+        places = np.full(len(events), NONE, np.int64)
+        places[rows] = np.arange(len(rows))
+        asked = np.where(events.on_gpu[rows], host.launch_of[rows], rows)
+        costs = Costs(self.run, rows, events.duration_ns[rows], asked, np.zeros(0, np.int64))
+        names, which = zip(*(costs.by(key) for key in ("operator", "module", "line")), strict=True)
+        said = map(names[0].__getitem__, which[0].tolist())
+        own = [name or events.name_at(row) for name, row in zip(said, rows.tolist(), strict=True)]
+        numbers = {name: at for at, name in enumerate(dict.fromkeys(own))}
+        operators = [numbers[name] for name in own]
+        return places, [list(numbers), *names[1:]], [operators, *(one.tolist() for one in which[1:])]
 
     def line_of(self, start_ns: int, end_ns: int) -> str:
         return self.run.line_of(start_ns, end_ns)

@@ -126,6 +126,10 @@ class Ranks:
 
     def heat(self) -> dict[str, dict[int, int]]:
         """By module, the ns that each rank computed in it, the module with the largest spread first."""
+        return self._heat
+
+    @cached_property
+    def _heat(self) -> dict[str, dict[int, int]]:
         found: dict[str, Counter[int]] = defaultdict(Counter)
         for number, rank in self.ranks.items():
             costs = costs_of(rank.run)
@@ -138,6 +142,10 @@ class Ranks:
 
     def exposed_by_module(self) -> dict[tuple[str, str], int]:
         """By kind of collective and module, the ns of exposed transfer, the mean of the ranks."""
+        return self._exposed_by_module
+
+    @cached_property
+    def _exposed_by_module(self) -> dict[tuple[str, str], int]:
         found: Counter[tuple[str, str]] = Counter()
         for number, all_ in self.exposed.items():
             for one in all_:

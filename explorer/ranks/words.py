@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from tracefuse.optimizers.trace import human_bytes
+from tracefuse.ranks.causes import LEAST_NS
 from tracefuse.ranks.ranks import Ranks
 from tracefuse.text import aligned, counted, share, time_text
 
@@ -64,7 +65,10 @@ def _waits(ranks: Ranks) -> str:
                 str(one.doing),
             )
         )
-    return "who made the others wait\n" + aligned(rows)
+    late = [one.late_ns for one in ranks.splits if one.late_ns >= LEAST_NS]
+    left_out = len(late) - len(ranks.latenesses)
+    rest = f"\n{left_out} of {len(late)} latenesses, the shortest, were not followed back" if left_out else ""
+    return "who made the others wait\n" + aligned(rows) + rest
 
 
 def _sizes(ranks: Ranks) -> str:

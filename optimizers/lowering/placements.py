@@ -23,6 +23,11 @@ MOST_READ_IN_VAIN = 1.125
 """Where padding adds no more than this, what lies in memory there is read as well: without a mask loads are wide."""
 
 
+MOST_PLACES = 2_000
+"""So many values at so many places a kernel with concatenations computes at most: in a scan unrolled over slices of one tensor
+each concatenation reads the one before it at several places, and their number doubles from step to step. The most that a
+model of `transformers` took was 718."""
+
 Part = tuple[fx.Node, int, int]
 """An operand of a concatenation, where it begins, and its size."""
 
@@ -41,6 +46,7 @@ def _cat(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
 
 def _pick(self: Lowering, node: fx.Node, at: Indices, guards: Guards, dim: int, pieces: list[Part]) -> Value:
     """The piece in which `at[dim]` lies: all are computed, each masked to its own range."""
+    _check_places(self, node)
     index, (part, start, size), dtype = at[dim], pieces[0], COMPUTE_TYPE[val(node).dtype]
     inside = _inside(pieces[0], at, dim)
     if len(pieces) == 1 or index.upper < start + size:
@@ -55,6 +61,11 @@ def _pick(self: Lowering, node: fx.Node, at: Indices, guards: Guards, dim: int, 
     first = self.cast(self.value(part, inside, (*guards, here)), dtype)
     rest = _pick(self, node, at, (*guards, there), dim, pieces[1:])
     return _where(self, node, here, first, rest, dtype)
+
+
+def _check_places(self: Lowering, node: fx.Node) -> None:
+    if len(self.seen) > MOST_PLACES:
+        raise NotFusible(node, f"the kernel would compute values at more than {MOST_PLACES:,} places")
 
 
 def _inside(piece: Part, at: Indices, dim: int) -> Indices:
@@ -134,6 +145,7 @@ def _padded(
     outside = literal(fill, dtype)
     if 0 in shape:
         return Value(outside, dtype)
+    _check_places(self, node)
     bounds, inside, lanes = [], list(at), frozenset[str]()
     for dim, start in starts.items():
         index, size = at[dim], shape[dim]

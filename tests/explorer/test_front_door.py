@@ -18,8 +18,8 @@ import tracefuse
 
 PUBLIC = [
     "Capture", "CompiledGraph", "Config", "SyncError", "TracefuseError", "Variant", "__version__", "assert_no_sync", "capture",
-    "capture_step",
-    "compiled", "explore", "load", "load_timeline", "machine", "profile_run", "register", "replay", "unregister",
+    "capture_step", "compare_timelines", "compiled", "explore", "load", "load_ranks", "load_timeline", "machine",
+    "profile_run", "register", "replay", "target", "unregister",
 ]  # fmt: skip
 HEAVY = (
     "scipy",

@@ -33,7 +33,8 @@ CAUSES = {
     "garbage": ("garbage collection", "", "train, at train.py:12"),
     "link": ("slow transfer", "", ""),
 }
-"""What can be injected: the kind, module and line that must be named."""
+"""What can be injected: the kind, module and line that must be named. "batch" is more work everywhere: by the share of
+`late_ns` in a second."""
 
 Arrival = tuple[int, int]
 
@@ -44,11 +45,13 @@ class _Rank(MadeJob):
     def __init__(self, number: int, world: int, steps: int, jitter: random.Random, numbered: bool) -> None:
         self.rank, self.world, self.wanted, self.jitter, self.numbered = number, world, steps, jitter, numbered
         self.comm_ns = self.calls = 0
+        self.work = 1.0
         self.offset_ns = number * 700_000_000 + jitter.randrange(10**9) if number else 0
         self.drift = jitter.uniform(-2e-6, 2e-6) if number else 0.0
         super().__init__(steps=0, kernel_ns=KERNEL_NS)
 
     def job(self, cause: str, late_ns: int) -> Generator[Arrival, int, None]:
+        self.work = 1.0 + (late_ns / 1e9 if cause == "batch" else 0.0)
         for step in range(self.wanted):
             begin_ns = self.host_ns
             slow = late_ns if step else 0
@@ -64,7 +67,7 @@ class _Rank(MadeJob):
             self._range(f"ProfilerStep#{step}", begin_ns)
 
     def _compute(self, name, kernel, tid=MAIN, factor=1.0, **args):  # type: ignore[no-untyped-def]
-        return super()._compute(name, kernel, tid, factor * self.jitter.uniform(0.97, 1.03), **args)
+        return super()._compute(name, kernel, tid, self.work * factor * self.jitter.uniform(0.97, 1.03), **args)
 
     def _before(self, cause: str, late_ns: int) -> None:
         begin_ns = self.host_ns

@@ -5,19 +5,27 @@
 
 from __future__ import annotations
 
-import dtypes
-import gradients
-import layers
-import layouts
+import planted_dtypes
+import planted_gradients
+import planted_layers
+import planted_layouts
+import planted_products
+import planted_repeated
+import planted_surroundings
 import planting
-import products
 import pytest
-import repeated
-import surroundings
 
 from tracefuse.findings.kinds import KINDS
 
-FAMILIES = (dtypes, gradients, layers, layouts, products, repeated, surroundings)
+FAMILIES = (
+    planted_dtypes,
+    planted_gradients,
+    planted_layers,
+    planted_layouts,
+    planted_products,
+    planted_repeated,
+    planted_surroundings,
+)
 """The modules that plant them."""
 
 OF_THE_ISSUE = {

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import made_ranks
 import numpy as np
 import pytest
 from made_ranks import CAUSES, LAYERS, TRANSFER_NS, MadeRanks
@@ -111,6 +112,22 @@ def test_a_slow_link_is_a_finding_of_its_own_and_nobody_is_late(tmp_path: Path) 
     slow = [one for one in ranks.splits if one.slow_ns > 1_000_000]
     assert len(slow) == LAYERS * 3
     assert {round(one.slow_ns / 1e6, 1) for one in slow} == {4.0}
+
+
+def test_a_rank_with_more_work_in_all_modules_has_the_larger_batch(tmp_path: Path) -> None:
+    _, ranks = loaded(tmp_path, cause="batch", late_rank=1, late_ns=300_000_000, seed=10)
+    found = {one.id: one for one in ranks.findings()}
+    assert found["unbalanced-ranks"].severity in ("medium", "high")
+    assert "rank 1 computes 1.30 times as long" in found["unbalanced-ranks"].title
+    assert "straggler" not in found or found["straggler"].severity == "low"
+
+
+def test_many_small_collectives_are_to_be_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_ranks, "NELEMS", 2_000)
+    _, ranks = loaded(tmp_path, seed=11)
+    found = {one.id: one for one in ranks.findings()}
+    assert "24 collectives are smaller than 256 KiB" in found["small-collectives"].title
+    assert "float32-collectives" not in found
 
 
 @pytest.mark.parametrize("seed", range(4))
