@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -103,10 +104,44 @@ def replace_value(old: fx.Node, new: fx.Node, may_keep: int = 0) -> str | None:
     retyped, reason = _retype(old, new)
     if reason:
         return reason
-    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    _redirect(old, new)
     for node, value in retyped.items():
         node.meta["val"] = value
     return None
+
+
+_RETURNED = "returned"
+
+
+@contextmanager
+def returned_later(graph: fx.Graph) -> Iterator[None]:
+    """Inside, a value that is returned is replaced in the output's users only, and in its arguments when all is done: torch
+    goes through all of them each time, which are as many as the program has parameters.
+
+    Private: `Node._input_nodes`, seen on torch 2.11, 2.13 and 2.15.
+    """
+    output = graph.output_node()
+    originals = output.meta[_RETURNED] = {node: [node] for node in output.all_input_nodes}
+    try:
+        yield
+    finally:
+        del output.meta[_RETURNED]
+        now = {original: node for node, found in originals.items() for original in found if original is not node}
+        if now:
+            output.args = fx.node.map_arg(output.args, lambda node: now.get(node, node))
+
+
+def _redirect(old: fx.Node, new: fx.Node) -> None:
+    """Let everything that reads `old`, but `new`, read `new`."""
+    output = old.graph.output_node()
+    originals = output.meta.get(_RETURNED)
+    if originals is None or output not in old.users:
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+        return
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new and user is not output)
+    del old.users[output], output._input_nodes[old]
+    new.users[output] = output._input_nodes[new] = None
+    originals.setdefault(new, []).extend(originals.pop(old))
 
 
 def replace_by(old: fx.Node, build: Callable[[], fx.Node], may_keep: int = 0) -> str | None:
@@ -294,8 +329,9 @@ def until_settled(trace: Trace, decide: Decide, sweep: Callable[[fx.Graph, Decid
     sweeps are told only once."""
     new, tell, changed = trace.copy(), _once(decide), False
     mark_overwritten(new)
-    while sweep(new.graph, tell):
-        changed = True
+    with returned_later(new.graph):
+        while sweep(new.graph, tell):
+            changed = True
     return new if changed else trace
 
 

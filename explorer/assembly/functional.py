@@ -8,12 +8,9 @@ slower: it traces it again.
 
 from __future__ import annotations
 
-import ast
 import operator
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,11 +19,12 @@ from torch._ops import OpOverload
 
 from tracefuse.assembly.default_dtype import implied_dtype, state_dtype
 from tracefuse.assembly.in_place import Lifetimes, arguments_of, functional_twin
+from tracefuse.assembly.names import assigned_names
 from tracefuse.assembly.refusals import where
 from tracefuse.assembly.through_views import Emit, Renaming
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
-from tracefuse.optimizers.trace import NOWHERE, Source, set_origin
+from tracefuse.optimizers.trace import NOWHERE, set_origin
 from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value, values_in
 
 aten = torch.ops.aten
@@ -105,7 +103,7 @@ def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Valu
         built.nodes[value] = built.placeholders[value] = built.graph.placeholder(f"input_{index}")
     lifetimes = Lifetimes.of(recording, kept, names)
     built.renaming = Renaming.of(recording, lifetimes)
-    hints = _assigned_names(recording.calls)
+    hints = assigned_names(recording.calls)
     for position, call in enumerate(recording.calls):
         hint = hints.get(position, ())
         if not call.out_values() and not call.writes():
@@ -280,41 +278,3 @@ def _write_through(built: Built, call: Call, written: Value, new: fx.Node) -> No
     built.history.setdefault(base, [built.nodes[base]]).append(node)
     built.nodes[base] = node
     built.node_of(written, call)
-
-
-# --- names ---------------------------------------------------------------------------------------
-
-
-def _assigned_names(calls: Sequence[Call]) -> dict[int, tuple[str, ...]]:
-    """By position, the call that ends a forward line `name = …` or `a, b = …`, and its names. Autograd's own detaches do not
-    count."""
-    forward = [
-        (position, call)
-        for position, call in enumerate(calls)
-        if not call.in_engine and call.origin.source is not None and call.func is not aten.detach.default
-    ]
-    last_of_line = [
-        (position, call)
-        for (position, call), after in pairwise([*forward, None])
-        if after is None or after[1].origin.source != call.origin.source
-    ]
-    named = ((position, _target_names(call.origin.source, call.outs)) for position, call in last_of_line)  # type: ignore[arg-type]
-    return {position: names for position, names in named if names}
-
-
-def _target_names(source: Source, outs: Any) -> tuple[str, ...]:
-    """The variables that the line assigns what an op returns: one, which gets the op's first or only output, or one for each
-    output. Empty if the line is no such statement; what a lambda on it computes is none of them."""
-    if source.function == "<lambda>":
-        return ()
-    try:
-        (statement,) = ast.parse(textwrap.dedent(source.text)).body
-    except (SyntaxError, ValueError):  # part of a longer statement, or several
-        return ()
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    target = targets[0] if len(targets) == 1 else None
-    if isinstance(target, ast.Name):
-        return (target.id,) if isinstance(outs, (Value, tuple)) else ()
-    names = [part.id for part in getattr(target, "elts", ()) if isinstance(part, ast.Name)]
-    is_unpacked = isinstance(outs, (tuple, list)) and len(names) == len(outs) == len(target.elts)  # type: ignore[union-attr]
-    return tuple(names) if is_unpacked else ()

@@ -1,10 +1,22 @@
-"""Names of traced values: Python identifiers, of which an exported file has none of its own."""
+"""Names of traced values: Python identifiers, of which an exported file has none of its own, and those that lines assign."""
 
 from __future__ import annotations
 
+import ast
 import builtins
 import keyword
 import re
+import textwrap
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from tracefuse.optimizers.trace import Source
+from tracefuse.recording.calls import Call, Value
+
+aten = torch.ops.aten
 
 RESERVED_NAMES = frozenset(
     [
@@ -85,3 +97,41 @@ class Names:
         count = self._next.get(name, 0)
         self._next[name] = count + 1
         return name if count == 0 else self.fresh(f"{name}_{count}")
+
+
+# --- what the user's lines assign --------------------------------------------------------------------------------------
+
+
+def assigned_names(calls: Sequence[Call]) -> dict[int, tuple[str, ...]]:
+    """By position, the call that ends a forward line `name = …` or `a, b = …`, and its names. Autograd's own detaches do not
+    count."""
+    forward = [
+        (position, call)
+        for position, call in enumerate(calls)
+        if not call.in_engine and call.origin.source is not None and call.func is not aten.detach.default
+    ]
+    last_of_line = [
+        (position, call)
+        for (position, call), after in pairwise([*forward, None])
+        if after is None or after[1].origin.source != call.origin.source
+    ]
+    named = ((position, _target_names(call.origin.source, call.outs)) for position, call in last_of_line)  # type: ignore[arg-type]
+    return {position: names for position, names in named if names}
+
+
+def _target_names(source: Source, outs: Any) -> tuple[str, ...]:
+    """The variables that the line assigns what an op returns: one, which gets the op's first or only output, or one for each
+    output. Empty if the line is no such statement; what a lambda on it computes is none of them."""
+    if source.function == "<lambda>":
+        return ()
+    try:
+        (statement,) = ast.parse(textwrap.dedent(source.text)).body
+    except (SyntaxError, ValueError):  # part of a longer statement, or several
+        return ()
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    target = targets[0] if len(targets) == 1 else None
+    if isinstance(target, ast.Name):
+        return (target.id,) if isinstance(outs, (Value, tuple)) else ()
+    names = [part.id for part in getattr(target, "elts", ()) if isinstance(part, ast.Name)]
+    is_unpacked = isinstance(outs, (tuple, list)) and len(names) == len(outs) == len(target.elts)  # type: ignore[union-attr]
+    return tuple(names) if is_unpacked else ()

@@ -89,6 +89,11 @@ def promised_here(gpu: str | None, tf32: bool) -> Peaks:
     return promised(gpu, tf32) if sheet is None else sheet.peaks(tf32)
 
 
+def memory_bytes(gpu: str | None) -> float:
+    """How much memory the chosen target has, else the GPU that torch calls `gpu`, else an H100."""
+    return (chosen() or (sheet_of(gpu) if gpu else None) or TARGETS["H100"]).memory_bytes
+
+
 def float32_rates(gpu: str | None) -> tuple[Peaks, Peaks]:
     """The figures of the same machine with float32 matmuls beside tensor cores, and on them."""
     sheet = chosen() or (sheet_of(gpu) if gpu else None) or TARGETS["H100"]

@@ -97,7 +97,7 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     kinds = dict.fromkeys(step.kind for step in case.program.update.stepped) if case.program.update is not None else {}
     yield Finding(
         "update-share",
-        "medium" if us >= HIGH * case.step_us else "low",
+        "medium" if us >= HIGH * case.step_us else "low",  # every step has an update: a remark until it is a fifth
         f"the update{' of ' + ' and '.join(kinds) if kinds else ''} takes {share_text(us, case.step_us)} of the step",
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
         names(nodes),

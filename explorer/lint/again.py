@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import fx
 
+from tracefuse.device.target import memory_bytes
 from tracefuse.findings.finding import Case, Finding, names
 from tracefuse.findings.launching import HOST_US
 from tracefuse.lint.facts import Numbering, behind, line_saying, own_ops
@@ -17,8 +18,6 @@ from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
 from tracefuse.tables.folding import grouped, work
 from tracefuse.text import counted, time_text
 
-MEMORY_BYTES = 80e9
-"""What an H100 has: with less than this a step fits without checkpoints."""
 ALL = 0.9
 """The share of the forward from which on a checkpoint computes everything again."""
 FEWEST = 3  # ops of a table that each layer makes anew
@@ -108,7 +107,8 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
     peak = peak_bytes(case.trace) + kept
     us = case.us(again)
     severity = case.severity(us)
-    if severity is None or peak > MEMORY_BYTES:
+    memory = memory_bytes(case.program.environment.get("device"))
+    if severity is None or peak > memory:
         return
     share = us / case.us(own_ops(case))
     best = max(again, key=lambda n: case.us([n]) / max(nbytes(of[n]), 1))
@@ -121,7 +121,7 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
             ("computed again", f"{counted(len(again), 'op')}, {time_text(us)}"),
             (
                 "kept instead",
-                f"{human_bytes(kept)}: a static peak of {human_bytes(peak)} of {human_bytes(int(MEMORY_BYTES))}",
+                f"{human_bytes(kept)}: a static peak of {human_bytes(peak)} of {human_bytes(int(memory))}",
             ),
             ("cheapest to keep", f"{packet_name(best)} {human_bytes(nbytes(of[best]))}, {time_text(case.us([best]))}"),
         ),

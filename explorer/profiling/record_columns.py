@@ -63,6 +63,7 @@ class Columns:
             for record in records:
                 self.take(record)
             return
+        self._flush()  # what came before them in the file
         self._complete([one for one in records if one.ph == "X"])
         self._typed_flows([one for one in records if one.ph in _FLOWS])
         rest = [one for one in records if one.ph != "X" and one.ph not in _FLOWS]

@@ -52,8 +52,8 @@ class Spans:
 
     def cut(self, rest: Sequence[Interval]) -> tuple[list[Piece], list[Interval]]:
         """What of the intervals `rest` these cover, with the row that does, and what is left."""
-        if not self.starts or not rest:
-            return [], list(rest)
+        if not self.starts:
+            return [], [(start, end) for start, end in rest if start < end]
         starts, ends = self.starts, self.ends
         pieces: list[Piece] = []
         left: list[Interval] = []

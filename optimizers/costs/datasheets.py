@@ -26,7 +26,7 @@ from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 @dataclass(frozen=True)
 class DataSheet:
     """One GPU: memory in bytes per second, matmuls in FLOP/s by precision, dense. `tf32` are float32 matmuls on tensor cores,
-    `fp32` those without. `name` is what `source` calls it."""
+    `fp32` those without, `memory_bytes` is how much memory it has. `name` is what `source` calls it."""
 
     name: str
     bytes_per_s: float
@@ -34,6 +34,7 @@ class DataSheet:
     tf32: float
     fp32: float
     fp64: float
+    memory_bytes: float
 
     @property
     def source(self) -> str:
@@ -47,20 +48,20 @@ class DataSheet:
 
 
 TARGETS = {
-    "A100": DataSheet("A100 SXM 80 GB", 2.039e12, 312e12, 156e12, 19.5e12, 9.7e12),
-    "H100": DataSheet("H100 SXM", 3.35e12, 989e12, 494.7e12, 67e12, 34e12),
-    "H200": DataSheet("H200", 4.8e12, 989e12, 494.7e12, 67e12, 34e12),
-    "L4": DataSheet("L4", 0.3e12, 121e12, 60e12, 30.3e12, 30.3e12 / 64),
-    "RTX 4090": DataSheet("RTX 4090", 1.008e12, 165.2e12, 82.6e12, 82.6e12, 1.29e12),
-    "B200": DataSheet("B200", 8e12, 2250e12, 1125e12, 75e12, 37e12),
+    "A100": DataSheet("A100 SXM 80 GB", 2.039e12, 312e12, 156e12, 19.5e12, 9.7e12, 80e9),
+    "H100": DataSheet("H100 SXM", 3.35e12, 989e12, 494.7e12, 67e12, 34e12, 80e9),
+    "H200": DataSheet("H200", 4.8e12, 989e12, 494.7e12, 67e12, 34e12, 141e9),
+    "L4": DataSheet("L4", 0.3e12, 121e12, 60e12, 30.3e12, 30.3e12 / 64, 24e9),
+    "RTX 4090": DataSheet("RTX 4090", 1.008e12, 165.2e12, 82.6e12, 82.6e12, 1.29e12, 24e9),
+    "B200": DataSheet("B200", 8e12, 2250e12, 1125e12, 75e12, 37e12, 180e9),
 }
 """The GPUs that everything can be priced for, by the name that `tracefuse.target` and `--target` take."""
 
 _OTHERS = (
-    DataSheet("H100 PCIe", 2.0e12, 756e12, 378e12, 51e12, 26e12),
-    replace(TARGETS["A100"], name="A100 SXM 40 GB", bytes_per_s=1.555e12),
+    DataSheet("H100 PCIe", 2.0e12, 756e12, 378e12, 51e12, 26e12, 80e9),
+    replace(TARGETS["A100"], name="A100 SXM 40 GB", bytes_per_s=1.555e12, memory_bytes=40e9),
     replace(TARGETS["A100"], name="A100 PCIe 80 GB", bytes_per_s=1.935e12),
-    replace(TARGETS["A100"], name="A100 PCIe 40 GB", bytes_per_s=1.555e12),
+    replace(TARGETS["A100"], name="A100 PCIe 40 GB", bytes_per_s=1.555e12, memory_bytes=40e9),
 )
 
 DATASHEETS = {

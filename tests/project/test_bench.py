@@ -377,3 +377,13 @@ def test_the_runner_knows_every_script() -> None:
     assert scripts == {bench.script for bench in BENCHES.values()} | ELSEWHERE.keys()
     checked = {bench.script for bench in BENCHES.values() if bench.check}
     assert checked == {one.script for one in BENCHES.values() if '"--check"' in (BENCH / one.script).read_text()}
+
+
+def test_pipeline(tmp_path: Path) -> None:
+    found, printed = run("overhead/pipeline.py", tmp_path)
+    assert [one["family"] for one in found["families"]] == ["LSTM", "GPT"]
+    for one in found["families"]:
+        small, large = one["sizes"]
+        assert 1.7 < large["ops"] / small["ops"] < 2.3
+        assert {"assembly", "passes", "verify", "lowering", "payload", "simplify", "fuse"} <= one["growth"].keys()
+    assert "growth" in printed

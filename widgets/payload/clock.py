@@ -27,7 +27,7 @@ from tracefuse.timeline.measurements import Measurements
 from tracefuse.variant import Variant
 
 DEFAULT = "default"
-"""The choice of the GPU that `tracefuse.target` names, for a program on a CPU: an H100, where nobody chose another one."""
+"""No choice, for a program on a CPU: the GPU that `tracefuse.target` names, which is an H100 as an example without one."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str =
 
     times = of((baseline or variant.baseline).whole), of(variant.whole)
     chosen = gpu or (HERE if variant.runs_triton else DEFAULT)
-    return Clock(times, gpu or _name(peaks), of, chosen, choices(variant, is_measured=False), peaks)
+    ran_on = str(variant.program.environment.get("device", "")) if variant.runs_triton and not target_choice() else ""
+    device = gpu or _plain(ran_on) or _name(peaks)
+    return Clock(times, device, of, chosen, choices(variant, is_measured=False), peaks)
 
 
 def choices(variant: Variant, is_measured: bool) -> tuple[tuple[str, str], ...]:
@@ -92,7 +94,11 @@ def choices(variant: Variant, is_measured: bool) -> tuple[tuple[str, str], ...]:
 
 def _name(peaks: Peaks) -> str:
     """Whose they are: "H100 SXM" of "H100 SXM datasheet"."""
-    return peaks.source.removesuffix(" datasheet").removeprefix("measured peaks of ")
+    return _plain(peaks.source.removesuffix(" datasheet").removeprefix("measured peaks of "))
+
+
+def _plain(device: str) -> str:
+    return device.removeprefix("NVIDIA ")
 
 
 class Clocks:
@@ -110,8 +116,10 @@ class Clocks:
         known = [name for name, _ in choices(variant, is_measured=bool(self.known.timelines or self.known.timings))]
         if device not in known:
             raise OptionError(f"no times are known of {device!r}: choose from {', '.join(known)}")
-        if device in TARGETS or (device == HERE and variant.runs_triton):
+        if device in TARGETS:
             target(device)
+        elif device == DEFAULT or variant.runs_triton:
+            target(HERE)
         self.chosen = device
 
     def clock(self, variant: Variant, baseline: Variant | None = None) -> Clock:
@@ -125,7 +133,7 @@ class Clocks:
         times = predictor((baseline or variant.baseline).whole), predictor(variant.whole)
         peaks = self.known.peaks
         known, timed = choices(variant, True), self._timed(variant, baseline)
-        return Clock(times, times[1].device, predictor, HERE, known, peaks, self.forecasts, timed)
+        return Clock(times, _plain(times[1].device), predictor, HERE, known, peaks, self.forecasts, timed)
 
     def predictor(self, variant: Variant, baseline: Variant | None = None) -> Predictor | None:
         """What tells times of the program's own device; None where nothing was measured on it."""
@@ -165,6 +173,10 @@ class Clocks:
             ]
         replays = self.known.replays
         own = {config: found.op_times(at) for config, (found, at) in replays.items() if found.device == last.device}
+        # Passes that were priced for another GPU then may have made another program of the same configuration.
+        own = {config: times for config, times in own.items() if _is_of(times, variant.under(config).whole)}
+        if not own:
+            return []
         anchors = [self._anchor(variant.under(config), times, timed.get(config)) for config, times in own.items()]
         # What was timed and not profiled, as where the profile was cancelled.
         shown = {one.config: one for one in (variant, baseline or variant.baseline)}
@@ -191,6 +203,11 @@ class Clocks:
         if key not in self._anchors:
             self._anchors[key] = Anchor(variant.whole, times, step_us)
         return self._anchors[key]
+
+
+def _is_of(times: OpTimes, trace: Trace) -> bool:
+    """Whether the times are of these ops."""
+    return times.us.keys() <= {node.name for node in trace.ops}
 
 
 def steps(known: Measurements, shown: tuple[Config, Config | None] | None = None) -> dict[Config, float]:

@@ -31,8 +31,7 @@ REMARKS = {
     "recurrent": {UNFUSED: "low", CAT: "low"},
     "diffusion": {UNFUSED: "low", CAT: "low"},
     "recommender": {UNFUSED: "low", KEPT: "low"},
-    # Its AdamW runs list by list: without memory there is no fused one.
-    "optimizer_step": {UNFUSED: "low", "optimizer-not-fused": "medium", "update-share": "low"},
+    "optimizer_step": {UNFUSED: "low", "update-share": "low"},
 }
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tracefuse
+from tracefuse.device.target import priced_for
 from tracefuse.diagnose.diagnose import diagnose
-from tracefuse.lint import again, facts
+from tracefuse.lint import facts
 
 META, BF16 = torch.device("meta"), torch.bfloat16
 
@@ -123,8 +124,9 @@ class Feed(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
-def test_a_checkpoint_of_a_step_that_fits_into_no_gpu_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, x = [Feed() for _ in range(3)], large(8, 1024, 1024)
+@pytest.mark.parametrize(("gpu", "fits"), [("H100", True), ("L4", False)])
+def test_a_checkpoint_is_needed_where_the_step_fits_into_no_memory_else(gpu: str, fits: bool) -> None:
+    layers, x = [Feed() for _ in range(10)], large(512, 1024, 1024)
 
     def step() -> None:
         h = x
@@ -132,9 +134,8 @@ def test_a_checkpoint_of_a_step_that_fits_into_no_gpu_else(monkeypatch: pytest.M
             h = checkpoint(layer, h, use_reentrant=False)
         loss(h)
 
-    assert "checkpoint-not-needed" in ids(step)
-    monkeypatch.setattr(again, "MEMORY_BYTES", 1e6)
-    assert "checkpoint-not-needed" not in ids(step)
+    with priced_for(gpu):
+        assert ("checkpoint-not-needed" in ids(step)) == fits
 
 
 def test_micro_batches_have_graphs_of_their_own() -> None:

@@ -34,7 +34,10 @@ def variant(**fallbacks: str) -> Any:
 
     made = tracefuse.capture(fn, torch.ones(64, 64)).optimize(simplify=False)
     trace = on_cuda(made.trace)
-    found = SimpleNamespace(trace=trace, whole=trace, update=None, fallbacks=fallbacks, tunings={}, runs_triton=True)
+    found = SimpleNamespace(
+        trace=trace, whole=trace, update=None, fallbacks=fallbacks, tunings={}, runs_triton=True,
+        baseline=made.baseline, passes=made.passes,
+    )  # fmt: skip
     assert [isinstance(node.target, Kernel) for node in found.trace.ops] == [True, False, True]
     assert len({node.target for node in found.trace.ops}) == 2
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import programs
@@ -13,7 +14,9 @@ from tracefuse.errors import OptionError
 from tracefuse.measure import side_by_side
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.optimizers.costs.datasheets import TARGETS
-from tracefuse.widgets.payload.clock import DEFAULT, HERE
+from tracefuse.timeline.measurements import Measurements
+from tracefuse.variant import Variant
+from tracefuse.widgets.payload.clock import DEFAULT, HERE, Clocks
 from tracefuse.widgets.view.explorer import Explorer
 
 STEP_MS = {"captured": 8.0, "pinned": 9.0, "optimised": 5.0}
@@ -141,6 +144,24 @@ def test_the_cpu_is_a_choice_only_once_it_was_measured(explorer: Explorer) -> No
         explorer.show_times_of(HERE)
     explorer.measure()
     assert dict(clock(explorer)["choices"])[HERE] == "this CPU"
+
+
+def test_a_gpu_is_called_the_same_before_and_after_it_was_measured(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Variant, "runs_triton", True)
+    variant, gpu = explorer.variant, "NVIDIA H200"
+    monkeypatch.setitem(variant.program.environment, "device", gpu)
+    clocks = Clocks(Measurements())
+    before = clocks.clock(variant)
+    assert (before.chosen, before.device, before.times[1].kind) == (HERE, "H200", "modelled")
+    times = ProgramTiming("captured", one := {"step": estimate([8.0] * 8)}, one, 1.0)
+    timing = Timing(f"measured on {gpu}", (times, replace(times, name="optimised")), 8, 1, "test")
+    clocks.known.note_timing((variant.config, None), timing)
+    after = clocks.clock(variant)
+    assert (after.chosen, after.device, after.times[1].kind) == (HERE, "H200", "measured")
+    toggled = clocks.clock(variant.with_config(remat=None))
+    assert (toggled.device, [one.kind for one in toggled.times]) == ("H200", ["measured", "predicted"])
 
 
 def test_the_default_is_what_everything_is_priced_for(explorer: Explorer) -> None:

@@ -163,7 +163,8 @@ def test_any_configuration_can_be_what_before_is(explorer: Explorer) -> None:
     send(explorer, {"type": "configure", "changes": {"cat": False}})
     pinned = explorer.payload
     send(explorer, {"type": "pin"})
-    assert explorer.payload["baseline"] == {"is_pinned": True, "call": "c.optimize(cat=False, fuse=False)"}
+    said = {"is_pinned": True, "call": "c.optimize(cat=False, fuse=False)", "config": explorer.payload["config"]}
+    assert explorer.payload["baseline"] == said
     assert {line["diff"] for half in ("forward", "backward") for line in explorer.payload[half]["lines"]} == {" "}
     send(explorer, {"type": "configure", "changes": {"cat": True}})
     shown = explorer.payload

@@ -1,6 +1,6 @@
 // The Kernels tab: every kernel and library call of the step, beside what it stands for; unfolded, its parts, its source, its values.
 
-import { figure, formatBytes, formatTime, h, plural } from "../parts/dom.js";
+import { formatBytes, formatTime, h, plural } from "../parts/dom.js";
 import { chip, percent as shareOf } from "../parts/widgets.js";
 import { bandwidth, percent, resources, sourceBlock } from "./facts.js";
 import { computedBy, rowsOf, sorted } from "./rows.js";
@@ -67,7 +67,7 @@ export class KernelPanel {
     const none = config.fuse ? "No region of this trace became a Triton kernel; the decisions of the pass fuse say why." : "Switch fuse on to turn regions into Triton kernels.";
     const rows = sorted(rowsOf(payload), this.key, this.ascending);
     const peak = kernels.find((kernel) => kernel.peak_source)?.peak_source ?? payload.aten.find((one) => one.peak_source)?.peak_source;
-    const ran = payload.runs_triton || clock.chosen !== "here" ? "" : " A CPU runs a kernel's operators in its place: that is the time which is shown.";
+    const ran = runsKernels(payload) ? "" : " A CPU runs a kernel's operators in its place: that is the time which is shown.";
     return [
       ...(error ? [error] : []),
       ...(kernels.length === 0 ? [h("p", { class: "tf-note" }, none)] : []),
@@ -115,7 +115,7 @@ export class KernelPanel {
       fill();
     };
     const attributes = { "data-kernel-row": id, ...(library ? { "data-values": library.values.join(" ") } : {}), class: kernel ? null : "tf-library" };
-    return [h("tr", attributes, h("th", { scope: "row" }, button), ...figures(row, view.payload.clock)), more];
+    return [h("tr", attributes, h("th", { scope: "row" }, button), ...figures(row, view.payload)), more];
   }
 
   /** @param {KernelRecord} kernel @param {View} view */
@@ -162,8 +162,12 @@ function replaces({ replaces: found, calls, time_us: us, nbytes_read: read, nbyt
 const right = (content, more = "") => h("td", { class: `tf-right${more}` }, content);
 const time = (/** @type {number | null} */ us) => (us === null ? unknown() : formatTime(us));
 
-/** @param {Row} row @param {Clock} clock */
-function figures({ calls, nbytes, us, step, kind, bound, share, gain, kernel }, clock) {
+/** Whether the times are those of Triton's kernels: a CPU runs their operators, one by one, which is no gain and no loss. @param {Payload} payload */
+const runsKernels = ({ runs_triton: runsTriton, clock }) => runsTriton || clock.chosen !== "here";
+
+/** @param {Row} row @param {Payload} payload */
+function figures({ calls, nbytes, us, step, kind, bound, share, gain, kernel }, payload) {
+  const { clock } = payload;
   const hatched = kind === "predicted" ? " tf-hatched" : "";
   const found = kernel?.replaces;
   return [
@@ -174,7 +178,7 @@ function figures({ calls, nbytes, us, step, kind, bound, share, gain, kernel }, 
     right(formatBytes(nbytes)),
     h("td", null, bound ? `${bound}${share === null ? "" : ` ${percent(share)}`}` : unknown()),
     h("td", { class: "tf-instead", title: found ? found.ops.map(([name, count]) => `${name} ×${count}`).join(", ") : null }, found ? `${plural(found.launches, "op")}, ${formatTime(found.us)}` : ""),
-    right(gain === null ? "" : ratioOf(gain)),
+    right(gain === null || !runsKernels(payload) ? "" : ratioOf(gain)),
   ];
 }
 
@@ -182,7 +186,7 @@ function figures({ calls, nbytes, us, step, kind, bound, share, gain, kernel }, 
 function ratioOf(gain) {
   const mood = gain > 1 + SAME ? "better" : gain < 1 - SAME ? "worse" : "same";
   const title = mood === "worse" ? "slower than the ops that it stands for" : mood === "better" ? "faster than the ops that it stands for" : "as fast as the ops that it stands for";
-  return h("span", { class: `tf-pill tf-${mood}`, title }, `${mood === "worse" ? "▼ " : ""}${figure(gain)}×`);
+  return h("span", { class: `tf-pill tf-${mood}`, title }, `${mood === "worse" ? "▼ " : ""}${gain.toFixed(2)}×`);
 }
 
 /** @param {Row[]} rows @param {Clock} clock */
