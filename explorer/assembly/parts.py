@@ -79,7 +79,7 @@ class Parts:
         crossing = self._mark_update(mine, update)
         read = {a for n in graph.nodes if n.meta.get("phase") == "update" for a in n.all_input_nodes}
         read |= {one.node for one in update}
-        joint = [*self._further_results(joint, crossing, read), *joint]
+        joint += self._further_results(joint, crossing, read)
         joint.sort(key=lambda one: one.kind != "result")
         first = self._part("step", self._joint_inputs(mine, joint), joint, ("forward", "backward"))
         if not update:
