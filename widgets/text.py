@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from tracefuse.findings.finding import Bar, bars_text
+from tracefuse.findings.finding import SEVERITIES, Bar, bars_text
 from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.folding import OUTSIDE, grouped
@@ -79,13 +79,13 @@ def _tables(payload: dict[str, Any]) -> list[Table]:
 
 
 def _findings(payload: dict[str, Any]) -> list[str]:
-    """What makes the program slow as it ran, the parts of its time, what passes mend of it, and what replays of fixes said."""
+    """What makes the program slow as it ran, the gravest first: its line, the parts of its time, the fix, what passes mend of
+    it, and what replays of fixes said."""
     lines: list[str] = []
-    for one in payload["findings"]:
+    for one in sorted(payload["findings"], key=lambda one: SEVERITIES.index(one["severity"])):
         parts = bars_text([Bar(**bar) for bar in one["bars"]]) if one["bars"] else ""
-        lines += filter(
-            None, [f"{one['severity']}: {one['title']}; {one['worth']}", one["source"], parts, one["mended"]]
-        )
+        said = f"{one['severity']}: {one['title']} [{one['id']}]; {one['worth']}"
+        lines += filter(None, [said, one["source"], parts, f"fix: {one['fix']}", one["mended"]])
         lines += [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
     return lines
 

@@ -77,8 +77,9 @@ to see:
 Then that is shown, the last one if there are several, and nothing else is recorded. FILE{SESSION} is a session, which
 `--session` and `c.save(path)` write: it is shown with the times that were measured where it was saved, and nothing runs.
 
-The exit status is that of the script where it fails, 1 for an error that tracefuse explains, 2 for bad usage, and 3 where
-`--fail-on` finds what it names. A comment `# tracefuse: ignore[ID]` on a line hides the finding of that id there.
+The exit status is that of the script where it fails, 1 for an error that tracefuse explains and, behind the report, for a
+measurement that failed, 2 for bad usage, and 3 where `--fail-on` finds what it names. A comment `# tracefuse: ignore[ID]` on
+a line hides the finding of that id there.
 
 commands:
 {"".join(f"  tracefuse {name:<9}{one.help}{chr(10)}" for name, one in COMMANDS.items())}"""

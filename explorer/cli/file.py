@@ -67,17 +67,22 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> int:
     if chosen["measure"] and not is_session and not blocked:
         next_step("measuring the captured trace beside the optimised one")
         explorer.measure()
-        if error := explorer.status["error"]:
-            raise MeasureError(error["message"])
+    failed = explorer.status["error"]
     print(explorer, flush=True)
     if blocked and not is_session:
         _tell([f"nothing was measured: {blocked}"])
     found = variant.findings()
     _tell(filter(None, [ignored_text(found.ignored)]))
-    tried = [] if blocked else try_variants(variant, list(map(changes_of, chosen["try"])), budget_s=chosen["budget_s"])
+    tried = (
+        []
+        if blocked or failed
+        else try_variants(variant, list(map(changes_of, chosen["try"])), budget_s=chosen["budget_s"])
+    )
     for one in tried:
         print(one, flush=True)
     _write(explorer, chosen, tried)
+    if failed:  # what was captured is shown and written all the same
+        raise MeasureError(f"the measurement failed: {failed['message']}")
     return FOUND if _is_found(found, chosen["fail_on"]) else 0
 
 

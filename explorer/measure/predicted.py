@@ -3,8 +3,9 @@
     anchor    = a configuration that was measured: its trace, its ops as profiled, its whole step as timed
     Predictor(anchors, peaks, …)(trace)    the ops of any configuration of the same program
 
-An anchor's ops are scaled so that together they are the step that was timed. A configuration that was measured has its own
-times. In any other one
+An anchor's ops are scaled so that together they are the step that was timed. What was measured of ops that its trace does
+not have, as the copies of an update in place, counts for no op. A configuration that was measured has its own times. In any
+other one
 
     an op that the anchor most alike has too, by name and by key, keeps its time;
     an op whose key was measured elsewhere takes what that takes in the mean;
@@ -51,10 +52,12 @@ class Anchor:
 
     @cached_property
     def us(self) -> dict[str, float]:
-        """The ops' times as parts of the step."""
-        whole = self.times.step_us
+        """The times of the trace's own ops, as parts of the step."""
+        own = {node.name for node in self.trace.ops}
+        measured = {name: us for name, us in self.times.us.items() if name in own}
+        whole = sum(measured.values())
         scale = self.step_us / whole if self.step_us and whole else 1.0
-        return {name: scale * us for name, us in self.times.us.items()}
+        return {name: scale * us for name, us in measured.items()}
 
     @property
     def op_times(self) -> OpTimes:

@@ -174,7 +174,7 @@ class Clocks:
         replays = self.known.replays
         own = {config: found.op_times(at) for config, (found, at) in replays.items() if found.device == last.device}
         # Passes that were priced for another GPU then may have made another program of the same configuration.
-        own = {config: times for config, times in own.items() if _is_of(times, variant.under(config).whole)}
+        own = {config: times for config, times in own.items() if _is_of(times, variant.under(config))}
         if not own:
             return []
         anchors = [self._anchor(variant.under(config), times, timed.get(config)) for config, times in own.items()]
@@ -205,9 +205,9 @@ class Clocks:
         return self._anchors[key]
 
 
-def _is_of(times: OpTimes, trace: Trace) -> bool:
-    """Whether the times are of these ops."""
-    return times.us.keys() <= {node.name for node in trace.ops}
+def _is_of(times: OpTimes, variant: Variant) -> bool:
+    """Whether the times are of this variant's ops, of which a replay runs the update in place."""
+    return times.us.keys() <= {node.name for node in (*variant.whole.ops, *variant.whole_in_place.ops)}
 
 
 def steps(known: Measurements, shown: tuple[Config, Config | None] | None = None) -> dict[Config, float]:

@@ -18,7 +18,9 @@ from tracefuse.cli.command import main
 from tracefuse.cli.script import run_script
 from tracefuse.config.configuration import Config
 from tracefuse.errors import CaptureError, SessionError
+from tracefuse.findings.finding import SEVERITIES
 from tracefuse.recorded import RecordedCapture
+from tracefuse.variant import Variant
 from tracefuse.widgets.view.report import VERSION
 
 STEP = """\
@@ -229,6 +231,59 @@ def test_a_loop_that_marks_no_step_is_told_how(tmp_path: Path, capsys: pytest.Ca
     assert remark.endswith("put one of them into `with tracefuse.capture():` to see that step")
     assert main([written(tmp_path, STEP), "--no-measure"]) == 0
     assert "backwards" not in capsys.readouterr().err
+
+
+TRAINED = """\
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(5, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_step_whose_optimizer_is_not_fused_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its update is replayed in place, by ops that the priced trace does not have."""
+    with tracefuse.capture_step(n=1) as c:
+        exec(compile(TRAINED, "train", "exec"), {"__name__": "__main__"})
+    variant = c.optimize()
+    assert {n.name for n in variant.whole_in_place.ops} - {n.name for n in variant.whole.ops}
+    assert main([written(tmp_path, TRAINED), *QUICK]) == 0
+    assert "measured on CPU" in capsys.readouterr().out
+
+
+def test_findings_are_printed_with_their_fixes_the_gravest_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([written(tmp_path, TRAINED), "--no-measure"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = [at for at, line in enumerate(lines) if re.match(r"(high|medium|low): .* \[[a-z0-9-]+\]", line)]
+    severities = [SEVERITIES.index(lines[at].partition(":")[0]) for at in heads]
+    assert len(heads) > 2
+    assert severities == sorted(severities)
+    assert len(set(severities)) > 1
+    for at in heads:
+        assert "train.py:" in lines[at + 1]
+        assert lines[at + 2].startswith("fix: ")
+
+
+def test_a_measurement_that_fails_leaves_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("an op")
+
+    monkeypatch.setattr(Variant, "measure", fails)
+    page = tmp_path / "page.html"
+    assert main([written(tmp_path, STEP), *QUICK, "--html", str(page)]) == 1
+    said = capsys.readouterr()
+    assert "times: not measured" in said.out
+    assert page.is_file()
+    assert "the measurement failed: " in said.err
+    assert "an op" in said.err
 
 
 def test_a_script_that_is_no_step_says_why_it_is_not_measured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import programs
@@ -144,3 +145,12 @@ def test_the_record_says_how_far_predictions_were_off() -> None:
     assert typical_error({}) is None
     assert typical_error({1: one, 2: other}) == pytest.approx(0.06)
     assert typical_error({1: one, 2: other, 3: third}) == pytest.approx(0.1)
+
+
+def test_what_was_measured_of_ops_that_the_trace_does_not_have_is_no_ops_time() -> None:
+    """A replay writes the update in place, with copies that no trace is priced with."""
+    trace, times = variant().whole, profiled(variant().whole)
+    more = replace(times, us={**times.us, "_foreach_copy__default": 5.0})
+    found = predictor(Anchor(trace, more, 5e3))(trace)
+    assert found.us.keys() == times.us.keys()
+    assert found.step_us == pytest.approx(5e3, rel=1e-12)

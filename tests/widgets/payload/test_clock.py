@@ -125,6 +125,20 @@ def test_a_profile_that_was_cancelled_leaves_the_timed_step(explorer: Explorer) 
     check_sums(explorer.payload)
 
 
+def test_the_profile_of_an_update_in_place_gives_the_times_of_its_trace() -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with tracefuse.capture() as c:
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    explorer = Explorer(c.optimize(), budget_s=0.05)
+    explorer.measure()
+    assert explorer.status["error"] is None
+    explorer.show_times_of(HERE)
+    assert (clock(explorer)["kinds"], clock(explorer)["predicted"]) == (["measured", "measured"], [])
+    check_sums(explorer.payload)
+
+
 def test_a_prediction_is_kept_beside_what_was_measured_later(explorer: Explorer) -> None:
     explorer.measure()
     explorer.show_times_of(HERE)
