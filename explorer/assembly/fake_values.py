@@ -12,9 +12,14 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tracefuse.assembly.functional import Built, Results, emit
+from tracefuse.assembly.refusals import where
+from tracefuse.assembly.through_views import LAID, OF
+from tracefuse.errors import CaptureError
 from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.fakes.made import fake_tensor
 from tracefuse.optimizers.ops import is_view
+from tracefuse.optimizers.passes import OUT_OF_MEMORY
+from tracefuse.optimizers.trace import origin
 from tracefuse.recording.calls import Call, Value
 
 aten = torch.ops.aten
@@ -34,10 +39,40 @@ def _propagate(built: Built, mode: FakeTensorMode, inputs: Sequence[torch.Tensor
         if node.op == "placeholder":
             node.meta["val"] = mode.from_tensor(next(given).detach(), static_shapes=True)
         elif node.op == "call_function":
-            node.meta["val"] = _fake_value(mode, node)
-            wanted = node.meta.pop("dtype", None)
+            node.meta["val"] = _typed(mode, node)
+            wanted, laid = node.meta.pop("dtype", None), node.meta.pop(LAID, None)
             if wanted is not None and node.meta["val"].dtype != wanted:
+                node.meta[LAID] = laid
                 _cast_after(built, node, wanted)
+            elif laid is not None:
+                _lay_as(built, node, laid)
+
+
+def _typed(mode: FakeTensorMode, node: fx.Node) -> Any:
+    """The node's fake value. Raises `CaptureError` with the op and the line where it has none in the trace."""
+    line = f"{node.target}{where(origin(node).source)}"
+    of = node.meta.pop(OF, None)
+    if node.target is aten.as_strided.default and of is not None and not lies_as(node.args[0].meta["val"], of):  # type: ignore[union-attr]
+        raise CaptureError(
+            f"{line} counts on where its tensor lies in memory, and in a trace that lies elsewhere. Take the view by indexing "
+            "(`x[...]`, `x.diagonal()`), or of a copy made in the program (`x.clone()`)."
+        )
+    try:
+        return _fake_value(mode, node)
+    except OUT_OF_MEMORY:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise CaptureError(
+            f"torch cannot tell what {line} yields in a trace ({said}). Write it without in-place updates of views, or "
+            "capture a smaller piece."
+        ) from error
+
+
+def lies_as(tensor: torch.Tensor, value: Value) -> bool:
+    """Whether a tensor lies in its memory as the recorded value did, but for dimensions of one element."""
+    steps = zip(value.shape, tensor.stride(), value.stride, strict=True)
+    return tensor.storage_offset() == value.offset and all(size == 1 or now == was for size, now, was in steps)
 
 
 def alone(call: Call) -> fx.Node:
@@ -70,10 +105,11 @@ def _fake_value(mode: FakeTensorMode, node: fx.Node) -> Any:
     layouts = _recorded_layouts(node)
     try:
         value = yields(mode, node.target, args, kwargs)  # type: ignore[arg-type]
-    except Exception:
-        if all(layout is None for layout in layouts):
+    except RuntimeError:
+        if is_view(node) or all(layout is None for layout in layouts):
             raise
-        # No shape function, or one that needs the data (nonzero): what was recorded is all there is to know.
+        # No shape function, or one that needs the data (nonzero) or takes less than the op does: what was recorded is all
+        # there is to know.
         made = tuple(_made(mode, layout) for layout in layouts)
         return made if len(made) > 1 else made[0]
     if is_view(node) or not layouts:
@@ -116,6 +152,26 @@ def _cast_after(built: Built, node: fx.Node, wanted: torch.dtype) -> None:
     """In-place ops keep their tensor's dtype, their twins promote: cast back. The cast's own value is propagated next."""
     with node.graph.inserting_after(node):
         cast = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": wanted})
-    cast.meta["custom"] = dict(node.meta["custom"])
+    cast.meta |= {"custom": dict(node.meta["custom"]), LAID: node.meta.pop(LAID, None)}
     node.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
     built.rename(node, cast)
+
+
+def _lay_as(built: Built, node: fx.Node, value: Value) -> None:
+    """An in-place op leaves its tensor where it lies, its twin may yield another order of the dimensions in memory: put the
+    recorded one back, without gaps. The nodes' own values are propagated next."""
+    dims = range(len(value.shape))
+    order = sorted(dims, key=lambda dim: -value.stride[dim])
+    fake = node.meta["val"].permute(order)
+    if fake.is_contiguous():
+        return
+    with node.graph.inserting_after(node):
+        turned = node.graph.call_function(aten.permute.default, (node, order))
+    with node.graph.inserting_after(turned):
+        clone = node.graph.call_function(aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+    with node.graph.inserting_after(clone):
+        laid = node.graph.call_function(aten.permute.default, (clone, [order.index(dim) for dim in dims]))
+    for made in (turned, clone, laid):
+        made.meta["custom"] = dict(node.meta["custom"])
+    node.replace_all_uses_with(laid, delete_user_cb=lambda user: user is not turned)
+    built.rename(node, laid)

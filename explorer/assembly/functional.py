@@ -21,7 +21,7 @@ from tracefuse.assembly.default_dtype import implied_dtype, state_dtype
 from tracefuse.assembly.in_place import Lifetimes, arguments_of, functional_twin
 from tracefuse.assembly.names import assigned_names
 from tracefuse.assembly.refusals import where
-from tracefuse.assembly.through_views import Emit, Renaming
+from tracefuse.assembly.through_views import LAID, OF, Emit, Renaming
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
 from tracefuse.optimizers.trace import NOWHERE, set_origin
@@ -127,6 +127,8 @@ def emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ())
     args, kwargs = (_on_nodes(built, call, part) for part in arguments_of(call, func))
     node = built.graph.create_node("call_function", func, args, kwargs, _plain_name(func))
     set_origin(node, call.origin)
+    if func is call.func and isinstance(first := next(iter(call.args), None), Value):
+        node.meta[OF] = first
     outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
     values = tuple(map(_results, outs))
     node.meta["custom"]["recorded"] = Recorded(
@@ -260,6 +262,7 @@ def _new_contents(built: Built, call: Call, node: fx.Node, first: int) -> Iterat
 def _overwrite(built: Built, families: dict[Value, list[Value]], written: Value, node: fx.Node) -> None:
     """From now on `node` is what `written`, and every value of the very same layout in its memory, holds."""
     node.meta["dtype"] = written.dtype
+    node.meta[LAID] = written if written.base in built.renaming.laid else None
     for value in families[written.base]:
         if value in built.nodes and value.same_layout(written):
             if value in built.placeholders:
@@ -272,7 +275,9 @@ def _write_through(built: Built, call: Call, written: Value, new: fx.Node) -> No
     """From now on `new` is what `written` holds, and what it is a view of holds it too."""
     new.meta["dtype"] = written.dtype
     base, renaming = written.base, built.renaming
+    new.meta[LAID] = written if base in renaming.laid else None
     node = renaming.written(written, new, built.nodes, built.emitting(call))
+    node.meta[LAID] = base if base in renaming.laid else None
     if base in built.placeholders:
         built.mutated[base] = node
     built.history.setdefault(base, [built.nodes[base]]).append(node)

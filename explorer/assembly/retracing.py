@@ -4,7 +4,8 @@ It is traced on fake tensors. Where these cannot follow, since a shape depends o
 sequence) or an operator has no shape function, it is run once more on the captured inputs, of which those that it overwrites
 are copied, and draws the numbers that it drew.
 
-Private names, seen on torch 2.11, 2.13 and 2.15: `torch._subclasses.fake_tensor`.
+Private names, seen on torch 2.11, 2.13 and 2.15: `torch._subclasses.fake_tensor`; on 2.13: `torch._is_functional_tensor`,
+`torch._sync`, `torch._from_functional_tensor`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from tracefuse.assembly.draws import draw_from
-from tracefuse.assembly.fake_values import without_tracebacks
+from tracefuse.assembly.fake_values import lies_as, without_tracebacks
 from tracefuse.assembly.functional import Built
 from tracefuse.assembly.in_place import functional_twin
 from tracefuse.assembly.refusals import where
+from tracefuse.assembly.through_views import OF
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.ops import is_mutable
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
@@ -121,14 +123,38 @@ class _Redrawing(fx.Interpreter):
         return super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        state = origin(self.at).rng
+        state, of = origin(self.at).rng, self.at.meta.get(OF)
+        if of is not None and target is aten.as_strided.default:
+            _check_strided(self.at, args[0], of)
         if state is not None:
+            if of is not None and target is aten.bernoulli_.float:
+                return _drawn_in_order(self._rng_states[state], args, kwargs, of)
             return draw_from(self._rng_states[state], target, args, kwargs)
         if (promoted := _promoted(self.at, args, kwargs)) is not None:
             return args[0].copy_(promoted)
         found = super().call_function(target, args, kwargs)
         kept = self.at.meta.get("dtype", getattr(found, "dtype", None))  # of a twin that stands for an in-place op
         return found if kept == getattr(found, "dtype", None) else found.to(kept)
+
+
+def _check_strided(node: fx.Node, tensor: torch.Tensor, of: Value) -> None:
+    """Raises `CaptureError` where a strided view of `tensor`, which stands for `of`, would not be what it was in the run, or a
+    write to it would be lost: torch's functional form keeps what lies in `of` only."""
+    if torch._is_functional_tensor(tensor):
+        torch._sync(tensor)
+        tensor = torch._from_functional_tensor(tensor)
+    out = node.meta["custom"]["recorded"].values[0]
+    (start, end), (first, last) = out.extent, of.extent
+    if not lies_as(tensor, of) or start < first or last < end:
+        raise CaptureError(f"{_described(node)} counts on where its tensor lies in memory.")
+
+
+def _drawn_in_order(state: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], of: Value) -> torch.Tensor:
+    """`bernoulli_` draws in the order of its tensor's memory, which was that of `of`, and torch's functional form in that of
+    the dimensions."""
+    order = sorted(range(len(of.shape)), key=lambda dim: -of.stride[dim])
+    draw_from(state, aten.bernoulli_.float, (args[0].permute(order), *args[1:]), kwargs)
+    return args[0]
 
 
 def _promoted(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:

@@ -16,16 +16,31 @@ Source: `FunctionalInverses.cpp` and `FunctionalStorageImpl.cpp` of torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.in_place import Lifetimes, functional_twin
+from tracefuse.optimizers.facts import is_dense
 from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value
 
 aten = torch.ops.aten
+
+OF = "of"
+"""`node.meta[OF]` is the value that a recorded op takes first: a strided view counts on lying in memory as that did."""
+LAID = "laid"
+"""`node.meta[LAID]` is a value that the node holds in its place, and whose layout its views count on; or it is None."""
+
+_BOUND = {
+    aten.as_strided.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.view.dtype,
+    aten.view_as_complex.default,
+}
+"""Views that not every layout has, or that show other elements of another layout."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,7 @@ class Renaming:
     """The families that are renamed. `seen` are the positions of all writes that another value shows to a later reader.
 
     `held` has the version of its base that each value's node was taken of; `versions` are how often each base was written.
+    `laid` are the bases of which views are taken that count on the layout, `strided` those among them that `as_strided` reads.
     """
 
     seen: set[int] = field(default_factory=set)
@@ -56,6 +72,8 @@ class Renaming:
     steps: dict[Value, Step] = field(default_factory=dict)
     versions: dict[Value, int] = field(default_factory=dict)
     held: dict[Value, int] = field(default_factory=dict)
+    laid: set[Value] = field(default_factory=set)
+    strided: set[Value] = field(default_factory=set)
 
     @classmethod
     def of(cls, recording: Recording, lifetimes: Lifetimes) -> Renaming:
@@ -72,9 +90,16 @@ class Renaming:
             found._note_views(call)
         if not all(found._can_rename(base, writes[base], lifetimes) for base in found.bases):
             found.bases = set()
+        else:
+            found.bases |= {b for b in found.strided & writes.keys() if found._can_rename(b, writes[b], lifetimes)}
         return found
 
     def _note_views(self, call: Call) -> None:
+        if call.func in _BOUND:
+            self.laid |= {value.base for value in call.reads()}
+        if call.func is aten.as_strided.default:
+            self._note_strided(call)
+            return
         outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
         for index, out in enumerate(outs):
             if not isinstance(out, Value) or out.base is out or out in self.steps:
@@ -85,9 +110,22 @@ class Renaming:
                 only = isinstance(call.outs, Value)
                 self.steps[out] = Step(parent) if is_detached else Step(parent, call, None if only else index)
 
+    def _note_strided(self, call: Call) -> None:
+        """A strided view is one of the base, whatever it was taken of: it may show more than that does."""
+        out = call.outs
+        self.strided.add(out.base)
+        if out.base is out or out in self.steps:
+            return
+        size, stride = out.shape, out.stride
+        self.steps[out] = Step(
+            out.base, replace(call, args=(out.base, list(size), list(stride), out.offset), kwargs={})
+        )
+
     def _can_rename(self, base: Value, writes: Sequence[Call], lifetimes: Lifetimes) -> bool:
         family = lifetimes.families[base]
         if any(value is not base for value in lifetimes.inputs_of(base.memory)) or base not in family:
+            return False
+        if base in self.strided and not all(_lies_within(value, base) for value in family):
             return False
         return all(value is base or value in self.steps for value in family) and all(map(self._can_write, writes))
 
@@ -139,6 +177,13 @@ class Renaming:
         return new
 
 
+def _lies_within(value: Value, base: Value) -> bool:
+    """Whether strided views of `base`, which starts its memory and fills it, have all that `value` shows."""
+    (start, end), (first, last) = value.extent, base.extent
+    starts_it = base.offset == 0 and is_dense(base.shape, base.stride)
+    return starts_it and value.dtype == base.dtype and first <= start and end <= last
+
+
 def _stays(call: Call, written: Sequence[Value]) -> bool:
     """Whether a write cannot be renamed at all: it has no twin, or writes twice to one memory."""
     return functional_twin(call.func) is None or len({value.base for value in written}) < len(written)
@@ -153,6 +198,7 @@ def _forward(step: Step, of: fx.Node, emit: Emit) -> fx.Node:
         return of
     _, *rest = step.call.args
     node = emit(step.call.func, of, *rest, **step.call.kwargs)
+    node.meta[OF] = step.parent
     return node if step.index is None else emit(None, node, step.index)
 
 
@@ -172,6 +218,14 @@ def _same_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
     """A transposition is its own inverse."""
     assert step.call is not None
     return emit(step.call.func, new, *step.call.args[1:])
+
+
+def _conjugated_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    return emit(aten._conj_physical.default, new)
+
+
+def _negated_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    return emit(aten.neg.default, new)
 
 
 def _permuted_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
@@ -233,6 +287,8 @@ _BACK: dict[Any, Callable[[Step, fx.Node, fx.Node, Emit], fx.Node]] = {
     aten.t.default: _same_back,
     aten.transpose.int: _same_back,
     aten.permute.default: _permuted_back,
+    aten._conj.default: _conjugated_back,
+    aten._neg_view.default: _negated_back,
     aten.unsqueeze.default: _squeezed_back,
     aten.squeeze.dim: _unsqueezed_back,
 }

@@ -27,7 +27,8 @@ BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, at
 
 
 class Value:
-    """One tensor that the program met: its layout when first seen, and the value whose memory it views (`base`)."""
+    """One tensor that the program met: its layout when first seen, and the value whose memory it views (`base`). `lazy` says
+    whether its elements are read as the conjugates of what the memory holds, and whether as the negatives."""
 
     __slots__ = (
         "_base",
@@ -36,6 +37,7 @@ class Value:
         "dtype",
         "index",
         "kind",
+        "lazy",
         "memory",
         "offset",
         "requires_grad",
@@ -50,8 +52,9 @@ class Value:
         self.memory = memory
         if kind is None:
             self.shape, self.stride, self.offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+            self.lazy = tensor.is_conj(), tensor.is_neg()
         else:
-            self.shape, self.stride, self.offset = (), (), 0
+            self.shape, self.stride, self.offset, self.lazy = (), (), 0, (False, False)
         self.dtype, self.device, self.requires_grad = tensor.dtype, tensor.device, tensor.requires_grad
         self._base: Value | None = None
         self._extent: tuple[int, int] | None = None
@@ -63,7 +66,7 @@ class Value:
         """A plain value that no tensor was met for, of the dtype and on the device of `like`."""
         new = cls.__new__(cls)
         new.index, new.kind, new.memory = index, None, memory
-        new.shape, new.stride, new.offset = shape, stride, offset
+        new.shape, new.stride, new.offset, new.lazy = shape, stride, offset, (False, False)
         new.dtype, new.device, new.requires_grad = like.dtype, like.device, False
         new._base = new._extent = None
         return new
@@ -79,7 +82,8 @@ class Value:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        return self.shape, self.stride, self.offset, self.dtype
+        """Where its elements lie, and how they are read: `layout_of` says the same of a tensor."""
+        return self.shape, self.stride, self.offset, self.dtype, self.lazy
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -119,6 +123,12 @@ def kind_of(tensor: torch.Tensor) -> str | None:
         return "uninitialised"
     runs_operators = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     return kind.__name__ if runs_operators and kind is not FakeTensor else None  # of fake ones nothing real is computed
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What `Value.layout` is of a value for a plain dense tensor."""
+    lazy = tensor.is_conj(), tensor.is_neg()
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, lazy
 
 
 def is_in_engine() -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from tracefuse.distributed.sharded import local_of
-from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, is_leaf, kind_of
+from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, is_leaf, kind_of, layout_of
 from tracefuse.recording.frames import user_source
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class Memories:
         """A value that lies in `memory` as this tensor does in its own."""
         if memory is None or memory not in self._values or kind_of(tensor) is not None:
             return None
-        layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        layout = layout_of(tensor)
         found = [self._values[memory], *self._further.get(memory, ())]
         return next((value for value in found if value.layout == layout), None)
 
@@ -212,7 +212,7 @@ class Identities:
         same = self.memories.find(tensor)
         if same is not None or memory not in self._external_storage:
             return same
-        layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        layout = layout_of(tensor)
         recording = self.recording
         made = (value for call in reversed(recording.calls) for value in call.out_values())
         known = itertools.chain(recording.externals, made)
