@@ -17,6 +17,8 @@ def whole_step(inputs, operands, cotangents):
     del outputs, kept
     found = backward(boxed)
     operands = list(operands)
+    for place, at in GIVEN.items():
+        operands[place] = inputs[at]
     for place in WANTED_OLD:
         operands[place] = operands[place].clone()
     for tensor, new in written:
@@ -50,17 +52,19 @@ class TrainingStep:
 
     def bind(self):
         """Find the tensors of the model and of the optimizer; ValueError where one has another shape than captured."""
-        tensors, self.groups = self.bound.tensors(), self.bound.groups()
+        self.groups = self.bound.groups()
         self.follow_options()
+        tensors = self.bound.tensors()
         self.rates = [
             (tensors[name], group) for name, (optimizer, at) in RATES.items() if (group := self.groups[optimizer][at])
         ]
         rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
-        own = [(name, source, *row) for i, (name, source, _, *row) in enumerate(UPDATED) if i not in HANDED]
+        given = {*HANDED, *GIVEN}
+        own = [(name, source, *row) for i, (name, source, _, *row) in enumerate(UPDATED) if i not in given]
         for name, source, shape, stride, dtype in (*rows, *own):
             fits(tensors[name], source, shape, stride, dtype)
         self.tensors = [None if i in DATA else tensors[row[0]] for i, row in enumerate(INPUTS)]
-        self.operands = [None if i in HANDED else tensors[row[0]] for i, row in enumerate(UPDATED)]
+        self.operands = [None if i in given else tensors[row[0]] for i, row in enumerate(UPDATED)]
         self.places = [(t, t.data_ptr()) for t in (*self.tensors, *self.operands) if t is not None]
 
     def is_bound(self):
@@ -70,6 +74,10 @@ class TrainingStep:
     def follow_options(self):
         """ValueError where an option of the optimizer, which the program computes with, is not what it was."""
         for groups, (name, captured) in zip(self.groups, OPTIMIZERS, strict=True):
+            if len(groups) != len(captured):
+                raise ValueError(
+                    f"{name} has {len(groups)} parameter groups, and the step was captured with {len(captured)}: capture it again"
+                )
             for at, (group, options) in enumerate(zip(groups, captured, strict=True)):
                 for key, value in options.items():
                     if group[key] != value:
@@ -152,7 +160,7 @@ class Bound:
             named |= dict(model.named_buffers(remove_duplicate=False))
             named |= dict(model.named_parameters(remove_duplicate=False))
         rows = [(name, source, KINDS[name]) for i, (name, source, *_) in enumerate(INPUTS) if i not in DATA]
-        rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED]
+        rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED and i not in GIVEN]
         return {name: self.found(named, name, source, kind) for name, source, kind in rows}
 
     def found(self, named, name, source, kind):

@@ -18,6 +18,7 @@ from whole_step_loops import (
     AveragedBuffers,
     AveragedByHand,
     AveragedOneByOne,
+    Centralised,
     Closure,
     Counted,
     Decayed,
@@ -29,6 +30,7 @@ from whole_step_loops import (
     Scaled,
     TwoOptimizers,
     Unused,
+    Weighed,
     ZeroedAfterwards,
     ZeroedInPlace,
     ZeroedInPlaceAfterwards,
@@ -39,6 +41,7 @@ HOLDS = [
     Averaged, AveragedOneByOne, AveragedBuffers, Mean, AveragedByHand, ZeroedInPlace, ZeroedAfterwards,
     ZeroedInPlaceAfterwards, NeverZeroed, Decayed, Accumulated, AccumulatedInPlace, AccumulatedAfterwards,
     AccumulatedForever, Groups, Unused, TwoOptimizers, MuonAndSGD, Adversaries, Closure, Scaled, Counted,
+    Centralised, Weighed,
 ]  # fmt: skip
 
 
