@@ -80,8 +80,7 @@ class UpdateHooks:
                 recording.gradients[leaf] = gradient
 
     def _is_made_of_it(self, leaf: Value, gradient: Value) -> bool:
-        """Whether the program made `gradient` of what autograd left of the leaf, which stays the backward's: what follows is the
-        update's."""
+        """Whether the program made `gradient` of what autograd left of the leaf: the latter stays the backward's result."""
         calls, left = self._taker.recording.calls, self._taker.recording.gradients.get(leaf)
         if left is None or left is gradient:
             return False

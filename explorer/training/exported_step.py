@@ -76,7 +76,8 @@ class TrainingStep:
         for groups, (name, captured) in zip(self.groups, OPTIMIZERS, strict=True):
             if len(groups) != len(captured):
                 raise ValueError(
-                    f"{name} has {len(groups)} parameter groups, and the step was captured with {len(captured)}: capture it again"
+                    f"{name} has {len(groups)} parameter groups, and the step was captured with {len(captured)}: "
+                    "capture it again"
                 )
             for at, (group, options) in enumerate(zip(groups, captured, strict=True)):
                 for key, value in options.items():

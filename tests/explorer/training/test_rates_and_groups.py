@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import optim
-from whole_step_loops import NEAR, Loop, captured, data_of
+from whole_step_loops import Loop, captured, data_of
 
 
 def test_a_group_that_was_added_is_refused_by_number() -> None:
