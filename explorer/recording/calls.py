@@ -244,7 +244,8 @@ class Guard:
 @dataclass(eq=False)
 class Update:
     """One call of an optimizer's `step`: the positions of the calls that it ran, its line, of each tensor that the
-    optimizer keeps the name and the parameter that it is kept for, and of each of its groups the options and parameters."""
+    optimizer keeps the name and the parameter that it is kept for, of each of its groups the options and parameters, and of
+    each learning rate that is a tensor the groups that have it."""
 
     optimizer: weakref.ref[torch.optim.Optimizer]
     kind: str
@@ -253,6 +254,7 @@ class Update:
     source: Source | None = None
     state: dict[Value, tuple[str, Value | None]] = field(default_factory=dict)
     groups: list[tuple[dict[str, Any], list[Value]]] = field(default_factory=list)
+    rates: dict[Value, list[int]] = field(default_factory=dict)
 
 
 @dataclass

@@ -101,6 +101,10 @@ class UpdateHooks:
             value, owner = value_of(tensor), None if parameter is None else value_of(parameter)
             if value is not None:
                 found.state[value] = key, owner
+        for at, group in enumerate(optimizer.param_groups):
+            value = value_of(rate) if isinstance(rate := group.get("lr"), torch.Tensor) else None
+            if value is not None:
+                found.rates.setdefault(value, []).append(at)
         recording.updates.append(found)
 
 

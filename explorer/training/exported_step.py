@@ -88,7 +88,19 @@ class TrainingStep:
                         )
 
     def follow_rates(self):
-        """Write the learning rates that the optimizers have now where the program reads them."""
+        """Write the learning rates that the optimizers have now where the program reads them; ValueError where groups that had
+        one tensor as theirs have different ones now."""
+        for name, places in SHARED_RATES.items():
+            rates = [self.groups[optimizer][at]["lr"] for optimizer, at in places]
+            if any(rate is not rates[0] for rate in rates):
+                dtype = next(row[5] for row in UPDATED if row[0] == name)
+                if len({torch.tensor(float(rate), dtype=dtype).item() for rate in rates}) > 1:
+                    groups = " and ".join(f"{OPTIMIZERS[of][0]}.param_groups[{at}]" for of, at in places)
+                    raise ValueError(
+                        f"{groups} had one tensor as their lr when the step was captured, and have "
+                        f"{', '.join(f'{float(rate):g}' for rate in rates)} now: give them the same, or make the optimizer "
+                        "with a tensor for each and capture the step again"
+                    )
         for tensor, group in self.rates:
             rate = group["lr"]
             if rate is not tensor:

@@ -105,6 +105,15 @@ def rates_of(update: CapturedProgram) -> dict[str, tuple[int, int]]:
     return found
 
 
+def _shared(update: CapturedProgram, rates: Mapping[str, tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
+    """All groups of a learning rate that is one tensor of several: which optimizer, which group."""
+    of = {
+        name: [(at, group) for at, step in enumerate(optimizers_of(update)) for group in step.rates.get(name, ())]
+        for name in rates
+    }
+    return {name: places for name, places in of.items() if len(places) > 1}
+
+
 def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterator[str]:
     """What the runtime reads: `program` is the captured update, `update` what the passes made of it."""
     captured = joint.program
@@ -134,6 +143,7 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"CHANGED = {_labels(update)!r}  # what update returns"
     yield f"CAPTURED_CHANGED = {_labels(program.trace)!r}"
     yield f"RATES = {rates!r}  # learning rates: which optimizer, which of its groups"
+    yield f"SHARED_RATES = {_shared(program, rates)!r}  # those that several groups have"
     devices = {p.name: str(val(p).device) for p in update.placeholders if p.name in rates}
     yield f"RATE_DEVICES = {devices!r}"
     yield f"OPTIMIZERS = {_options(program, rates)}"
