@@ -22,6 +22,7 @@ from whole_step_loops import (
     Closure,
     Counted,
     Decayed,
+    DoubledData,
     Groups,
     Loop,
     Mean,
@@ -41,7 +42,7 @@ HOLDS = [
     Averaged, AveragedOneByOne, AveragedBuffers, Mean, AveragedByHand, ZeroedInPlace, ZeroedAfterwards,
     ZeroedInPlaceAfterwards, NeverZeroed, Decayed, Accumulated, AccumulatedInPlace, AccumulatedAfterwards,
     AccumulatedForever, Groups, Unused, TwoOptimizers, MuonAndSGD, Adversaries, Closure, Scaled, Counted,
-    Centralised, Weighed,
+    Centralised, DoubledData, Weighed,
 ]  # fmt: skip
 
 
