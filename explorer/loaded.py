@@ -78,7 +78,8 @@ class LoadedCapture(Capture):
             self._trace,
             self._inputs,
             guards=tuple(
-                Guard(one.op, one.value, one.source, one.in_optimizer, one.in_update) for one in captured.guards
+                Guard(one.op, one.value, one.source, one.in_optimizer, one.in_update, one.decides)
+                for one in captured.guards
             ),
             **{name: getattr(captured, name) for name in SHARED},
         )

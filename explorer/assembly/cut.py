@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from tracefuse.assembly.accumulation import only_sum
@@ -21,7 +22,9 @@ from tracefuse.assembly.draws import is_in_engine
 from tracefuse.assembly.functional import Built
 from tracefuse.assembly.refusals import where
 from tracefuse.optimizers.trace import origin
-from tracefuse.recording.calls import Guard, Recording, Value
+from tracefuse.recording.calls import Guard, Recording, Value, values_in
+
+_FINITE = {torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default}
 
 _NOT_CUT = {"LBFGS": "evaluates the loss as often as it likes within one step"}
 
@@ -150,14 +153,40 @@ def _gradients(built: Built, recording: Recording, late: set[fx.Node]) -> dict[V
     return found
 
 
+def _deciding(recording: Recording) -> set[Value]:
+    """What an update outside of `step` may be made for: whether gradients are finite, as a scaler computes it, and counts,
+    which are tensors of outside that the program raises by what depends on no forward and no backward, and what is computed
+    of these alone. A loss, a norm or an average of them is none, and is read to be logged."""
+    measured: set[Value] = set()
+    found: set[Value] = set()
+    counting = []
+    for call in recording.calls:
+        reads, made = call.reads(), [*call.out_values(), *call.writes()]
+        in_model = call.in_engine or (call.origin.module_type and not call.in_optimizer)
+        if call.func in _FINITE:
+            found |= {value.base for value in values_in(call.args[1])}
+        elif in_model or any(value.requires_grad or value.base in measured for value in reads):
+            measured |= {value.base for value in made}
+        else:
+            counting.append(call)
+    outside = {value.base for value in recording.externals}
+    found |= {value.base for call in counting for value in call.writes() if value.base in outside}
+    for call in counting:
+        if any(value.base in found for value in call.reads()):
+            found |= {value.base for value in call.out_values()}
+    return found - measured
+
+
 def guards_of(recording: Recording, is_cut: bool) -> Iterator[Guard]:
     """The Python values that the program took from tensors; where it is cut, those of the update are what an optimizer read
     and, outside of autograd's engine, what was computed from what either of the two left."""
     late: set[Value] = set()
+    deciding = _deciding(recording)
     for call in recording.calls:
         is_late = call.in_optimizer or (not call.in_engine and any(value.base in late for value in call.reads()))
         made = [*call.out_values(), *call.writes()]
         if not made:
-            yield Guard(str(call.func), call.outs, call.origin.source, call.in_optimizer, is_cut and is_late)
+            decides = call.in_optimizer or any(value.base in deciding for value in call.reads())
+            yield Guard(str(call.func), call.outs, call.origin.source, call.in_optimizer, is_cut and is_late, decides)
         elif is_late or call.in_engine:
             late.update(value.base for value in made)

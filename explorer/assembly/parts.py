@@ -158,11 +158,14 @@ class Parts:
         return [n for n in dict.fromkeys((*read, *wanted, *of)) if n.op == "call_function" and n in mine]
 
     def _read_by(self, nodes: Collection[fx.Node], wanted: Iterable[_Wanted]) -> list[Value]:
-        """The externals that a part reads or gives a new value or a gradient, by what they are."""
+        """The externals that a part reads or gives a new value or a gradient, by what they are; data in the order of the calls
+        that it was given to."""
         named = {one.of for one in wanted if isinstance(one.of, Value)}
         found = [value for value, node in self._built.placeholders.items() if node in nodes or value in named]
         found = [value for value in found if self._built.placeholders[value] not in self._cotangents]
-        return sorted(found, key=lambda value: _KINDS.index(self._roles.sources[value][0]))
+        found = sorted(found, key=lambda value: _KINDS.index(self._roles.sources[value][0]))
+        places = iter([value for value in self._roles.data if value in found])
+        return [next(places) if value in self._roles.data else value for value in found]
 
     # --- the traces ---
 

@@ -44,8 +44,8 @@ class Stepped:
     """One call of an optimizer's `step`, by the names of the update's inputs.
 
     `name` is the optimizer's variable, `kind` its class, `source` the line of its call. `state` says which key and
-    parameter each tensor of its state is, with None for one of its groups. `groups` has of each group the options as they were
-    and `group_of` that of each parameter.
+    parameter each tensor of its state is, with None for one of its groups. `groups` has of each group the options as they
+    were, `group_of` that of each parameter, and `rates` the groups that each learning rate is of, where it is a tensor.
     """
 
     optimizer: weakref.ref[torch.optim.Optimizer]
@@ -55,6 +55,7 @@ class Stepped:
     groups: tuple[Mapping[str, Any], ...]
     group_of: Mapping[str, int]
     source: Source | None = None
+    rates: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 Replayed = Callable[["CapturedProgram"], tuple[torch.Tensor, ...]]
@@ -288,7 +289,7 @@ def _stepped(
         groups = {names[v]: at for at, (_, held) in enumerate(update.groups) for v in held if v in names}
         own = (name for name, held in optimizers.items() if held & groups.keys())
         options = tuple(options for options, _ in update.groups)
-        found.append(
-            Stepped(update.optimizer, next(own, update.kind), update.kind, state, options, groups, update.source)
-        )
+        rates = {names[v]: tuple(at) for v, at in update.rates.items() if v in names}
+        name = next(own, update.kind)
+        found.append(Stepped(update.optimizer, name, update.kind, state, options, groups, update.source, rates))
     return tuple(found)

@@ -240,19 +240,22 @@ def bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> It
 @dataclass(slots=True)
 class Guard:
     """A Python value that the program took from a tensor (`.item()`, `bool(t)`); the trace holds for this value only.
-    `in_optimizer`: an optimizer's `step` read it. `in_update`: only the update did, in its optimizer or of the gradients."""
+    `in_optimizer`: an optimizer's `step` read it. `in_update`: only the update did, in its optimizer or of the gradients.
+    `decides`: an update may be made for it: an optimizer read it, or it is a count or says whether gradients are finite."""
 
     op: str
     value: Any
     source: Source | None
     in_optimizer: bool = False
     in_update: bool = False
+    decides: bool = True
 
 
 @dataclass(eq=False)
 class Update:
     """One call of an optimizer's `step`: the positions of the calls that it ran, its line, of each tensor that the
-    optimizer keeps the name and the parameter that it is kept for, and of each of its groups the options and parameters."""
+    optimizer keeps the name and the parameter that it is kept for, of each of its groups the options and parameters, and of
+    each learning rate that is a tensor the groups that have it."""
 
     optimizer: weakref.ref[torch.optim.Optimizer]
     kind: str
@@ -261,6 +264,7 @@ class Update:
     source: Source | None = None
     state: dict[Value, tuple[str, Value | None]] = field(default_factory=dict)
     groups: list[tuple[dict[str, Any], list[Value]]] = field(default_factory=list)
+    rates: dict[Value, list[int]] = field(default_factory=dict)
 
 
 @dataclass

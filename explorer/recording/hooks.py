@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from types import FrameType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.memories import WeakMap
-from tracefuse.recording.namespace import owners_of_methods
+from tracefuse.recording.namespace import named_arguments, owners_of_methods
 from tracefuse.recording.shield import Shield, shielded
 
 _DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
@@ -118,8 +118,17 @@ class OptimizerHook:
             listener.update_ended(optimizer)
 
 
+class Argument(NamedTuple):
+    """What a tensor was to the outermost module that it was first given to: the parameter's name, empty where it has none, the
+    number of the call and its place among the call's arguments."""
+
+    name: str
+    call: int
+    place: int
+
+
 class ModuleStack:
-    """The `nn.Module`s that are running, by global forward hooks."""
+    """The `nn.Module`s that are running, by global forward hooks, and the `arguments` of the outermost ones."""
 
     def __init__(self, names: WeakMap[tuple[str, str]], shield: Shield) -> None:
         self.shield = shield
@@ -127,6 +136,8 @@ class ModuleStack:
         self._paths: WeakMap[str] = WeakMap()
         self._names = names
         self._hooks = ExitStack()
+        self.arguments: WeakMap[Argument] = WeakMap()
+        self._calls = 0
         self.compiled: dict[str, None] = {}
         """What ran of what `torch.compile` had compiled: classes of modules, and functions that call modules."""
         self.settings: dict[str, str] = {}
@@ -136,7 +147,7 @@ class ModuleStack:
         self._thread = threading.get_ident()
         with ExitStack() as hooks:
             hooks.callback(register_module_forward_pre_hook(self._enter).remove)
-            hooks.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+            hooks.callback(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True).remove)
             self._hooks = hooks.pop_all()
 
     def detach(self) -> None:
@@ -165,9 +176,21 @@ class ModuleStack:
         self._stack.append((self._paths.get(module) or "", type(module).__name__))
 
     @shielded
-    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, *out: Any) -> None:
+        """Of a forward that raised torch gives no `kwargs`, and the result in their place."""
         if self._stack and self.is_ours():
             self._stack.pop()
+            if out and not self._stack and not is_in_engine():
+                self._note_arguments(module, args, kwargs)
+
+    def _note_arguments(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._calls += 1
+        for place, (name, tensor) in enumerate(named_arguments(module.forward, args, kwargs)):
+            if tensor not in self.arguments:
+                self.arguments[tensor] = Argument(name, self._calls, place)
+
+    def forget_arguments(self) -> None:
+        self.arguments = WeakMap()
 
     def _meet(self, module: nn.Module) -> None:
         """A module that is none of a known one's. One that runs in no other may be of one of which a method runs, as

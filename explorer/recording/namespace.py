@@ -5,8 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, repeat
 from types import FrameType
 from typing import Any
+
+import torch
+from torch.utils._pytree import MappingKey, tree_flatten_with_path
 
 _OWN_REFERENCES = 3
 """To a frame's dict of variables while only this module looks at it: the frame's, ours, and the argument that counts them."""
@@ -57,6 +61,24 @@ def namespace_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, An
     except (TypeError, ValueError):  # builtins have no signature: their arguments stay nameless
         names |= kwargs
     return names
+
+
+def named_arguments(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a call in its order, also those in lists and dicts, each with the name of its parameter, or its key.
+    What goes to `*args`, or to a function without a signature, has no name."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    has_name = (one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+    names = (one.name if named else "" for one, named in zip(parameters, has_name, strict=True))
+    for name, given in (*zip(chain(names, repeat("")), args, strict=False), *kwargs.items()):
+        for path, one in tree_flatten_with_path(given)[0]:
+            if isinstance(one, torch.Tensor):
+                keys = [str(key.key) for key in path if isinstance(key, MappingKey)]
+                yield (keys[-1] if keys else name), one
 
 
 def _cell_contents(name: str, cell: Any) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class Recorder(TorchDispatchMode, Listener):
         self.small_roots: dict[Value, torch.Tensor] = {}
         """Copies of what backwards started from, of recorders that make them."""
         self.has_backward_elsewhere = self.has_forward_elsewhere = False
+        self.modules.forget_arguments()
         self.is_interleaved = False
         """Whether another task ran operators meanwhile, or entered or left a mode."""
         self._origins = Origins(self.modules, first_seq)

@@ -15,6 +15,8 @@ from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import Recording, Value, is_leaf
 from tracefuse.recording.recorder import Recorder
 
+aten = torch.ops.aten
+
 # Nobody has more optimizers than that in a list.
 _FEW = 100
 
@@ -25,14 +27,16 @@ GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
 class Roles:
     """Who is who: (kind, name) of each external, the name of each result, the gradient of each external leaf as the program
     left it, and what the program put in the place of a module's buffer (`self.least = …`), which is what a write to that
-    buffer leaves; of a program with an optimizer also the names of what else it made and a variable or an optimizer holds; and
-    the variables that hold a tensor (`bound`)."""
+    buffer leaves; of a program with an optimizer also the names of what else it made and a variable or an optimizer holds, and
+    the externals that its modules were given, in the order of the calls (`data`); and the variables that hold a tensor
+    (`bound`)."""
 
     sources: dict[Value, tuple[str, str]]
     results: dict[Value, str]
     gradients: dict[Value, Value]
     replaced: dict[Value, Value] = field(default_factory=dict)
     kept: dict[Value, str] = field(default_factory=dict)
+    data: list[Value] = field(default_factory=list)
     bound: dict[Value, str] = field(default_factory=dict)
 
 
@@ -56,6 +60,8 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     for value, (kind, name) in sources.items():
         if not name:
             sources[value] = states.get(value) or (kind, attributes.get(value, ""))
+    data = _given_to_modules(recorder) if recording.updates else {}
+    sources |= {value: ("input", name) for value, name in data.items() if sources[value] == ("input", "")}
 
     results = _returned_values(returned, value_of, bound)
     results |= {root: results.get(root) or bound.get(root, "") for root, _, _ in recording.roots}
@@ -84,7 +90,7 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     if recording.updates:
         kept = bound | {value: name for value, (_, name) in states.items()}
         made = {v: name for v, name in kept.items() if v.base is v and v not in recording.externals}
-    return Roles(sources, results | made_here, gradients, _replaced_buffers(recorder), made, bound)
+    return Roles(sources, results | made_here, gradients, _replaced_buffers(recorder), made, list(data), bound)
 
 
 def _states(
@@ -100,6 +106,21 @@ def _states(
                 found[value] = "hyperparameter" if "param_groups" in key else "state", f"{optimizer}.{key}"
             else:
                 found[value] = "state", f"{key} of {sources[owner][1] if owner in sources else ''}".removesuffix(" of ")
+    return found
+
+
+def _given_to_modules(recorder: Recorder) -> dict[Value, str]:
+    """The externals that were arguments of outermost modules, themselves or once moved to a device, in the order of the calls,
+    each with the name of its parameter."""
+    recording, value_of = recorder.recording, recorder.values.value_of
+    moved = {call.outs: call.args[0] for call in recording.calls if call.func is aten._to_copy.default}
+    given = sorted(recorder.modules.arguments.items(), key=lambda pair: pair[1][1:])
+    pairs = ((value_of(tensor), argument.name) for tensor, argument in given)
+    found: dict[Value, str] = {}
+    for value, name in pairs:
+        outside = moved.get(value, value)
+        if outside in recording.externals:
+            found.setdefault(outside, name)
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from tracefuse.distributed.sharded import local_of
-from tracefuse.recording.calls import Recording, Update, is_leaf
+from tracefuse.recording.calls import Recording, Update, Value, is_leaf
 from tracefuse.recording.frames import user_source
 from tracefuse.recording.hooks import ModuleStack, OptimizerHook
 from tracefuse.recording.memories import Identities
@@ -77,8 +77,16 @@ class UpdateHooks:
         self._open.append(update)
         for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
             leaf, gradient = value_of(parameter), value_of(parameter.grad)
-            if leaf is not None and gradient is not None:
+            if leaf is not None and gradient is not None and not self._is_made_of_it(leaf, gradient):
                 recording.gradients[leaf] = gradient
+
+    def _is_made_of_it(self, leaf: Value, gradient: Value) -> bool:
+        """Whether the program made `gradient` of what autograd left of the leaf: the latter stays the backward's result."""
+        calls, left = self._taker.recording.calls, self._taker.recording.gradients.get(leaf)
+        if left is None or left is gradient:
+            return False
+        made = next((call for call in reversed(calls) if any(v is gradient for v in call.out_values())), None)
+        return made is not None and not made.in_engine
 
     @shielded
     def update_ended(self, optimizer: Optimizer) -> None:
@@ -94,6 +102,10 @@ class UpdateHooks:
             value, owner = value_of(tensor), None if parameter is None else value_of(parameter)
             if value is not None:
                 found.state[value] = key, owner
+        for at, group in enumerate(optimizer.param_groups):
+            value = value_of(rate) if isinstance(rate := group.get("lr"), torch.Tensor) else None
+            if value is not None:
+                found.rates.setdefault(value, []).append(at)
         recording.updates.append(found)
 
 

@@ -125,6 +125,7 @@ def _captured(program: CapturedProgram, machine: Machine, inputs: bool) -> Captu
             one.source,
             one.in_optimizer,
             one.in_update,
+            one.decides,
         )
         for one in program.guards
     )

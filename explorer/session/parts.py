@@ -53,6 +53,7 @@ class SavedGuard:
     source: Source | None
     in_optimizer: bool = False
     in_update: bool = False
+    decides: bool = True
 
 
 @dataclass(frozen=True)

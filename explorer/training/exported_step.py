@@ -17,6 +17,8 @@ def whole_step(inputs, operands, cotangents):
     del outputs, kept
     found = backward(boxed)
     operands = list(operands)
+    for place, at in GIVEN.items():
+        operands[place] = inputs[at]
     for place in WANTED_OLD:
         operands[place] = operands[place].clone()
     for tensor, new in written:
@@ -50,17 +52,19 @@ class TrainingStep:
 
     def bind(self):
         """Find the tensors of the model and of the optimizer; ValueError where one has another shape than captured."""
-        tensors, self.groups = self.bound.tensors(), self.bound.groups()
+        self.groups = self.bound.groups()
         self.follow_options()
+        tensors = self.bound.tensors()
         self.rates = [
             (tensors[name], group) for name, (optimizer, at) in RATES.items() if (group := self.groups[optimizer][at])
         ]
         rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
-        own = [(name, source, *row) for i, (name, source, _, *row) in enumerate(UPDATED) if i not in HANDED]
+        given = {*HANDED, *GIVEN}
+        own = [(name, source, *row) for i, (name, source, _, *row) in enumerate(UPDATED) if i not in given]
         for name, source, shape, stride, dtype in (*rows, *own):
             fits(tensors[name], source, shape, stride, dtype)
         self.tensors = [None if i in DATA else tensors[row[0]] for i, row in enumerate(INPUTS)]
-        self.operands = [None if i in HANDED else tensors[row[0]] for i, row in enumerate(UPDATED)]
+        self.operands = [None if i in given else tensors[row[0]] for i, row in enumerate(UPDATED)]
         self.places = [(t, t.data_ptr()) for t in (*self.tensors, *self.operands) if t is not None]
 
     def is_bound(self):
@@ -70,6 +74,11 @@ class TrainingStep:
     def follow_options(self):
         """ValueError where an option of the optimizer, which the program computes with, is not what it was."""
         for groups, (name, captured) in zip(self.groups, OPTIMIZERS, strict=True):
+            if len(groups) != len(captured):
+                raise ValueError(
+                    f"{name} has {len(groups)} parameter groups, and the step was captured with {len(captured)}: "
+                    "capture it again"
+                )
             for at, (group, options) in enumerate(zip(groups, captured, strict=True)):
                 for key, value in options.items():
                     if group[key] != value:
@@ -79,7 +88,19 @@ class TrainingStep:
                         )
 
     def follow_rates(self):
-        """Write the learning rates that the optimizers have now where the program reads them."""
+        """Write the learning rates that the optimizers have now where the program reads them; ValueError where groups that had
+        one tensor as theirs have different ones now."""
+        for name, places in SHARED_RATES.items():
+            rates = [self.groups[optimizer][at]["lr"] for optimizer, at in places]
+            if any(rate is not rates[0] for rate in rates):
+                dtype = next(row[5] for row in UPDATED if row[0] == name)
+                if len({torch.tensor(float(rate), dtype=dtype).item() for rate in rates}) > 1:
+                    groups = " and ".join(f"{OPTIMIZERS[of][0]}.param_groups[{at}]" for of, at in places)
+                    raise ValueError(
+                        f"{groups} had one tensor as their lr when the step was captured, and have "
+                        f"{', '.join(f'{float(rate):g}' for rate in rates)} now: give them the same, or make the optimizer "
+                        "with a tensor for each and capture the step again"
+                    )
         for tensor, group in self.rates:
             rate = group["lr"]
             if rate is not tensor:
@@ -152,7 +173,7 @@ class Bound:
             named |= dict(model.named_buffers(remove_duplicate=False))
             named |= dict(model.named_parameters(remove_duplicate=False))
         rows = [(name, source, KINDS[name]) for i, (name, source, *_) in enumerate(INPUTS) if i not in DATA]
-        rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED]
+        rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED and i not in GIVEN]
         return {name: self.found(named, name, source, kind) for name, source, kind in rows}
 
     def found(self, named, name, source, kind):

@@ -69,7 +69,7 @@ def _check_read(joint: Optimised, update: Optimised) -> None:
     """An update that computes with what the host read of a tensor, as of a count of steps, holds for this step only."""
     lines = {line_of(node) for node in update.program.trace.ops} - {""}
     for guard in joint.program.guards:
-        if not isinstance(guard.value, bool) and str(guard.source or "") in lines:
+        if guard.decides and not isinstance(guard.value, bool) and str(guard.source or "") in lines:
             todo = remedy("", guard.source, update.program.stepped) or YOURS
             raise ExportError(
                 f"the host reads {guard.value!r} of a tensor in {guard.source}, a count of steps or whether gradients are "

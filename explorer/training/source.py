@@ -69,12 +69,17 @@ def _read(update: Trace) -> Trace:
 
 
 def data_of(joint: Trace, update: Trace) -> list[int]:
-    """Positions of the joint trace's inputs that are data: no module's, and nothing that the update reads or writes. Numbers
-    that Python made tensors of, which are seldom given, come last."""
-    own = {i.name for i in update.inputs}
+    """Positions of the joint trace's inputs that are data: no module's and no optimizer's, and nothing that the update writes.
+    Numbers that Python made tensors of, which are seldom given, come last; one that the update reads too is a constant."""
     forward = joint.split()[0]
-    found = [at for at, i in enumerate(forward.inputs) if i.kind == "input" and i.name not in own]
-    return sorted(found, key=lambda at: _is_number(forward.inputs[at].name, val(forward.placeholders[at])))
+    written, read = {out.of for out in update.outputs}, {i.name for i in update.inputs}
+
+    def is_number(at: int) -> bool:
+        return _is_number(forward.inputs[at].name, val(forward.placeholders[at]))
+
+    inputs = [(at, i.name) for at, i in enumerate(forward.inputs) if i.kind == "input"]
+    found = [at for at, name in inputs if name not in written and not (name in read and is_number(at))]
+    return sorted(found, key=is_number)
 
 
 def _is_number(name: str, tensor: torch.Tensor) -> bool:
@@ -100,6 +105,15 @@ def rates_of(update: CapturedProgram) -> dict[str, tuple[int, int]]:
     return found
 
 
+def _shared(update: CapturedProgram, rates: Mapping[str, tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
+    """All groups of a learning rate that is one tensor of several: which optimizer, which group."""
+    of = {
+        name: [(at, group) for at, step in enumerate(optimizers_of(update)) for group in step.rates.get(name, ())]
+        for name in rates
+    }
+    return {name: places for name, places in of.items() if len(places) > 1}
+
+
 def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterator[str]:
     """What the runtime reads: `program` is the captured update, `update` what the passes made of it."""
     captured = joint.program
@@ -121,11 +135,15 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     old = [at for at, i in enumerate(update.inputs) if i.name in written and i.name not in of]
     yield f"WANTED_OLD = {old!r}  # of UPDATED, what the forward overwrites and the update wants as it was"
     yield f"DATA = {data!r}  # of INPUTS, what a step is given"
+    places = {forward.inputs[at].name: at for at in data}
+    given = {at: places[i.name] for at, i in enumerate(update.inputs) if i.name in places}
+    yield f"GIVEN = {given!r}  # of UPDATED, which of INPUTS it is: data that the update reads too"
     yield f"DATA_DEVICES = {[val(forward.placeholders[at]).device.type for at in data]!r}"
     yield f"STEP_RESULTS = {_results(joint, update, of)!r}"
     yield f"CHANGED = {_labels(update)!r}  # what update returns"
     yield f"CAPTURED_CHANGED = {_labels(program.trace)!r}"
     yield f"RATES = {rates!r}  # learning rates: which optimizer, which of its groups"
+    yield f"SHARED_RATES = {_shared(program, rates)!r}  # those that several groups have"
     devices = {p.name: str(val(p).device) for p in update.placeholders if p.name in rates}
     yield f"RATE_DEVICES = {devices!r}"
     yield f"OPTIMIZERS = {_options(program, rates)}"

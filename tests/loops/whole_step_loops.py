@@ -136,6 +136,43 @@ class AveragedByHand(Loop):
             mine.lerp_(new, 0.1) if mine.is_floating_point() else mine.copy_(new)
 
 
+class Centralised(Loop):
+    """Gradients that a step makes anew of what the backward left."""
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        self.loss(x, y).backward()
+        for one in self.model.parameters():
+            if one.dim() > 1:
+                assert one.grad is not None
+                one.grad = one.grad - one.grad.mean(1, keepdim=True)
+        self.opt.step()
+
+
+class DoubledData(Loop):
+    """Gradients that are given other data."""
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        self.loss(x, y).backward()
+        for one in self.model.parameters():
+            assert one.grad is not None
+            one.grad.data = one.grad.data * 2
+        self.opt.step()
+
+
+class Weighed(Loop):
+    """Its update reads the data too."""
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        self.loss(x, y).backward()
+        for one in self.model.parameters():
+            assert one.grad is not None
+            one.grad.mul_(y.abs().mean())
+        self.opt.step()
+
+
 class ZeroedInPlace(Loop):
     def zero(self) -> None:
         self.opt.zero_grad(set_to_none=False)

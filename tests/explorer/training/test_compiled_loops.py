@@ -18,9 +18,11 @@ from whole_step_loops import (
     AveragedBuffers,
     AveragedByHand,
     AveragedOneByOne,
+    Centralised,
     Closure,
     Counted,
     Decayed,
+    DoubledData,
     Groups,
     Loop,
     Mean,
@@ -29,6 +31,7 @@ from whole_step_loops import (
     Scaled,
     TwoOptimizers,
     Unused,
+    Weighed,
     ZeroedAfterwards,
     ZeroedInPlace,
     ZeroedInPlaceAfterwards,
@@ -39,6 +42,7 @@ HOLDS = [
     Averaged, AveragedOneByOne, AveragedBuffers, Mean, AveragedByHand, ZeroedInPlace, ZeroedAfterwards,
     ZeroedInPlaceAfterwards, NeverZeroed, Decayed, Accumulated, AccumulatedInPlace, AccumulatedAfterwards,
     AccumulatedForever, Groups, Unused, TwoOptimizers, MuonAndSGD, Adversaries, Closure, Scaled, Counted,
+    Centralised, DoubledData, Weighed,
 ]  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def test_an_epoch_between_two_rollouts_is_a_step_on_what_the_rollout_gave() -> N
         eager.step(*batch)
     (x, y), old = data[0], torch.randn(5, 3, dtype=torch.float64)
     eager.old, eager.steps = old, 1
-    assert step.inputs == ("constant", "loop_old", "constant_1")  # x and y are no variable's where the step ends
+    assert step.inputs == ("_input", "loop_old", "constant")  # x and y are no variable's where the step ends
     for _ in range(10):
         eager.step(x, y)
         eager.steps = 1
