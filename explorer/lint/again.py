@@ -29,7 +29,7 @@ _CHECKPOINT = re.compile(r"\b(checkpoint|checkpoint_sequential|gradient_checkpoi
 
 def computed_again(case: Case) -> Iterator[Finding]:
     """Values that the forward computes several times from the same operands, as each layer its mask or its rotary tables."""
-    numbers = Numbering(case.trace)
+    numbers = Numbering(case.trace, case.program)
     ops = [n for n in own_ops(case) if not is_allocation(n) and work(n) not in _OTHERS]
     alike = {number: group for number, group in grouped(ops, lambda n: numbers.of[n]).items() if len(group) > 1}
     again = [n for group in alike.values() for n in group[1:]]
@@ -69,7 +69,7 @@ def _module_and_function(node: fx.Node) -> tuple[str, str]:
 
 def constants_of_each_step(case: Case) -> Iterator[Finding]:
     """Tables that every step computes from constants and buffers alone."""
-    numbers = Numbering(case.trace)
+    numbers = Numbering(case.trace, case.program)
     seen: set[int] = set()
     ops = []
     for node in own_ops(case):
@@ -135,7 +135,7 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
 
 def _recomputed(case: Case) -> tuple[list[fx.Node], Mapping[fx.Node, fx.Node]]:
     """What autograd's engine ran once more of the forward, and the forward's op of each."""
-    numbers = Numbering(case.trace)
+    numbers = Numbering(case.trace, case.program)
     first: dict[int, fx.Node] = {}
     of: dict[fx.Node, fx.Node] = {}
     for node in case.trace.ops:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,12 +161,38 @@ def test_values_that_differ_have_numbers_of_their_own() -> None:
 
     with tracefuse.capture() as c:
         step()
-    numbers = facts.Numbering(c.trace)
+    numbers = facts.Numbering(c.trace, c.program)
     products = [numbers.of[n] for n in c.trace.ops if n.name in ("a", "b", "c")]
     assert len(products) == 3
     assert products[0] == products[1] != products[2]
     drawn = [numbers.of[n] for n in c.trace.ops if "bernoulli" in n.name]
     assert len(set(drawn)) == len(drawn) == 2
+
+
+class Sloped(nn.Module):
+    def __init__(self, slope: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("slope", slope)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.slope.exp().tril()
+
+
+@pytest.mark.parametrize(("factors", "is_told"), [([1, 1, 1, 1], True), ([1, 2, 3, 4], False)])
+def test_buffers_of_one_name_are_equal_where_they_hold_the_same_numbers(factors: list[int], is_told: bool) -> None:
+    slope, x = torch.randn(64, 64), torch.randn(8, 64, requires_grad=True)
+    model = nn.Sequential(*(Sloped(slope * factor) for factor in factors))
+    with tracefuse.capture() as c:
+        model(x).sum().backward()
+    assert ("computed-again" in {one.id for one in c.findings()}) == is_told
+
+
+def test_without_tensors_no_buffers_are_known_to_be_equal(tmp_path: Path) -> None:
+    model, x = nn.Sequential(*(Sloped(torch.ones(64, 64)) for _ in range(4))), torch.randn(8, 64, requires_grad=True)
+    with tracefuse.capture() as c:
+        model(x).sum().backward()
+    found = [tracefuse.load(c.save(tmp_path / f"{kept}.tfz", inputs=kept)).findings() for kept in (False, True)]
+    assert ["computed-again" in {one.id for one in of} for of in found] == [False, True]
 
 
 # --- products and loops -----------------------------------------------------------------------------------------------
