@@ -20,7 +20,7 @@ from tracefuse.findings.finding import Case
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
 from tracefuse.optimizers.ops import does_work, is_mutable, is_random, is_view, producer
-from tracefuse.optimizers.trace import Trace, line_of, origin, tensors, val
+from tracefuse.optimizers.trace import Trace, line_of, origin, tensors
 from tracefuse.recording.frames import is_installed
 from tracefuse.tables.folding import grouped
 
@@ -94,9 +94,12 @@ class Numbering:
 
     Buffers of the same name in modules that are alike (`h.*.attn.rotary.inv_freq`) count as equal where they hold the same
     numbers and the step does not write to them. Without the tensors of the program's inputs each buffer is its own.
+    With `by_gradient` values are equal only where autograd computes the same gradients for them: `f` and `f.detach()` are one
+    value, and what a layer makes of them is not.
     """
 
-    def __init__(self, trace: Trace, program: CapturedProgram) -> None:
+    def __init__(self, trace: Trace, program: CapturedProgram, by_gradient: bool = False) -> None:
+        self._backward = _backward_of(trace) if by_gradient else {}
         self._known: dict[Hashable, int] = {}
         self.of: dict[fx.Node, int] = {}
         self.constants: set[fx.Node] = set()
@@ -113,13 +116,24 @@ class Numbering:
 
     def _number(self, node: fx.Node) -> None:
         alone = is_random(node) or is_mutable(node) or in_place(node) or is_allocation(node)
-        key = ("alone", node) if alone else (node.target, _key(node.args, self.of), _key(node.kwargs, self.of))
-        self._give(node, key)
+        same = (
+            node.target,
+            _key(node.args, self.of),
+            _key(node.kwargs, self.of),
+            self._backward.get(origin(node).seq, ()),
+        )
+        self._give(node, ("alone", node) if alone else same)
         if not alone and all(a in self.constants for a in node.all_input_nodes):
             self.constants.add(node)
 
     def _give(self, node: fx.Node, key: Hashable) -> None:
         self.of[node] = self._known.setdefault(key, len(self._known))
+
+
+def _backward_of(trace: Trace) -> Mapping[int | None, Hashable]:
+    """By the number of an autograd node the names of the ops that it ran, without sums of several gradients."""
+    ran = [n for n in trace.ops if origin(n).autograd and origin(n).seq is not None and packet_name(n) != "add"]
+    return {seq: tuple(sorted(map(packet_name, group))) for seq, group in grouped(ran, lambda n: origin(n).seq).items()}
 
 
 def _equal_buffers(program: CapturedProgram, standing: Set[str]) -> Mapping[str, str]:

@@ -195,6 +195,48 @@ def test_without_tensors_no_buffers_are_known_to_be_equal(tmp_path: Path) -> Non
     assert ["computed-again" in {one.id for one in of} for of in found] == [False, True]
 
 
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_discriminator_of_a_detached_value_gives_other_gradients(is_detached: bool) -> None:
+    makes, judges, z = nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.randn(32, 64)
+    with tracefuse.capture() as c:
+        fake = makes(z)
+        (judges(fake.detach() if is_detached else fake).mean() - judges(fake).square().mean()).backward()
+    assert ("computed-again" in {one.id for one in c.findings()}) != is_detached
+
+
+def summed(trunk: nn.Module, losses: list[Tensor]) -> None:
+    losses[0].backward(retain_graph=True)
+    losses[1].backward()
+
+
+def apart(trunk: nn.Module, losses: list[Tensor]) -> None:
+    """Each loss has its gradients, and their norms are what weighs them."""
+    losses[0].backward(retain_graph=True)
+    first = [p.grad for p in trunk.parameters()]
+    trunk.zero_grad()
+    losses[1].backward()
+    for p, one in zip(trunk.parameters(), first, strict=True):
+        p.grad = one / one.norm() + p.grad / p.grad.norm()
+
+
+def one_of_them_scaled(trunk: nn.Module, losses: list[Tensor]) -> None:
+    losses[0].backward(retain_graph=True)
+    for p in trunk.parameters():
+        p.grad = p.grad / p.grad.norm()
+    losses[1].backward()
+
+
+@pytest.mark.parametrize(("backwards", "is_told"), [(summed, True), (apart, False), (one_of_them_scaled, False)])
+def test_only_backwards_whose_gradients_are_summed_are_one(
+    backwards: Callable[[nn.Module, list[Tensor]], None], is_told: bool
+) -> None:
+    trunk, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(32, 64)
+    with tracefuse.capture() as c:
+        h = trunk(x)
+        backwards(trunk, [h.square().mean(), h.abs().mean()])
+    assert ("second-backward" in {one.id for one in c.findings()}) == is_told
+
+
 # --- products and loops -----------------------------------------------------------------------------------------------
 
 
