@@ -108,6 +108,23 @@ def test_a_sum_in_float32_is_no_round_trip() -> None:
     assert "cast-round-trip" not in ids(lambda: loss(((x @ w).float().sum(-1, keepdim=True)).to(BF16) * x))
 
 
+@pytest.mark.parametrize(("ops", "severity", "fix"), [(1, "high", "leave both casts out"), (3, "low", "`fuse`")])
+def test_the_casts_around_a_chain_are_kept(ops: int, severity: str, fix: str) -> None:
+    x = large(4096, 4096)
+
+    def step() -> None:
+        h = (x * 2).float()
+        for _ in range(ops):
+            h = torch.sigmoid(h)
+        loss(h.to(BF16) * x)
+
+    with tracefuse.capture() as c:
+        step()
+    (one,) = [one for one in diagnose(on_a_gpu(c)) if one.id == "cast-round-trip"]
+    assert one.severity == severity
+    assert fix in one.fix
+
+
 def test_a_program_of_float64_is_meant_to_be() -> None:
     model = nn.Linear(1024, 1024, device=META, dtype=torch.float64)
     assert "float64-leak" not in ids(lambda: model(large(1024, 1024, dtype=torch.float64)).sum().backward())
