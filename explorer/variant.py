@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tracefuse.diagnose.fixes import Trial
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
-    from tracefuse.findings.finding import Case, Finding, Fix
+    from tracefuse.findings.finding import Finding, Fix
     from tracefuse.measure.peers import Asked
     from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
@@ -146,6 +146,7 @@ class Variant:
         self.timing: Timing | None = None
         self.fallbacks: dict[str, str] = {}
         """Kernels that cannot run on this GPU and why, found when they are built; their ATen ops run instead."""
+        self._last_diagnosis: tuple[tuple[OpTimes, DataSheet | None], Findings] | None = None
 
     def __repr__(self) -> str:
         from tracefuse.tables.summary import unmet
@@ -302,18 +303,23 @@ class Variant:
         `times` are those of this variant's ops, `captured` those of the captured program's (default: `op_times` of each,
         measured after `timeline()`, until then modelled).
         """
-        from tracefuse.diagnose.diagnose import beside, diagnose
+        from tracefuse.diagnose.diagnose import beside
 
-        ran = diagnose(self.baseline._case(captured))
+        ran = self.baseline._diagnosed(captured or self.baseline.op_times)
         if self.config == self.baseline.config:
             return ran
-        return beside(ran, diagnose(self._case(times)), self.config, self.passes)
+        return beside(ran, self._diagnosed(times or self.op_times), self.config, self.passes)
 
-    def _case(self, times: OpTimes | None) -> Case:
+    def _diagnosed(self, times: OpTimes) -> Findings:
+        """The findings of this program alone. The last ones are kept: toggles ask for those of the captured program again."""
+        from tracefuse.diagnose.diagnose import diagnose
         from tracefuse.findings.finding import Case
 
-        update = None if self.update is None else self.update.trace
-        return Case(self.program, self.trace, times or self.op_times, update)
+        asked = times, chosen()
+        if self._last_diagnosis is None or self._last_diagnosis[0] != asked:
+            update = None if self.update is None else self.update.trace
+            self._last_diagnosis = asked, diagnose(Case(self.program, self.trace, times, update))
+        return self._last_diagnosis[1]
 
     def try_fix(
         self,

@@ -17,8 +17,9 @@ from tracefuse.ranks.exchanges import Exchanges
 MOST_MOVED = 24
 """So many calls may be missing where a file begins."""
 
-AGREEING, FEWEST = 0.98, 4
-"""Of the best places to begin, those count that agree nearly as well; so many calls tell whether ends are evenly apart."""
+AGREEING, FEWEST, CLEARER = 0.98, 4, 4.0
+"""Of the best places to begin, those count that agree nearly as well; so many calls tell whether ends are evenly apart, and a
+place further on is taken where they are so many times as evenly."""
 
 Signature = tuple[str, int]
 
@@ -118,12 +119,16 @@ def _moved(longest: tuple[list[Signature], np.ndarray], own: tuple[list[Signatur
     agree, and of those where the ends are apart by always the same."""
     agree: dict[int, float] = {}
     spread: dict[int, float] = {}
+    shorter = min(len(longest[0]), len(own[0]))
     for by in range(-MOST_MOVED, MOST_MOVED + 1):
         first, second = max(by, 0), max(-by, 0)
         pairs = list(zip(longest[0][first:], own[0][second:], strict=False))
-        if pairs:
+        if pairs and len(pairs) >= shorter / 2:
             agree[by] = sum(one == other for one, other in pairs) / len(pairs)
             apart = own[1][second : second + len(pairs)] - longest[1][first : first + len(pairs)]
             spread[by] = float(np.median(np.abs(apart - np.median(apart)))) if len(pairs) >= FEWEST else math.inf
     enough = AGREEING * max(agree.values(), default=0.0)
-    return min((by for by in agree if agree[by] >= enough), key=lambda by: (spread[by], abs(by)), default=0)
+    likely = [by for by in agree if agree[by] >= enough]
+    best = min(likely, key=lambda by: (spread[by], abs(by)), default=0)
+    least = min(likely, key=abs, default=0)
+    return best if spread.get(best, math.inf) < spread.get(least, math.inf) / CLEARER else least

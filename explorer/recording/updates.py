@@ -68,13 +68,14 @@ class UpdateHooks:
         self._taker.have_waited()  # for what it is about to read
         recording, value_of = self._taker.recording, self._taker.values.value_of
         update = Update(weakref.ref(optimizer), type(optimizer).__name__, len(recording.calls), source=user_source())
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if (local := local_of(parameter)) is not parameter:
+                self._taker.values.read_if_met(local)
         for group in optimizer.param_groups:
             held = [value for one in group["params"] if (value := value_of(one)) is not None]
             update.groups.append((plain_options(optimizer, group), held))
         self._open.append(update)
         for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            if (local := local_of(parameter)) is not parameter:
-                self._taker.values.read_if_met(local)
             leaf, gradient = value_of(parameter), value_of(parameter.grad)
             if leaf is not None and gradient is not None:
                 recording.gradients[leaf] = gradient

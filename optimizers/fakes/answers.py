@@ -5,8 +5,10 @@
 
 torch takes 0.15 ms to say what an op yields, and more than 1 ms the first time; a deep model asks for each of its layers. An
 answer holds no tensors. It is as good as torch's for operators whose result follows from their arguments' layouts, which is
-taken for true of torch's own (`aten`, `prims`), as torch's own cache does; where it is not (a user's operator, a symbolic
-size, complex numbers with their lazy conjugates, constants) torch is asked each time.
+taken for true of torch's own (`aten`, `prims`), as torch's own cache does; where it is not (a user's operator, one that
+writes to its arguments, a symbolic size, complex numbers with their lazy conjugates, constants) torch is asked each time.
+
+Private: `torch._C._DisableAutocast`, seen on torch 2.13.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ _answers: WeakKeyDictionary[FakeTensorMode, dict[Hashable, _Answer]] = WeakKeyDi
 
 def yields(mode: FakeTensorMode, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What `target` yields on fake tensors of `mode`. Raises what the operator raises."""
-    if not isinstance(target, OpOverload) or target.namespace not in _OWN or mode.shape_env is not None:
+    is_own = isinstance(target, OpOverload) and target.namespace in _OWN and not target._schema.is_mutable
+    if not is_own or mode.shape_env is not None:
         return _asked(mode, target, args, kwargs)
     question = _Question()
     try:
@@ -81,7 +84,8 @@ def yields(mode: FakeTensorMode, target: Callable[..., Any], args: Sequence[Any]
 
 
 def _asked(mode: FakeTensorMode, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    with mode, torch.no_grad():
+    # What torch yields under autocast follows from more than the arguments.
+    with mode, torch.no_grad(), torch._C._DisableAutocast():
         return target(*args, **kwargs)
 
 

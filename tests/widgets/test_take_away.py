@@ -211,7 +211,9 @@ def test_an_ablation_has_a_bar_and_a_whisker_for_each_pass() -> None:
 
 
 def test_what_a_copy_consists_of_is_one_bar_of_its_parts() -> None:
-    said = Finding("copy", "high", "a copy", (), (), "", "", "", bars=(Bar("wait", 5e3, "m"), Bar("copy", 4e5, "m")))
+    said = Finding(
+        "cpu-leaf", "high", "a copy", (), (), "", "", "", bars=(Bar("wait", 5e3, "m"), Bar("copy", 4e5, "m"))
+    )
     figure = charts.parts(said)
     assert [(part.name, *part.x) for part in figure.data] == [("wait: 5 ms", 5.0), ("copy: 400 ms", 400.0)]
     assert figure.layout.barmode == "stack"

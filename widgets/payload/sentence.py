@@ -31,7 +31,7 @@ def sentence_record(
     """`said` is the sentence, `actions` are the findings that lead, the most worth first, each with what it is worth."""
     left = sorted((one for one in findings if not one["is_mended"]), key=_share, reverse=True)
     parts = [_step(clock, summary, is_on_gpu), *_where(rows), *_lever(left, deltas)]
-    actions = [{"key": one["key"], "title": one["title"], "worth": _worth(one)} for one in left[:MOST_ACTIONS]]
+    actions = [{"key": one["key"], "title": one["title"], "worth": worth_of(one)} for one in left[:MOST_ACTIONS]]
     return {"said": f"{'; '.join(parts)}.", "actions": actions}
 
 
@@ -64,19 +64,20 @@ def _lever(left: Sequence[Mapping[str, Any]], deltas: Mapping[str, float | None]
         name, us = min(((name, us or 0.0) for name, us in deltas.items()), key=lambda one: one[1], default=("", 0.0))
         gained = [f"most is gained by the pass {name}: {time_text(-us)}"] if us < 0 else []
         return [*gained, "nothing else was found that slows it down"]
-    worth = _worth(left[0])
+    worth = worth_of(left[0])
     return [f"first to mend: {left[0]['title']}{f' ({worth})' if worth else ''}"]
 
 
 def _share(finding: Mapping[str, Any]) -> tuple[bool, float]:
     """What orders findings: the share of a step that one is worth, below all others without one. Of equal ones the graver one
     comes first already."""
-    share = re.search(r", (?:over |under )?(\d+(?:\.\d+)?) %", str(finding["worth"]).partition(" (")[0])
+    share = re.search(r" a step, (\d+) %", str(finding["worth"]).partition(" (")[0])
     return share is not None, float(share[1]) if share else 0.0
 
 
-def _worth(finding: Mapping[str, Any]) -> str:
+def worth_of(finding: Mapping[str, Any]) -> str:
     """What it is worth, and of which share of a step: "2.1 ms, 20 %". How that is known, the finding says."""
     said = str(finding["worth"]).partition(" (")[0]
+    amount = re.match(r"(?:at most |part of )?[\d.,]+(?:e-?\d+)? \S+", said)
     share = re.search(r", (\d+ %)", said)
-    return f"{said.partition(' of ')[0]}, {share[1]}" if share else said
+    return f"{amount[0]}, {share[1]}" if amount and share else said

@@ -97,3 +97,21 @@ def test_complex_numbers_keep_their_lazy_conjugation() -> None:
         number = torch.empty(3, dtype=torch.complex64)
     for _ in range(2):
         assert yields(mode, aten._conj.default, (number,), {}).is_conj()
+
+
+def test_what_is_asked_under_autocast_is_no_other_answer() -> None:
+    mode = FakeTensorMode()
+    x, y = made(mode, (4, 6)), made(mode, (6, 4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = yields(mode, aten.mm.default, (x, y), {}).dtype
+    assert inside == yields(mode, aten.mm.default, (x, y), {}).dtype == torch.float32
+
+
+def test_what_writes_to_its_arguments_does_so_each_time() -> None:
+    mode = FakeTensorMode()
+    for _ in range(2):
+        turned, resized = made(mode, (4, 6)), made(mode, (4, 6))
+        yields(mode, aten.t_.default, (turned,), {})
+        yields(mode, aten.resize_.default, (resized, [2, 2]), {})
+        assert turned.shape == (6, 4)
+        assert resized.shape == (2, 2)

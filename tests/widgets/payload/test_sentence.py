@@ -17,7 +17,7 @@ from tracefuse.text import time_text
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock
 from tracefuse.widgets.payload.program import payload
-from tracefuse.widgets.payload.sentence import sentence_record
+from tracefuse.widgets.payload.sentence import sentence_record, worth_of
 
 
 @cache
@@ -84,6 +84,20 @@ def test_what_is_worth_most_leads_and_what_is_worth_nothing_here_comes_last() ->
     said = sentence_record(clock("measured on"), rows, findings, summary, True, {})
     assert [one["key"] for one in said["actions"]] == ["large", "most", "small"]
     assert "first to mend: large" in said["said"]
+
+
+@pytest.mark.parametrize(
+    ("worth", "shown"),
+    [
+        ("2.1 ms of 10.4 ms a step, 20 % (measured on a GPU)", "2.1 ms, 20 %"),
+        ("at most 4.29 µs of 7.69 µs a step, 56 % (modelled: roofline)", "at most 4.29 µs, 56 %"),
+        ("part of 1.41 µs of 21 µs a step, 6 % (modelled: roofline)", "part of 1.41 µs, 6 %"),
+        ("64 KiB of a static peak of 4.993 MiB, 1 %; 0.0383 µs a step (modelled)", "64 KiB, 1 %"),
+        ("a wait in every step", "a wait in every step"),
+    ],
+)
+def test_an_action_says_its_worth_in_short(worth: str, shown: str) -> None:
+    assert worth_of({"worth": worth}) == shown
 
 
 def test_without_findings_the_pass_that_gains_most_is_named() -> None:
