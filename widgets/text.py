@@ -145,7 +145,7 @@ def _share_of_update(rows: Sequence[dict[str, Any]]) -> str:
         sum(row[f"{phase}_us"][1] for row in rows) for phase in ("forward", "backward", "update")
     )
     whole = forward + backward + update
-    return f"the optimizer takes {update / whole:.0%} of the step" if whole else ""
+    return f"the optimizer takes {update / whole:.0%} of the optimised step" if whole else ""
 
 
 def _layer(path: str, rows: Sequence[dict[str, Any]], has_update: bool) -> Row:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.program import Stepped
-from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, names
+from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Severity, names
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, op_name
@@ -82,7 +82,7 @@ def _fix(step: Stepped, by_lists: bool) -> str:
 
 def share_of_the_update(case: Case) -> Iterator[Finding]:
     """The update, from unscaling to averages, where it takes a twentieth of the step and more: a remark until a fifth,
-    since all of it is seldom spared."""
+    since all of it is seldom spared, and a remark where the optimizers are fused, since then little is."""
     if case.update is None:
         return
     case = with_update(case)
@@ -94,11 +94,16 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     for node in nodes:
         lines.setdefault(line_of(node), []).append(node)
     by_time = sorted(lines.items(), key=lambda one: -case.us(one[1]))
-    kinds = dict.fromkeys(step.kind for step in case.program.update.stepped) if case.program.update is not None else {}
+    stepped = case.program.update.stepped if case.program.update is not None else ()
+    fused = {origin(n).source for n in nodes if op_name(n).startswith("aten._fused_")}
+    is_fused = bool(stepped) and all(step.source in fused for step in stepped)
+    kinds = " and ".join(dict.fromkeys(step.kind for step in stepped))
+    # Every step has an update: a remark until it is a fifth.
+    severity: Severity = "medium" if us >= HIGH * case.step_us and not is_fused else "low"
     yield Finding(
         "update-share",
-        "medium" if us >= HIGH * case.step_us else "low",  # every step has an update: a remark until it is a fifth
-        f"the update{' of ' + ' and '.join(kinds) if kinds else ''} takes {share_text(us, case.step_us)} of the step",
+        severity,
+        f"the update{f' of {kinds}' if kinds else ''} takes {share_text(us, case.step_us)} of the step as it ran",
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
         names(nodes),
         by_time[0][0],

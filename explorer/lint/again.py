@@ -10,11 +10,11 @@ from torch import fx
 from tracefuse.device.target import memory_bytes
 from tracefuse.findings.finding import Case, Finding, names
 from tracefuse.findings.launching import HOST_US
-from tracefuse.lint.facts import Numbering, behind, line_saying, own_ops
+from tracefuse.lint.facts import Numbering, behind, is_returned, line_saying, own_ops
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.liveness import peak_bytes
-from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
+from tracefuse.optimizers.ops import does_work, is_view, producer
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin
 from tracefuse.tables.folding import grouped, work
 from tracefuse.text import counted, time_text
 
@@ -29,7 +29,7 @@ _CHECKPOINT = re.compile(r"\b(checkpoint|checkpoint_sequential|gradient_checkpoi
 
 def computed_again(case: Case) -> Iterator[Finding]:
     """Values that the forward computes several times from the same operands, as each layer its mask or its rotary tables."""
-    numbers = Numbering(case.trace)
+    numbers = Numbering(case.trace, case.program, by_gradient=True)
     ops = [n for n in own_ops(case) if not is_allocation(n) and work(n) not in _OTHERS]
     alike = {number: group for number, group in grouped(ops, lambda n: numbers.of[n]).items() if len(group) > 1}
     again = [n for group in alike.values() for n in group[1:]]
@@ -69,7 +69,7 @@ def _module_and_function(node: fx.Node) -> tuple[str, str]:
 
 def constants_of_each_step(case: Case) -> Iterator[Finding]:
     """Tables that every step computes from constants and buffers alone."""
-    numbers = Numbering(case.trace)
+    numbers = Numbering(case.trace, case.program)
     seen: set[int] = set()
     ops = []
     for node in own_ops(case):
@@ -135,7 +135,7 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
 
 def _recomputed(case: Case) -> tuple[list[fx.Node], Mapping[fx.Node, fx.Node]]:
     """What autograd's engine ran once more of the forward, and the forward's op of each."""
-    numbers = Numbering(case.trace)
+    numbers = Numbering(case.trace, case.program)
     first: dict[int, fx.Node] = {}
     of: dict[fx.Node, fx.Node] = {}
     for node in case.trace.ops:
@@ -158,9 +158,9 @@ def second_backwards(case: Case) -> Iterator[Finding]:
     again = _run_again(case)
     us = case.us(again)
     severity = case.severity(us)
-    if severity is None:
+    sums = _sums(case, again)
+    if severity is None or not sums or _are_used_apart(case, again, sums):
         return
-    called = next((n for n in case.trace.ops if origin(n).autograd == "AccumulateGrad" and _sums(n, again)), None)
     yield Finding(
         "second-backward",
         severity,
@@ -170,7 +170,7 @@ def second_backwards(case: Case) -> Iterator[Finding]:
             ("run again in", ", ".join(dict.fromkeys(origin(n).module or origin(n).autograd for n in again[:3]))),
         ),
         names(again),
-        line_of(called or again[0]),
+        line_of(sums[0]),
         "`(loss_a + loss_b).backward()`: the gradient of a sum is one backward, and needs no `retain_graph=True`",
         case.worth(us),
     )
@@ -193,7 +193,29 @@ def _run_again(case: Case) -> list[fx.Node]:
     return found
 
 
-def _sums(node: fx.Node, again: Sequence[fx.Node]) -> bool:
-    """Whether the op adds what a second backward computed to what the first one left."""
+def _sums(case: Case, again: Sequence[fx.Node]) -> list[fx.Node]:
+    """The ops that add what a second backward computed to what the first one left, in `.grad`."""
+    ran = set(again)
+    accumulated = [n for n in case.trace.ops if origin(n).autograd == "AccumulateGrad"]
+    return [n for n in accumulated if any(producer(behind(a)) in ran for a in n.all_input_nodes)]
 
-    return any(behind(a) in set(again) for a in node.all_input_nodes) and val(node).dim() >= 0
+
+def _are_used_apart(case: Case, again: Sequence[fx.Node], sums: Sequence[fx.Node]) -> bool:
+    """Whether something but their sum is made of the gradients of two backwards, which one backward of both would lose."""
+    summed, apart = set(sums), set(again)
+    for node in case.trace.ops:  # what follows from the second backward, but through a sum
+        if node not in summed and not apart.isdisjoint(node.all_input_nodes):
+            apart.add(node)
+    if any(map(is_returned, apart)):
+        return True
+    operands = {one for n in sums for a in n.all_input_nodes for one in _views_of(a)}
+    changed = [one for one in operands if one.op == "call_function" and not origin(one).autograd]
+    return bool(changed) or any(user not in summed and not is_view(user) for one in operands for user in one.users)
+
+
+def _views_of(node: fx.Node) -> Iterator[fx.Node]:
+    """The value, and those that it is a view of, up to the op that computed it."""
+    yield node
+    while is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+        yield node

@@ -25,7 +25,9 @@ _LOSSES = {"_log_softmax", "logsumexp", "nll_loss_forward"}
 def casts_back_and_forth(case: Case) -> Iterator[Finding]:
     """A value of half precision that is cast to float32 for a few ops and back again."""
     trips = [trip for n in own_ops(case) if work(n) == "cast" and (trip := _trip(n))]
-    for (at, kind), group in grouped(trips, lambda trip: (line_of(trip[0]), _kind(trip))).items():
+    for (at, kind, is_chain), group in grouped(
+        trips, lambda trip: (line_of(trip[0]), _kind(trip), _is_chain(trip))
+    ).items():
         casts = [n for trip in group for n in (trip[0], trip[-1])]
         between = list(dict.fromkeys(n for trip in group for n in trip[1:-1]))
         # In half precision each op between moves half of its bytes.
@@ -34,6 +36,9 @@ def casts_back_and_forth(case: Case) -> Iterator[Finding]:
         if severity is None:
             continue
         half = dtype(casts[-1])
+        remedy = _REMEDY[kind].format(half=half)
+        if is_chain:  # each op more that rounds to half precision loses digits: the casts may be meant
+            severity, remedy = "low", _FUSED
         yield Finding(
             kind,
             severity,
@@ -45,7 +50,7 @@ def casts_back_and_forth(case: Case) -> Iterator[Finding]:
             ),
             names([*casts, *between]),
             at,
-            _REMEDY[kind].format(half=half),
+            remedy,
             case.worth(us),
             {"simplify": True, "fuse": True},
         )
@@ -58,6 +63,17 @@ _REMEDY = {
     "dtype of the model",
     "dropout-in-float32": "cast before dropout, or leave the cast out: `F.dropout` of {half} moves half the bytes",
 }
+
+
+_FUSED = (
+    "keep the casts, since several ops between them round less in float32, and compute all in one kernel: the passes "
+    "`simplify` and `fuse` do, as does `torch.compile` of this function"
+)
+
+
+def _is_chain(trip: Sequence[fx.Node]) -> bool:
+    """Whether more than one op lies between the casts, none of which sums in float32 or draws by itself."""
+    return _kind(trip) == "cast-round-trip" and len(trip) > 3
 
 
 def _trip(down: fx.Node) -> tuple[fx.Node, ...] | None:

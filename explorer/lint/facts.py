@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import fx
 
+from tracefuse.assembly.program import CapturedProgram
+from tracefuse.errors import TracefuseError
 from tracefuse.findings.finding import Case
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
 from tracefuse.optimizers.ops import does_work, is_mutable, is_random, is_view, producer
-from tracefuse.optimizers.trace import Trace, line_of, origin, tensors, val
+from tracefuse.optimizers.trace import Trace, line_of, origin, tensors
 from tracefuse.recording.frames import is_installed
 from tracefuse.tables.folding import grouped
 
@@ -90,35 +92,77 @@ def longest_chain(trace: Trace, nodes: Iterable[fx.Node]) -> int:
 class Numbering:
     """Numbers of the values of a trace: equal numbers are equal values. What is drawn at random, or written to, is its own.
 
-    Buffers of the same name in modules that are alike (`h.*.attn.rotary.inv_freq`) count as equal, as long as the step does
-    not write to them.
+    Buffers of the same name in modules that are alike (`h.*.attn.rotary.inv_freq`) count as equal where they hold the same
+    numbers and the step does not write to them. Without the tensors of the program's inputs each buffer is its own.
+    With `by_gradient` values are equal only where autograd computes the same gradients for them: `f` and `f.detach()` are one
+    value, and what a layer makes of them is not.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, program: CapturedProgram, by_gradient: bool = False) -> None:
+        self._backward = _backward_of(trace) if by_gradient else {}
         self._known: dict[Hashable, int] = {}
         self.of: dict[fx.Node, int] = {}
         self.constants: set[fx.Node] = set()
         """Values that follow from constants and buffers alone."""
         written = {out.of for out in trace.outputs if out.kind == "mutation"}
+        standing = {i.name for i in trace.inputs if i.kind in _STANDING and i.name not in written}
+        same = _equal_buffers(program, standing)
         for node, entry in zip(trace.placeholders, trace.inputs, strict=True):
-            standing = entry.kind in _STANDING and entry.name not in written
-            leaf = entry.source.rpartition(".")[2]
-            key = ("buffer", leaf, tuple(val(node).shape), val(node).dtype) if standing else ("input", node)
-            self._give(node, key)
-            if standing:
+            self._give(node, ("input", same.get(entry.name, entry.name)))
+            if entry.name in standing:
                 self.constants.add(node)
         for node in trace.ops:
             self._number(node)
 
     def _number(self, node: fx.Node) -> None:
         alone = is_random(node) or is_mutable(node) or in_place(node) or is_allocation(node)
-        key = ("alone", node) if alone else (node.target, _key(node.args, self.of), _key(node.kwargs, self.of))
-        self._give(node, key)
+        same = (
+            node.target,
+            _key(node.args, self.of),
+            _key(node.kwargs, self.of),
+            self._backward.get(origin(node).seq, ()),
+        )
+        self._give(node, ("alone", node) if alone else same)
         if not alone and all(a in self.constants for a in node.all_input_nodes):
             self.constants.add(node)
 
     def _give(self, node: fx.Node, key: Hashable) -> None:
         self.of[node] = self._known.setdefault(key, len(self._known))
+
+
+def _backward_of(trace: Trace) -> Mapping[int | None, Hashable]:
+    """By the number of an autograd node the names of the ops that it ran, without sums of several gradients."""
+    ran = [n for n in trace.ops if origin(n).autograd and origin(n).seq is not None and packet_name(n) != "add"]
+    return {seq: tuple(sorted(map(packet_name, group))) for seq, group in grouped(ran, lambda n: origin(n).seq).items()}
+
+
+def _equal_buffers(program: CapturedProgram, standing: Set[str]) -> Mapping[str, str]:
+    """By the name of a buffer the first one that holds the same numbers, of those of one name in their modules."""
+    inputs = enumerate(program.trace.inputs)
+    places = grouped([(at, i) for at, i in inputs if i.name in standing], lambda one: one[1].source.rpartition(".")[2])
+    found: dict[str, str] = {}
+    for group in places.values():
+        if len(group) < 2:
+            continue
+        try:
+            tensors_of = program.example_inputs
+        except TracefuseError:  # a session file without tensors, or tensors that are gone: nothing is known to be equal
+            return {}
+        firsts: list[tuple[str, torch.Tensor]] = []
+        for at, entry in group:
+            first = next((name for name, one in firsts if _holds_the_same(one, tensors_of[at])), entry.name)
+            found[entry.name] = first
+            if first == entry.name:
+                firsts.append((first, tensors_of[at]))
+    return found
+
+
+def _holds_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one is other:
+        return True
+    if (one.shape, one.dtype, one.device, one.stride()) != (other.shape, other.dtype, other.device, other.stride()):
+        return False
+    return not one.is_meta and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
 
 
 def _key(argument: Any, of: Mapping[fx.Node, int]) -> Hashable:

@@ -165,7 +165,9 @@ class Layers(list[Layer]):
             takes = f"its backward takes {ratio:.2g} times its forward, its matmuls {expected:.2g} times"
             found.append(f"{_label(odd)} is out of line as captured: {takes}: {_parts_text(odd.backward_kinds[0])}")
         if everything.update_us[1]:
-            found.append(f"the optimizer takes {_percent(everything.update_us[1], everything.step_us[1])} of the step")
+            found.append(
+                f"the optimizer takes {_percent(everything.update_us[1], everything.step_us[1])} of the optimised step"
+            )
         return found
 
 

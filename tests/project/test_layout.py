@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -219,6 +220,12 @@ def test_a_folder_holds_few_enough_files_to_be_read_as_a_list(root: Path) -> Non
     ]
     count = Counter(path.parent.relative_to(root).as_posix() for path in sources)
     assert {folder: number for folder, number in count.items() if number > MOST_FILES} == {}
+
+
+def test_the_readme_names_no_folder_twice(root: Path) -> None:
+    rows = re.findall(r"^\| `([^`]+/)` \|", (root / "README.md").read_text(), re.M)
+    assert len(rows) > 30
+    assert {folder: count for folder, count in Counter(rows).items() if count > 1} == {}
 
 
 def test_a_package_says_what_it_knows_and_what_it_never_imports(root: Path) -> None:

@@ -16,7 +16,7 @@ Timelines are no part of this: see `tracefuse.widgets.payload.timeline`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,6 +31,7 @@ from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.recording.calls import Guard
 from tracefuse.steps.steps import Steps
+from tracefuse.tables.folding import grouped
 from tracefuse.tables.layers import Layer, layers
 from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
@@ -200,7 +201,7 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     apart = difference_notes(timing) if timing else []
     update = variant.program.update
     stepped = () if update is None else update.stepped
-    guards = Counter(_guard(one, stepped) for one in variant.capture.guards)
+    guards = Counter(said for group in _alike(variant.capture.guards) for said in _guards(group, stepped))
     checked = [] if variant.capture.agreement is None else [str(variant.capture.agreement)]
     return [
         *({"kind": "guard", "text": f"{count} times: {one}" if count > 1 else one} for one, count in guards.items()),
@@ -209,6 +210,25 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
             for text in [*checked, *remarks(variant), *unfused, *[tuning] * bool(tuned), *apart]
         ),
     ]
+
+
+MOST_VALUES = 3
+"""How many values that one line read are told."""
+
+
+def _alike(guards: Iterable[Guard]) -> Iterable[Sequence[Guard]]:
+    """The guards of each line by themselves, those of its optimizer apart."""
+    return grouped(guards, lambda one: (one.op, str(one.source), one.in_optimizer)).values()
+
+
+def _guards(group: Sequence[Guard], stepped: Sequence[Stepped]) -> list[str]:
+    """What is said of the guards of one line: of several values one sentence, which counts with how often it was read."""
+    values = list(dict.fromkeys(repr(one.value) for one in group))
+    if group[0].in_optimizer or len(values) == 1:
+        return [_guard(one, stepped) for one in group]
+    more = f" and {len(values) - MOST_VALUES} more values" * (len(values) > MOST_VALUES)
+    said = _guard(group[0], stepped).replace(values[0], f"{', '.join(values[:MOST_VALUES])}{more}", 1)
+    return [said.replace("this value only", "these values only")] * len(group)
 
 
 def _guard(guard: Guard, stepped: Sequence[Stepped]) -> str:

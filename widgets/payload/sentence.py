@@ -28,8 +28,8 @@ def sentence_record(
     is_on_gpu: bool,
     deltas: Mapping[str, float | None],
 ) -> dict[str, Any]:
-    """`said` is the sentence, `actions` are the findings that lead, each with what it is worth."""
-    left = [one for one in findings if not one["is_mended"]]
+    """`said` is the sentence, `actions` are the findings that lead, the most worth first, each with what it is worth."""
+    left = sorted((one for one in findings if not one["is_mended"]), key=_share, reverse=True)
     parts = [_step(clock, summary, is_on_gpu), *_where(rows), *_lever(left, deltas)]
     actions = [{"key": one["key"], "title": one["title"], "worth": worth_of(one)} for one in left[:MOST_ACTIONS]]
     return {"said": f"{'; '.join(parts)}.", "actions": actions}
@@ -66,6 +66,13 @@ def _lever(left: Sequence[Mapping[str, Any]], deltas: Mapping[str, float | None]
         return [*gained, "nothing else was found that slows it down"]
     worth = worth_of(left[0])
     return [f"first to mend: {left[0]['title']}{f' ({worth})' if worth else ''}"]
+
+
+def _share(finding: Mapping[str, Any]) -> tuple[bool, float]:
+    """What orders findings: the share of a step that one is worth, below all others without one. Of equal ones the graver one
+    comes first already."""
+    share = re.search(r" a step, (\d+) %", str(finding["worth"]).partition(" (")[0])
+    return share is not None, float(share[1]) if share else 0.0
 
 
 def worth_of(finding: Mapping[str, Any]) -> str:

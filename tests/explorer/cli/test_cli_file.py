@@ -255,6 +255,18 @@ def test_a_step_whose_optimizer_is_not_fused_is_measured(tmp_path: Path, capsys:
     assert "measured on CPU" in capsys.readouterr().out
 
 
+def test_values_that_one_line_reads_are_told_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "import torch\nx = torch.randn(8, requires_grad=True)\ny = x.exp()\n"
+    text += "for i in range(8):\n    y = y * (1 + y[i].item())\ny.sum().backward()\n"
+    assert main([written(tmp_path, text), "--no-measure"]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("guard: ")]
+    assert line.startswith("guard: 8 times: The program read ")
+    assert "and 5 more values from a tensor" in line
+    assert line.endswith("the trace holds for these values only.")
+
+
 def test_findings_are_printed_with_their_fixes_the_gravest_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,8 @@ from torch import nn, optim
 
 import tracefuse
 from tracefuse.findings.finding import Finding
+from tracefuse.widgets.payload.program import payload
+from tracefuse.widgets.text import to_text
 
 NOT_FUSED, SHARE = "optimizer-not-fused", "update-share"
 
@@ -66,11 +68,24 @@ def test_what_is_spared_is_what_is_read_and_written_again() -> None:
 
 
 def test_the_share_of_the_update() -> None:
-    (one,) = found(SHARE, stepped(fused=True))
-    assert re.fullmatch(r"the update of AdamW takes \d+ % of the step", one.title)
+    (one,) = found(SHARE, stepped(foreach=False))
+    assert re.fullmatch(r"the update of AdamW takes \d+ % of the step as it ran", one.title)
     assert one.severity == "medium"
     assert one.evidence[0][0].endswith("optimizer.step()")
     assert not found(SHARE, stepped(fused=True, rows=8192))
+
+
+def test_the_share_of_a_fused_update_is_a_remark() -> None:
+    for of in (c := stepped(fused=True), c.optimize()):
+        (one,) = found(SHARE, of)
+        assert one.severity == "low"
+
+
+def test_shares_of_the_update_say_of_which_program_they_are() -> None:
+    v = stepped(foreach=False).optimize()
+    assert "of the step as it ran" in found(SHARE, v)[0].title
+    assert re.search(r"the optimizer takes \d+ ?% of the optimised step", str(v.layers()))
+    assert re.search(r"the optimizer takes \d+ ?% of the optimised step", to_text(payload(v)))
 
 
 def test_a_program_without_an_update_has_neither() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,6 +108,23 @@ def test_a_sum_in_float32_is_no_round_trip() -> None:
     assert "cast-round-trip" not in ids(lambda: loss(((x @ w).float().sum(-1, keepdim=True)).to(BF16) * x))
 
 
+@pytest.mark.parametrize(("ops", "severity", "fix"), [(1, "high", "leave both casts out"), (3, "low", "`fuse`")])
+def test_the_casts_around_a_chain_are_kept(ops: int, severity: str, fix: str) -> None:
+    x = large(4096, 4096)
+
+    def step() -> None:
+        h = (x * 2).float()
+        for _ in range(ops):
+            h = torch.sigmoid(h)
+        loss(h.to(BF16) * x)
+
+    with tracefuse.capture() as c:
+        step()
+    (one,) = [one for one in diagnose(on_a_gpu(c)) if one.id == "cast-round-trip"]
+    assert one.severity == severity
+    assert fix in one.fix
+
+
 def test_a_program_of_float64_is_meant_to_be() -> None:
     model = nn.Linear(1024, 1024, device=META, dtype=torch.float64)
     assert "float64-leak" not in ids(lambda: model(large(1024, 1024, dtype=torch.float64)).sum().backward())
@@ -160,12 +178,80 @@ def test_values_that_differ_have_numbers_of_their_own() -> None:
 
     with tracefuse.capture() as c:
         step()
-    numbers = facts.Numbering(c.trace)
+    numbers = facts.Numbering(c.trace, c.program)
     products = [numbers.of[n] for n in c.trace.ops if n.name in ("a", "b", "c")]
     assert len(products) == 3
     assert products[0] == products[1] != products[2]
     drawn = [numbers.of[n] for n in c.trace.ops if "bernoulli" in n.name]
     assert len(set(drawn)) == len(drawn) == 2
+
+
+class Sloped(nn.Module):
+    def __init__(self, slope: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("slope", slope)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.slope.exp().tril()
+
+
+@pytest.mark.parametrize(("factors", "is_told"), [([1, 1, 1, 1], True), ([1, 2, 3, 4], False)])
+def test_buffers_of_one_name_are_equal_where_they_hold_the_same_numbers(factors: list[int], is_told: bool) -> None:
+    slope, x = torch.randn(64, 64), torch.randn(8, 64, requires_grad=True)
+    model = nn.Sequential(*(Sloped(slope * factor) for factor in factors))
+    with tracefuse.capture() as c:
+        model(x).sum().backward()
+    assert ("computed-again" in {one.id for one in c.findings()}) == is_told
+
+
+def test_without_tensors_no_buffers_are_known_to_be_equal(tmp_path: Path) -> None:
+    model, x = nn.Sequential(*(Sloped(torch.ones(64, 64)) for _ in range(4))), torch.randn(8, 64, requires_grad=True)
+    with tracefuse.capture() as c:
+        model(x).sum().backward()
+    found = [tracefuse.load(c.save(tmp_path / f"{kept}.tfz", inputs=kept)).findings() for kept in (False, True)]
+    assert ["computed-again" in {one.id for one in of} for of in found] == [False, True]
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_discriminator_of_a_detached_value_gives_other_gradients(is_detached: bool) -> None:
+    makes, judges, z = nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.randn(32, 64)
+    with tracefuse.capture() as c:
+        fake = makes(z)
+        (judges(fake.detach() if is_detached else fake).mean() - judges(fake).square().mean()).backward()
+    assert ("computed-again" in {one.id for one in c.findings()}) != is_detached
+
+
+def summed(trunk: nn.Module, losses: list[Tensor]) -> None:
+    losses[0].backward(retain_graph=True)
+    losses[1].backward()
+
+
+def apart(trunk: nn.Module, losses: list[Tensor]) -> None:
+    """Each loss has its gradients, and their norms are what weighs them."""
+    losses[0].backward(retain_graph=True)
+    first = [p.grad for p in trunk.parameters()]
+    trunk.zero_grad()
+    losses[1].backward()
+    for p, one in zip(trunk.parameters(), first, strict=True):
+        p.grad = one / one.norm() + p.grad / p.grad.norm()
+
+
+def one_of_them_scaled(trunk: nn.Module, losses: list[Tensor]) -> None:
+    losses[0].backward(retain_graph=True)
+    for p in trunk.parameters():
+        p.grad = p.grad / p.grad.norm()
+    losses[1].backward()
+
+
+@pytest.mark.parametrize(("backwards", "is_told"), [(summed, True), (apart, False), (one_of_them_scaled, False)])
+def test_only_backwards_whose_gradients_are_summed_are_one(
+    backwards: Callable[[nn.Module, list[Tensor]], None], is_told: bool
+) -> None:
+    trunk, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(32, 64)
+    with tracefuse.capture() as c:
+        h = trunk(x)
+        backwards(trunk, [h.square().mean(), h.abs().mean()])
+    assert ("second-backward" in {one.id for one in c.findings()}) == is_told
 
 
 # --- products and loops -----------------------------------------------------------------------------------------------

@@ -148,6 +148,20 @@ def test_passes_that_are_on_are_not_offered() -> None:
     }  # fmt: skip
 
 
+class Masked(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(torch.ones(x.shape[-1], x.shape[-1]).tril() == 0, 0.0)
+
+
+def test_what_a_pass_mends_is_still_shown_and_says_by_which() -> None:
+    model, x = torch.nn.Sequential(*(Masked() for _ in range(6))), torch.randn(256, 256, requires_grad=True)
+    capture = tracefuse.capture(lambda: model(x).sum().backward())
+    shown = {on: record(payload(capture.optimize(simplify=on)), "computed-again") for on in (True, False)}
+    assert (shown[True]["is_mended"], shown[False]["is_mended"]) == (True, False)
+    assert shown[True]["mended"].startswith("mended by `simplify`")
+    assert shown[True]["title"] == shown[False]["title"]
+
+
 def test_of_a_pass_that_is_on_the_view_says_why_it_left_something() -> None:
     x, w = (torch.randn(n, 1024, dtype=torch.bfloat16, requires_grad=True) for n in (64, 61))
     v = tracefuse.capture(lambda: (x @ w.t()).sum().backward()).optimize()

@@ -92,7 +92,7 @@ def autocast_of_one_stream_for_three(mistake: bool) -> Step:
     return step
 
 
-@planted("cast-round-trip", "leave both casts out")
+@planted("cast-round-trip", "keep the casts")
 def a_block_without_autocast(mistake: bool) -> Step:
     """A part of the model that was taken out of autocast, so that its input and its output are cast."""
 
