@@ -79,6 +79,7 @@ BENCHES = {
     "toggle": Bench("overhead/toggle.py", check=True),
     "view": Bench("overhead/view.py"),
     "page": Bench("overhead/page.py", check=True),
+    "pipeline": Bench("overhead/pipeline.py", check=True),
     "timeline_file": Bench("overhead/timeline_file.py"),
 }
 """By the name of their results."""
