@@ -68,7 +68,7 @@ def test_the_page_opens_by_itself(downloaded: Callable[[str], Path], browser: Br
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(path.as_uri())
     page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-    expect(page.get_by_test_id("tf-tile-time")).to_contain_text("● measured")
+    expect(page.get_by_test_id("tf-own-time")).to_contain_text(" → ")
     page.close()
     assert errors == []
 
