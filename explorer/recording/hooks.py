@@ -2,9 +2,9 @@
 behind the back of a dispatch mode: kernels that no operator wraps, launched by Triton or `torch.cuda.jiterator`, and storages
 that are resized or copied into.
 
-Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`. Of what is
-compiled: `nn.Module._compiled_call_impl`, `_orig_mod`, and the frame `compile_wrapper`, which calls `fn`. Of kernels:
-`torch.cuda.jiterator._JittedFunction`, and `kernel_name`.
+Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`. Of global
+hooks of modules: `_global_forward_hooks_with_kwargs`. Of what is compiled: `nn.Module._compiled_call_impl`, `_orig_mod`, and the
+frame `compile_wrapper`, which calls `fn`. Of kernels: `torch.cuda.jiterator._JittedFunction`, and `kernel_name`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,10 @@ class ModuleStack:
         self._thread = threading.get_ident()
         with ExitStack() as hooks:
             hooks.callback(register_module_forward_pre_hook(self._enter).remove)
-            hooks.callback(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True).remove)
+            left = register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
+            # torch leaves it there
+            hooks.callback(nn.modules.module._global_forward_hooks_with_kwargs.pop, left.id, None)
+            hooks.callback(left.remove)
             self._hooks = hooks.pop_all()
 
     def detach(self) -> None:

@@ -57,3 +57,10 @@ def test_a_module_that_cannot_name_what_it_has_is_captured_without_names() -> No
     assert len(named) == 6
     with pytest.raises(RuntimeError, match="no names"):
         nameless.named_parameters()
+
+
+def test_a_capture_leaves_no_global_hook_of_modules() -> None:
+    before = bool(torch.nn.modules.module._has_any_global_hook())
+    layer = torch.nn.Linear(3, 2)
+    tracefuse.capture(lambda: layer(torch.ones(2, 3)).sum().backward())
+    assert bool(torch.nn.modules.module._has_any_global_hook()) is before
