@@ -55,13 +55,3 @@ def is_placing() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def placements_of(tensor: torch.Tensor) -> str:
-    """How a DTensor lies on its mesh, as `Shard(dim=0) on dp=2`; "" for every other tensor."""
-    if _attribute(type(tensor)) != "_local_tensor":
-        return ""
-    mesh = tensor.device_mesh  # type: ignore[attr-defined]
-    names = mesh.mesh_dim_names or tuple(f"dim {at}" for at in range(mesh.ndim))
-    pairs = zip(tensor.placements, names, mesh.shape, strict=True)  # type: ignore[attr-defined]
-    return ", ".join(f"{placement} on {name}={size}" for placement, name, size in pairs)

@@ -99,11 +99,6 @@ class Value:
         """Lie where `tensor` lies now, the numbers being the same."""
         self.memory, self.stride, self.offset, self._extent = memory, tensor.stride(), tensor.storage_offset(), None
 
-    def is_otherwise(self, other: Value) -> bool:
-        """Whether the two, of one memory, may have bytes in common and are not of the same layout."""
-        (start, end), (other_start, other_end) = self.extent, other.extent
-        return self.layout != other.layout and start < other_end and other_start < end
-
     def same_layout(self, other: Value) -> bool:
         return self.layout == other.layout
 
