@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,13 +134,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _is_cut_off(stream: TextIO) -> bool:
     """Whether nobody reads what is written any more, as behind `| head`. What is left then goes nowhere, so that the flush at
-    the end of the process does not raise again."""
-    try:
-        stream.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return True
-    return False
+    the end of the process does not raise again.
+
+    The pipe itself is asked: a stream that has failed once may hold nothing any more, and then flushes without an error.
+    """
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return True
 
 
 def _run(name: str, words: Sequence[str]) -> None:
