@@ -26,6 +26,7 @@ CHOICES = {
     "simplify": {"simplify": True},
     "freeze": {"freeze": True},
     "cat": {"cat": True},
+    "linear_cross_entropy": {"linear_cross_entropy": True},
     "decompose": {"decompose": True, "fuse": True},
     "pad": {"pad": True},
     "remat": {"remat": 0.5},
@@ -35,7 +36,8 @@ CHOICES = {
     "fuse": {"fuse": True},
     "remat of all, fused": {"simplify": True, "remat": 0.0, "fuse": True},
     "pad, fused": {"decompose": True, "pad": True, "fuse": True},
-    "all": dict.fromkeys(("simplify", "freeze", "cat", "decompose", "pad", "fuse"), True) | {"remat": 0.5},
+    "all": dict.fromkeys(("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "fuse"), True)
+    | {"remat": 0.5},
 }
 
 

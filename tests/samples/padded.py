@@ -1,4 +1,4 @@
-"""`pad` where every unaligned matmul gains: those of tests are too small to, and on no GPU does float64."""
+"""`pad` and `linear_cross_entropy` where everything gains: programs of tests are too small to, and on no GPU does float64."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from torch import fx
 from tracefuse.config.configuration import Machine
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.linear_cross_entropy import LinearCrossEntropy
+from tracefuse.optimizers.linear_cross_entropy.pattern import HeadLoss
+from tracefuse.optimizers.linear_cross_entropy.worth import Worth as WorthOfChunks
 from tracefuse.optimizers.pad import Pad, Worth
 
 
@@ -18,5 +21,15 @@ class PadAll(Pad):
         return None
 
 
-PADS_ALL = Machine(Cat(), Fuse(), PadAll())
-"""A machine whose matmuls are all padded, the CPU's too."""
+class ChunkAll(LinearCrossEntropy):
+    """Several chunks of every loss, the last one shorter."""
+
+    def rows_of(self, head: HeadLoss) -> int:
+        return 5
+
+    def refusal(self, found: WorthOfChunks) -> str | None:
+        return None
+
+
+PADS_ALL = Machine(Cat(), Fuse(), PadAll(), linear_cross_entropy=ChunkAll)
+"""A machine whose matmuls are all padded and whose losses are all in chunks, the CPU's too."""
