@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import fx
 
 from tracefuse.config.configuration import Machine
@@ -31,5 +33,7 @@ class ChunkAll(LinearCrossEntropy):
         return None
 
 
-PADS_ALL = Machine(Cat(), Fuse(), PadAll(), linear_cross_entropy=ChunkAll)
-"""A machine whose matmuls are all padded and whose losses are all in chunks, the CPU's too."""
+PADS_ALL = Machine(Cat(), Fuse(), PadAll())
+"""A machine whose matmuls are all padded, the CPU's too."""
+TAKES_ALL = replace(PADS_ALL, linear_cross_entropy=ChunkAll)
+"""One whose losses are all in chunks as well."""

@@ -10,7 +10,7 @@ import programs
 import pytest
 import torch
 import torch.nn.functional as F
-from padded import PADS_ALL, ChunkAll
+from padded import TAKES_ALL, ChunkAll
 from torch import Tensor, nn
 from traces import Tried, tried
 
@@ -120,7 +120,7 @@ def captured(model: Head, loss: Callable[[Head], Tensor]) -> tracefuse.Capture:
 
 def chunked(model: Head, loss: Callable[[Head], Tensor], **more: bool) -> Tried:
     options = {"simplify": True, "freeze": True, "cat": True, CHUNK: True} | more
-    return tried(Config.off().changed(**options).passes(PADS_ALL), captured(model, loss))
+    return tried(Config.off().changed(**options).passes(TAKES_ALL), captured(model, loss))
 
 
 def has_logits(trace: Trace) -> bool:
@@ -180,7 +180,7 @@ def test_freeze_drops_the_gradient_of_the_head_it_names() -> None:
     found = captured(Head(bias=True), mean).variant(
         Config.off().changed(simplify=True, freeze=("head.weight",), linear_cross_entropy=True)
     )
-    found.capture._machine = PADS_ALL
+    found.capture._machine = TAKES_ALL
     assert wanted(found.trace) == [True, False, True]
 
 
@@ -310,7 +310,7 @@ def test_an_exported_step_computes_in_chunks(tmp_path: Path) -> None:
     model = Head(f32, tied=True)
     capture = captured(model, total)
     expected = {n: p.grad.clone() for n, p in model.named_parameters()}
-    capture._machine = PADS_ALL
+    capture._machine = TAKES_ALL
     path = capture.optimize().export(tmp_path / "step.py")
     text = path.read_text()
     assert "def linear_cross_entropy(" in text
@@ -334,7 +334,7 @@ def test_a_compiled_step_scales_by_the_cotangent_that_it_is_given(name: str) -> 
     program = programs.PROGRAMS[name](f32)
     torch.manual_seed(1)
     capture = tracefuse.capture(program.run)
-    capture._machine = PADS_ALL
+    capture._machine = TAKES_ALL
     variant = capture.optimize(remat=None)
     assert any(CHUNK in str(node.target) for node in variant.trace.ops)
     step = variant.compile()
@@ -352,7 +352,7 @@ def test_a_compiled_step_scales_by_the_cotangent_that_it_is_given(name: str) -> 
 def test_the_backend_computes_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     from tracefuse.variant import Variants
 
-    monkeypatch.setattr(Variants, "machine", PADS_ALL)
+    monkeypatch.setattr(Variants, "machine", TAKES_ALL)
     model = Head(f32, tied=True)
     compiled = torch.compile(mean, backend="tracefuse")
     loss = compiled(model)
