@@ -211,7 +211,7 @@ REFUSED = {
     NormsOfOld: (r"a gradient that the step before has left in `.grad` \(.*self.norm \+= .*before `optimizer.step", None),
     OldAdded: (r"a gradient that the step before has left in `.grad` \(.*one.grad.add_\(before", None),
     Carried: (r"which the step before has made anew \(.*one.grad.add_\(before.*make it once, before the loop", Kept),
-    InOneLine: (r"part\(\) writes to tensors between two updates.*call the two in lines of their own", AveragedInline),
+    InOneLine: (r"update_parameters\(self.model\) writes to tensors.*call the two in lines of their own", AveragedInline),
 }  # fmt: skip
 
 
