@@ -23,6 +23,9 @@ GELU_CUBIC = "0.044715"
 MISH_IS_PLAIN = "20.0"
 """Above it `mish(x)` is x to the last digit of a float64: `2 / exp(2 * 20)` is below its rounding."""
 
+A_SIXTH = "0.1666666716337204"
+"""As the backward of ATen's `hardsigmoid` has it, in float64 too: the float32 next to it."""
+
 # --- gelu and silu ----------------------------------------------------------------------------------------------------
 
 
@@ -100,7 +103,7 @@ def _hardsigmoid(x: str) -> str:
 
 
 def _hardsigmoid_backward(grad: str, x: str) -> str:
-    return f"tl.where(({x} > -3.0) & ({x} < 3.0), {grad} * (1.0 / 6), 0)"
+    return f"tl.where(({x} > -3.0) & ({x} < 3.0), {grad} * {A_SIXTH}, 0)"
 
 
 def _hardswish(x: str) -> str:

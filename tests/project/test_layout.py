@@ -37,7 +37,7 @@ PURE = {
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
     "optimizers/formulas": {"optimizers"},
     "optimizers/lowering": {"optimizers", "optimizers/formulas"},
-    "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/lowering"},
+    "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/formulas", "optimizers/lowering"},
     "optimizers/fuse": {
         "optimizers",
         "optimizers/costs",
