@@ -7,7 +7,8 @@
     options           those of `Capture.optimize`: torch.compile(model, backend="tracefuse", options={"remat": 0.5})
     cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
-What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op, and so does a graph that one
+A graph whose sizes vary is compiled for each set of sizes that it is called with (`tracefuse.dynamo.sizes`). What a trace
+cannot say (numbers that vary, ops that hold graphs) runs as it came, op by op, and so does a graph that one
 of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing
 leaves the backend but `OptionError`, for what the user asked, and running out of memory.
 
@@ -37,6 +38,7 @@ from tracefuse.dynamo.graphed_halves import GraphedHalves
 from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.dynamo.joint import inputs_of, joint_trace
 from tracefuse.dynamo.joint_refusals import GraphInput
+from tracefuse.dynamo.sizes import BySize, floats, varying_sizes
 from tracefuse.errors import OptionError, TracefuseError, UnknownValue
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
 from tracefuse.optimizers.trace import Trace, origin, val
@@ -74,7 +76,19 @@ def tracefuse(
     cuda_graph = chosen.pop("cuda_graph", False)
     if not isinstance(cuda_graph, bool):
         raise OptionError(f"cuda_graph={cuda_graph!r}: take True or False")
-    config = Config.of(**chosen)
+    config, patterns = Config.of(**chosen), _patterns_of(options)
+
+    def compiled(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        return _compiled(graph, examples, config, cuda_graph, patterns)
+
+    positions = varying_sizes(module, example_inputs)
+    return BySize(module, positions, floats(module, example_inputs), compiled) if positions else compiled(module, example_inputs)
+
+
+def _compiled(
+    module: fx.GraphModule, example_inputs: Sequence[Any], config: Config, cuda_graph: bool, patterns: Patterns
+) -> Callable[..., Any]:
+    """What runs one graph."""
     try:
         inputs = inputs_of(module, example_inputs)
     except OUT_OF_MEMORY:
@@ -82,7 +96,7 @@ def tracefuse(
     except Exception as reason:
         _run_op_by_op(reason, example_inputs)
         return module.forward
-    compiling = _Compiling(config, cuda_graph, inputs, example_inputs, _patterns_of(options))
+    compiling = _Compiling(config, cuda_graph, inputs, example_inputs, patterns)
     run = aot_autograd(
         fw_compiler=_runnable,
         bw_compiler=_runnable,
