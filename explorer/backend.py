@@ -82,7 +82,11 @@ def tracefuse(
         return _compiled(graph, examples, config, cuda_graph, patterns)
 
     positions = varying_sizes(module, example_inputs)
-    return BySize(module, positions, floats(module, example_inputs), compiled) if positions else compiled(module, example_inputs)
+    return (
+        BySize(module, positions, floats(module, example_inputs), compiled)
+        if positions
+        else compiled(module, example_inputs)
+    )
 
 
 def _compiled(

@@ -50,7 +50,10 @@ def has_symbols(value: Any) -> bool:
 
 def varying_sizes(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
     """The positions of the graph's inputs that are tensors with sizes that vary, or such sizes; () where there are none, or
-    where a number varies that is no size, such as a count of calls, of which no two need be alike."""
+    where a number varies that is no size, such as a count of calls, of which no two need be alike; nor in the backward of
+    compiled autograd, which takes lists."""
+    if any(isinstance(one, (list, tuple)) for one in examples):
+        return ()
     values = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
     found = [one if has_symbols(one) else example for one, example in zip(values, examples, strict=True)]
     symbols = set().union(*(free_symbols(one) for one in found if isinstance(one, torch.Tensor)))
@@ -63,7 +66,8 @@ def varying_sizes(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int,
 def floats(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
     """The positions of the graph's inputs that are Python floats in a tensor."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    return tuple(at for at, node in enumerate(placeholders) if any(map(_is_item, node.users)) and _is_float(examples[at]))
+    read = (node.users and all(map(_is_item, node.users)) for node in placeholders)
+    return tuple(at for at, is_read in enumerate(read) if is_read and _is_float(examples[at]))
 
 
 def _is_item(node: fx.Node) -> bool:
@@ -124,8 +128,8 @@ class BySize:
 
 
 VARIES = (
-    "a graph of this model runs op by op for some calls, without tracefuse: a float that it reads is another one in each call: "
-    "make it a tensor (`register_buffer`), or compile with dynamic=False."
+    "a graph of this model runs op by op for some calls, without tracefuse: a float that it reads is another one in each "
+    "call. Make it a tensor (`register_buffer`), or compile with dynamic=False."
 )
 
 
@@ -160,7 +164,7 @@ def specialised(
     new |= {placeholders[at]: arguments[at] for at in positions if not isinstance(arguments[at], torch.Tensor)}
     for at in floats:
         number = arguments[at].item()
-        new |= {placeholders[at]: arguments[at]} | {user: number for user in placeholders[at].users if _is_item(user)}
+        new |= {placeholders[at]: number} | dict.fromkeys(placeholders[at].users, number)
     for node in module.graph.nodes:
         if node not in new and node.op != "output":
             new[node] = graph.node_copy(node, new.__getitem__)
