@@ -116,3 +116,47 @@ def test_a_trainers_accumulated_batches_are_data() -> None:
         step(*(tensor for batch in used[at : at + 2] for tensor in batch.values()))
     theirs = eager.state_dict()
     assert max(float((mine - theirs[name]).abs().max()) for name, mine in ours.state_dict().items()) < NEAR
+
+
+def test_lightnings_fit_is_followed_by_a_compiled_step() -> None:
+    """Lightning's optimizer is given the last micro-batch's forward and backward as a closure."""
+    package: Any = pytest.importorskip("lightning")
+
+    class Fitted(package.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = network(4, 6, 3)
+
+        def training_step(self, given: tuple[Tensor, Tensor], index: int) -> Tensor:
+            return F.mse_loss(self.net(given[0]), given[1])
+
+        def configure_optimizers(self) -> optim.Optimizer:
+            self.opt = optim.AdamW(self.parameters(), lr=0.01, fused=True)
+            return self.opt
+
+    loader: DataLoader[Any] = DataLoader(Rows(10 * (SEEN + MORE)), batch_size=5)
+
+    def fit(model: Fitted, steps: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+            package.Trainer(
+                max_steps=steps,
+                accelerator="cpu",
+                devices=1,
+                default_root_dir=folder,
+                enable_model_summary=False,
+                accumulate_grad_batches=2,
+                **quiet,
+            ).fit(model, loader)
+
+    ours, eager = Fitted(), Fitted()
+    with tracefuse.capture_step(n=3) as c:
+        fit(ours, SEEN + 1)
+    fit(eager, SEEN + MORE)
+    step = c.optimize().compile()
+    left = [tensor for batch in loader for tensor in batch][4 * (SEEN + 1) :]
+    for at in range(0, len(left), 4):
+        step(*left[at : at + 4])
+    theirs = eager.state_dict()
+    assert max(float((mine - theirs[name]).abs().max()) for name, mine in ours.state_dict().items()) < NEAR
