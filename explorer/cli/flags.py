@@ -225,6 +225,13 @@ TIMELINE_OPTIONS: tuple[Option, ...] = (
 RANKS_OPTIONS: tuple[Option, ...] = (
     _value("html", "PATH", "also write ranks × time as a page to this file"),
     _value("json", "PATH", "also write all that was found to this file"),
+    _value(
+        "most",
+        "N",
+        "of more ranks than N read only the collectives, and in full the latest and some others (default: 16)",
+        16,
+        int,
+    ),
 )
 """What `tracefuse ranks` takes."""
 
