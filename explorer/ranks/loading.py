@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from tracefuse.errors import TraceFileError
+from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.profiling.trace_file import bytes_of
 from tracefuse.profiling.typed_records import chunks, elements
 from tracefuse.ranks.causes import LEAST_NS
@@ -29,6 +30,7 @@ Read = TypeVar("Read")
 SUFFIXES = (".json", ".json.gz", ".pt.trace.json", ".pt.trace.json.gz")
 
 
+@uncollected()
 def load_ranks(
     source: str | Path | Iterable[str | Path],
     progress: Callable[[float, str], None] | None = None,
