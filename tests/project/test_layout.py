@@ -55,6 +55,7 @@ PURE = {
         "optimizers/lowering",
     },
     "optimizers/optimizer_step": {"optimizers", "optimizers/costs", "optimizers/kernels", "optimizers/lowering"},
+    "optimizers/overlap": {"optimizers", "optimizers/costs"},
     "optimizers/formats": {"optimizers"},
 }
 """Which packages of the optimizers one of them imports: none but these, wherever the import stands."""
