@@ -56,19 +56,21 @@ def to_html(
     name: str | None = "c",
     payload_of: Callable[[Variant], dict[str, Any]] | None = None,
     timeline: dict[str, Any] | None = None,
+    board: dict[str, Any] | None = None,
 ) -> str:
     """One self-contained page: `variant`, no pass at all, all passes, and each pass switched alone.
 
     `name` is the variable that holds the capture, if there is one. `payload_of` says what is shown of a variant (default:
     what `payload` says, with the times that were measured of it beside the captured program), `timeline` is a
-    `timeline_record` with its events as text (default: that of the session file, if the capture came from one).
+    `timeline_record` with its events as text (default: that of the session file, if the capture came from one). `board` is
+    what was tried, as the view has it.
     """
     variants = [variant, *map(variant.capture.variant, configurations(variant.config))]
     measured = Measured.of(variant)
     for one in reversed(variants):  # those of the shown one last: where there are no others, they are what is stale
         measured.adopt(one)
     payloads = [payload_of(one) if payload_of else measured.payload(one, None, name) for one in variants]
-    return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline or measured.timeline)
+    return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline or measured.timeline, board)
 
 
 def write_html(
@@ -77,10 +79,11 @@ def write_html(
     name: str | None = "c",
     payload_of: Callable[[Variant], dict[str, Any]] | None = None,
     timeline: dict[str, Any] | None = None,
+    board: dict[str, Any] | None = None,
 ) -> Path:
-    """Write `to_html(variant, name, payload_of, timeline)` to `path`, and return that."""
+    """Write `to_html(variant, name, payload_of, timeline, board)` to `path`, and return that."""
     path = Path(path)
-    path.write_text(to_html(variant, name, payload_of, timeline), encoding="utf-8")
+    path.write_text(to_html(variant, name, payload_of, timeline, board), encoding="utf-8")
     return path
 
 
@@ -91,9 +94,15 @@ def configurations(shown: Config) -> list[Config]:
     return [c for c in dict.fromkeys([*around, full, bare]) if c != shown]
 
 
-def page(payloads: list[dict[str, Any]], title: str, timeline: dict[str, Any] | None = None) -> str:
+def page(
+    payloads: list[dict[str, Any]],
+    title: str,
+    timeline: dict[str, Any] | None = None,
+    board: dict[str, Any] | None = None,
+) -> str:
     """The page that holds `payloads`, the first of them shown."""
-    return page_of({"payloads": payloads, "timeline": timeline}, title, to_text(payloads[0]))
+    held = {"payloads": payloads, "timeline": timeline} | ({} if board is None else {"board": board})
+    return page_of(held, title, to_text(payloads[0]))
 
 
 def page_of(held: dict[str, Any], title: str, text: str) -> str:

@@ -6,6 +6,9 @@ import { mountRun } from "./run.js";
 /** @type {Status} */
 const IDLE = { busy: "", progress: null, text: "", error: null };
 
+/** @type {BoardState} */
+const NO_BOARD = { capture: 0, captures: [""], device: "", rows: [], comparison: null };
+
 /** Where the answer to a message is shown, and what the page lacks for it. @type {Partial<Record<Message["type"], [panel: Exclude<Status["busy"], "">, what: string]>>} */
 const NEEDS_KERNEL = {
   measure: ["timing", "measures nothing"],
@@ -17,15 +20,18 @@ const NEEDS_KERNEL = {
   inspect: ["kernels", "compiles nothing"],
   clock: ["passes", "shows the times that it was saved with"],
   take: ["take", "writes no other files"],
+  sweep: ["board", "tries nothing new"],
+  compare: ["board", "compares nothing new"],
+  return: ["board", "shows one capture"],
 };
 
 /** @implements {Model} */
 export class PageModel {
-  /** @param {Payload[]} payloads the first is shown first @param {Timeline | null} [timeline] */
-  constructor(payloads, timeline = null) {
+  /** @param {Payload[]} payloads the first is shown first @param {Timeline | null} [timeline] @param {BoardState} [board] */
+  constructor(payloads, timeline = null, board = NO_BOARD) {
     this.payloads = payloads;
     /** @type {State} */
-    this.state = { key: "", payload: payloads[0], selected: "", status: IDLE, live: false, timeline, step: null };
+    this.state = { key: "", payload: payloads[0], selected: "", status: IDLE, live: false, timeline, step: null, board, tab: "" };
     /** @type {Map<string, Set<(...args: any[]) => void>>} */
     this.listeners = new Map();
   }
@@ -62,7 +68,10 @@ export class PageModel {
   /** @param {Partial<Config>} changes */
   configure(changes) {
     const found = this.find(changes);
-    if (found) this.set("payload", found);
+    if (found) {
+      this.set("payload", found);
+      this.set("board", onShow(this.state.board, found));
+    }
     const [at] = Object.keys(changes);
     const error = found ? null : { panel: /** @type {const} */ ("passes"), at, message: missing(this.state.payload, changes) };
     this.set("status", { ...IDLE, error });
@@ -84,6 +93,11 @@ export class PageModel {
     const wanted = { ...this.state.payload.config, ...changes };
     return this.payloads.find((payload) => same(payload.config, wanted));
   }
+}
+
+/** The board with the row marked that is shown now. @param {BoardState} board @param {Payload} shown @returns {BoardState} */
+function onShow(board, { config }) {
+  return { ...board, rows: board.rows.map((row) => ({ ...row, is_shown: row.capture === board.capture && same(row.config, config) })) };
 }
 
 /** @param {Config} one @param {Config} other */
@@ -111,9 +125,9 @@ export function withEvents(timeline) {
  */
 export async function mountPage(render, held, host, styles) {
   // Of the configurations that are not shown, nothing but the configuration is made: { payloads: [payload, …] }.
-  const { payloads, timeline, run } = await decode(held, 3);
+  const { payloads, timeline, board, run } = await decode(held, 3);
   if (run) return mountRun(run, /** @type {Timeline} */ (withEvents(timeline)), host, styles);
-  render({ model: new PageModel(payloads, withEvents(timeline)), el: host });
+  render({ model: new PageModel(payloads, withEvents(timeline), board), el: host });
   // The page is the view: its keys work before anything was clicked.
   /** @type {HTMLElement | null} */ (host.firstElementChild)?.focus({ preventScroll: true });
 }
