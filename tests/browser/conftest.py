@@ -50,6 +50,7 @@ REOPEN = """async () => {
     const view = await import(url);
     const host = document.getElementById("view");
     host.replaceChildren();
+    history.replaceState(null, "", location.pathname);
     await view.mountPage(view.default.render, document.getElementById("held").textContent, host);
 }"""
 RUN_CELL = """async (source) => {

@@ -110,7 +110,7 @@ def test_arrows_walk_the_tabs_and_each_digit_opens_one(page: Page) -> None:
         page.keyboard.press(key)
         expect(page.get_by_test_id(f"tf-tab-{tab}")).to_be_focused()
         expect(selected).to_have_attribute("data-testid", f"tf-tab-{tab}")
-    for digit, tab in enumerate(TABS, 1):
+    for digit, tab in enumerate(TABS[:9], 1):
         page.keyboard.press(str(digit))
         expect(selected).to_have_attribute("data-testid", f"tf-tab-{tab}")
 

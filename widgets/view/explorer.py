@@ -24,16 +24,15 @@ from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.passes import change_record, config_record
 from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.text import to_text
-from tracefuse.widgets.view.boarding import Boarding
+from tracefuse.widgets.view.keeping import Keeping
 from tracefuse.widgets.view.report import report
-from tracefuse.widgets.view.still import StillForm
 from tracefuse.widgets.view.takeaway import TAKEAWAYS
 from tracefuse.widgets.view.tasks import Task
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
 
 
-class Explorer(Boarding):
+class Explorer(Keeping):
     """Both traces of a variant, its passes as switches, times and kernels.
 
     `variant` is what is shown now, `baseline` the pinned variant that it is compared with (None: the captured program).
@@ -80,7 +79,7 @@ class Explorer(Boarding):
         self.measured.adopt(variant)
         self._begin()
         self._begin_board(others)
-        self.still = StillForm()
+        self._begin_keeping()
         last = self.measured.last
         super().__init__(
             payload=self.held(variant),
@@ -109,7 +108,7 @@ class Explorer(Boarding):
             self.config = config_record(variant.config)
             if self.step is not None:
                 self.show_pass(self.step["pass"])
-            self.still.update(self.payload)
+            self._update_still()
 
     def show_pass(self, name: str) -> None:
         """Show beside the whole what the pass called `name` alone changed, as the trait `step`; nothing for "" or while it is
@@ -296,4 +295,4 @@ class Explorer(Boarding):
             return
         view, metadata = super()._repr_mimebundle_()
         display({**view, "text/plain": "tracefuse: the view"}, metadata=metadata, raw=True)
-        self.still.show(self.payload)
+        self._show_still()

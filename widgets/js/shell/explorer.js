@@ -219,6 +219,8 @@ export class Explorer {
   /** @param {string} id */
   openTab(id) {
     this.tab = id;
+    this.model.set("tab", id);
+    this.model.save_changes();
     this.drawTabs();
     this.showTab();
     this.drawPanel();
