@@ -21,7 +21,7 @@ The row's logsumexp is one f32 number (f64 for f64): where logits are large, p h
 Where a row of x holds +inf, its finite neighbours become -inf instead of NaN. Left as they are, each with a reason: what a
 kernel could not hold anyway (`fusible.refusal`; another dimension than the last), class weights, losses over images
 (`nll_loss2d`) and over a single row. It is for traces that are fused afterwards: without kernels the composites move fewer
-bytes.
+bytes. Activations of several results or halves are taken apart too (`formulas.composites`).
 
 Sources: the formulas are those of `aten/src/ATen/native/LossNLL.cpp` and `SoftMax.cpp`.
 """
@@ -35,6 +35,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from tracefuse.optimizers.formulas.composites import apart
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.lowering.geometry import reduced_dims
 from tracefuse.optimizers.ops import arguments, aten, is_getitem
@@ -218,11 +219,15 @@ BECOMES: dict[Any, str] = {
 
 def becomes(node: fx.Node) -> str | None:
     """What the pass makes of an op, in words; None for ops that do not concern it."""
+    if (row := apart(node)) is not None:
+        return row[1]
     return "sum(x) - C * logsumexp(x)" if is_sum_of_log_softmax(node) else BECOMES.get(node.target)
 
 
 def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
     """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
+    if (row := apart(node)) is not None:
+        return _replace_parts(node, row[0])
     if node.target is aten.sum.dim_IntList:
         return _replace_by(node, lambda: sum_of_log_softmax(node))
     if node.target is aten._log_softmax.default:
@@ -234,7 +239,9 @@ def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
         return reason or _replace_by(node, lambda: log_softmax_backward(node, total))
     if reason := loss_refusal(node):
         return reason
-    return _replace_loss(node) if node.target is aten.nll_loss_forward.default else _replace_loss_backward(node, sums)
+    if node.target is aten.nll_loss_forward.default:
+        return _replace_parts(node, nll_loss)
+    return _replace_loss_backward(node, sums)
 
 
 def _replace_by(node: fx.Node, build: Callable[[], fx.Node]) -> str | None:
@@ -245,17 +252,18 @@ def _replace_by(node: fx.Node, build: Callable[[], fx.Node]) -> str | None:
     return reason
 
 
-def _replace_loss(node: fx.Node) -> str | None:
+def _replace_parts(node: fx.Node, build: Callable[[fx.Node], tuple[fx.Node, ...]]) -> str | None:
+    """Let what reads a result of `node`, or a part of it, read what `build` inserts for that."""
     with node.graph.inserting_before(node):
-        results = nll_loss(node)
-    parts = [user for user in node.users if is_getitem(user)]
-    reasons = [replace_value(part, results[part.args[1]]) for part in parts]  # type: ignore[index]
+        results = build(node)
+    parts = {user: results[user.args[1]] for user in node.users if is_getitem(user)} or {node: results[0]}  # type: ignore[index]
+    reasons = [replace_value(part, result) for part, result in parts.items()]
     if reason := next(filter(None, reasons), None):
         return reason
-    for part in parts:
-        # Only the loss has a name of the user's: no loss function returns the total weight.
-        if part.args[1] == 0:
-            _take_name(results[0], part)
+    for part, result in parts.items():
+        # Only the first result has a name of the user's: the others are for the backward.
+        if result is results[0]:
+            _take_name(result, part)
     return None
 
 
@@ -276,7 +284,7 @@ def _take_name(new: fx.Node, old: fx.Node) -> None:
 
 @dataclass(frozen=True)
 class Decompose:
-    """Cross-entropy, negative log-likelihood and log-softmax as ops that fuse: see the module's table."""
+    """Cross-entropy, negative log-likelihood, log-softmax and gated units as ops that fuse: see the module's table."""
 
     name: ClassVar[str] = "decompose"
 

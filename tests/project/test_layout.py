@@ -24,14 +24,27 @@ COMMAND = "explorer/__main__.py"
 """`python -m tracefuse`: what is at the root only because Python looks for it there."""
 
 PURE = {
-    "optimizers": {"optimizers/costs", "optimizers/fakes", "optimizers/fuse", "optimizers/lowering"},
+    "optimizers": {
+        "optimizers/costs",
+        "optimizers/fakes",
+        "optimizers/formulas",
+        "optimizers/fuse",
+        "optimizers/lowering",
+    },
     "optimizers/costs": {"optimizers"},
     "optimizers/fakes": {"optimizers"},
     "optimizers/cat": {"optimizers", "optimizers/costs"},
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
-    "optimizers/lowering": {"optimizers"},
-    "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/lowering"},
-    "optimizers/fuse": {"optimizers", "optimizers/costs", "optimizers/kernels", "optimizers/lowering"},
+    "optimizers/formulas": {"optimizers"},
+    "optimizers/lowering": {"optimizers", "optimizers/formulas"},
+    "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/formulas", "optimizers/lowering"},
+    "optimizers/fuse": {
+        "optimizers",
+        "optimizers/costs",
+        "optimizers/formulas",
+        "optimizers/kernels",
+        "optimizers/lowering",
+    },
     "optimizers/remat": {
         "optimizers",
         "optimizers/costs",
