@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracefuse.boards import board as board
     from tracefuse.captures import Capture as Capture
     from tracefuse.compiled_graphs import CompiledGraph as CompiledGraph
     from tracefuse.compiled_graphs import compiled as compiled
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tracefuse.profiling.comparison import compare_timelines as compare_timelines
     from tracefuse.profiling.recorder import profile_run as profile_run
     from tracefuse.profiling.timeline import load_timeline as load_timeline
-    from tracefuse.ranks.ranks import load_ranks as load_ranks
+    from tracefuse.ranks.loading import load_ranks as load_ranks
     from tracefuse.recorded import capture as capture
     from tracefuse.recording.no_sync import assert_no_sync as assert_no_sync
     from tracefuse.step_capture import capture_step as capture_step
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "boards": ("board",),
     "captures": ("Capture",),
     "compiled_graphs": ("CompiledGraph", "compiled", "explore"),
     "config.configuration": ("Config",),
@@ -43,7 +45,7 @@ _HOMES = {
     "profiling.comparison": ("compare_timelines",),
     "profiling.recorder": ("profile_run",),
     "profiling.timeline": ("load_timeline",),
-    "ranks.ranks": ("load_ranks",),
+    "ranks.loading": ("load_ranks",),
     "recording.no_sync": ("assert_no_sync",),
     "loaded": ("load",),
     "recorded": ("capture",),
