@@ -50,6 +50,10 @@ MODES: Mapping[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-o
 """torch's names -> our options."""
 
 
+JUDGE_S = 3.0
+"""Of the trials of a graph's kernels beside ATen's ops, the largest first: compiling stays short."""
+
+
 def tracefuse(
     module: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -171,7 +175,7 @@ class _Compiling:
 def _judged(variant: Variant) -> Variant:
     """The variant without the kernels that are slower here than ATen's ops; with all where that cannot be found out."""
     try:
-        return variant.judge()
+        return variant.judge(budget_s=JUDGE_S)
     except OUT_OF_MEMORY:
         raise
     except Exception as error:
