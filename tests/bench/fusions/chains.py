@@ -5,7 +5,8 @@
 is a batch of 64 images of 32 channels, a convolution of 3 x 3 to 64 channels, then three layers. Words before the first bar
 are the head's: `kN` its kernel, `sN` its stride. A number behind a layer is its size, its groups or its factor. `keep` notes
 the value, `residual` adds it again, `dim` layers (`min`, `max`, `sum`, `mean`, `logsumexp`, `softmax`) work along channels,
-of a matmul along features, and keep the dimension; with `space` they work over all behind it.
+of a matmul along features, and keep the dimension; with `space` they work over all behind it, with
+`depth` over the first of those.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Chain(nn.Module):
 
     def _applied(self, layer: nn.Module, name: str, rest: list[str], x: Tensor, kept: Tensor) -> Tensor:
         if name in ALONG:
-            return ALONG[name](x, tuple(range(2, x.dim())) if "space" in rest else (1,))
+            behind = tuple(range(2, x.dim()))
+            return ALONG[name](x, behind if "space" in rest else behind[:1] if "depth" in rest else (1,))
         if name == "residual":
             return x + kept
         if name == "global_avg_pool":
@@ -215,7 +217,7 @@ conv3d 32x8x24x48x48 > 32 k3 | hardswish | group_norm 4 | mean space
 conv3d 32x8x24x48x48 > 24 k3 | group_norm 8 | min | clamp 1
 conv3d 32x8x24x48x48 > 32 k3 | leaky_relu | bias | clamp 1 | gelu
 conv3d 32x3x24x64x64 > 24 k3 | softmax | max_pool 2 | max_pool 2
-conv3d 32x8x24x48x48 > 32 k3 | min | softmax
+conv3d 32x8x24x48x48 > 32 k3 | min depth | softmax
 conv3d 16x16x24x48x48 > 32 k3 | mish | tanh
 conv3d 32x8x24x48x48 > 32 k3 | relu | leaky_relu | gelu | sigmoid | bias
 conv3d 32x8x24x48x48 > 24 k3 | multiply 2 | tanh | scale | sigmoid
@@ -256,9 +258,9 @@ conv_transpose3d 16x16x16x32x32 > 32 k3 s2 | multiply 2 | avg_pool 2 | bias | mu
 conv_transpose3d 16x16x16x32x32 > 32 k3 s2 | avg_pool 2 | clamp 1 | softmax | multiply 2
 conv_transpose3d 16x16x16x32x32 > 32 k3 s2 | max_pool 2 | softmax | subtract | silu | max
 conv_transpose3d 16x16x16x32x32 > 32 k3 s2 | multiply 2 | batch_norm | global_avg_pool
-conv_transpose3d 16x16x16x32x32 > 32 k3 s2 | mean | bias | softmax | tanh | multiply 2
+conv_transpose3d 16x16x16x32x32 > 32 k3 s2 | mean depth | bias | softmax | tanh | multiply 2
 conv_transpose3d 16x16x16x32x32 > 32 k3 s2 | multiply 2 | max_pool 2 | global_avg_pool | clamp 1
-linear 1024x8192 > 8192 | silu | sum | bias | layer_norm
+linear 1024x8192 > 8192 | silu | bias | layer_norm | sum
 linear 1024x8192 > 8192 | group_norm 64 | leaky_relu | residual
 linear 1024x8192 > 8192 | multiply 2 | residual | clamp 10 | logsumexp | mish
 linear 1024x8192 > 8192 | group_norm 512 | min | bias

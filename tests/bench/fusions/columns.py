@@ -95,7 +95,7 @@ def differences(work: Work, names: tuple[str, ...]) -> dict[str, float]:
 def _distance(mine: Tensor, exact: Tensor, least: float) -> float:
     if mine.shape != exact.shape:
         return float("inf")
-    return (mine - exact).abs().max().item() / max(exact.abs().max().item(), least)
+    return (mine - exact).abs().max().item() / (max(exact.abs().max().item(), least) or 1.0)
 
 
 def timed(work: Work, names: tuple[str, ...], budget_s: float) -> dict[str, dict[str, Any]]:

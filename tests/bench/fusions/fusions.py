@@ -10,8 +10,8 @@ also as CUDA graphs, of torch's and ours. A time is the least of up to 12 rounds
 where all columns are held against float64. The JSON is written after each program, and a later call with the same file goes
 on behind it, on the same GPU with the same versions; a program that was slower by more than 2 % has the kernels of both.
 
-With `--check` the status is 1 where a column failed, or was farther from float64 than `MOST_OFF`, or where, on a GPU, a
-program is slower than eager by more than 2 %.
+With `--check` the status is 1 where a column failed, or was farther from float64 than `MOST_OFF` and twice as far as eager,
+or where, on a GPU, a program is slower than eager by more than 2 %.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ COLUMNS = {
 }
 ON_A_CPU = ("eager", "ours")
 """Inductor takes minutes for all programs on a CPU and says nothing of a GPU."""
-MOST_OFF = {False: 1e-4, True: 0.15}
+MOST_OFF = {False: 1e-4, True: 5e-2}
 """From float64 at tiny sizes, over a value's largest element: in float32 without TF32, and under bf16 autocast."""
+OF_EAGERS = 2.0
+"""Times eager's own distance that a column may have: batch norm of two images in bf16 is far from float64 in eager too."""
 FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
 
 
@@ -187,7 +189,7 @@ def problems(rows: Mapping[str, Mapping[str, Any]], device: str) -> list[str]:
     found = []
     for name, row in rows.items():
         found += [f"{name}: {column} failed" for column, one in row["columns"].items() if "failed" in one]
-        bound = MOST_OFF[row["autocast"]]
+        bound = max(MOST_OFF[row["autocast"]], OF_EAGERS * row["off"]["eager"])
         found += [f"{name}: {column} is off by {off:.2g}" for column, off in row["off"].items() if not off <= bound]
     if device == "cuda":
         ratios = ratios_of(rows, "eager")
