@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
     from tracefuse.findings.finding import Case, Finding, Fix
+    from tracefuse.measure.overlapped import Overlap
     from tracefuse.measure.peers import Asked
     from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
@@ -298,6 +299,18 @@ class Variant:
         """Time of each op of the trace: measured where a timeline of this variant was taken, else modelled, by this
         GPU's measured peaks where they are known."""
         return self.capture.measurements.op_times(self.config) or modelled(self.whole)
+
+    def overlap(self, mesh: str, **choice: Any) -> Overlap:
+        """What this step of one rank would take on a described machine, such as "8xH100,nvlink" or "16xH200,nvlink,ib400",
+        modelled: as recorded, and with a choice about its collectives (`bucket_mb`, `prefetch`, `second_group`, `reshard`) or
+        several ones. "here" in place of the GPU takes the times of this variant's ops. Print it.
+
+        Raises `MeshError` for what is no machine or no choice, `MeasureError` where the step exchanges nothing.
+        """
+        from tracefuse.measure.overlapped import overlapped
+        from tracefuse.optimizers.overlap import links, options
+
+        return overlapped(self.whole, self.op_times, links.mesh(mesh), [options.Options(**choice)] if choice else [])
 
     def layers(self) -> Layers:
         """What each module takes in the forward and in the backward, as captured and with the passes. Print it.
