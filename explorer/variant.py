@@ -108,6 +108,18 @@ class Variants:
     def _variant(self, config: Config) -> Variant:
         return Variant(self, config)
 
+    def made(self, config: Config) -> Variant | None:
+        """The variant for `config` if its passes have run in this process, else None."""
+        found = self._variants.get((config, chosen()))
+        return found if found is not None and "passes" in vars(found) else None
+
+    def aside(self) -> Variants:
+        """The same program, for variants that are looked at and let go: it knows the passes that ran here, which keeps none of
+        those that run there."""
+        found = Variants(lambda: self.program, self.machine)
+        found.known_records = dict(self.known_records)
+        return found
+
     @property
     def steps(self) -> Steps | None:
         """The training steps that ran, of which one is captured; None where that is not known."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
-from tracefuse.config.names import DEFAULT_WEIGHT, PASSES
+from tracefuse.config.names import DEFAULT_LOGITS_MEMORY, DEFAULT_WEIGHT, PASSES
 from tracefuse.measure.peer_names import PEERS
 from tracefuse.optimizers.errors import nearest
 
@@ -88,6 +88,13 @@ OPTIONS: tuple[Option, ...] = (
         off_flag="--no-freeze",
     ),
     _pass("cat"),
+    _pass("linear_cross_entropy"),
+    _value(
+        "logits_memory",
+        "SIZE",
+        "bytes of logits that `linear_cross_entropy` keeps alive at a time (default: 512MiB)",
+        DEFAULT_LOGITS_MEMORY,
+    ),
     _pass("decompose"),
     _pass("pad"),
     replace(
