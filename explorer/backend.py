@@ -83,8 +83,11 @@ def tracefuse(
         raise OptionError(f"cuda_graph={cuda_graph!r}: take True or False")
     config, patterns = Config.of(**chosen), _patterns_of(options)
 
-    def compiled(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        return _compiled(graph, examples, config, cuda_graph, patterns)
+    def compiled(graph: fx.GraphModule, examples: Sequence[Any], is_first: bool = True) -> Callable[..., Any]:
+        inputs = _named(graph, examples)
+        if inputs is None:
+            return graph.forward
+        return _run_of(graph, _Compiling(config, cuda_graph, inputs, examples, patterns, is_first))
 
     positions = varying_sizes(module, example_inputs)
     return (
@@ -94,18 +97,19 @@ def tracefuse(
     )
 
 
-def _compiled(
-    module: fx.GraphModule, example_inputs: Sequence[Any], config: Config, cuda_graph: bool, patterns: Patterns
-) -> Callable[..., Any]:
-    """What runs one graph."""
+def _named(module: fx.GraphModule, examples: Sequence[Any]) -> list[GraphInput] | None:
+    """What the graph reads; None where that is not known, so that it runs as it came."""
     try:
-        inputs = inputs_of(module, example_inputs)
+        return inputs_of(module, examples)
     except OUT_OF_MEMORY:
         raise
     except Exception as reason:
-        _run_op_by_op(reason, example_inputs)
-        return module.forward
-    compiling = _Compiling(config, cuda_graph, inputs, example_inputs, patterns)
+        _run_op_by_op(reason, examples)
+        return None
+
+
+def _run_of(module: fx.GraphModule, compiling: _Compiling) -> Callable[..., Any]:
+    """What runs the graph that is `compiling`."""
     run = aot_autograd(
         fw_compiler=_runnable,
         bw_compiler=_runnable,
@@ -113,20 +117,22 @@ def _compiled(
         partition_fn=compiling.partition,
     )
     with batch_norm_as_eager_runs_it():
-        called = run(module, example_inputs)
+        called = run(module, compiling.examples)
     compiling.examples = ()  # torch 2.11 keeps `compiling` with what it compiled, and these are the caller's
     return watching(called, compiling.read_results) if compiling.read_results else called
 
 
 @dataclass
 class _Compiling:
-    """One graph on its way."""
+    """One graph on its way; it `is_judged` by its kernels' times unless it is one more size of a graph, where the model of
+    costs decides what was never timed."""
 
     config: Config
     cuda_graph: bool
     inputs: list[GraphInput]
     examples: Sequence[Any]
     patterns: Patterns
+    is_judged: bool
     read_results: tuple[int, ...] = ()
 
     def partition(
@@ -165,7 +171,8 @@ class _Compiling:
             found = CompiledGraph(joint.trace, (*self.examples, *joint.constants), config)
             variant = self.matched(found.variant(config))
             found.config = variant.config
-            return (GraphedHalves if self.cuda_graph else Halves)(joint, _judged(variant.check()))
+            judged = _judged(variant.check()) if self.is_judged else variant.check()
+            return (GraphedHalves if self.cuda_graph else Halves)(joint, judged)
 
     def matched(self, variant: Variant) -> Variant:
         """The variant without the globs that its graph does not have."""

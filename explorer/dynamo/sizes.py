@@ -35,7 +35,8 @@ MOST_NUMBERS = 4
 """Different numbers beside sizes that they are compiled for: a number that is another one in each call is no size."""
 
 Run = Callable[..., Sequence[Any]]
-Compile = Callable[[fx.GraphModule, Sequence[Any]], Run]
+Compile = Callable[[fx.GraphModule, Sequence[Any], bool], Run]
+"""Makes what runs a graph on tensors like these; with True it may take its time, as once for a model."""
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -118,7 +119,7 @@ class BySize:
         graph, returned = specialised(self.module, arguments, self.positions, self.floats)
         left_out = {at for at in self.positions if not isinstance(arguments[at], torch.Tensor)} | set(self.floats)
         tensors = [one for at, one in enumerate(arguments) if at not in left_out]
-        return _with_numbers(self.compile(graph, tensors), left_out, returned)
+        return _with_numbers(self.compile(graph, tensors, not self.known), left_out, returned)
 
     def _many(self) -> str:
         text = f"a graph of this model was compiled for {len(self.known)} sizes, which took {self.seconds:.1f} s"

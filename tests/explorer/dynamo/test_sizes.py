@@ -164,6 +164,17 @@ def test_a_size_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(tracefuse.compiled(model)) == 3
 
 
+def test_only_the_first_size_waits_for_kernels_to_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tracefuse.variant import Variant
+
+    judged: list[Variant] = []
+    monkeypatch.setattr(Variant, "judge", lambda self, **options: judged.append(self) or self)
+    compiled = torch.compile(nn.Linear(4, 4), backend=backend, dynamic=True)
+    for rows in (3, 5, 7):
+        compiled(torch.randn(rows, 4)).sum().backward()
+    assert len(judged) == 1
+
+
 def test_many_sizes_are_said_and_more_run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "MANY_SIZES", 2)
     monkeypatch.setattr(sizes, "MOST_SIZES", 3)
