@@ -13,15 +13,15 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.lowering.gathers import GATHERS
-from tracefuse.optimizers.lowering.geometry import columns_of, operand_of, reduced_dims
+from tracefuse.optimizers.lowering.geometry import along_row_dims, columns_of, operand_of
 from tracefuse.optimizers.lowering.indexing import broadcast, constant, reshape
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, literal
 from tracefuse.optimizers.lowering.lowering import Composite, Guards, Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.lowering.masks import MASKS
 from tracefuse.optimizers.lowering.placements import PLACEMENTS
-from tracefuse.optimizers.lowering.reductions import column_total, exponentials, logsumexp, reduce
+from tracefuse.optimizers.lowering.reductions import column_moments, column_total, exponentials, logsumexp, reduce
 from tracefuse.optimizers.lowering.views import Indices
-from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.trace import shape_of, val
 
 # --- constants --------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def _arange(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value
 
 def _row_index(self: Lowering, node: fx.Node, operand: fx.Node, at: Indices) -> Indices:
     """Indices along the row of `operand` that the reduction's element `at` comes from; `at` is of the reduced shape."""
-    dims, shape = reduced_dims(node), shape_of(operand)
+    dims, shape = along_row_dims(node), shape_of(operand)
     kept = [d for d in range(len(shape)) if d not in dims]
     outer = [at[d] for d in kept] if len(at) == len(shape) else list(at)
     whole = dict(zip(kept, outer, strict=True))
@@ -99,7 +99,7 @@ def _summed_rows(self: Lowering, node: fx.Node) -> Lowering:
     if self.rows is None:
         raise NotFusible(node, "it is known only after the last row, and read among the rows")
     geometry, columns = columns_of(node), self.rows.layout.columns
-    if columns is None or geometry is None or geometry.sizes != columns.sizes:
+    if columns is None or geometry is None or not geometry.adds_up_like(columns):
         raise NotFusible(node, "it sums other columns than those that the kernel's programs share out")
     return self.rows
 
@@ -112,14 +112,24 @@ def _extremum(self: Lowering, node: fx.Node, block: Value, how: str) -> Value:
     return self.emit(node, f"tl.where({nans.text} > 0, float('nan'), {best.text})", block.dtype, best.lanes)
 
 
-def _var(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-    args = arguments(node)
-    _, centred = _centred(self, node, _row(self, node, at, guards))
-    total = reduce(self, node, _product(self, node, centred, centred, "squares"), "sum", "total")
-    correction = 1 if args["correction"] is None else args["correction"]
-    count = max(self.layout.row_length - correction, 0)
-    text = f"{total.text} / {count}" if count else f"{total.text} * float('nan')"
-    return self.emit(node, text, centred.dtype, total.lanes)
+def _moments(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    """`var`, or a part of `var_mean`: the variance, or the mean."""
+    op: fx.Node = node.args[0] if is_getitem(node) else node  # type: ignore[assignment]
+    args, operand, dtype = arguments(op), operand_of(op), COMPUTE_TYPE[val(node).dtype]
+    if columns_of(op) is not None:
+        rows = _summed_rows(self, op)
+        mean, squares = column_moments(self, node, operand, dtype, at)
+        count = rows.layout.columns.sizes[1]  # type: ignore[union-attr]
+    else:
+        block = self.value(operand, _row_index(self, op, operand, at), self.row_guards(op, guards))
+        mean, centred = _centred(self, op, self.cast(block, dtype))
+        squares = reduce(self, op, _product(self, op, centred, centred, "squares"), "sum", "squares")
+        count = self.layout.row_length
+    if op is not node and node.args[1] == 1:
+        return mean
+    divisor = max(count - (1 if args["correction"] is None else args["correction"]), 0)
+    text = f"{squares.text} / {divisor}" if divisor else f"{squares.text} * float('nan')"
+    return self.emit(node, text, dtype, squares.lanes)
 
 
 def _logsumexp(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
@@ -166,7 +176,7 @@ def _softmax_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards
 
 
 def _softmax_row(self: Lowering, node: fx.Node, at: Indices) -> Indices:
-    return self.along_row(node, shape_of(node), reduced_dims(node), at)
+    return self.along_row(node, shape_of(node), along_row_dims(node), at)
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------
@@ -176,7 +186,7 @@ def _norm(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
     """An output of `native_layer_norm` (result, mean, rstd) or `_fused_rms_norm` (result, rstd)."""
     norm, which = node.args
     args, shape = arguments(norm), shape_of(node.args[0].args[0])  # type: ignore[union-attr, arg-type]
-    operand, dims, rows = args["input"], reduced_dims(norm), self.row_guards(node, guards)  # type: ignore[arg-type]
+    operand, dims, rows = args["input"], along_row_dims(norm), self.row_guards(node, guards)  # type: ignore[arg-type]
     row = self.value(operand, self.along_row(norm, shape, dims, at), rows)  # type: ignore[arg-type]
     is_rms = norm.target is aten._fused_rms_norm.default  # type: ignore[union-attr]
     mean, centred = (None, row) if is_rms else _centred(self, norm, row)  # type: ignore[arg-type]
@@ -208,7 +218,7 @@ def _norm_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -
     if which != 0:
         return _norm_weight_gradient(self, node, at)
     args, shape = arguments(norm), shape_of(node)  # type: ignore[arg-type]
-    row = self.along_row(norm, shape, reduced_dims(norm), at)  # type: ignore[arg-type]
+    row = self.along_row(norm, shape, along_row_dims(norm), at)  # type: ignore[arg-type]
     rows = self.row_guards(node, guards)
     grad, normed = _scaled_gradient(self, norm, args, row, rows), _normed(self, norm, args, row, rows)  # type: ignore[arg-type]
     slope = reduce(self, norm, _product(self, norm, grad, normed), "sum", "slope")  # type: ignore[arg-type]
@@ -263,7 +273,8 @@ CONSTANTS = {
 REDUCTIONS = {
     aten.sum.dim_IntList: _reduction("sum"), aten.sum.default: _reduction("sum"), aten.mean.dim: _reduction("mean"),
     aten.mean.default: _reduction("mean"), aten.amax.default: _reduction("max"), aten.amin.default: _reduction("min"),
-    aten.max.default: _reduction("max"), aten.min.default: _reduction("min"), aten.var.correction: _var,
+    aten.max.default: _reduction("max"), aten.min.default: _reduction("min"), aten.var.correction: _moments,
+    aten.var_mean.correction: _moments,
     aten.logsumexp.default: _logsumexp,
     aten._softmax.default: _softmax, aten._log_softmax.default: _softmax,
     aten._softmax_backward_data.default: _softmax_backward, aten._log_softmax_backward_data.default: _softmax_backward,

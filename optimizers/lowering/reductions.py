@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tracefuse.optimizers.lowering.indexing import reshape
+from tracefuse.optimizers.lowering.indexing import Lanes, reshape
 from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible, Value, comment_of
 from tracefuse.optimizers.lowering.views import Indices
 from tracefuse.optimizers.trace import shape_of
@@ -76,15 +76,24 @@ def _whole_block(self: Lowering, block: Value, fill: str) -> str:
 
 def column_total(self: Lowering, node: fx.Node, block: Value, at: Indices) -> Value:
     """The sum of `block`, of `self.rows`, down the columns, at the index `at` of the result `node`."""
-    rows, columns = self.rows, self.layout.columns
-    assert rows is not None
-    assert columns is not None
-    kept, shape = self.layout.kept(columns.row_dims)
+    assert self.rows is not None
+    lanes = _column_lanes(self, node, at)
+    return self.emit(node, _down(self, accumulate(self.rows, node, block)), block.dtype, lanes, "total")
+
+
+def _column_lanes(self: Lowering, node: fx.Node, at: Indices) -> Lanes:
+    """The lanes along which what is summed down the columns varies; `at` must be the column that the program holds."""
+    assert self.layout.columns is not None
+    kept, shape = self.layout.kept(self.layout.columns.row_dims)
     if reshape(kept, shape, shape_of(node)) != at:
         raise NotFusible(node, "its result is read at another column than the one that the program holds")
-    name = accumulate(rows, node, block)
-    total = f"tl.sum({name})" if columns.sizes[2] == 1 else f"tl.sum({name}, axis=0, keep_dims=True)"
-    return self.emit(node, total, block.dtype, frozenset().union(*(i.lanes for i in kept)), "total")
+    return frozenset().union(*(i.lanes for i in kept))
+
+
+def _down(self: Lowering, name: str) -> str:
+    """The sum of an accumulator's lanes down its columns."""
+    assert self.layout.columns is not None
+    return f"tl.sum({name})" if self.layout.columns.sizes[2] == 1 else f"tl.sum({name}, axis=0, keep_dims=True)"
 
 
 def accumulate(self: Lowering, node: fx.Node, block: Value) -> str:
@@ -96,6 +105,49 @@ def accumulate(self: Lowering, node: fx.Node, block: Value) -> str:
         self.accumulators.append(Accumulator({name: start}, (f"{name} += {text}",), comment_of(node)))
         self.seen["accumulate", node] = Value(name, block.dtype)
     return self.seen["accumulate", node].text
+
+
+def column_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: str, at: Indices) -> tuple[Value, Value]:
+    """(mean, sum of the squared differences from it) of `operand` down the columns, at the index `at` of the result `node`.
+
+    One pass adds up the differences from a number that is no farther from the mean than the column's own elements, the first
+    that the program reads, and their squares; programs that share out a column are put together by their means. What is
+    squared is so of the size of the deviations, whatever the mean is.
+    Source: Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983.
+    """
+    rows, lanes = self.rows, _column_lanes(self, node, at)
+    assert rows is not None
+    assert rows.layout.columns is not None
+    differences, squares, shift = _accumulate_moments(rows, node, operand, dtype)
+    count = rows.layout.columns.sizes[1]
+    total = self.emit(node, _down(self, differences), dtype, lanes, "total")
+    away = self.emit(node, f"{total.text} / {count}", dtype, lanes, "away")
+    square = self.emit(node, f"{_down(self, squares)} - {total.text} * {away.text}", dtype, lanes, "square")
+    mean = self.emit(node, f"{shift} + {away.text}", dtype, lanes, "mean")
+    # Rounding may leave less than nothing of equal elements; NaN is to stay.
+    return mean, self.emit(node, f"tl.where({square.text} < 0, 0, {square.text})", dtype, lanes, "squares")
+
+
+def _accumulate_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: str) -> tuple[str, str, str]:
+    """The names of what adds up the differences of `operand` and their squares, and of what they are differences from."""
+    layout, key = self.layout, ("moments", operand, dtype)
+    if key not in self.seen:
+        where, first = (reshape(of, layout.shape, shape_of(operand)) for of in (layout.indices, layout.first_row))
+        block, start = (self.cast(self.value(operand, at), dtype) for at in (where, first))
+        shift = self.emit(node, start.text, dtype, start.lanes, "shift")
+        lanes, mask = block.lanes | shift.lanes, layout.masks.get("row")
+        text = f"{block.text} - {shift.text}"
+        difference = self.emit(node, f"tl.where({mask}, {text}, 0)" if mask else text, dtype, lanes, "difference")
+        names = self.fresh("differences"), self.fresh("squared")
+        starts = dict.fromkeys(names, f"tl.zeros({layout.block_shape()}, tl.{dtype})")
+        one = difference.text
+        updates = (f"{names[0]} += {one}", f"{names[1]} += {one} * {one}")
+        self.accumulators.append(Accumulator(starts, updates, comment_of(node), shift.text))
+        self.seen[key] = Value(shift.text, dtype)
+        self.seen["moments of", shift.text] = Value(" ".join(names), dtype)
+    shift_name = self.seen[key].text
+    differences, squares = self.seen["moments of", shift_name].text.split()
+    return differences, squares, shift_name
 
 
 def logsumexp(self: Lowering, node: fx.Node, block: Value) -> Value:

@@ -227,7 +227,7 @@ def test_values_that_replace_others_keep_their_names_and_new_ones_are_plainly_ca
 LEFT: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "class weights": (lambda y: F.cross_entropy(y, targets(), weight=torch.ones(CLASSES, dtype=f64)), "weighs"),
     "images": (lambda y: F.cross_entropy(y.t()[None], targets()[None]), "4 dimensions"),
-    "another dimension": (lambda y: F.log_softmax(y, 0).square().mean(), "leading ones"),
+    "another dimension": (lambda y: F.log_softmax(y, 0).square().mean(), "another dimension"),
     "one row": (lambda y: F.nll_loss(y[0], targets()[0]), "1 dimensions"),
 }
 

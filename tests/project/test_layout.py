@@ -31,6 +31,7 @@ PURE = {
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
     "optimizers/lowering": {"optimizers"},
     "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/lowering"},
+    "optimizers/decompose": {"optimizers", "optimizers/fuse", "optimizers/lowering"},
     "optimizers/fuse": {"optimizers", "optimizers/costs", "optimizers/kernels", "optimizers/lowering"},
     "optimizers/remat": {
         "optimizers",

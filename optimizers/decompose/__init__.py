@@ -1,0 +1,54 @@
+"""The pass `decompose` writes losses, log-softmax and norms as ops that kernels hold: what lies between them is never stored.
+
+    losses   cross-entropy, negative log-likelihood, log-softmax                                                    `losses`
+    norms    batch norm, instance norm and group norm and their backwards: statistics, and what is pointwise        `norms`
+
+It is for traces that are fused afterwards: without kernels the composites move fewer bytes.
+
+This package never imports remat, cat or freeze.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from tracefuse.optimizers.decompose.losses import BECOMES, RowSums, is_sum_of_log_softmax, rewrite_loss
+from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.rewrite import mark_overwritten
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, has_unread
+
+__all__ = ["BECOMES", "Decompose"]
+
+
+@dataclass(frozen=True)
+class Decompose:
+    """The pass: see the tables of `losses` and `norms`."""
+
+    name: ClassVar[str] = "decompose"
+
+    def run(self, trace: Trace, decide: Decide) -> Trace:
+        if not has_unread(trace.graph) and not any(node.users and becomes(node) for node in trace.ops):
+            return trace
+        new, sums = trace.copy(), RowSums()
+        mark_overwritten(new)
+        # What a backward read, a `reserve` of cuDNN's among it, is known to be read no more when its forward has its turn.
+        others = {node.target for node in new.ops} - NORMS.keys()
+        for targets in (BACKWARDS, FORWARDS, others):
+            for node in [n for n in new.ops if n.target in targets]:
+                if node.users and (result := becomes(node)):
+                    name = node.name
+                    reason = rewrite_norm(node) if node.target in NORMS else rewrite_loss(node, sums)
+                    decide(Decision(name, "leave" if reason else "decompose", reason or f"it becomes {result}"))
+            eliminate_dead_code(new.graph)
+        return new
+
+
+def becomes(node: fx.Node) -> str | None:
+    """What the pass makes of an op, in words; None for ops that do not concern it."""
+    if is_sum_of_log_softmax(node):
+        return "sum(x) - C * logsumexp(x)"
+    return BECOMES.get(node.target) or NORMS.get(node.target)
