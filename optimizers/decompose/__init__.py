@@ -1,6 +1,7 @@
 """The pass `decompose` writes losses, log-softmax and norms as ops that kernels hold: what lies between them is never stored.
 
     losses   cross-entropy, negative log-likelihood, log-softmax                                                    `losses`
+    extrema  the backward of `max` and `min` along a dimension: a comparison instead of zeros and a scatter        `extrema`
     norms    batch norm, instance norm and group norm and their backwards: statistics, and what is pointwise        `norms`
 
 It is for traces that are fused afterwards: without kernels the composites move fewer bytes.
@@ -15,6 +16,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from tracefuse.optimizers.decompose.extrema import SCATTER, is_gradient_of_extremum, rewrite_scatter
 from tracefuse.optimizers.decompose.losses import BECOMES, RowSums, is_sum_of_log_softmax, rewrite_loss
 from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
 from tracefuse.optimizers.passes import Decide, Decision
@@ -41,14 +43,23 @@ class Decompose:
             for node in [n for n in new.ops if n.target in targets]:
                 if node.users and (result := becomes(node)):
                     name = node.name
-                    reason = rewrite_norm(node) if node.target in NORMS else rewrite_loss(node, sums)
+                    reason = _rewrite(node, sums)
                     decide(Decision(name, "leave" if reason else "decompose", reason or f"it becomes {result}"))
             eliminate_dead_code(new.graph)
         return new
+
+
+def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
+    """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
+    if node.target in NORMS:
+        return rewrite_norm(node)
+    return rewrite_scatter(node) if node.target is SCATTER else rewrite_loss(node, sums)
 
 
 def becomes(node: fx.Node) -> str | None:
     """What the pass makes of an op, in words; None for ops that do not concern it."""
     if is_sum_of_log_softmax(node):
         return "sum(x) - C * logsumexp(x)"
+    if is_gradient_of_extremum(node):
+        return "a comparison of places"
     return BECOMES.get(node.target) or NORMS.get(node.target)

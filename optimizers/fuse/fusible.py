@@ -44,7 +44,8 @@ FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default, ate
 
 # One number per row, which ATen computes in one pass.
 PLAIN_REDUCTIONS = {
-    *SUMS, aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.var.correction,
+    *SUMMED, aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default, aten.amax.default, aten.amin.default,
+    aten.max.default, aten.min.default,
 }  # fmt: skip
 
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from tracefuse.optimizers.lowering.geometry import columns_of
 from tracefuse.optimizers.lowering.indexing import Lanes, reshape
-from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible, Value, comment_of
+from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible, Value, comment_of, index_block
 from tracefuse.optimizers.lowering.views import Indices
 from tracefuse.optimizers.trace import shape_of
 
 _FILL = {"sum": "0", "max": "float('-inf')", "min": "float('inf')"}
+_LARGEST_PLACE = "2147483647"
 
 
 def reduce(self: Lowering, node: fx.Node, block: Value, how: str, hint: str) -> Value:
     """The sum, max or min (`how`) of `block` along the row."""
-    if how != "sum" and "int" in block.dtype:
+    is_place = how == "min" and block.dtype == "int32"
+    if how != "sum" and "int" in block.dtype and not is_place:
         raise NotFusible(node, "the extremum of integers is not written yet")
-    fill = _FILL[how]
+    fill = _LARGEST_PLACE if is_place else _FILL[how]
     text, lanes = _whole_block(self, block, fill), block.lanes - {"col"}
     if self.layout.loop is None or self.layout.loop.lane != "col":
         axis = "axis=0" if self.layout.is_flat else "axis=1, keep_dims=True"
@@ -33,6 +36,25 @@ def reduce(self: Lowering, node: fx.Node, block: Value, how: str, hint: str) -> 
         self.accumulators.append(Accumulator({name: start}, (update,), comment_of(node)))
         self.seen[how, text] = self.emit(node, f"tl.{how}({name}, axis=0)", block.dtype, lanes, hint)
     return self.seen[how, text]
+
+
+def extremum(self: Lowering, node: fx.Node, block: Value, how: str) -> Value:
+    """The largest or smallest element (`how` "max" or "min") of the row, NaN where it has one."""
+    # `tl.max` skips NaN; ATen's amax yields it.
+    nan = self.emit(node, f"({block.text} != {block.text}).to(tl.int32)", "int32", block.lanes, "is_nan")
+    nans = reduce(self, node, nan, "sum", "nans")
+    best = reduce(self, node, block, how, "best")
+    return self.emit(node, f"tl.where({nans.text} > 0, float('nan'), {best.text})", block.dtype, best.lanes)
+
+
+def place_of(self: Lowering, node: fx.Node, block: Value, best: Value) -> Value:
+    """The first place in the row where `block` is `best`, its extremum, or NaN, which is an extremum wherever there is one."""
+    is_best = f"({block.text} == {best.text}) | ({block.text} != {block.text})"
+    place = f"{index_block(self.layout.col)}.to(tl.int32)"
+    lanes = block.lanes | best.lanes | self.layout.col.lanes
+    chosen = self.emit(node, f"tl.where({is_best}, {place}, {self.layout.row_length})", "int32", lanes, "place")
+    first = reduce(self, node, chosen, "min", "first")
+    return self.emit(node, f"{first.text}.to(tl.int64)", "int64", first.lanes)
 
 
 def exponentials(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
@@ -72,6 +94,16 @@ def _whole_block(self: Lowering, block: Value, fill: str) -> str:
     if not block.lanes >= frozenset(self.layout.blocks):
         text = f"tl.broadcast_to({text}, {self.layout.block_shape()})"
     return text
+
+
+def summed_rows(self: Lowering, node: fx.Node) -> Lowering:
+    """The lowering of the elements that `node` sums down the columns. Raises `NotFusible` where there is none."""
+    if self.rows is None:
+        raise NotFusible(node, "it is known only after the last row, and read among the rows")
+    geometry, columns = columns_of(node), self.rows.layout.columns
+    if columns is None or geometry is None or not geometry.adds_up_like(columns):
+        raise NotFusible(node, "it sums other columns than those that the kernel's programs share out")
+    return self.rows
 
 
 def column_total(self: Lowering, node: fx.Node, block: Value, at: Indices) -> Value:
@@ -158,3 +190,13 @@ def logsumexp(self: Lowering, node: fx.Node, block: Value) -> Value:
     maximum, total = exponentials(self, node, block)
     text = f"tl.where(tl.abs({maximum.text}) == float('inf'), {maximum.text}, tl.log({total.text}) + {maximum.text})"
     return self.emit(node, text, block.dtype, total.lanes)
+
+
+def product(self: Lowering, node: fx.Node, a: Value, b: Value, name: str = "product") -> Value:
+    return self.emit(node, f"{a.text} * {b.text}", a.dtype, a.lanes | b.lanes, name)
+
+
+def centred_row(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
+    total = reduce(self, node, block, "sum", "total")
+    mean = self.emit(node, f"{total.text} / {self.layout.row_length}", block.dtype, total.lanes, "mean")
+    return mean, self.emit(node, f"{block.text} - {mean.text}", block.dtype, block.lanes, "centred")

@@ -244,3 +244,27 @@ def test_a_trace_without_losses_is_left_alone() -> None:
     result = tried(Decompose(), captured(lambda x: x.softmax(-1).sum(), torch.randn(3, 4)))
     assert result.after.code == result.captured.trace.code
     assert result.decisions == ()
+
+
+# --- extrema ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_the_gradient_of_an_extremum_is_a_comparison(dim: int, keepdim: bool) -> None:
+    x = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(4), dtype=f64).requires_grad_()
+
+    def step() -> Tensor:
+        loss = ((x * 2).max(dim, keepdim).values.sin() + (x * 3).min(dim, keepdim).values).sum()
+        loss.backward()
+        return loss
+
+    result = tried(Decompose(), tracefuse.capture(step))
+    assert "scatter" not in result.ops
+    assert result.reasons("decompose") == ["it becomes a comparison of places"] * 2
+
+
+def test_a_scatter_to_other_places_stays() -> None:
+    x, place = torch.randn(4, 5, dtype=f64), torch.tensor([[1], [0], [4], [2]])
+    result = tried(Decompose(), captured(lambda x: torch.zeros_like(x).scatter(1, place, x[:, :1]), x))
+    assert "scatter" in result.ops

@@ -111,6 +111,13 @@ SHAPED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
         lambda x: ((x * 2).amax(1), x.amin(1, keepdim=True), x.logsumexp(1)),
         [(3, 40, 6, 9)],
     ),
+    "extrema and their places": (
+        lambda x: (*(x * 2).max(1), *(x * 2).min(1), (x * 2).argmax(1, keepdim=True)),
+        [(3, 9, 5, 7)],
+    ),
+    "places of equal elements": (lambda x: (x * 2).to(torch.int32).to(x.dtype).max(1), [(3, 70, 5)]),
+    "places in long rows": (lambda x: (x * 2).max(-1), [(70, 16501)]),
+    "places of NaN": (lambda x: torch.where(x > 1, float("nan"), x).min(1), [(3, 9, 5)]),
     "softmax of channels that come last": (lambda x: torch.softmax(x.permute(0, 3, 1, 2) * 2, 1), [(5, 6, 9, 33)]),
     "numbers for each channel": (
         lambda x, m, s, b: ((x - m) * s + b.view(-1, 1, 1)).relu(),

@@ -142,14 +142,15 @@ def _kernel_bytes(variant: tracefuse.Variant, of: str) -> int:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="counts, and computes nothing")
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("is_last", [False, True], ids=["channels first", "channels last"])
-def test_the_bytes_of_batch_norm_relu_and_residual(is_last: bool) -> None:
+def test_the_bytes_of_batch_norm_relu_and_residual(is_last: bool, dtype: torch.dtype) -> None:
     """With n the bytes of an image: the forward reads the convolution's result for the statistics, and again with the
     residual for what it writes; the backward reads the gradient, the result's sign and the convolution's result for two
     sums and writes the residual's gradient, then reads that and the convolution's result, and writes its gradient."""
     torch.manual_seed(0)
-    conv, norm, last = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
-    x = torch.randn(4, 8, 32, 32, requires_grad=True)
+    conv, norm, last = nn.Conv2d(8, 8, 3, padding=1).to(dtype), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3).to(dtype)
+    x = torch.randn(4, 8, 32, 32).to(dtype).requires_grad_()
     if is_last:
         conv, last, x = (v.to(memory_format=torch.channels_last) for v in (conv, last, x.detach()))
         x.requires_grad_()
@@ -164,6 +165,27 @@ def test_the_bytes_of_batch_norm_relu_and_residual(is_last: bool) -> None:
     n, few = x.nbytes, 0.01 * x.nbytes
     assert 4 * n <= _kernel_bytes(variant, "forward") <= 4 * n + few
     assert 7 * n <= _kernel_bytes(variant, "backward") - _added(variant) <= 7 * n + few
+
+
+@pytest.mark.skipif(INTERPRETED, reason="counts, and computes nothing")
+@pytest.mark.parametrize(
+    ("norm", "backward"), [(nn.GroupNorm(4, 8), 6), (nn.InstanceNorm2d(8, affine=True), 3)], ids=["group", "instance"]
+)
+def test_the_bytes_of_a_norm_whose_rows_a_program_holds(norm: nn.Module, backward: int) -> None:
+    """The forward reads once and writes; so does the backward where it sums over the same rows. Of a group norm its sums are
+    over the channels of an image: it writes the gradient of the activation, and reads that and the input again."""
+    torch.manual_seed(0)
+    conv, last, x = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 3), torch.randn(4, 8, 32, 32, requires_grad=True)
+
+    def step() -> Tensor:
+        loss = last(F.silu(norm(conv(x)))).sum()
+        loss.backward()
+        return loss
+
+    variant = tracefuse.capture(step).optimize()
+    n, few = x.nbytes, 0.02 * x.nbytes
+    assert 2 * n <= _kernel_bytes(variant, "forward") <= 2 * n + few
+    assert backward * n <= _kernel_bytes(variant, "backward") <= backward * n + few
 
 
 def _added(variant: tracefuse.Variant) -> int:
