@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from tracefuse.diagnose.fixes import Trial
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
-    from tracefuse.findings.finding import Finding, Fix
+    from tracefuse.findings.finding import Case, Finding, Fix
+    from tracefuse.measure.overlapped import Overlap
     from tracefuse.measure.peers import Asked
     from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
@@ -272,6 +273,18 @@ class Variant:
         GPU's measured peaks where they are known."""
         return self.capture.measurements.op_times(self.config) or modelled(self.whole)
 
+    def overlap(self, mesh: str, **choice: Any) -> Overlap:
+        """What this step of one rank would take on a described machine, such as "8xH100,nvlink" or "16xH200,nvlink,ib400",
+        modelled: as recorded, and with a choice about its collectives (`bucket_mb`, `prefetch`, `second_group`, `reshard`) or
+        several ones. "here" in place of the GPU takes the times of this variant's ops. Print it.
+
+        Raises `MeshError` for what is no machine or no choice, `MeasureError` where the step exchanges nothing.
+        """
+        from tracefuse.measure.overlapped import overlapped
+        from tracefuse.optimizers.overlap import links, options
+
+        return overlapped(self.whole, self.op_times, links.mesh(mesh), [options.Options(**choice)] if choice else [])
+
     def layers(self) -> Layers:
         """What each module takes in the forward and in the backward, as captured and with the passes. Print it.
 
@@ -313,13 +326,29 @@ class Variant:
     def _diagnosed(self, times: OpTimes) -> Findings:
         """The findings of this program alone. The last ones are kept: toggles ask for those of the captured program again."""
         from tracefuse.diagnose.diagnose import diagnose
-        from tracefuse.findings.finding import Case
 
         asked = times, chosen()
         if self._last_diagnosis is None or self._last_diagnosis[0] != asked:
-            update = None if self.update is None else self.update.trace
-            self._last_diagnosis = asked, diagnose(Case(self.program, self.trace, times, update))
+            self._last_diagnosis = asked, diagnose(self._case(times))
         return self._last_diagnosis[1]
+
+    def _case(self, times: OpTimes) -> Case:
+        """The program for its detectors. `times` are those of `whole`, which has the ops of the update behind the others."""
+        from tracefuse.findings.finding import Case
+
+        if self.update is None:
+            return Case(self.program, self.trace, times)
+        update, count = self.update.trace, len(self.trace.ops)
+        us = {**modelled(self.whole).us, **times.us}
+        own = [node.name for node in self.whole.ops[:count]]
+        of_update = zip(update.ops, self.whole.ops[count:], strict=True)
+        return Case(
+            self.program,
+            self.trace,
+            replace(times, us={name: us[name] for name in own if name in us}),
+            update,
+            {node.name: us[there.name] for node, there in of_update if there.name in us},
+        )
 
     def try_fix(
         self,

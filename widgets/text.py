@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -85,8 +86,9 @@ def _findings(payload: dict[str, Any]) -> list[str]:
     for one in sorted(payload["findings"], key=lambda one: SEVERITIES.index(one["severity"])):
         parts = bars_text([Bar(**bar) for bar in one["bars"]]) if one["bars"] else ""
         said = f"{one['severity']}: {one['title']} [{one['id']}]; {one['worth']}"
-        lines += filter(None, [said, one["source"], parts, f"fix: {one['fix']}", one["mended"]])
-        lines += [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
+        tried = [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
+        more = filter(None, [one["source"], parts, f"fix: {one['fix']}", one["mended"], *tried])
+        lines += [said, *(f"  {line}" for line in more)]
     return lines
 
 
@@ -161,16 +163,26 @@ def _both(rows: Sequence[dict[str, Any]], side: str) -> str:
 
 
 def _kernels(kernels: Sequence[dict[str, Any]]) -> list[Table]:
+    """Kernels with their times. How most of the times are known stands above the table."""
+    if not kernels:
+        return []
+    ((most, _),) = Counter(kernel["provenance"] for kernel in kernels).most_common(1)
     rows = [
-        (k["name"], str(k["calls"]), human_bytes(k["nbytes_read"]), human_bytes(k["nbytes_written"]), _kernel_time(k))
+        (
+            k["name"],
+            str(k["calls"]),
+            human_bytes(k["nbytes_read"]),
+            human_bytes(k["nbytes_written"]),
+            _kernel_time(k, most),
+        )
         for k in kernels
     ]
-    return [Table(("kernel", "launches", "reads", "writes", "time"), rows)] if rows else []
+    return [Table(("kernel", "launches", "reads", "writes", "time us"), rows, f"kernels: {most}")]
 
 
-def _kernel_time(kernel: dict[str, Any]) -> str:
-    time_us = kernel["time_us"]
-    return kernel["provenance"] if time_us is None else f"{figure(time_us, 4)} us, {kernel['provenance']}"
+def _kernel_time(kernel: dict[str, Any], most: str) -> str:
+    time = "" if kernel["time_us"] is None else figure(kernel["time_us"], 4)
+    return ", ".join(filter(None, [time, kernel["provenance"] * (kernel["provenance"] != most)]))
 
 
 def _unused(unused: dict[str, Any]) -> list[Table]:

@@ -89,7 +89,7 @@ def _refusal(
     if built.wrote_to_views:
         line = where(built.wrote_to_views[0].origin.source)
         return f"the update writes to views of its tensors{line}, and no trace of its own can hold that"
-    stepped = _descendants(ops, {node for node in late if _is_optimizers(node)})
+    stepped = descendants(ops, {node for node in late if _is_optimizers(node)})
     again = next((node for node in ops if node in stepped and (node in engine or _is_forward(node))), None)
     if again is None:
         return ""
@@ -103,7 +103,8 @@ def _is_forward(node: fx.Node) -> bool:
     return bool(origin(node).module_type) and not _is_optimizers(node)
 
 
-def _descendants(ops: Iterable[fx.Node], of: Collection[fx.Node]) -> set[fx.Node]:
+def descendants(ops: Iterable[fx.Node], of: Collection[fx.Node]) -> set[fx.Node]:
+    """These nodes and those among the `ops` that depend on them."""
     found = set(of)
     for node in ops:
         if any(a in found for a in node.all_input_nodes):

@@ -18,7 +18,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tracefuse.assembly.default_dtype import implied_dtype, state_dtype
-from tracefuse.assembly.in_place import Lifetimes, arguments_of, functional_twin
+from tracefuse.assembly.in_place import Lifetimes, arguments_of, drawn_in_order, draws_in_order, functional_twin
 from tracefuse.assembly.names import assigned_names
 from tracefuse.assembly.refusals import where
 from tracefuse.assembly.through_views import LAID, OF, Emit, Renaming
@@ -207,7 +207,8 @@ def _add_in_place(
         built.wrote_to_views += [call] if call.in_optimizer else []
         _bind(built, call.outs, emit(built, call, call.func, hint))
         return
-    node = _emit_bernoulli(built, call) if twin is aten.bernoulli.p else emit(built, call, twin, hint)
+    in_order = draws_in_order(call.func, written[0])
+    node = _emit_draw(built, call, twin) if in_order else emit(built, call, twin, hint)
     if fresh := _made_beside(call, written):
         node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=twin, values=(*fresh, *written))
         _bind(built, fresh, node)
@@ -227,21 +228,16 @@ def _shared(call: Call, lifetimes: Lifetimes, written: Value, other: Value) -> C
     )
 
 
-def _emit_bernoulli(built: Built, call: Call) -> fx.Node:
-    """`bernoulli_` draws in the order of its tensor's memory, its twin in that of a contiguous one: hand it the dimensions in
-    the order of the memory."""
-    value = call.args[0]
-    order = sorted(range(len(value.shape)), key=lambda dim: -value.stride[dim])
-    if order == sorted(order):
-        return emit(built, call, aten.bernoulli.p)
-    ordered = replace(call, func=aten.permute.default, args=(value, order), kwargs={}, outs=None)
-    before, built.nodes[value] = built.nodes[value], emit(built, ordered, aten.permute.default)
-    drawn = emit(built, call, aten.bernoulli.p)
-    built.nodes[value] = drawn
-    back = [order.index(dim) for dim in range(len(order))]
-    found = emit(built, replace(ordered, args=(value, back)), aten.permute.default)
-    built.nodes[value] = before
-    return found
+def _emit_draw(built: Built, call: Call, twin: OpOverload) -> fx.Node:
+    """The twin of a draw that fills its tensor in the order of the memory."""
+    (value, *given), named = arguments_of(call, twin)
+
+    def draw(target: OpOverload, into: fx.Node) -> fx.Node:
+        node = built.emitting(call)(target, into, *given, **named)
+        set_origin(node, call.origin)
+        return node
+
+    return drawn_in_order(call.func, value, built.nodes[value], built.emitting(call), draw)
 
 
 def _made_beside(call: Call, written: list[Value]) -> list[Value]:

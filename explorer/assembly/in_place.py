@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +118,45 @@ def arguments_of(call: Call, func: OpOverload) -> tuple[tuple[Any, ...], dict[st
         else:
             by_name[name] = given.get(name, defaults.get(name))
     return tuple(positional), by_name
+
+
+# --- random writes -----------------------------------------------------------------------------------------------------
+
+
+def memory_order(value: Value) -> list[int]:
+    """The dimensions as the value's memory has them, the outermost first: in-place draws fill it in this order."""
+    return sorted(range(len(value.shape)), key=lambda dim: -value.stride[dim])
+
+
+def draws_in_order(func: OpOverload, value: Value) -> bool:
+    """Whether the twin of `func`, which draws into a contiguous result, would give `value` other numbers.
+
+    `bernoulli_` fills memory in its order. So does `normal_` on a CPU, which fills contiguous tensors by another rule."""
+    order = memory_order(value)
+    if func is aten.bernoulli_.float:
+        return order != sorted(order)
+    longer = [dim for dim in order if value.shape[dim] > 1]
+    is_contiguous = is_dense(value.shape, value.stride) and longer == sorted(longer)
+    return func is aten.normal_.default and value.device.type == "cpu" and not is_contiguous
+
+
+def drawn_in_order(func: OpOverload, value: Value, now: Any, run: Callable[..., Any], draw: Callable[..., Any]) -> Any:
+    """What `func` draws into `value`, of which `now` are the contents: `run(target, *args)` yields what an op does, and
+    `draw(twin, into)` what the twin draws.
+
+    The twin of `normal_` draws into a transposed matrix, which is dense and not contiguous, so that it draws one number after
+    the other; an odd count takes one more, which is dropped. Source: `DistributionTemplates.h` of torch for CPUs."""
+    order, count = memory_order(value), math.prod(value.shape)
+    if func is aten.bernoulli_.float:
+        drawn = draw(aten.bernoulli.p, run(aten.permute.default, now, order))
+    else:
+        half = (count + 1) // 2
+        pairs = run(aten.zeros.default, [half, 2], dtype=value.dtype, device=value.device)
+        one_by_one = draw(aten.normal_functional.default, run(aten.t.default, pairs))
+        flat = run(aten.view.default, run(aten.t.default, one_by_one), [2 * half])
+        part = flat if 2 * half == count else run(aten.slice.Tensor, flat, 0, 0, count)
+        drawn = run(aten.view.default, part, [value.shape[dim] for dim in order])
+    return run(aten.permute.default, drawn, [order.index(dim) for dim in range(len(order))])
 
 
 # --- lifetimes -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch.fx.traceback import preserve_node_meta
 from tracefuse.assembly.draws import draw_from
 from tracefuse.assembly.fake_values import lies_as, without_tracebacks
 from tracefuse.assembly.functional import Built
-from tracefuse.assembly.in_place import functional_twin
+from tracefuse.assembly.in_place import drawn_in_order, draws_in_order, functional_twin
 from tracefuse.assembly.refusals import where
 from tracefuse.assembly.through_views import OF
 from tracefuse.errors import CaptureError
@@ -32,6 +32,9 @@ from tracefuse.optimizers.trace import origin
 from tracefuse.recording.calls import Recording, Value
 
 aten = torch.ops.aten
+
+_NAMED_FROM = {getattr(aten.random_, "from"), getattr(aten.random, "from")}
+"""`from` is a word of Python, so that the code that FX writes for these is none."""
 
 
 def functionalize(
@@ -44,7 +47,7 @@ def functionalize(
     history = [(value, node) for value in followed & built.history.keys() for node in built.history[value]]
     held = (*(built.nodes[v] for v in kept), *built.mutated.values(), *(node for _, node in history))
     built.graph.output(held)
-    graph = _functional_graph(fx.GraphModule(torch.nn.Module(), built.graph), recording, inputs)
+    graph = _functional_graph(built.graph, recording, inputs)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     by_placeholder = dict(zip(placeholders, inputs, strict=True))
     start = dict(zip(inputs, placeholders, strict=True))
@@ -62,8 +65,8 @@ def functionalize(
     return again
 
 
-def _functional_graph(module: fx.GraphModule, recording: Recording, inputs: Mapping[Value, torch.Tensor]) -> fx.Graph:
-    program = _Redrawing(module, recording.rng_states)
+def _functional_graph(recorded: fx.Graph, recording: Recording, inputs: Mapping[Value, torch.Tensor]) -> fx.Graph:
+    program = _Redrawing(recorded, recording.rng_states)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with without_tracebacks():
@@ -81,7 +84,7 @@ def _functional_graph(module: fx.GraphModule, recording: Recording, inputs: Mapp
 
 
 def _not_functional(program: _Redrawing, error: Exception) -> CaptureError:
-    nodes = [n for n in program.module.graph.nodes if n.op == "call_function"]
+    nodes = [n for n in program.graph.nodes if n.op == "call_function"]
     writes = [_described(n) for n in nodes if is_mutable(n)]
     at = f" at {_described(program.at)}" if program.at in nodes else ""
     if not writes:
@@ -112,10 +115,10 @@ class _Redrawing(fx.Interpreter):
     """Runs the recorded ops; `at` is the one that runs. Random ones draw what they drew, and leave the generator as it was:
     those that read no tensor draw numbers even where the inputs are fake."""
 
-    def __init__(self, module: fx.GraphModule, rng_states: Sequence[torch.Tensor]) -> None:
-        super().__init__(module)
+    def __init__(self, graph: fx.Graph, rng_states: Sequence[torch.Tensor]) -> None:
+        super().__init__(torch.nn.Module(), graph=graph)
         self.extra_traceback = False
-        self.at = next(iter(module.graph.nodes))
+        self.at = next(iter(graph.nodes))
         self._rng_states = rng_states
 
     def run_node(self, n: fx.Node) -> Any:
@@ -127,8 +130,11 @@ class _Redrawing(fx.Interpreter):
         if of is not None and target is aten.as_strided.default:
             _check_strided(self.at, args[0], of)
         if state is not None:
-            if of is not None and target is aten.bernoulli_.float:
-                return _drawn_in_order(self._rng_states[state], args, kwargs, of)
+            if of is not None and draws_in_order(target, of):
+                return args[0].copy_(_drawn_in_order(self._rng_states[state], target, args, kwargs, of))
+            if target in _NAMED_FROM and None not in args:
+                drawn = draw_from(self._rng_states[state], aten.randint_like.low_dtype, args, kwargs)
+                return args[0].copy_(drawn) if is_mutable(self.at) else drawn
             return draw_from(self._rng_states[state], target, args, kwargs)
         if (promoted := _promoted(self.at, args, kwargs)) is not None:
             return args[0].copy_(promoted)
@@ -149,12 +155,18 @@ def _check_strided(node: fx.Node, tensor: torch.Tensor, of: Value) -> None:
         raise CaptureError(f"{_described(node)} counts on where its tensor lies in memory.")
 
 
-def _drawn_in_order(state: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], of: Value) -> torch.Tensor:
-    """`bernoulli_` draws in the order of its tensor's memory, which was that of `of`, and torch's functional form in that of
-    the dimensions."""
-    order = sorted(range(len(of.shape)), key=lambda dim: -of.stride[dim])
-    draw_from(state, aten.bernoulli_.float, (args[0].permute(order), *args[1:]), kwargs)
-    return args[0]
+def _drawn_in_order(state: torch.Tensor, func: Any, args: Any, kwargs: Any, of: Value) -> torch.Tensor:
+    """What the in-place draw `func` draws from `state` into the memory of its tensor, which lay as `of` did in the run."""
+
+    def run(target: Any, *args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    given = args[1:] or ((0.5,) if func is aten.bernoulli_.float else ())  # an argument left out has its default
+
+    def draw(target: Any, into: torch.Tensor) -> torch.Tensor:
+        return draw_from(state, target, (into, *given), kwargs)
+
+    return drawn_in_order(func, of, args[0], run, draw)
 
 
 def _promoted(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:

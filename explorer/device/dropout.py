@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tracefuse.optimizers.lowering import philox
+from tracefuse.optimizers.formulas import philox
 from tracefuse.optimizers.lowering.masks import PHILOX_WORD
 from tracefuse.optimizers.lowering.random_ops import MASK
 

@@ -124,7 +124,8 @@ def _why_left(still: Sequence[Finding], steps: Sequence[PassRecord], on: Sequenc
     more = [f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))
     places = [at - len(steps) for at, step in enumerate(steps) if step.name in on]
     where = " and ".join(f"`print(v.passes[{at}])`" for at in places)
-    return f"{', since ' * bool(said)}{'; '.join([*said, *more])}; {where} has all decisions"
+    has = "has" if len(places) == 1 else "have"
+    return f"{', since ' * bool(said)}{'; '.join([*said, *more])}; {where} {has} all decisions"
 
 
 def diagnose(case: Case) -> Findings:

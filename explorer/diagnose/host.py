@@ -123,15 +123,14 @@ def _after_the_backward(case: Case, own: dict[str, list[fx.Node]]) -> Iterator[F
 
 
 def _in_the_update(case: Case) -> Iterator[Finding]:
-    if case.update is None:
+    update = case.of_update
+    if update is None:
         return
-    times = replace(case.times, us={**modelled(case.update).us, **case.times.us})
-    whole = replace(case, trace=case.update, times=times)
-    for at, ops in grouped([n for n in case.update.ops if does_work(n) and line_of(n)], line_of).items():
+    for at, ops in grouped([n for n in update.trace.ops if does_work(n) and line_of(n)], line_of).items():
         # An optimizer's first step makes its state, one tensor after the other.
         small = [n for n in ops if op_class(n) == "pointwise" and not _makes_state(n)]
         fix = _OPTIMIZER if "step(" in at else _LISTS
-        yield from _loop(whole, small, at, f"one line launches {len(small)} kernels", fix)
+        yield from _loop(update, small, at, f"one line launches {len(small)} kernels", fix)
 
 
 def _makes_state(node: fx.Node) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.program import Stepped
 from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Severity, names
-from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin
@@ -19,26 +17,19 @@ from tracefuse.text import counted, share_text
 MOST_LINES = 3  # of the update that are told with their shares
 
 
-def with_update(case: Case) -> Case:
-    """`case` with the times of the update's ops, too: modelled ones where it has none."""
-    if case.update is None:
-        return case
-    return replace(case, times=replace(case.times, us={**modelled(case.update).us, **case.times.us}))
-
-
 def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
     """Optimizers that read and write each tensor once for each op: one after another, or list by list."""
-    if case.update is None:
+    update = case.of_update
+    if update is None:
         return
-    case = with_update(case)
     for step in case.program.update.stepped if case.program.update is not None else ():
-        nodes = [n for n in case.update.ops if _is_op(n) and origin(n).source == step.source]  # type: ignore[union-attr]
+        nodes = [n for n in update.trace.ops if _is_op(n) and origin(n).source == step.source]
         called = [op_name(n) for n in nodes]
         if any(name.startswith("aten._fused_") for name in called):
             continue
-        us, least, moved = case.us(nodes), _least_bytes(case.update, nodes), sum(map(bytes_moved, nodes))  # type: ignore[arg-type]
+        us, least, moved = update.us(nodes), _least_bytes(update.trace, nodes), sum(map(bytes_moved, nodes))
         spared_us = us * max(0.0, 1 - least / moved) if moved else 0.0
-        severity = case.severity(spared_us)
+        severity = update.severity(spared_us)
         if severity is None:
             continue
         by_lists = sum("_foreach_" not in name for name in called) <= len(step.group_of)
@@ -48,13 +39,13 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
             severity,
             f"{step.kind} computes {how}: {counted(len(nodes), 'op')} for {counted(len(step.group_of), 'parameter')}",
             (
-                ("share", f"{share_text(us, case.step_us)} of the step"),
+                ("share", f"{share_text(us, update.step_us)} of the step"),
                 ("moved", f"{human_bytes(moved)}, of which {human_bytes(least)} are what it reads and writes once"),
             ),
             names(nodes),
             line_of(nodes[0]),
             _fix(step, by_lists),
-            case.worth(spared_us),
+            update.worth(spared_us),
             {"optimizer_step": True},
         )
 
@@ -83,10 +74,10 @@ def _fix(step: Stepped, by_lists: bool) -> str:
 def share_of_the_update(case: Case) -> Iterator[Finding]:
     """The update, from unscaling to averages, where it takes a twentieth of the step and more: a remark until a fifth,
     since all of it is seldom spared, and a remark where the optimizers are fused, since then little is."""
-    if case.update is None:
+    if case.of_update is None:
         return
-    case = with_update(case)
-    nodes = [n for n in case.update.ops if does_work(n)]  # type: ignore[union-attr]
+    case = case.of_update
+    nodes = [n for n in case.trace.ops if does_work(n)]
     us = case.us(nodes)
     if not us or us < MEDIUM * case.step_us:
         return

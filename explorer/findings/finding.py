@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2s
 from typing import Any, Literal
@@ -102,13 +102,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What a detector may look at: a `trace` of `program`, as captured or as passes made it, its times, and the step's
-    `update` likewise, if it has one."""
+    """What a detector may look at: a `trace` of `program`, as captured or as passes made it, and the times of its ops.
+
+    `update` is the step's update likewise, if it has one. Passes may name an op of it as they name one of `trace`, so
+    `update_us` has its ops' microseconds by their own names. `elsewhere_us` is what the step takes besides all of these.
+    """
 
     program: CapturedProgram
     trace: Trace
     times: OpTimes
     update: Trace | None = None
+    update_us: Mapping[str, float] = field(default_factory=dict)
+    elsewhere_us: float = 0.0
 
     @cached_property
     def half(self) -> Mapping[fx.Node, Phase]:
@@ -117,7 +122,22 @@ class Case:
 
     @property
     def step_us(self) -> float:
-        return sum(self.times.us.values())
+        return sum(self.times.us.values()) + sum(self.update_us.values()) + self.elsewhere_us
+
+    @property
+    def of_update(self) -> Case | None:
+        """The update alone, within the same step; None where the step has none."""
+        if self.update is None:
+            return None
+        times = replace(self.times, us=dict(self.update_us))
+        return replace(
+            self,
+            trace=self.update,
+            times=times,
+            update=None,
+            update_us={},
+            elsewhere_us=self.step_us - sum(times.us.values()),
+        )
 
     def us(self, nodes: Sequence[fx.Node]) -> float:
         return sum(self.times.us.get(node.name, 0.0) for node in nodes)

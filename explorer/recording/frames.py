@@ -15,7 +15,7 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 
 import torch
 from torch import fx
@@ -100,6 +100,26 @@ def source_of(frame: FrameType, line: int, called: Line | None = None) -> Source
 @functools.lru_cache(maxsize=4096)
 def _source(file: str, line: int, function: str, text: str, called: Line | None) -> Source:
     return Source(file, line, function, text.strip(), label_of(file), called)
+
+
+Places = tuple[tuple[CodeType, int], ...]
+"""Where a program is: of each frame from the outermost in, the code and the instruction that runs."""
+
+
+def running_places() -> Places:
+    """Where the program is that called this. No frame is kept, since that would keep its variables alive."""
+    return tuple((frame.f_code, frame.f_lasti) for frame in _frames())[::-1]
+
+
+def has_gone_back(since: Places) -> bool | None:
+    """Whether the function that led to the place of `since`, and leads here, has gone back to an earlier line: a loop is in
+    its next round. None where one line calls one function after another, such as a list of callbacks."""
+    for (code, at), (before, was_at) in zip(running_places(), since, strict=False):
+        if code is not before:
+            return None
+        if at != was_at:
+            return at < was_at
+    return False
 
 
 def is_called_by(function: str, file: str) -> bool:

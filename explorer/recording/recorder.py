@@ -66,6 +66,8 @@ class Recorder(TorchDispatchMode, Listener):
         self._mark: object = None
         self.recording = Recording()
         self.names: WeakMap[tuple[str, str]] = WeakMap()
+        self.old_gradients: WeakMap[bool] = WeakMap()
+        """What the step before has left in `.grad`, of recorders that know of one."""
         self.modules = ModuleStack(self.names, self.shield)
         self.updates = UpdateHooks(self, self.modules, self.shield)
         self.shield.note(self.begin)

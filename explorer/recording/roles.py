@@ -17,6 +17,9 @@ from tracefuse.recording.recorder import Recorder
 
 aten = torch.ops.aten
 
+OLD_GRADIENT = "old gradient"
+"""The name of what the step before has left in a `.grad` that this one gives up."""
+
 # Nobody has more optimizers than that in a list.
 _FEW = 100
 
@@ -84,6 +87,8 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     for leaf, gradient in (*gradients.items(), *recording.gradients.items()):
         if gradient in sources and not sources[gradient][1]:
             sources[gradient] = "input", f"{sources[leaf][1]}_grad".lstrip("_")
+    replaced = recording.externals.keys() - recording.gradients.values()
+    sources |= {v: ("input", OLD_GRADIENT) for v in replaced if recorder.old_gradients.get(recording.externals[v])}
     roots = {root for root, _, _ in recording.roots}
     results = {v: name for v, name in results.items() if v in roots or v not in gradients.values()}
     made: dict[Value, str] = {}

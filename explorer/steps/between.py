@@ -8,8 +8,9 @@ the next batch. An operator between two updates is judged by what it reads and w
     waiting     it does not: it may be the first of the next step, and waits for the operators after it
     pulled      as tail, and it shares memory with what waits: that belongs to the step too, as the first half of
                 `ema.mul_(0.9).add_(weight)` does
-    begin       it runs in a module's forward or in a backward, yields what starts from a parameter, or moves what the step
-                does not know from the host to a device: the next step has begun, where the first that waits is
+    begin       it runs in a module's forward or in a backward, yields what starts from a parameter, moves what the step does
+                not know from the host to a device, or the loop is in its next round: the next step has begun, where the first
+                that waits is
 
 Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch.autograd._get_sequence_nr`.
 """
@@ -22,7 +23,9 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tracefuse.optimizers.trace import Source
 from tracefuse.recording.calls import Call, bound, is_in_engine, is_leaf, is_written, node_of
+from tracefuse.recording.frames import has_gone_back, running_places, user_source
 from tracefuse.recording.memories import Memories
 from tracefuse.recording.operators import LOADER, facts_of
 from tracefuse.recording.recorder import Recorder
@@ -31,6 +34,7 @@ aten = torch.ops.aten
 
 Verdict = Literal["tail", "waiting", "pulled", "begin"]
 
+_ZEROING = {aten.zero_.default, aten._foreach_zero_.default}
 _COPIES = {aten._to_copy.default, aten.copy_.default}
 
 
@@ -44,7 +48,7 @@ class Between:
     """
 
     def __init__(self, held: Iterable[torch.Tensor], step: Recorder | None, is_first: bool = False) -> None:
-        self._is_first = is_first
+        self._is_first, self._ended_at = is_first, running_places()
         self._memories = Memories() if step is None else step.values.memories
         self._touched = set(map(self._memories.of, held)) - {None}
         if step is not None:
@@ -52,6 +56,8 @@ class Between:
         self._waiting: set[int | None] = set()
         self._node = self.first_node = torch.autograd._get_sequence_nr()
         self.judge: Any = None
+        self.unsure: Source | None = None
+        """The line of a write of which nothing tells whether it ends one step or begins the next."""
         self.verdict: Verdict = "tail"
         self.is_over = False
 
@@ -73,6 +79,8 @@ class Between:
             return "begin"
         if self._is_first:
             return "tail"
+        if self._is_of_next_round(func, args, kwargs, given):
+            return "begin"
         memories = {self._memories.of(t) for t in given} - {None}
         if not any(map(self._is_touched, given)):
             if is_noted or _is_fetched(func, args, kwargs):
@@ -88,6 +96,18 @@ class Between:
         if facts_of(func).may_write:
             self._touched |= {self._memories.of(t) for t in _written(func, args, kwargs)}
         return "pulled" if is_pulled else "tail"
+
+    def _is_of_next_round(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> bool:
+        """Whether the loop has gone back to an earlier line since the update: an average that moves before the forward is the
+        next step's. What zeroes gradients, and a loss of the step that is logged late, is this one's wherever it runs."""
+        if func in _ZEROING or any(node_of(t) is not None for t in given):
+            return False
+        is_next = has_gone_back(self._ended_at)
+        if is_next is None and self.unsure is None and _written(func, args, kwargs):
+            self.unsure = user_source()
+        return bool(is_next)
 
     def _is_touched(self, tensor: torch.Tensor) -> bool:
         return self._memories.of(tensor) in self._touched or node_of(tensor) is not None
@@ -122,11 +142,12 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
     return [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
 
 
-def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """Parameters, their gradients and what is kept for each."""
-    found: list[torch.Tensor] = []
+def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The parameters and what is kept for each, and the parameters' gradients."""
+    held: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
     for optimizer in optimizers:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        found += [*parameters, *(p.grad for p in parameters if p.grad is not None)]
-        found += [t for t in tree_leaves(list(optimizer.state.values())) if isinstance(t, torch.Tensor)]
-    return found
+        held += [*parameters, *(t for t in tree_leaves(list(optimizer.state.values())) if isinstance(t, torch.Tensor))]
+        gradients += [p.grad for p in parameters if p.grad is not None]
+    return held, gradients

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.calls import Call, is_in_engine
@@ -49,6 +50,11 @@ class StepRecorder(Recorder):
         """The operators of a step that is only followed."""
         self.head: list[Signature] = []
         self.tail: list[Signature] = []
+        self.unsure: Source | None = None
+        """The line of a write behind the update before, or behind the step's own, that may be either step's."""
+        self.carried: set[Source] = set()
+        """Of a step that is only followed, the lines that read what the captured one has made."""
+        self._captured: StepRecorder | None = None
         self._between, self._names, self._ended = between, names, ended
         self._held: dict[str, weakref.ref[torch.Tensor]] = {}
         self.is_last = True
@@ -72,24 +78,33 @@ class StepRecorder(Recorder):
         self._names, self.run.ended = dict, None
         self.begin()
 
-    def follow(self) -> None:
-        """Keep which operators run and their Python values, and no tensor, from now on."""
+    def follow(self, captured: StepRecorder | None) -> None:
+        """Keep which operators run and their Python values, and no tensor, from now on, and what they read that the step that
+        was `captured` has made."""
+        self._captured = captured
         self.ops = [noted_call(call) for call in self.recording.calls] if self._has_begun else []
         self.begin()
 
     def update_ended(self, updates: int, between: Between) -> None:
         """The step's last update has ended: of the run's it is the last so far."""
         self._in_doubt = []
+        self.unsure = self._between.unsure
         self.stage, self._between, self.end_update = "after", between, updates
         if self.ops is None:  # a loop gives its variables the next batch before the next step begins
             tensors = ((name, one) for name, one in self._names().items() if isinstance(one, torch.Tensor))
             self._held = {name: weakref.ref(one) for name, one in tensors}
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is of this step's making, and no gradient that it leaves."""
+        value = self.values.value_of(tensor)
+        known = self.recording.externals
+        return value is not None and value.base not in known and value not in self.recording.gradients.values()
+
     def end(self) -> None:
         """The step is over: note who is who while its tensors are there."""
         if self.stage != "after":
             return
-        self.stage = "done"
+        self.stage, self.unsure = "done", self.unsure or self._between.unsure
         waiting = set(map(id, self._waiting))
         noted: list[Any] = self.recording.calls if self.ops is None else self.ops
         noted[:] = [one for one in noted if id(one) not in waiting]
@@ -112,7 +127,11 @@ class StepRecorder(Recorder):
             return None
         if self.ops is not None:
             # A backward's operators have the lines of their forward twins, which are not known of this step.
-            return self._followed(noted_op(func, args, kwargs, None if is_in_engine() else user_source()))
+            source = None if is_in_engine() else user_source()
+            if self._captured is not None and source is not None and source not in self.carried:
+                given = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+                self.carried |= {source} if any(map(self._captured.has_made, given)) else set()
+            return self._followed(noted_op(func, args, kwargs, source))
         call = super()._noted(func, args, kwargs)
         if call is not None:
             self._may_wait(call)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from tracefuse.optimizers.trace import Source
 from tracefuse.steps.varying import Difference, Varying
 from tracefuse.text import counted, time_text
 
@@ -33,12 +34,15 @@ class Step:
 @dataclass(frozen=True)
 class Steps:
     """All steps of a run, of which the one numbered `captured` is shown, None where none was captured; `optimizers` make the
-    updates of each, in order."""
+    updates of each, in order. Later steps read what the captured one has made in the lines `carried`; of a write in the line
+    `unsure` nothing tells whether it ends one step or begins the next."""
 
     steps: tuple[Step, ...]
     captured: int | None
     optimizers: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    carried: frozenset[Source] = frozenset()
+    unsure: Source | None = None
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tracefuse.optimizers.trace import Source
 from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.recorder import Recorder
@@ -79,6 +80,7 @@ class StepWatch:
         self._ops: list[StepOp] = []
         """The operators of the captured step."""
         self._watched: dict[tuple[int, int], _Watched] = {}
+        self._carried: set[Source] = set()
         self._comparing = Shield("comparing steps")
         """What fails there leaves the capture as it is."""
 
@@ -136,18 +138,20 @@ class StepWatch:
 
     def _record_next(self, ended: StepRecorder | None) -> None:
         """What runs from here on may be the next step's; `ended` is the recorder of the step whose update has ended."""
-        held = held_by(one for _, found in self._optimizers if (one := found()) is not None)
+        held, gradients = held_by(one for _, found in self._optimizers if (one := found()) is not None)
         before = ended or (self._block.recorder if self._block is not None else None)
         if ended is not None and ended.ops is not None and self._captured is not None:
             before = self._captured  # of one that is only followed nobody knows what it computed from what
         is_recorded = before is not None and bool(before.recording.calls)
-        between = Between(held, before if is_recorded else None, is_first=not self._ended_at)
+        between = Between([*held, *gradients], before if is_recorded else None, is_first=not self._ended_at)
         if ended is not None:
             ended.update_ended(len(self.updates.seen), between)
         if self._is_wanted(self.updates.steps + 1):
             self._current = StepRecorder(self.shield, between, len(self.updates.seen), self._names, self._step_is_over)
+            for gradient in gradients:
+                self._current.old_gradients[gradient] = True
             if self._is_shown(self._captured):
-                self._current.follow()
+                self._current.follow(self._captured)
             self._current.__enter__()
             self._entered.append(self._current)
         between.judge = ended or self._current
@@ -213,6 +217,7 @@ class StepWatch:
         span, ops = (recorder.first, recorder.end_update), recorder.ops
         if ops is not None:
             self._watched[span] = _Watched(len(ops), self._difference(ops, recorder.is_last))
+            self._carried |= recorder.carried
             return
         before, self._captured = self._captured, recorder
         earlier, self._ops = self._ops, [noted_call(call) for call in recorder.recording.calls]
@@ -223,7 +228,7 @@ class StepWatch:
         if recorder.is_shifted:
             self._n = self._number_of(recorder) + 1
         elif self._is_shown(recorder) and self._current is not None:
-            self._current.follow()
+            self._current.follow(recorder)
 
     def _difference(self, ops: list[StepOp], is_last: bool = False) -> Difference | None:
         return self._comparing.note(difference, self._ops, ops, is_last)
@@ -247,6 +252,8 @@ class StepWatch:
             ("steps could not be compared: " + failure.splitlines()[-1],)
             if (failure := self._comparing.failure)
             else (),
+            frozenset(self._carried),
+            None if captured is None else captured.unsure,
         )
 
     def _step(self, number: int, first: int, end: int) -> Step:

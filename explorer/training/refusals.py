@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from tracefuse.assembly.cut import descendants
 from tracefuse.assembly.program import Stepped
+from tracefuse.assembly.refusals import where
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.ops import op_name
-from tracefuse.optimizers.trace import Source, line_of
+from tracefuse.optimizers.trace import Source, line_of, origin
+from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
 from tracefuse.training.rates import is_followed
@@ -31,6 +34,7 @@ def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None
         raise ExportError(
             "the session has no optimizer, whose learning rate a step reads: load the model and capture the step here."
         )
+    _check_old_gradients(joint, update)
     made = [out.of for out in program.trace.outputs if out.kind == "result" and " of " in out.of]
     if made:
         raise ExportError(
@@ -40,7 +44,20 @@ def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None
     if steps is not None:
         _check_varying(steps.varying, joint, update)
         _check_repeats(steps)
+        _check_between(steps)
+        _check_carried(steps, update)
     _check_read(joint, update)
+
+
+def _check_old_gradients(joint: Optimised, update: Optimised) -> None:
+    for trace in (joint.program.trace, update.program.trace):
+        for entry, placeholder in zip(trace.inputs, trace.placeholders, strict=True):
+            if entry.source == OLD_GRADIENT and placeholder.users:
+                line = where(origin(next(iter(placeholder.users))).source)
+                raise ExportError(
+                    f"the step reads a gradient that the step before has left in `.grad`{line}, and a compiled step leaves "
+                    "none: read gradients behind the backward of their own step, before `optimizer.step()`."
+                )
 
 
 def _check_varying(varying: Sequence[Varying], joint: Optimised, update: Optimised) -> None:
@@ -63,6 +80,33 @@ def _check_repeats(steps: Steps) -> None:
             "capture one that is repeated by the next (`tracefuse.capture_step(n=…)`), or leave what only some steps run "
             "out of the loop that is captured, and call it yourself behind the compiled step."
         )
+
+
+def _check_between(steps: Steps) -> None:
+    if steps.unsure is not None:
+        raise ExportError(
+            f"{steps.unsure} writes to tensors between two updates, and one line of the program calls it and the optimizer in "
+            "turn, so that nothing tells whether it ends a step or begins the next: call the two in lines of their own."
+        )
+
+
+def _check_carried(steps: Steps, update: Optimised) -> None:
+    """A tensor that one step makes anew and the next one's update reads: a compiled step would read the captured one's."""
+    lines, trace = {str(source) for source in steps.carried}, update.program.trace
+    if not lines:
+        return
+    written = {out.of for out in trace.outputs}
+    left = {node for out, node in zip(trace.outputs, trace.returned, strict=True) if out.kind != "result"}
+    for entry, placeholder in zip(trace.inputs, trace.placeholders, strict=True):
+        if entry.kind != "input" or entry.name in written:
+            continue
+        readers = [node for node in placeholder.users if line_of(node) in lines]
+        if readers and not left.isdisjoint(descendants(trace.ops, readers)):
+            raise ExportError(
+                f"the update reads {entry.source}, which the step before has made anew{where(origin(readers[0]).source)}, and "
+                "a compiled step finds only tensors that stay: make it once, before the loop, and write to it "
+                "(`kept.copy_(new)`)."
+            )
 
 
 def _check_read(joint: Optimised, update: Optimised) -> None:

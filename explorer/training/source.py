@@ -69,10 +69,10 @@ def _read(update: Trace) -> Trace:
 
 
 def data_of(joint: Trace, update: Trace) -> list[int]:
-    """Positions of the joint trace's inputs that are data: no module's and no optimizer's, and nothing that the update writes.
+    """Positions of the joint trace's inputs that are data: no module's and no optimizer's, and nothing that the step writes.
     Numbers that Python made tensors of, which are seldom given, come last; one that the update reads too is a constant."""
     forward = joint.split()[0]
-    written, read = {out.of for out in update.outputs}, {i.name for i in update.inputs}
+    written, read = {out.of for out in (*forward.outputs, *update.outputs)}, {i.name for i in update.inputs}
 
     def is_number(at: int) -> bool:
         return _is_number(forward.inputs[at].name, val(forward.placeholders[at]))

@@ -1,6 +1,7 @@
 """The pass `decompose` writes losses, log-softmax and norms as ops that kernels hold: what lies between them is never stored.
 
     losses   cross-entropy, negative log-likelihood, log-softmax                                                    `losses`
+    units    activations of several results or halves                                           `formulas.composites`
     extrema  the backward of `max` and `min` along a dimension: a comparison instead of zeros and a scatter        `extrema`
     norms    batch norm, instance norm and group norm and their backwards: statistics, and what is pointwise        `norms`
 
@@ -19,6 +20,8 @@ from torch import fx
 from tracefuse.optimizers.decompose.extrema import SCATTER, is_gradient_of_extremum, rewrite_scatter
 from tracefuse.optimizers.decompose.losses import BECOMES, RowSums, is_sum_of_log_softmax, rewrite_loss
 from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
+from tracefuse.optimizers.decompose.writing import replace_parts
+from tracefuse.optimizers.formulas.composites import apart
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import mark_overwritten
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, has_unread
@@ -53,6 +56,8 @@ def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
     """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
     if node.target in NORMS:
         return rewrite_norm(node)
+    if (row := apart(node)) is not None:
+        return replace_parts(node, row[0])
     return rewrite_scatter(node) if node.target is SCATTER else rewrite_loss(node, sums)
 
 
@@ -62,4 +67,6 @@ def becomes(node: fx.Node) -> str | None:
         return "sum(x) - C * logsumexp(x)"
     if is_gradient_of_extremum(node):
         return "a comparison of places"
+    if (row := apart(node)) is not None:
+        return row[1]
     return BECOMES.get(node.target) or NORMS.get(node.target)

@@ -34,10 +34,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.decompose.writing import cast, swap_names, wide
+from tracefuse.optimizers.decompose.writing import cast, replace_parts, swap_names, wide
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.lowering.geometry import reduced_dims
-from tracefuse.optimizers.ops import arguments, aten, is_getitem
+from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.rewrite import is_overwritten, replace_by, replace_value, views_of
 from tracefuse.optimizers.trace import HALVES, call, phase, shape_of, val
 
@@ -222,7 +222,9 @@ def rewrite_loss(node: fx.Node, sums: RowSums) -> str | None:
         return reason or _replace_by(node, lambda: log_softmax_backward(node, total))
     if reason := loss_refusal(node):
         return reason
-    return _replace_loss(node) if node.target is aten.nll_loss_forward.default else _replace_loss_backward(node, sums)
+    if node.target is aten.nll_loss_forward.default:
+        return replace_parts(node, nll_loss)
+    return _replace_loss_backward(node, sums)
 
 
 def _replace_by(node: fx.Node, build: Callable[[], fx.Node]) -> str | None:
@@ -231,20 +233,6 @@ def _replace_by(node: fx.Node, build: Callable[[], fx.Node]) -> str | None:
         # What was built last, the value itself, stands right before the op.
         swap_names(node.prev, node)
     return reason
-
-
-def _replace_loss(node: fx.Node) -> str | None:
-    with node.graph.inserting_before(node):
-        results = nll_loss(node)
-    parts = [user for user in node.users if is_getitem(user)]
-    reasons = [replace_value(part, results[part.args[1]]) for part in parts]  # type: ignore[index]
-    if reason := next(filter(None, reasons), None):
-        return reason
-    for part in parts:
-        # Only the loss has a name of the user's: no loss function returns the total weight.
-        if part.args[1] == 0:
-            swap_names(results[0], part)
-    return None
 
 
 def _replace_loss_backward(node: fx.Node, sums: RowSums) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.ops import aten, is_named
+from tracefuse.optimizers.ops import aten, is_getitem, is_named
 from tracefuse.optimizers.rewrite import replace_value
 from tracefuse.optimizers.trace import HALVES, call, shape_of, val
 
@@ -49,3 +49,18 @@ def read_behind_view(view: fx.Node) -> None:
 
 def swap_names(new: fx.Node, old: fx.Node) -> None:
     new.name, old.name = old.name, new.name
+
+
+def replace_parts(node: fx.Node, build: Callable[[fx.Node], tuple[fx.Node, ...]]) -> str | None:
+    """Let what reads a result of `node`, or a part of it, read what `build` inserts for that."""
+    with node.graph.inserting_before(node):
+        results = build(node)
+    parts = {user: results[user.args[1]] for user in node.users if is_getitem(user)} or {node: results[0]}  # type: ignore[index]
+    reasons = [replace_value(part, result) for part, result in parts.items()]
+    if reason := next(filter(None, reasons), None):
+        return reason
+    for part, result in parts.items():
+        # Only the first result has a name of the user's: the others are for the backward.
+        if result is results[0]:
+            swap_names(result, part)
+    return None

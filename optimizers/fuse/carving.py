@@ -17,6 +17,7 @@ from tracefuse.optimizers.fuse.fusible import is_free, slow_in_aten
 from tracefuse.optimizers.fuse.pieces import Piece, with_views
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.remaking import is_constant, is_remade
+from tracefuse.optimizers.fuse.repeats import in_words, repeated_nbytes, repeated_value
 from tracefuse.optimizers.kernels.functions import Misfit, lower
 from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_value
 from tracefuse.optimizers.lowering.lowering import NotFusible
@@ -81,7 +82,11 @@ class Carver:
         kernel, stands_for, obstacle = self._lower(nodes, outputs)
         if obstacle is None:
             whole = _piece(kernel, stands_for, nodes, outputs)
-            return self._turned_parts(whole, kernel, stands_for) or whole
+            return (
+                self._turned_parts(whole, kernel, stands_for)
+                or self._repeated_parts(whole, kernel, stands_for)
+                or whole
+            )
         parts = self._parts(nodes, obstacle, stands_for, outputs)
         whole = Piece(tuple(nodes), tuple(outputs), None, obstacle.reason)
         if parts:
@@ -109,18 +114,35 @@ class Carver:
         """What computes a value that is read in several orders of memory, and the rest, if apart they move fewer bytes:
         together, what the value is computed from would be read once for each order."""
         at = turned_value(kernel.body)
-        before = set() if at is None else _closure([stands_for[at]], set(whole.nodes))
-        after = set(whole.nodes) - before
-        if not before or not after:
+        if at is None or not (parts := self._apart(whole, stands_for[at])):
             return []
-        parts = [piece for part in (before, after) if (piece := self._whole(part))]
-        apart = sum(piece.nbytes for piece in parts)
-        if len(parts) < 2 or apart >= whole.nbytes:
-            return []
+        apart, before, after = parts
         orders = f"{stands_for[at].name} is read in several orders of memory"
         moved = f"in one kernel its ops move {human_bytes(whole.nbytes)}, in two {human_bytes(apart)}"
         self.decide(Decision(stands_for[at].name, "split", f"{orders}: {moved}", whole.nbytes - apart))
-        return [list(before), list(after)]
+        return [before, after]
+
+    def _repeated_parts(self, whole: Piece, kernel: Kernel, stands_for: Sequence[fx.Node]) -> list[list[fx.Node]]:
+        """What computes a value that overlapping windows read, and the rest, if apart they take less time by the model."""
+        at = repeated_value(kernel.body)
+        if at is None or not (parts := self._apart(whole, stands_for[at])):
+            return []
+        apart, before, after = parts
+        again = human_bytes(repeated_nbytes(kernel.body))
+        moved = f"that takes as long as moving {again}, beside {human_bytes(kernel.nbytes)} in one kernel"
+        reason = f"{in_words(kernel.body, at)}: {moved}; two move {human_bytes(apart)}"
+        self.decide(Decision(stands_for[at].name, "split", reason, whole.effort - apart))
+        return [before, after]
+
+    def _apart(self, whole: Piece, value: fx.Node) -> tuple[int, list[fx.Node], list[fx.Node]] | None:
+        """What two kernels cost, the first of which computes `value`, and their ops; None where one costs no more."""
+        before = _closure([value], set(whole.nodes))
+        after = set(whole.nodes) - before
+        if not before or not after:
+            return None
+        parts = [piece for part in (before, after) if (piece := self._whole(part))]
+        apart = sum(piece.effort for piece in parts)
+        return (apart, list(before), list(after)) if len(parts) == 2 and apart < whole.effort else None
 
 
 def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece:
@@ -135,6 +157,12 @@ def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
     """Why a kernel that could be written is not worth it beside `alone`, the bytes that its ops move; None if it is."""
     if len(work) == 1 and slow_in_aten(work[0]) is None and not any(map(_is_spared, kernel.body.ops)):
         return "one op alone: ATen's kernel moves the same bytes"
+    again = repeated_nbytes(kernel.body)
+    if kernel.nbytes + again > alone >= kernel.nbytes:
+        at = repeated_value(kernel.body)
+        assert at is not None
+        saved = human_bytes(alone - kernel.nbytes)
+        return f"{in_words(kernel.body, at)}: as long as moving {human_bytes(again)}, to spare {saved}"
     if kernel.nbytes > alone:
         return f"its kernel would move {human_bytes(kernel.nbytes)}, ATen's ops move {human_bytes(alone)}"
     return None

@@ -92,9 +92,10 @@ class _Table:
             # Where the rest has no kernel, the home stays as it is.
             rest = [output for output in home.outputs if output is not value]
             left = (self.attempt(home.nodes, rest) or home) if rest else None
-            after = sum(piece.nbytes for piece in (left, *inlined.values()) if piece)
-            saved = home.nbytes + sum(p.nbytes for p in reading) - after
-            if left is not home and saved * LEAST_SHARE >= home.nbytes + sum(p.nbytes for p in reading):
+            after = sum(piece.effort for piece in (left, *inlined.values()) if piece)
+            before = home.effort + sum(p.effort for p in reading)
+            saved = before - after
+            if left is not home and saved * LEAST_SHARE >= before:
                 self._tell("duplicate", value, "computed in each kernel that reads it", saved)
                 self.replace({home: left, **inlined})
                 return left
@@ -103,7 +104,7 @@ class _Table:
 
     def _duplicate_some(self, value: fx.Node, reading: list[Piece], inlined: dict[Piece, Piece]) -> None:
         """The value is still written; it is computed again where a kernel then reads fewer bytes."""
-        gains = {piece: piece.nbytes - new.nbytes for piece, new in inlined.items()}
+        gains = {piece: piece.effort - new.effort for piece, new in inlined.items()}
         chosen = [piece for piece, gain in gains.items() if gain * LEAST_SHARE >= piece.nbytes]
         if chosen:
             some = f"computed again in {len(chosen)} of {len(reading)} other kernels that read it"

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import once_per_op
+from tracefuse.optimizers.formulas.windows import NEAREST, WINDOW_OPS, window_refusal
 from tracefuse.optimizers.fuse.remaking import is_constant, is_remade
 from tracefuse.optimizers.lowering.composites import COMPOSITES, REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
@@ -74,6 +75,9 @@ def slow_in_aten(node: fx.Node) -> str | None:
     if node.target is aten.gelu.default and val(node).dtype is torch.float32:
         # `tests/bench/gpt_step.py --program tf32 --breakdown` has both.
         return "ATen's own kernel of float32 does not keep up with memory"
+    if node.target in WINDOW_OPS - NEAREST:
+        # Of programs with a pool, torch.compile, which gathers as we do, took 0.3 to 0.7 of eager's time on an H200.
+        return "ATen's own kernel of windows does not keep up with memory"
     is_composite = node.target in REDUCTIONS and node.target not in PLAIN_REDUCTIONS
     columns = columns_of(node)
     if is_composite or (columns is not None and not columns.is_split):
@@ -83,7 +87,7 @@ def slow_in_aten(node: fx.Node) -> str | None:
 
 def _getitem_refusal(node: fx.Node) -> str | None:
     source: fx.Node = node.args[0]  # type: ignore[assignment]
-    if source.target not in SPLITS and source.target not in COMPOSITES:
+    if all(source.target not in known for known in (SPLITS, COMPOSITES, WINDOW_OPS)):
         return "it is a part of an op that stays with ATen"
     return refusal(source) or _type_refusal(node)
 
@@ -91,12 +95,12 @@ def _getitem_refusal(node: fx.Node) -> str | None:
 @once_per_op
 def _op_refusal(node: fx.Node) -> str | None:
     reason = _unknown(node.target) or _type_refusal(node) or _device_refusal(node)  # type: ignore[arg-type]
-    return reason or _row_refusal(node) or gather_refusal(node)
+    return reason or _row_refusal(node) or gather_refusal(node) or window_refusal(node)
 
 
 @functools.cache
 def _unknown(target: torch._ops.OpOverload) -> str | None:
-    if target in POINTWISE or target in VIEWS or target in SPLITS or target in COPIES or target in COMPOSITES:
+    if any(target in known for known in (POINTWISE, VIEWS, SPLITS, COPIES, COMPOSITES, WINDOW_OPS)):
         return None
     name = target.overloadpacket.__name__
     if name in MATRIX or "convolution" in name or "attention" in name:

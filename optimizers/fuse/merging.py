@@ -119,9 +119,11 @@ class _Merger:
             self._tell("apart", first, second, reason or "one needs what is made of the other by an op between them")
             return
         merged = self.attempt(with_views((*first.nodes, *second.nodes), self.fusible))
-        apart = first.nbytes + second.nbytes
-        if merged is None or (apart - merged.nbytes) * LEAST_SHARE < apart:
+        apart = first.effort + second.effort
+        if merged is None or (apart - merged.effort) * LEAST_SHARE < apart:
             moved = "there is no such kernel" if merged is None else f"it would move {human_bytes(merged.nbytes)}"
+            if merged and merged.effort > merged.nbytes:
+                moved += f", and compute values again for as long as {human_bytes(merged.effort - merged.nbytes)} take"
             self._tell("apart", first, second, f"{moved}, apart they move {human_bytes(apart)}")
             return
         own = set(merged.nodes)

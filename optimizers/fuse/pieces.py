@@ -21,6 +21,7 @@ from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.regions import Sizes, loops_of
 from tracefuse.optimizers.fuse.remaking import is_remade, reads_of
+from tracefuse.optimizers.fuse.repeats import repeated_nbytes
 from tracefuse.optimizers.ops import behind_views, is_getitem, is_random, is_view, reached
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import human_bytes, phase, tensors
@@ -72,6 +73,11 @@ class Piece:
     def nbytes(self) -> int:
         """Bytes that the piece moves."""
         return self.carved.kernel.nbytes if self.carved else self.alone
+
+    @cached_property
+    def effort(self) -> int:
+        """Those bytes, and the ones that could be moved in the time in which its kernel computes values again."""
+        return self.nbytes + (repeated_nbytes(self.carved.kernel.body) if self.carved else 0)
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.facts import once_per_value, tensors_in
+from tracefuse.optimizers.formulas.windows import is_shape_only
 from tracefuse.optimizers.kernels.naming import Names
 from tracefuse.optimizers.lowering.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.lowering.gathers import is_table_of
@@ -254,7 +255,7 @@ def _memory_order(node: fx.Node) -> list[int]:
 
 
 def _elements_read(node: fx.Node, user: fx.Node) -> int:
-    if not is_needed_by(node, user):
+    if not is_needed_by(node, user) or is_shape_only(node, user):
         return 0
     if user.target is operator.getitem or (user.op == "call_function" and is_view(user)):
         return min(_elements(user), sum(_elements_read(user, u) for u in user.users))

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import fx
 
+from tracefuse.optimizers.formulas import activations
 from tracefuse.optimizers.lowering.expressions import COMPARING, ROUNDING
 from tracefuse.optimizers.trace import HALVES
 
@@ -16,6 +17,9 @@ COMPUTE_TYPE = {
     torch.bool: "int1",
 }  # fmt: skip
 """The type in which a kernel computes values of a dtype."""
+
+IN_OWN_TYPE = ROUNDING | activations.IN_OWN_TYPE
+"""Ops whose numbers ATen turns to the type of the operands, also where it computes in a wider one."""
 
 SMALL_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -29,7 +33,7 @@ def number_text(node: fx.Node, number: float, dtype: torch.dtype) -> str:
     is_wide = math.isfinite(number) and _held(number, torch.float32) != number
     if dtype is torch.float64 and node.target in COMPARING and is_wide:
         return f"tl.full((), {text}, tl.float64)"
-    if (dtype in HALVES and node.target in ROUNDING) or dtype in SMALL_INTEGERS:
+    if (dtype in HALVES and node.target in IN_OWN_TYPE) or dtype in SMALL_INTEGERS:
         return literal(_held(number, dtype), COMPUTE_TYPE[dtype])
     return text
 

@@ -10,6 +10,7 @@ Statements are in single static assignment and know nothing of loops. What is su
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import re
@@ -173,10 +174,12 @@ class Lowering:
         if is_inside and self.loose.issuperset(guard.text for guard in guards):
             guards = ()
         for guard in guards if offset.terms else ():
-            # A masked pointer must have the mask's shape; where the guard fails, the element at 0 is as good as any.
-            place = place if guard.lanes <= lanes else f"tl.where({guard.text}, {place}, 0)"
+            # A masked pointer must have the mask's shape; where the guard fails, the element at 0 is as good as any. What
+            # holds for a whole program is no mask: Triton's interpreter takes none that is one number (seen on 3.9).
+            is_mask = bool(guard.lanes)
+            place = place if is_mask and guard.lanes <= lanes else f"tl.where({guard.text}, {place}, 0)"
             lanes = lanes | guard.lanes
-            conditions.append(guard.text)
+            conditions += [guard.text] * is_mask
         text = pointer if place == "0" else f"{pointer} + {_grouped(place)}"
         masked = f", mask={' & '.join(dict.fromkeys(conditions))}, other=0" if conditions else ""
         widened = ".to(tl.float32)" if tensor.dtype in HALVES else ""
@@ -296,8 +299,10 @@ def _grouped(text: str) -> str:
     return text if re.fullmatch(r"\w+|\(.*\)|tl\.where\(.*\)", text) and text.count("(") <= 1 else f"({text})"
 
 
+@functools.cache
 def _special() -> dict[Any, Composite]:
-    # The composite ops are written with `Lowering`'s methods, in a file of their own.
+    # They are written with `Lowering`'s methods, in files of their own.
     from tracefuse.optimizers.lowering.composites import COMPOSITES
+    from tracefuse.optimizers.lowering.windows import WINDOWS
 
-    return COMPOSITES
+    return COMPOSITES | WINDOWS

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from torch import fx
 
+from tracefuse.optimizers.formulas.philox import word_of
 from tracefuse.optimizers.lowering.indexing import ravel, row_major, variable
 from tracefuse.optimizers.lowering.lowering import Guards, Lowering, NotFusible, Value, index_block
-from tracefuse.optimizers.lowering.philox import word_of
 from tracefuse.optimizers.lowering.random_ops import MASK
 from tracefuse.optimizers.lowering.views import Indices
 from tracefuse.optimizers.ops import arguments

@@ -124,9 +124,7 @@ def _slice_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards) 
 def _constant_pad(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
     args = arguments(node)
     pads = args["pad"]
-    if min(pads, default=0) < 0:
-        raise NotFusible(node, "it crops")
-    # The last dimension comes first, each with what stands before it and behind it.
+    # The last dimension comes first, each with what stands before it and behind it; negative numbers crop.
     starts = {len(at) - 1 - i // 2: pads[i] for i in range(0, len(pads), 2) if pads[i] or pads[i + 1]}
     return _padded(self, node, args["self"], at, guards, starts, args["value"])
 
@@ -149,7 +147,7 @@ def _padded(
     bounds, inside, lanes = [], list(at), frozenset[str]()
     for dim, start in starts.items():
         index, size = at[dim], shape[dim]
-        bounds += [f"({index.text} >= {start})"] if start else []
+        bounds += [f"({index.text} >= {start})"] if start > 0 else []
         bounds += [f"({index.text} < {start + size})"] if start + size < shape_of(node)[dim] else []
         inside[dim], lanes = index.shifted_down(start, size), lanes | index.lanes
     if not bounds:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.lowering import philox
+from tracefuse.optimizers.formulas import philox
 
 # A fragment, which a reload of this module may define again.
 _LIB = torch.library.Library("tracefuse", "FRAGMENT")

@@ -1,7 +1,7 @@
 """Views inside a kernel: for each view operator, which element of its operand an element of its result is.
 
-A row is a function `(arguments, indices, operand shape, result shape) -> indices into the operand`. `repeat` is here too:
-it copies in eager mode, but its result is a function of its operand's elements in the same way.
+A row is a function `(arguments, indices, operand shape, result shape) -> indices into the operand`. `repeat` and the
+pixel shuffles are here too: they copy in eager mode, but their results are functions of their operand's elements all the same.
 """
 
 from __future__ import annotations
@@ -57,6 +57,17 @@ def _repeat(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: t
     return tuple(index % size if size > 1 else constant(0) for index, size in zip(aligned, shape, strict=True))
 
 
+def _pixel_shuffle(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: tuple[int, ...]) -> Indices:
+    """Channel `(c, i, j)` at (h, w) becomes channel c at `(h * r + i, w * r + j)`."""
+    r, (*before, channel, h, w) = args["upscale_factor"], at
+    return (*before, channel * (r * r) + h % r * r + w % r, h // r, w // r)
+
+
+def _pixel_unshuffle(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: tuple[int, ...]) -> Indices:
+    r, (*before, channel, h, w) = args["downscale_factor"], at
+    return (*before, channel // (r * r), h * r + channel // r % r, w * r + channel % r)
+
+
 VIEWS: dict[Any, Map] = {
     aten.alias.default: _same,
     aten.detach.default: _same,
@@ -74,6 +85,8 @@ VIEWS: dict[Any, Map] = {
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
     aten.repeat.default: _repeat,
+    aten.pixel_shuffle.default: _pixel_shuffle,
+    aten.pixel_unshuffle.default: _pixel_unshuffle,
 }
 
 # These yield several views; a `getitem` picks one.

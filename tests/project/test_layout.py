@@ -15,7 +15,7 @@ from import_graph import AT_TYPE_CHECKING, FOLDERS, circles, edges, folder_of, i
 
 MOST_FILES = 16
 
-TOGGLES = ("simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse")
+TOGGLES = ("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "remat", "optimizer_step", "fuse")
 
 GROUND = {"explorer/errors.py", "explorer/text.py"}
 """The files at the explorer's root that every package of it imports; the others there are doors."""
@@ -24,15 +24,29 @@ COMMAND = "explorer/__main__.py"
 """`python -m tracefuse`: what is at the root only because Python looks for it there."""
 
 PURE = {
-    "optimizers": {"optimizers/costs", "optimizers/fakes", "optimizers/fuse", "optimizers/lowering"},
+    "optimizers": {
+        "optimizers/costs",
+        "optimizers/fakes",
+        "optimizers/formulas",
+        "optimizers/fuse",
+        "optimizers/lowering",
+    },
     "optimizers/costs": {"optimizers"},
     "optimizers/fakes": {"optimizers"},
     "optimizers/cat": {"optimizers", "optimizers/costs"},
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
-    "optimizers/lowering": {"optimizers"},
-    "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/lowering"},
-    "optimizers/decompose": {"optimizers", "optimizers/fuse", "optimizers/lowering"},
-    "optimizers/fuse": {"optimizers", "optimizers/costs", "optimizers/kernels", "optimizers/lowering"},
+    "optimizers/formulas": {"optimizers"},
+    "optimizers/linear_cross_entropy": {"optimizers", "optimizers/costs"},
+    "optimizers/lowering": {"optimizers", "optimizers/formulas"},
+    "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/formulas", "optimizers/lowering"},
+    "optimizers/decompose": {"optimizers", "optimizers/formulas", "optimizers/fuse", "optimizers/lowering"},
+    "optimizers/fuse": {
+        "optimizers",
+        "optimizers/costs",
+        "optimizers/formulas",
+        "optimizers/kernels",
+        "optimizers/lowering",
+    },
     "optimizers/remat": {
         "optimizers",
         "optimizers/costs",
@@ -42,6 +56,7 @@ PURE = {
         "optimizers/lowering",
     },
     "optimizers/optimizer_step": {"optimizers", "optimizers/costs", "optimizers/kernels", "optimizers/lowering"},
+    "optimizers/overlap": {"optimizers", "optimizers/costs"},
     "optimizers/formats": {"optimizers"},
 }
 """Which packages of the optimizers one of them imports: none but these, wherever the import stands."""

@@ -108,6 +108,37 @@ def filled_across() -> list[Tensor]:
     return [row * 1, x * 1]
 
 
+def drawn_into(view: Callable[[Tensor], Tensor], draw: Callable[[Tensor], Tensor], dtype: torch.dtype) -> list[Tensor]:
+    whole, alone = (torch.zeros(9, 7, dtype=dtype) for _ in range(2))
+    draw(view(whole))
+    return [whole * 1, draw(view(alone)) * 1]
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "columns": lambda x: x[:, :4],
+    "every second row": lambda x: x[::2],
+    "columns across": lambda x: x[:, :5].t(),
+    "across": lambda x: x.t(),
+    "an odd number": lambda x: x.view(-1)[1:59:3],
+}
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal_": lambda x: x.normal_(1, 2),
+    "uniform_": lambda x: x.uniform_(-1, 1),
+    "bernoulli_": lambda x: x.bernoulli_(),
+    "exponential_": lambda x: x.exponential_(),
+    "random_": lambda x: x.random_(2, 9),
+    "dropout": lambda x: torch.nn.functional.dropout(x.add_(1), 0.3, inplace=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_draw_into_a_view_fills_it_in_the_order_of_its_memory(view: str, draw: str, dtype: torch.dtype) -> None:
+    """On a CPU `normal_` fills 16 or more contiguous numbers by another rule than others."""
+    replayed(lambda: drawn_into(VIEWS[view], DRAWS[draw], dtype))
+
+
 PROGRAMS: list[Callable[[], Any]] = [
     beyond_its_parent,
     from_where_its_parent_lies,

@@ -88,6 +88,19 @@ def test_shares_of_the_update_say_of_which_program_they_are() -> None:
     assert re.search(r"the optimizer takes \d+ ?% of the optimised step", to_text(payload(v)))
 
 
+def test_what_is_left_of_the_update_is_what_its_modules_take() -> None:
+    """Kernels of the update and kernels of the backward have the same names in their own traces."""
+    v = stepped(foreach=False).optimize()
+    named = {node.name for node in v.trace.ops} & {node.name for node in v.update.trace.ops}
+    assert named, "nothing here would tell one from the other"
+    (one,) = found(SHARE, v)
+    takes = re.search(r"the optimizer takes (\d+) ?% of the optimised step", str(v.layers()))
+    left = re.search(r"left: .* a step, (\d+) %", one.mended)
+    assert takes is not None
+    assert left is not None
+    assert takes[1] == left[1]
+
+
 def test_a_program_without_an_update_has_neither() -> None:
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     with tracefuse.capture() as c:

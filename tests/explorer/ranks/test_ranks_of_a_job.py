@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import made_ranks
@@ -15,7 +16,8 @@ from tracefuse.cli.command import main
 from tracefuse.errors import TraceFileError
 from tracefuse.findings.kinds import KINDS
 from tracefuse.ranks.findings import IDS
-from tracefuse.ranks.ranks import Ranks, load_ranks
+from tracefuse.ranks.loading import load_ranks
+from tracefuse.ranks.ranks import Ranks
 
 
 def loaded(folder: Path, **given: object) -> tuple[MadeRanks, Ranks]:
@@ -180,3 +182,50 @@ def test_what_ranks_without_a_file_do_is_said(tmp_path: Path) -> None:
     ranks = load_ranks(tmp_path)
     assert {call.missing for call in ranks.calls} == {(2, 3)}
     assert "2 ranks of 4 have no file" in str(ranks)
+
+
+# --- more ranks than are read in full ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cause", ["kernel", "link"])
+def test_of_many_ranks_the_late_one_is_read_in_full_and_what_was_left_out_is_said(tmp_path: Path, cause: str) -> None:
+    MadeRanks(ranks=12, cause=cause, late_rank=7, late_ns=9_000_000, seed=12).write(tmp_path)
+    whole, some = load_ranks(tmp_path), load_ranks(tmp_path, most=4)
+    assert len(some.ranks) == 4
+    assert sorted([*some.ranks, *some.only_collectives]) == list(range(12))
+    assert some.splits == whole.splits
+    assert some.world == 12
+    said = str(some)
+    assert "12 ranks, 24 collectives that they have in common" in said
+    assert "4 ranks are read in full" in said
+    assert "of 8 only the collectives" in said
+    assert "have no file" not in said
+    (gravest,) = (one for one in some.findings() if one.id == ("straggler" if cause == "kernel" else "slow-transfer"))
+    said, in_full = (
+        one.title.partition(", and the others")[0] for one in (gravest, *whole.findings()) if one.id == gravest.id
+    )
+    assert said == in_full
+    if cause == "kernel":
+        assert 7 in some.ranks
+        assert "rank 7 is late by kernel linear Net_0.Block_2.Linear_2" in gravest.title
+
+
+def test_a_late_rank_that_is_not_read_in_full_is_named_without_a_cause(tmp_path: Path) -> None:
+    MadeRanks(ranks=6, cause="kernel", late_rank=4, late_ns=9_000_000, seed=13).write(tmp_path)
+    some = load_ranks(tmp_path, most=3)
+    left_out = {number: rank for number, rank in some.ranks.items() if number != 4}
+    found = replace(some, ranks=left_out, only_collectives=(*some.only_collectives, 4))
+    assert found.waits[0].rank == 4
+    assert found.waits[0].doing.kind == "not known"
+    assert re.search(r"of which rank ([\d, ]+, )?4(, [\d, ]+)? made others wait for what is not known", str(found))
+
+
+def test_files_are_written_while_they_are_made_as_they_are_at_once(tmp_path: Path) -> None:
+    MadeRanks(seed=14).write(tmp_path / "at_once")
+    (tmp_path / "spilled").mkdir()
+    MadeRanks(seed=14, spill=tmp_path / "spilled")
+    for number in range(4):
+        at_once, spilled = (
+            json.loads((tmp_path / one / f"rank{number}.json").read_text()) for one in ("at_once", "spilled")
+        )
+        assert spilled["traceEvents"][:-1] == at_once["traceEvents"]

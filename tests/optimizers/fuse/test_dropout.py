@@ -20,10 +20,10 @@ import tracefuse
 from tracefuse.assembly.draws import draws
 from tracefuse.build.modules import launcher, load, machine_code
 from tracefuse.device.dropout import SUPPORT, support
+from tracefuse.optimizers.formulas import philox
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.text import kernel_source, launches
-from tracefuse.optimizers.lowering import philox
 from tracefuse.optimizers.lowering.random_ops import DRAW, MASK
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import Trace, origin

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.device.dropout import device_threads, draw_dropout, fuse_options, masks_of, probe
+from tracefuse.optimizers.formulas import philox
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.lowering import philox
 from tracefuse.optimizers.lowering.random_ops import DRAW
 
 pytestmark = pytest.mark.gpu

@@ -35,7 +35,9 @@ f32, f64, bf16, f16 = torch.float32, torch.float64, torch.bfloat16, torch.float1
 
 FILES = (
     "optimizers/lowering/test_expressions.py",
+    "optimizers/lowering/test_activations.py",
     "optimizers/lowering/test_gathers.py",
+    "optimizers/lowering/test_windows.py",
     "optimizers/fuse/test_long_sums.py",
     "optimizers/fuse/test_dropout.py",
     "optimizers/fuse/test_norms.py",

@@ -9,8 +9,7 @@ from cuda_traces import drawn_by_aten, mask_by_aten, philox
 from torch import Tensor
 
 from tracefuse.optimizers.facts import is_dense
-from tracefuse.optimizers.lowering.indexing import variable
-from tracefuse.optimizers.lowering.philox import (
+from tracefuse.optimizers.formulas.philox import (
     BLOCK,
     dropout_mask,
     increment,
@@ -21,6 +20,7 @@ from tracefuse.optimizers.lowering.philox import (
     vector_size,
     word_of,
 )
+from tracefuse.optimizers.lowering.indexing import variable
 
 f64, f32, f16, bf16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 ALL = 0xFFFFFFFF

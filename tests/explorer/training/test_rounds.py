@@ -1,0 +1,224 @@
+"""What a loop does before the forward belongs to that step, in whatever callback; what cannot be told is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from whole_step_loops import (
+    Averaged,
+    AveragedByHand,
+    Loop,
+    NeverZeroed,
+    ZeroedInPlace,
+    captured,
+    check,
+    data_of,
+)
+
+from tracefuse.errors import ExportError
+
+
+class Begun(Loop):
+    """A loop that calls `begin` at the start of each step, and nothing at its end."""
+
+    def begin(self) -> None: ...
+    def after(self) -> None: ...
+
+    def step(self, *data: Tensor) -> None:
+        self.begin()
+        super().step(*data)
+
+
+class AveragedBefore(Begun, Averaged):
+    def begin(self) -> None:
+        self.ema.update_parameters(self.model)
+
+
+class AveragedInline(Averaged):
+    def step(self, *data: Tensor) -> None:
+        self.ema.update_parameters(self.model)
+        self.zero()
+        self.loss(*data).backward()
+        self.opt.step()
+
+
+class AveragedByHandBefore(Begun, AveragedByHand):
+    def begin(self) -> None:
+        AveragedByHand.after(self)
+
+
+class AveragedInAHook(Averaged):
+    def more(self) -> None:
+        super().more()
+        self.model.register_forward_pre_hook(lambda *_: self.ema.update_parameters(self.model))
+
+    def after(self) -> None: ...
+
+
+class Clamped(Begun):
+    @torch.no_grad()
+    def begin(self) -> None:
+        for one in self.model.parameters():
+            one.clamp_(-0.3, 0.3)
+
+
+class ZeroedAndClamped(ZeroedInPlace):
+    @torch.no_grad()
+    def zero(self) -> None:
+        super().zero()
+        for one in self.model.parameters():
+            one.clamp_(-0.3, 0.3)
+
+
+class DecayedBefore(AveragedBefore):
+    """Something before the forward and something behind the update."""
+
+    @torch.no_grad()
+    def after(self) -> None:
+        for one in self.model.parameters():
+            one.mul_(0.99)
+
+
+class NormsOfOld(Begun):
+    def more(self) -> None:
+        self.norm = torch.zeros((), dtype=torch.float64)
+
+    def begin(self) -> None:
+        for one in self.model.parameters():
+            if one.grad is not None:
+                self.norm += one.grad.norm()
+
+
+class NormsOfKept(NormsOfOld, NeverZeroed): ...
+
+
+class LoggedLate(Begun):
+    last: Any = None
+
+    def begin(self) -> None:
+        self.seen = None if self.last is None else (self.last.item(), float(self.last.detach().abs().mean()))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.last = super().loss(x, y)
+        return self.last
+
+    def left(self) -> dict[str, Tensor]:
+        return {name: one for name, one in super().left().items() if name != "last"}
+
+
+class Events(Averaged):
+    """Every callback is called by one line, of which each caller has its own."""
+
+    def fire(self, event: str) -> None:
+        for one in [self]:
+            getattr(one, event)()
+
+    def move_average(self) -> None:
+        self.ema.update_parameters(self.model)
+
+    def update(self) -> None:
+        self.opt.step()
+
+    def step(self, *data: Tensor) -> None:
+        self.fire("move_average")
+        self.zero()
+        self.loss(*data).backward()
+        self.fire("update")
+
+
+HOLDS = [
+    AveragedBefore, AveragedInline, AveragedByHandBefore, AveragedInAHook, Clamped, ZeroedAndClamped, DecayedBefore,
+    NormsOfKept, LoggedLate, Events,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOLDS)
+def test_what_runs_before_the_forward_is_the_first_of_its_step(kind: type[Loop]) -> None:
+    check(kind)
+
+
+class OldAdded(Loop):
+    """Gradients of the step before, which the step has given up."""
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        old = [one.grad for one in self.model.parameters()]
+        self.zero()
+        self.loss(x, y).backward()
+        for one, before in zip(self.model.parameters(), old, strict=True):
+            if before is not None and one.grad is not None:
+                one.grad.add_(before, alpha=0.9)
+        self.opt.step()
+
+
+class Carried(Loop):
+    """Gradients of the step before, in a list that each step makes anew."""
+
+    old: Any = None
+
+    def more(self) -> None:
+        self.start()
+
+    def start(self) -> None: ...
+
+    def keep(self) -> None:
+        self.old = [one.grad.clone() for one in self.model.parameters() if one.grad is not None]
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        self.loss(x, y).backward()
+        for one, before in zip(self.model.parameters(), self.old or (), strict=bool(self.old)):
+            assert one.grad is not None
+            one.grad.add_(before, alpha=0.5)
+        self.keep()
+        self.opt.step()
+
+
+class Kept(Carried):
+    """The remedy: tensors that are made once."""
+
+    def start(self) -> None:
+        self.old = [torch.zeros_like(one) for one in self.model.parameters()]
+
+    def keep(self) -> None:
+        for one, before in zip(self.model.parameters(), self.old, strict=True):
+            assert one.grad is not None
+            before.copy_(one.grad)
+
+
+class InOneLine(Averaged):
+    """One line calls what averages, what computes and what updates: their order in the list is all that there is."""
+
+    def parts(self, *data: Tensor) -> list[Callable[[], Any]]:
+        return [self.move_average, lambda: self.loss(*data).backward(), self.update]
+
+    def move_average(self) -> None:
+        self.ema.update_parameters(self.model)
+
+    def update(self) -> None:
+        self.opt.step()
+        self.zero()
+
+    def step(self, *data: Tensor) -> None:
+        for part in self.parts(*data):
+            part()
+
+
+REFUSED = {
+    NormsOfOld: (r"a gradient that the step before has left in `.grad` \(.*self.norm \+= .*before `optimizer.step", None),
+    OldAdded: (r"a gradient that the step before has left in `.grad` \(.*one.grad.add_\(before", None),
+    Carried: (r"which the step before has made anew \(.*one.grad.add_\(before.*make it once, before the loop", Kept),
+    InOneLine: (r"update_parameters\(self.model\) writes to tensors.*call the two in lines of their own", AveragedInline),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_a_compiled_step_would_do_at_another_time_is_refused_and_the_remedy_holds(kind: type[Loop]) -> None:
+    said, remedied = REFUSED[kind]
+    with pytest.raises(ExportError, match=said):
+        captured(loop := kind(), data_of(loop.n + 2)).compile()
+    if remedied is not None:
+        check(remedied)
