@@ -170,8 +170,8 @@ def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, 
 
 
 def _by_tables(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning) -> Layout | None:
-    """Tiles where several inputs are one number for a line of the result, as a norm's are for a channel of an image: read
-    once for a line of a tile, where in one block each would be read for every element."""
+    """Tiles where several inputs are one number for a line of the result, as a norm's are for a channel of an image: there
+    they are read once for a line, in one block for every element."""
     dims = [d for d in order if shape[d] > 1]
     if not dims or sum(2 * val(p).numel() < math.prod(shape) for p in body.placeholders) < FEWEST_TABLES:
         return None
@@ -188,6 +188,8 @@ def _by_tables(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bo
         return None
     middle = _run(dims[: len(dims) - len(inner)], varying)
     outer = [d for d in dims if d not in inner and d not in middle]
+    if not outer and all(found == varying for found in places):
+        return None  # one number for each row, as of a softmax: its lines are read without masks
     return tiles(shape, [*[d for d in order if shape[d] == 1], *outer], middle, inner, wide, tuning)
 
 
