@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from tracefuse.profiling.attribution import Costs
 from tracefuse.profiling.kineto import recorded_in
 from tracefuse.profiling.run import Run
 from tracefuse.ranks.exchanges import Exchanges, exchanges_in, of_collectives
+from tracefuse.ranks.memories import Peak, of_memory, peaks_in
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.host_calls import by_thread
 from tracefuse.timeline.spans import NONE, Interval, Piece, Spans
@@ -47,12 +49,14 @@ class Doing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rank:
-    """`number` is the rank, `run` what its profiler recorded, `exchanges` its collectives."""
+    """`number` is the rank, `run` what its profiler recorded, `exchanges` its collectives, `memory` the peaks of its devices,
+    where allocations were recorded."""
 
     number: int
     path: Path
     run: Run
     exchanges: Exchanges
+    memory: Mapping[str, Peak] = field(default_factory=dict)
 
     @property
     def events(self) -> Events:
@@ -268,13 +272,19 @@ def rank_in(path: str | Path, otherwise: int) -> Rank:
     """Read one rank's file; `otherwise` is its rank where neither the file nor its name says one. Raises `TraceFileError` for
     what is no trace."""
     path = Path(path)
-    texts: list[bytes] = []
-    recording = recorded_in(path, lambda some, records: texts.extend(of_collectives(some, records)))
+    talked: list[bytes] = []
+    allocated: list[bytes] = []
+
+    def see(some: Sequence[msgspec.Raw], records: Sequence[Any]) -> None:
+        talked.extend(of_collectives(some, records))
+        allocated.extend(of_memory(some, records))
+
+    recording = recorded_in(path, see)
     events = recording.events
     window = (int(events.start_ns.min()), int(events.end_ns.max())) if len(events) else (0, 0)
-    exchanges = exchanges_in(texts, base_ns_of(recording.header))
+    exchanges = exchanges_in(talked, base_ns_of(recording.header))
     run = Run(recording, window, f"measured, {path.name}")
-    return Rank(number_of(recording.header, path, otherwise), path, run, exchanges)
+    return Rank(number_of(recording.header, path, otherwise), path, run, exchanges, peaks_in(allocated))
 
 
 def number_of(header: Mapping[str, Any], path: Path, otherwise: int) -> int:

@@ -170,6 +170,7 @@ class Ranks:
                     "window_ns": list(rank.window),
                     "clock": vars(self.clocks[number]),
                     "time_ns": self.time_of(number),
+                    "memory_nbytes": {device: peak._asdict() for device, peak in rank.memory.items()},
                 }
                 for number, rank in self.ranks.items()
             },
