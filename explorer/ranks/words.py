@@ -109,11 +109,11 @@ def _sizes(ranks: Ranks) -> str:
 
 
 def _exposed(ranks: Ranks) -> str:
-    found = [(kind, module, ns) for (kind, module), ns in ranks.exposed_by_module().items() if ns]
+    found = [(*what, ns) for what, ns in ranks.exposed_by_module().items() if ns]
     if not found:
         return ""
-    rows = [("collective", "module", "exposed transfer a rank")]
-    rows += [(kind, module or "-", time_text(ns / 1e3)) for kind, module, ns in found[:_SHOWN]]
+    rows = [("collective", "module", "phase", "exposed transfer a rank")]
+    rows += [(kind, module or "-", phase or "-", time_text(ns / 1e3)) for kind, module, phase, ns in found[:_SHOWN]]
     return "exposed communication by module\n" + aligned(rows)
 
 

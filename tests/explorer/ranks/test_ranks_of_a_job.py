@@ -18,8 +18,8 @@ from tracefuse.errors import TraceFileError
 from tracefuse.findings.kinds import KINDS
 from tracefuse.ranks.findings import IDS
 from tracefuse.ranks.loading import load_ranks
-from tracefuse.ranks.rank import rank_in
 from tracefuse.ranks.ranks import Ranks
+from tracefuse.ranks.reading import rank_in
 from tracefuse.text import time_text
 
 
@@ -182,6 +182,23 @@ def test_what_nothing_hides_is_exposed_and_in_float32(tmp_path: Path, monkeypatc
     assert dict(exposed.evidence)["computing there is"] == time_text(computing_ns / 1e3)
     assert found["float32-collectives"].title == "24 collectives a rank transfer float32 that nothing hides"
     assert found["host-waits-for-collective"].source == "train, at train.py:12"
+
+
+def test_exposed_time_is_that_of_the_backward_where_autograd_started_the_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made_ranks, "TRANSFER_NS", 4_000_000)
+    MadeRanks(seed=20).write(tmp_path)
+    (forward,) = load_ranks(tmp_path).exposed_by_module().items()
+    assert forward[0] == ("all_reduce", "", "forward")
+    for file in tmp_path.iterdir():
+        record = json.loads(file.read_text())
+        for call in [e for e in record["traceEvents"] if e.get("name") == "c10d::allreduce_"]:
+            around = {**call, "name": "autograd::engine::evaluate_function: AccumulateGrad", "args": {"Ev Idx": 10**6}}
+            record["traceEvents"].append({**around, "ts": call["ts"] - 0.2, "dur": call["dur"] + 0.4})
+        file.write_text(json.dumps(record))
+    (backward,) = load_ranks(tmp_path).exposed_by_module().items()
+    assert backward == (("all_reduce", "", "backward"), forward[1])
 
 
 def test_collectives_in_bfloat16_are_not_to_be_cast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
