@@ -116,6 +116,18 @@ class Variants:
     def _variant(self, config: Config) -> Variant:
         return Variant(self, config)
 
+    def made(self, config: Config) -> Variant | None:
+        """The variant for `config` if its passes have run in this process, else None."""
+        found = self._variants.get((config, chosen()))
+        return found if found is not None and "passes" in vars(found) else None
+
+    def aside(self) -> Variants:
+        """The same program, for variants that are looked at and let go: it knows the passes that ran here, which keeps none of
+        those that run there."""
+        found = Variants(lambda: self.program, self.machine)
+        found.known_records = dict(self.known_records)
+        return found
+
     @property
     def steps(self) -> Steps | None:
         """The training steps that ran, of which one is captured; None where that is not known."""
@@ -257,6 +269,14 @@ class Variant:
         return self.trace if update is None else self.program.whole_of(self.trace, update.trace)
 
     @functools.cached_property
+    def names_in_whole(self) -> dict[str, str]:
+        """By the name of each op of the update its name in `whole`, where another op may have had the first one already."""
+        if self.update is None:
+            return {}
+        pairs = zip(self.update.trace.ops, self.whole.ops[len(self.trace.ops) :], strict=True)
+        return {node.name: there.name for node, there in pairs}
+
+    @functools.cached_property
     def whole_in_place(self) -> Trace:
         """`whole` with an update that writes where what it updates lies: what is timed, and what memory it takes."""
         from tracefuse.execution.in_place import in_place
@@ -365,17 +385,10 @@ class Variant:
 
         if self.update is None:
             return Case(self.program, self.trace, times)
-        update, count = self.update.trace, len(self.trace.ops)
-        us = {**modelled(self.whole).us, **times.us}
-        own = [node.name for node in self.whole.ops[:count]]
-        of_update = zip(update.ops, self.whole.ops[count:], strict=True)
-        return Case(
-            self.program,
-            self.trace,
-            replace(times, us={name: us[name] for name in own if name in us}),
-            update,
-            {node.name: us[there.name] for node, there in of_update if there.name in us},
-        )
+        us, in_whole = {**modelled(self.whole).us, **times.us}, self.names_in_whole
+        of_update = {name: us[there] for name, there in in_whole.items() if there in us}
+        own = {name: us[name] for name in us.keys() - in_whole.values()}
+        return Case(self.program, self.trace, replace(times, us=own), self.update.trace, of_update)
 
     def try_fix(
         self,

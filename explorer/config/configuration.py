@@ -168,9 +168,10 @@ class Config:
         """What the pass `name` is here: `on`, `off`, or `off: needs fuse`, whatever its own switch says."""
         if name == "decompose" and not self.fuse:
             return "off: needs fuse"
-        return "on" if self._is_on(name) else "off"
+        return "on" if self.is_on(name) else "off"
 
-    def _is_on(self, name: str) -> bool:
+    def is_on(self, name: str) -> bool:
+        """Whether the pass `name` has its own switch on."""
         return not any(self.switch(name) is off for off in (None, False))
 
     def note(self, name: str) -> str:
@@ -190,7 +191,7 @@ class Config:
 
     def switched(self, name: str) -> Config:
         """This configuration with the pass `name` off if it is on, and as by default if it is off."""
-        return self.changed(**{name: not self._is_on(name)})
+        return self.changed(**{name: not self.is_on(name)})
 
     def help(self, name: str) -> str:
         """What the pass `name` does, in a sentence."""
