@@ -436,3 +436,12 @@ def test_pipeline(tmp_path: Path) -> None:
         assert 1.7 < large["ops"] / small["ops"] < 2.3
         assert {"assembly", "passes", "verify", "lowering", "payload", "simplify", "fuse"} <= one["growth"].keys()
     assert "growth" in printed
+
+
+def test_many_ranks(tmp_path: Path) -> None:
+    found, printed = run("overhead/many_ranks.py", tmp_path)
+    (job,) = found["jobs"]
+    assert len(job["read_in_full"]) == 4
+    assert job["late"] == [1, "copy: copy_ in Net_0.Block_1 (forward, at net.py:21)"]
+    assert "of 2 only the collectives" in job["text"]
+    assert "of a processor" in printed
