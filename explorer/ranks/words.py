@@ -59,17 +59,17 @@ def _times(ranks: Ranks) -> str:
 
 
 def _bounds(ranks: Ranks) -> str:
-    """What the slowest rank's window would be at best."""
-    least = {
-        number: rank.window[1] - rank.window[0] - ranks.time_of(number)["waiting"]
+    """The longest window if no rank made another one wait, and if nothing that is transferred took time either."""
+    times = {number: ranks.time_of(number) for number in ranks.ranks}
+    without_skew = {
+        number: max(0, rank.window[1] - rank.window[0] - times[number]["waiting"] - times[number]["waited for"])
         for number, rank in ranks.ranks.items()
     }
-    without_skew = max(least.values())
-    at_once = max(ns - ranks.time_of(number)["transfer"] for number, ns in least.items())
-    return (
-        f"bounds: without skew {time_text(without_skew / 1e3)}, and with infinite bandwidth {time_text(at_once / 1e3)}, "
-        f"in place of {time_text(ranks.window_ns / 1e3)}, where the slowest rank does the rest as it did"
+    at_once = {number: max(0, ns - times[number]["transfer"]) for number, ns in without_skew.items()}
+    skewless, fastest, window = (
+        time_text(ns / 1e3) for ns in (max(without_skew.values()), max(at_once.values()), ranks.window_ns)
     )
+    return f"bounds: {skewless} without skew, and {fastest} with infinite bandwidth too, in place of {window}"
 
 
 def _waits(ranks: Ranks) -> str:

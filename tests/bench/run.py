@@ -84,6 +84,8 @@ BENCHES = {
     "page": Bench("overhead/page.py", check=True),
     "pipeline": Bench("overhead/pipeline.py", check=True),
     "timeline_file": Bench("overhead/timeline_file.py"),
+    "many_ranks": Bench("overhead/many_ranks.py", check=True, limit_s=2400),
+    "overlap_model": Bench("trust/overlap_model.py"),
 }
 """By the name of their results."""
 

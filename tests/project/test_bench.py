@@ -444,3 +444,12 @@ def test_linear_cross_entropy(tmp_path: Path) -> None:
     assert found["decision"].startswith("chunk ")
     assert all(p["difference"]["results"] < 1e-3 for p in found["timing"]["programs"][1:])
     assert "failed: nothing" in printed
+
+
+def test_many_ranks(tmp_path: Path) -> None:
+    found, printed = run("overhead/many_ranks.py", tmp_path)
+    (job,) = found["jobs"]
+    assert len(job["read_in_full"]) == 4
+    assert job["late"] == [1, "copy: copy_ in Net_0.Block_1 (forward, at net.py:21)"]
+    assert "of 2 only the collectives" in job["text"]
+    assert "of a processor" in printed
