@@ -143,6 +143,8 @@ def _options(config: Config) -> Iterable[str]:
         yield f"weight {config.remat:g}"
     if config.memory_budget is not None:
         yield f"saves at most {_size(config.memory_budget)}"
+    if config.peak_budget is not None:
+        yield f"peak at most {human_bytes(config.peak_budget)}"
     for what, names in (("saves", config.save), ("recomputes", config.recompute)):
         if names:
             yield f"{what} {', '.join(names)}"

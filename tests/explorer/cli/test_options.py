@@ -79,7 +79,7 @@ def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, 
         ({"remta": 0}, "did you mean remat"),
         (
             {"whatever": 0},
-            "choose from simplify, freeze, cat, decompose, pad, remat, memory_budget, save, recompute, "
+            "choose from simplify, freeze, cat, decompose, pad, remat, memory_budget, peak_budget, save, recompute, "
             "remat_options, optimizer_step, fuse",
         ),
     ],
