@@ -99,9 +99,13 @@ def test_the_keyboard_moves_it_and_enter_asks(live: Page) -> None:
     live.keyboard.press("ArrowUp")
     live.keyboard.press("Escape")
     expect(line(live)).to_have_attribute("aria-valuetext", re.compile("^no budget"))
+    count = live.evaluate("sent.length")
     live.keyboard.press("ArrowDown")  # asked for without Enter, once nothing more is pressed
-    expect(line(live)).to_have_attribute("aria-valuetext", re.compile("^no budget"))
+    live.wait_for_function("count => sent.length > count", arg=count)
     assert live.evaluate("sent.at(-1).changes.peak_budget") == pytest.approx(peak - 0.01 * top, abs=2)
+    error = {"panel": "passes", "at": "remat", "message": "remat is refused"}
+    live.evaluate("error => set('status', { ...state.status, error })", error)
+    expect(line(live)).to_have_attribute("aria-valuetext", re.compile("^no budget"))
 
 
 def test_what_is_recomputed_appears_and_undo_takes_it_back(live: Page, painted: Callable[[Page], None]) -> None:
@@ -147,7 +151,7 @@ def test_it_can_be_read_and_moves_nothing(live: Page, scheme: Any, width: int, p
     live.set_viewport_size({"width": width, "height": 768})
     live.emulate_media(color_scheme=scheme)
     places = """() => [...document.querySelectorAll(".tf-timeline-bar button, [role=tab], .tf-side input, .tf-verdict button")]
-        .filter((one) => one.checkVisibility()).map((one) => { const { x, y } = one.getBoundingClientRect(); return [x, y]; })"""
+        .filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect()).map(({ x, y }) => [x, y])"""
     painted(live)
     first = live.evaluate(places)
     for number in (0, 1, 2):
@@ -159,6 +163,8 @@ def test_it_can_be_read_and_moves_nothing(live: Page, scheme: Any, width: int, p
         assert box is not None
         assert stage is not None
         assert stage["x"] <= box["x"] < box["x"] + box["width"] <= stage["x"] + stage["width"] + 1
-    line(live).focus()
+    live.get_by_test_id("tf-timeline").focus()
+    live.keyboard.press("Tab")
+    expect(line(live)).to_be_focused()
     outline = line(live).evaluate("one => getComputedStyle(one).outlineStyle")
     assert outline != "none"

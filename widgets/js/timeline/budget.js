@@ -17,8 +17,9 @@ export class MemoryLine {
     this.act = act;
     /** That of the view. @type {Payload | null} */
     this.payload = null;
-    /** What is being asked for and not sent yet. @type {number | null} */
+    /** What it was moved to, until the answer is there. @type {number | null} */
     this.wanted = null;
+    this.isAsked = false;
     /** @type {Band} */
     this.band = { y: 0, height: 1 };
     this.most = 1;
@@ -35,7 +36,8 @@ export class MemoryLine {
     // A run of the user's own has no passes.
     this.element.hidden = !band || band.height === 0 || payload.summary?.budgeted_peak === undefined;
     if (!band || this.element.hidden) return;
-    if (payload !== this.payload) this.wanted = null;
+    const isRefused = this.isAsked && view.status.error?.panel === "passes";
+    if (payload !== this.payload || isRefused) this.forget();
     Object.assign(this, { payload, band, most });
     this.element.style.left = `${left}px`;
     this.draw();
@@ -94,24 +96,29 @@ export class MemoryLine {
   /** @param {number} bytes */
   move(bytes) {
     this.wanted = Math.max(0, Math.min(bytes, this.top));
+    this.isAsked = false;
     this.draw();
   }
 
   /** Ask for what it stands at: at the top for no budget. */
   commit() {
     clearTimeout(this.timer);
-    const { wanted, budget } = this;
-    this.wanted = null;
-    if (wanted === null || wanted === budget) return this.draw();
-    const asked = wanted >= this.top ? null : Math.max(2, Math.round(wanted - this.onTop));
-    if (asked === /** @type {Payload} */ (this.payload).config.peak_budget) return this.draw();
+    if (this.wanted === null || this.isAsked) return;
+    const asked = this.wanted >= this.top ? null : Math.max(2, Math.round(this.wanted - this.onTop));
+    if (asked === /** @type {Payload} */ (this.payload).config.peak_budget) return this.cancel();
+    this.isAsked = true;
     this.act.configure({ peak_budget: asked });
   }
 
   cancel() {
+    this.forget();
+    this.draw();
+  }
+
+  forget() {
     clearTimeout(this.timer);
     this.wanted = null;
-    this.draw();
+    this.isAsked = false;
   }
 
   /** @param {PointerEvent} event */
