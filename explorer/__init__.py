@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracefuse.profiling.comparison import compare_timelines as compare_timelines
     from tracefuse.profiling.recorder import profile_run as profile_run
     from tracefuse.profiling.timeline import load_timeline as load_timeline
-    from tracefuse.ranks.ranks import load_ranks as load_ranks
+    from tracefuse.ranks.loading import load_ranks as load_ranks
     from tracefuse.recorded import capture as capture
     from tracefuse.recording.no_sync import assert_no_sync as assert_no_sync
     from tracefuse.step_capture import capture_step as capture_step
@@ -45,7 +45,7 @@ _HOMES = {
     "profiling.comparison": ("compare_timelines",),
     "profiling.recorder": ("profile_run",),
     "profiling.timeline": ("load_timeline",),
-    "ranks.ranks": ("load_ranks",),
+    "ranks.loading": ("load_ranks",),
     "recording.no_sync": ("assert_no_sync",),
     "loaded": ("load",),
     "recorded": ("capture",),

@@ -13,7 +13,7 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     from tracefuse.execution.graphed_program import GraphedProgram
     from tracefuse.execution.program import Program
     from tracefuse.findings.finding import Case, Finding, Fix
+    from tracefuse.measure.overlapped import Overlap
     from tracefuse.measure.peers import Asked
     from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
     from tracefuse.measure.timing import Timing
+    from tracefuse.optimizers.fuse.timed import TimedKernel
     from tracefuse.optimizers.lowering.layouts import Tuning
     from tracefuse.tables.layers import Layers
     from tracefuse.tables.memory import Memory
@@ -54,6 +56,12 @@ if TYPE_CHECKING:
     from tracefuse.widgets.view.explorer import Explorer
 
 
+JUDGE_S = 10.0
+"""Of the trials of a program's kernels beside ATen's ops."""
+_MADE_OF_TUNINGS = ("source", "_compiled", "_graphed", "_steps")
+"""What a variant made of its kernels under their block sizes."""
+_MADE_OF_PASSES = ("passes", "kernels", "whole", "whole_in_place", "tunings")
+"""What it made of its passes."""
 NOTHING_TUNED = "nothing is tuned: Triton kernels run on a CUDA GPU, and this program is on the CPU"
 
 
@@ -70,6 +78,7 @@ class Variants:
         self._made, self._machine = made, machine
         self._variants: dict[tuple[Config, DataSheet | None], Variant] = {}
         self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
+        self._timed: tuple[TimedKernel, ...] | None = None
         self.measurements, self.restored = Measurements(), Measurements()
         self.agreement: Agreement | None = None
         """What `check` found; None until it, or the first measurement, has replayed the trace."""
@@ -128,8 +137,27 @@ class Variants:
     def machine(self) -> Machine:
         """The machine that passes make programs for."""
         if self._machine is None:
-            return Machine.here(self.program.tf32, self.datasheet)
-        return self._machine if chosen() is None else self._machine.priced_by(self.datasheet)
+            return Machine.here(self.program.tf32, self.datasheet).knowing(self.timed)
+        known = self._machine.knowing(self.timed)
+        return known if chosen() is None else known.priced_by(self.datasheet)
+
+    @property
+    def timed(self) -> tuple[TimedKernel, ...]:
+        """The kernels that were timed beside ATen's ops on this machine's GPU, as they were known when this was first asked,
+        and those that variants of this capture timed since: a toggle does not change what another one decided by."""
+        from tracefuse.build.timed import timed_kernels
+
+        if self._timed is None:
+            self._timed = timed_kernels() if self.program.device.type == "cuda" else ()
+        return self._timed
+
+    def know(self, found: Iterable[TimedKernel]) -> None:
+        """Add what was timed; where `fuse` decides otherwise by it, all variants run their passes anew."""
+        known, new = {one.key: one for one in self.timed}, {one.key: one for one in found}
+        self._timed = tuple((known | new).values())
+        if any(one.loses != (key in known and known[key].loses) for key, one in new.items()):
+            for variant in self._variants.values():
+                variant.forget(*_MADE_OF_TUNINGS, *_MADE_OF_PASSES)
 
     @property
     def datasheet(self) -> Peaks:
@@ -241,6 +269,14 @@ class Variant:
         return self.trace if update is None else self.program.whole_of(self.trace, update.trace)
 
     @functools.cached_property
+    def names_in_whole(self) -> dict[str, str]:
+        """By the name of each op of the update its name in `whole`, where another op may have had the first one already."""
+        if self.update is None:
+            return {}
+        pairs = zip(self.update.trace.ops, self.whole.ops[len(self.trace.ops) :], strict=True)
+        return {node.name: there.name for node, there in pairs}
+
+    @functools.cached_property
     def whole_in_place(self) -> Trace:
         """`whole` with an update that writes where what it updates lies: what is timed, and what memory it takes."""
         from tracefuse.execution.in_place import in_place
@@ -283,6 +319,18 @@ class Variant:
         """Time of each op of the trace: measured where a timeline of this variant was taken, else modelled, by this
         GPU's measured peaks where they are known."""
         return self.capture.measurements.op_times(self.config) or modelled(self.whole)
+
+    def overlap(self, mesh: str, **choice: Any) -> Overlap:
+        """What this step of one rank would take on a described machine, such as "8xH100,nvlink" or "16xH200,nvlink,ib400",
+        modelled: as recorded, and with a choice about its collectives (`bucket_mb`, `prefetch`, `second_group`, `reshard`) or
+        several ones. "here" in place of the GPU takes the times of this variant's ops. Print it.
+
+        Raises `MeshError` for what is no machine or no choice, `MeasureError` where the step exchanges nothing.
+        """
+        from tracefuse.measure.overlapped import overlapped
+        from tracefuse.optimizers.overlap import links, options
+
+        return overlapped(self.whole, self.op_times, links.mesh(mesh), [options.Options(**choice)] if choice else [])
 
     def layers(self) -> Layers:
         """What each module takes in the forward and in the backward, as captured and with the passes. Print it.
@@ -337,17 +385,10 @@ class Variant:
 
         if self.update is None:
             return Case(self.program, self.trace, times)
-        update, count = self.update.trace, len(self.trace.ops)
-        us = {**modelled(self.whole).us, **times.us}
-        own = [node.name for node in self.whole.ops[:count]]
-        of_update = zip(update.ops, self.whole.ops[count:], strict=True)
-        return Case(
-            self.program,
-            self.trace,
-            replace(times, us={name: us[name] for name in own if name in us}),
-            update,
-            {node.name: us[there.name] for node, there in of_update if there.name in us},
-        )
+        us, in_whole = {**modelled(self.whole).us, **times.us}, self.names_in_whole
+        of_update = {name: us[there] for name, there in in_whole.items() if there in us}
+        own = {name: us[name] for name in us.keys() - in_whole.values()}
+        return Case(self.program, self.trace, replace(times, us=own), self.update.trace, of_update)
 
     def try_fix(
         self,
@@ -431,8 +472,26 @@ class Variant:
         found = tune(self.kernels, progress)
         if found != self.tunings:
             self.tunings = found
-            for made_before in ("source", "_compiled", "_graphed", "_steps"):
-                vars(self).pop(made_before, None)
+            self.forget(*_MADE_OF_TUNINGS)
+        self.judge(progress)
+
+    def judge(self, progress: Progress | None = None, budget_s: float = JUDGE_S) -> Self:
+        """This variant without the kernels that are slower on this machine's GPU than the ATen ops that they stand for.
+
+        Those that were never timed are, beside ATen's ops, for `budget_s` seconds; what is left then is kept by the model.
+        The times are kept for later sessions, and stand in the decisions of `fuse`. Nothing happens on a CPU.
+        """
+        from tracefuse.build.timed import judge
+
+        if not self.runs_triton or not self.kernels or "fuse" not in {one.name for one in self.passes}:
+            return self
+        self.capture.know(judge(self.kernels, self.tunings, progress, budget_s))
+        return self
+
+    def forget(self, *made_before: str) -> None:
+        """Let what was made before by these names be made anew when it is asked for."""
+        for name in made_before:
+            vars(self).pop(name, None)
 
     def export(self, path: str | Path, imports: Sequence[str] = ()) -> Path:
         """Write one Python file that needs only torch and triton; `python FILE` checks it and times it.

@@ -24,6 +24,10 @@ class PinConflict(TracefuseError):
     """A value pinned to be both saved and recomputed, or one that cannot be recomputed at all."""
 
 
+class MeshError(TracefuseError):
+    """A text that describes no machine of several ranks, or measurements that say nothing of a link."""
+
+
 class PassDefect(TracefuseError):
     """A pass that raised what no pass raises on purpose: a defect of tracefuse, not of the program. The cause is chained."""
 

@@ -4,7 +4,8 @@
     decision  = one choice of a pass about one value, with its reason
     record    = one pass on one trace: before, after, seconds, decisions
 
-The order is fixed and is the order of the toggles: simplify, freeze, cat, decompose, pad, remat, optimizer_step, fuse.
+The order is fixed and is the order of the toggles: simplify, freeze, cat, linear_cross_entropy,
+decompose, pad, remat, optimizer_step, fuse.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from string import Template
@@ -15,7 +15,6 @@ from tracefuse.text import time_text
 if TYPE_CHECKING:
     from tracefuse.ranks.rank import Rank
     from tracefuse.ranks.ranks import Ranks
-    from tracefuse.timeline.spans import Interval
 
 _WIDTH, _ROW, _LEFT = 1200, 26, 60
 _BINS = 1140
@@ -41,13 +40,15 @@ i { display: inline-block; width: 0.8em; height: 0.8em; margin: 0 0.3em 0 1em; }
 </style>
 </head>
 <body>
+<div id="view">
 <h1>Ranks × time</h1>
 <p>$legend</p>
 $picture
-<h2>Findings</h2>
-<pre>$findings</pre>
 <h2>Ranks × modules</h2>
 $heat
+</div>
+<h2>Findings</h2>
+<pre>$findings</pre>
 <h2>Text</h2>
 <pre>$text</pre>
 </body>
@@ -102,25 +103,25 @@ def _picture(ranks: Ranks) -> str:
     return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="ranks by time">{"".join(rows)}</svg>'
 
 
-def _stretches(ranks: Ranks, number: int, rank: Rank) -> Iterator[tuple[str, Sequence[Interval]]]:
+def _stretches(ranks: Ranks, number: int, rank: Rank) -> Iterator[tuple[str, np.ndarray]]:
     """What a rank did, by colour, by the reference's clock; waiting covers computing, since both go on at once."""
     clock = ranks.clocks[number]
     spans = [rank.computing] if rank.has_gpu else rank.operators
-    computing = sorted(pair for one in spans for pair in zip(one.starts, one.ends, strict=True))
+    computing = [np.stack([one.starts, one.ends], axis=1) for one in spans if one.starts]
     rows = [(one, one.call.rows[number]) for one in ranks.splits if number in one.call.rows]
     ends = [(one, int(rank.exchanges.start_ns[row]), int(rank.exchanges.end_ns[row])) for one, row in rows]
     transfer = [(max(start, end - one.transfer_ns), end) for one, start, end in ends]
     waiting = [(start, end - one.transfer_ns) for one, start, end in ends if end - one.transfer_ns > start]
-    for name, pairs in (("transfer", transfer), ("waiting", waiting), ("computing", computing)):
-        if pairs:
-            times = clock.aligned(np.array(pairs, np.int64).reshape(-1))
-            yield name, [(int(one), int(other)) for one, other in times.reshape(-1, 2)]
+    for name, pairs in (("transfer", [transfer]), ("waiting", [waiting]), ("computing", computing)):
+        found = [np.array(one, np.int64).reshape(-1, 2) for one in pairs]
+        if sum(map(len, found)):
+            yield name, clock.aligned(np.concatenate(found))
 
 
-def _bars(stretches: Sequence[Interval], start: int, end: int, top: int, name: str) -> list[str]:
+def _bars(stretches: np.ndarray, start: int, end: int, top: int, name: str) -> list[str]:
     """Rectangles, as opaque as the share of their time that the stretches take."""
     edges = np.linspace(start, end, _BINS + 1)
-    firsts, lasts = np.array(stretches, float).reshape(-1, 2).T
+    firsts, lasts = stretches.astype(float).T
     order = np.argsort(firsts)
     firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
     firsts[1:] = np.maximum(firsts[1:], lasts[:-1])  # of stretches that overlap, one after another

@@ -18,6 +18,7 @@ from typing import NamedTuple, TextIO
 from tracefuse.cli.flags import (
     CACHE_OPTIONS,
     DEMO_OPTIONS,
+    OVERLAP_OPTIONS,
     PASS_OPTIONS,
     PEAKS_OPTIONS,
     RANKS_OPTIONS,
@@ -59,6 +60,13 @@ COMMANDS = {
         "ranks",
         "show_ranks",
         RANKS_OPTIONS,
+        takes_files=True,
+    ),
+    "overlap": Command(
+        "model a recorded step of one rank on a described machine, and other choices about its collectives (a session)",
+        "overlap",
+        "show_overlap",
+        OVERLAP_OPTIONS,
         takes_files=True,
     ),
     "passes": Command("list the passes with their options", "passes", "show_passes"),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
-from tracefuse.config.names import DEFAULT_WEIGHT, PASSES
+from tracefuse.config.names import DEFAULT_LOGITS_MEMORY, DEFAULT_WEIGHT, PASSES
 from tracefuse.measure.peer_names import PEERS
 from tracefuse.optimizers.errors import nearest
 
@@ -88,6 +88,13 @@ OPTIONS: tuple[Option, ...] = (
         off_flag="--no-freeze",
     ),
     _pass("cat"),
+    _pass("linear_cross_entropy"),
+    _value(
+        "logits_memory",
+        "SIZE",
+        "bytes of logits that `linear_cross_entropy` keeps alive at a time (default: 512MiB)",
+        DEFAULT_LOGITS_MEMORY,
+    ),
     _pass("decompose"),
     _pass("pad"),
     replace(
@@ -230,8 +237,28 @@ TIMELINE_OPTIONS: tuple[Option, ...] = (
 RANKS_OPTIONS: tuple[Option, ...] = (
     _value("html", "PATH", "also write ranks × time as a page to this file"),
     _value("json", "PATH", "also write all that was found to this file"),
+    _value(
+        "most",
+        "N",
+        "of more ranks than N read only the collectives, and in full the latest and some others (default: 16)",
+        16,
+        int,
+    ),
 )
 """What `tracefuse ranks` takes."""
+
+OVERLAP_OPTIONS: tuple[Option, ...] = (
+    _value(
+        "mesh",
+        "MESH",
+        "the machine to model: 8xH100,nvlink; 16xH200,nvlink,ib400; 4xhere,pcie4 with the times of this GPU",
+    ),
+    _value("bucket_mb", "MIB", "reduce gradients in calls of at least so many MiB", None, float),
+    _value("prefetch", "N", "start gathers N gathers before they are waited for", None, int),
+    _switch("second_group", "give gathers a process group of their own"),
+    _value("reshard", "on|off", "free parameters behind the forward and gather them again, or keep them"),
+)
+"""What `tracefuse overlap` takes; without a choice several are modelled."""
 
 PEAKS_OPTIONS: tuple[Option, ...] = (
     _switch("again", "measure anew what is known already"),

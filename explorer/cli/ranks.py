@@ -7,7 +7,7 @@ import argparse
 from tracefuse.cli.choices import check_folder
 from tracefuse.cli.command import Steps
 from tracefuse.cli.flags import RANKS_OPTIONS, values
-from tracefuse.ranks.ranks import load_ranks
+from tracefuse.ranks.loading import load_ranks
 
 
 def show_ranks(arguments: argparse.Namespace) -> None:
@@ -17,7 +17,7 @@ def show_ranks(arguments: argparse.Namespace) -> None:
         check_folder(name, chosen[name])
     say = Steps(total=1)
     say.next(f"reading {', '.join(files)}")
-    ranks = load_ranks(files[0] if len(files) == 1 else files, say.progress)
+    ranks = load_ranks(files[0] if len(files) == 1 else files, say.progress, chosen["most"])
     print(ranks, ranks.findings(), sep="\n\n", flush=True)
     if chosen["html"]:
         print(f"html     {ranks.save_html(chosen['html'])}")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tracefuse.config.names import DEFAULT_WEIGHT, OPTION_OF, PASS_OF, PASSES
+from tracefuse.config.names import DEFAULT_LOGITS_MEMORY, DEFAULT_WEIGHT, OPTION_OF, PASS_OF, PASSES
 from tracefuse.config.pass_options import Bytes, PassOption, Size, Weight, options_of, read, read_all
 from tracefuse.config.registry import Own, in_order, is_instance, registered, renewed
 from tracefuse.device.dropout import fuse_options
@@ -24,6 +24,8 @@ from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.errors import did_you_mean
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.fuse.timed import TimedKernel
+from tracefuse.optimizers.linear_cross_entropy import LinearCrossEntropy
 from tracefuse.optimizers.optimizer_step import OptimizerStep
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.passes import Pass
@@ -36,17 +38,24 @@ REMAT_ALONE = "without fuse, what it recomputes runs as ops of its own: it saves
 @dataclass(frozen=True)
 class Machine:
     """The passes that depend on the machine, as it lets them work: what its GPU packs of attention, how it draws dropout,
-    whether its tensor cores multiply float32; and the figures that `remat` prices by."""
+    which kernels were timed on it, whether its tensor cores multiply float32; and the figures that `remat` and
+    `linear_cross_entropy` price by."""
 
     cat: Cat
     fuse: Fuse
     pad: Pad
     peaks: Peaks = H100_SXM_DATASHEET
+    linear_cross_entropy: type[LinearCrossEntropy] = LinearCrossEntropy
 
     @classmethod
     def here(cls, tf32: bool = False, peaks: Peaks = H100_SXM_DATASHEET) -> Machine:
         """This one, as far as its GPU is in use yet, for a program that has its float32 matmuls on tensor cores or not."""
         return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32, peaks), peaks)
+
+    def knowing(self, timed: tuple[TimedKernel, ...]) -> Machine:
+        """The same machine, of which those times are known too."""
+        known = {one.key: one for one in (*self.fuse.timed, *timed)}
+        return replace(self, fuse=replace(self.fuse, timed=tuple(known.values())))
 
     def priced_by(self, peaks: Peaks) -> Machine:
         """The same machine with other figures."""
@@ -58,6 +67,7 @@ class Config:
     """Which passes run, in pipeline order, with which options.
 
     `freeze`: globs over parameters whose gradients nobody wants; `()` only prunes what nobody demanded, None is off.
+    `logits_memory`: bytes of logits that `linear_cross_entropy` keeps alive at a time.
     `decompose`: takes composites apart into what kernels hold, so it runs only where `fuse` does.
     `remat`: the weight, 0 to 1, of a value that is an input of its producer's region (1: in full); None is off.
     `memory_budget`: what the forward may keep for the backward, as a fraction of what it would keep or in bytes.
@@ -70,6 +80,8 @@ class Config:
     simplify: bool = True
     freeze: tuple[str, ...] | None = ()
     cat: bool = True
+    linear_cross_entropy: bool = True
+    logits_memory: int = field(default=DEFAULT_LOGITS_MEMORY, metadata={"read_as": Size})
     decompose: bool = True
     pad: bool = True
     remat: float | None = field(default=DEFAULT_WEIGHT, metadata={"read_as": Weight | None})
@@ -91,7 +103,8 @@ class Config:
     def off(cls) -> Config:
         """No pass at all: the trace as it was captured."""
         own = tuple(one.changed(False) for one in registered())
-        off = dict.fromkeys(("simplify", "cat", "decompose", "pad", "optimizer_step", "fuse"), False)
+        switches = ("simplify", "cat", "linear_cross_entropy", "decompose", "pad", "optimizer_step", "fuse")
+        off = dict.fromkeys(switches, False)
         return cls(**off, freeze=None, remat=None, own=own)
 
     def changed(self, **options: Any) -> Config:
@@ -114,7 +127,9 @@ class Config:
         return replace(self, memory_budget=None, peak_budget=None, save=(), recompute=())
 
     def _checked(self) -> Config:
-        """This configuration, or `OptionError` for values that the pass remat refuses."""
+        """This configuration, or `OptionError` for values that a pass refuses."""
+        if self.logits_memory <= 1:
+            raise OptionError(f"logits_memory={self.logits_memory!r} is no number of bytes: pass bytes, such as 512MiB")
         try:
             self._remat(self.remat or 0.0, H100_SXM_DATASHEET)
         except ValueError as error:
@@ -127,6 +142,9 @@ class Config:
         rest: dict[str, Any] = {"peaks": peaks} | budget | dict(self.remat_options)
         return Remat(producer_input_weight=weight, save=self.save, recompute=self.recompute, **rest)
 
+    def _head_loss(self, machine: Machine) -> LinearCrossEntropy:
+        return machine.linear_cross_entropy(self.logits_memory, machine.peaks)
+
     def passes(self, machine: Machine | None = None) -> list[Pass]:
         """The passes that are on, in pipeline order, for `machine` (default: this one)."""
         machine = machine or Machine.here()
@@ -134,6 +152,7 @@ class Config:
             "simplify": Simplify() if self.simplify else None,
             "freeze": None if self.freeze is None else Freeze(self.freeze),
             "cat": machine.cat if self.cat else None,
+            "linear_cross_entropy": self._head_loss(machine) if self.linear_cross_entropy else None,
             "decompose": Decompose() if self.decompose and self.fuse else None,
             "pad": machine.pad if self.pad else None,
             "remat": None if self.remat is None else self._remat(self.remat, machine.peaks),

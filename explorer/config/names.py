@@ -7,6 +7,7 @@ PASSES = {
     "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
     "freeze": "drops gradients that are not wanted, and what only they need",
     "cat": "replaces concatenations and slices of them by what they are made of",
+    "linear_cross_entropy": "computes a head and its cross-entropy in chunks of rows, so that few logits are ever alive",
     "decompose": "takes cross-entropy, NLL and log-softmax apart into ops for the kernels of `fuse`, which it needs",
     "pad": "pads matmuls whose rows are not aligned, such as a vocabulary of 50,257, to a width that tensor cores load fast",
     "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
@@ -15,14 +16,18 @@ PASSES = {
 }
 """What each built-in pass does, in pipeline order."""
 
-PASS_OF: dict[str, str] = dict.fromkeys(("memory_budget", "peak_budget", "save", "recompute", "remat_options"), "remat")
+PASS_OF: dict[str, str] = {"logits_memory": "linear_cross_entropy"} | dict.fromkeys(
+    ("memory_budget", "peak_budget", "save", "recompute", "remat_options"), "remat"
+)
 """Option -> the pass that it belongs to, where it is not called like that."""
 
 OPTION_OF = {
     "freeze": {"patterns": "freeze"},
+    "linear_cross_entropy": {"logits_memory": "logits_memory"},
     "remat": {"producer_input_weight": "remat"}
     | {name: name for name in ("memory_budget", "peak_budget", "save", "recompute")},
 }
 """The option of each field of a pass that has one of its own; the other fields of `Remat` are `remat_options`."""
 
 DEFAULT_WEIGHT = 0.5
+DEFAULT_LOGITS_MEMORY = 2**29

@@ -1,8 +1,8 @@
 """Attention that a trace computes in single ops, recognised by its structure, with the call that computes the same.
 
     scores = bmm(q, kᵀ)                        q kᵀ
-    scores = scores * c + bias, masked_fill(…) any of: scale, additive mask, boolean mask, cast
-    p      = _softmax(scores)                  then dropout, cast
+    scores = scores * c + bias, masked_fill(…) any of: scale, additive mask, boolean mask (`scores[mask] = -inf` too), cast
+    p      = _softmax(scores)                  then dropout, cast, zeros for rows of which all is masked
     out    = bmm(p, v)
 
 Attention whose probabilities are read by anything else has to have them: it is none of these. Nothing runs here.
@@ -112,6 +112,10 @@ def _scores(node: fx.Node, trace: Trace) -> Scores | None:
     if name == "add" and arguments(node)["alpha"] == 1 and isinstance(node.args[1], fx.Node):
         first, second = node.args
         return _masked(first, _additive(second, trace), trace) or _masked(second, _additive(first, trace), trace)
+    if name == "sub" and arguments(node)["alpha"] == 1 and isinstance(node.args[1], fx.Node):
+        return _masked(node.args[0], Mask(f"-{_additive(node.args[1], trace).text}"), trace)
+    if name == "index_put" and len(node.args[1]) == 1 and _counts_for_nothing(node.args[2]):  # type: ignore[arg-type]
+        return _masked(node.args[0], _boolean(node.args[1][0], trace, keeps=False), trace)  # type: ignore[index]
     if name == "masked_fill" and _counts_for_nothing(node.args[2]):
         return _masked(node.args[0], _boolean(node.args[1], trace, keeps=False), trace)
     if name == "where":
@@ -207,7 +211,8 @@ def _mixed(softmax: fx.Node, returned: set[fx.Node]) -> tuple[fx.Node, float] | 
         if name in ("bmm", "mm"):
             return (reader, dropout_p) if _sums_over_keys(node, reader) else None
         drawn = _dropped(node, reader)
-        if drawn is None and not (is_view(reader) or is_getitem(reader) or name in ("_to_copy", "clone")):
+        is_zeroed = name == "masked_fill" and reader.args[0] is node and reader.args[2] == 0
+        if drawn is None and not (is_view(reader) or is_getitem(reader) or is_zeroed or name in ("_to_copy", "clone")):
             return None
         dropout_p = dropout_p or drawn or 0.0
         node = reader

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 
 from tracefuse.device.dropout import support
+from tracefuse.device.linear_cross_entropy import is_called
+from tracefuse.device.linear_cross_entropy import support as head_support
 from tracefuse.device.packed_attention import support as packing_support
 from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import MAX_INTEGERS, drawn_row
@@ -96,9 +98,13 @@ def module_source(variant: Optimised, further: Further | None = None) -> str:
 def functions_source(variant: Optimised) -> str:
     """A module of the optimised `forward` and `backward` (boxed) alone, with what they call, at the least cost to the host."""
     imports = "import math\n\nimport torch" + (
-        "\nimport triton\nimport triton.language as tl" if variant.kernels else ""
+        "\nimport triton\nimport triton.language as tl" if _needs_triton(variant) else ""
     )
     return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n"
+
+
+def _needs_triton(variant: Optimised) -> bool:
+    return bool(variant.kernels) or is_called(rendered(variant.forward))
 
 
 def kernel_texts(variant: Optimised) -> dict[str, str]:
@@ -119,6 +125,7 @@ def _functions(variant: Optimised, further: Further | None = None) -> list[str]:
         table_support("\n".join(kernels)),
         support("\n".join([*kernels, *optimised])),
         packing_support("\n".join(optimised)),
+        head_support("\n".join(optimised)),
         *kernels,
         _rule("the optimised program"),
         *optimised,
@@ -162,7 +169,7 @@ def _has_size_of_data(node: torch.fx.Node) -> bool:
 
 def _header(variant: Optimised, further: Further | None = None) -> str:
     environment = _in_docstring(", ".join(f"{k} {v}" for k, v in variant.program.environment.items()))
-    has_kernels = bool(variant.kernels or (further and further.kernels))
+    has_kernels = _needs_triton(variant) or bool(further and further.kernels)
     needs, what = (
         "torch and triton" if has_kernels else "torch",
         "Whole training step" if further else "Forward and backward",
@@ -248,7 +255,7 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             f"CAPTURED_GRADIENTS = {_gradients(captured_backward, names)!r}",
             f"COARSEST = {_coarsest(variant.program.trace)}  # the floating dtype that rounds most",
             f"SIZED_BY_DATA = {[n.name for n in variant.program.trace.ops if _has_size_of_data(n)]!r}",
-            f"HAS_KERNELS = {bool(variant.kernels)}",
+            f"HAS_KERNELS = {_needs_triton(variant)}",
             f'DEVICE = "{_device(variant)}"',
         ]
     )

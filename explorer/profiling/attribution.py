@@ -8,6 +8,7 @@ the module and line of its forward operator.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,7 +40,7 @@ class Costs:
 
     @property
     def on_gpu(self) -> bool:
-        return bool(self.run.idle)
+        return self.run.has_gpu
 
     @cached_property
     def step(self) -> np.ndarray:
@@ -104,34 +105,40 @@ class Costs:
             return paths[row]
 
         found = [""] * len(self.rows)
-        for at, row, nested in self._inside(frames, frames.named(lambda name: name.startswith(_MODULE)), self.forward):
-            found[at] = path(row, nested.parents)
+        is_module = frames.named(lambda name: name.startswith(_MODULE))
+        for here, rows, nested in self._inside(frames, is_module, self.forward):
+            for at, row in zip(here.tolist(), rows.tolist(), strict=True):
+                found[at] = path(row, nested.parents)
         return found
 
     def _ranges(self) -> list[str]:
         events = self.run.recording.events
         is_shown = events.is_range & ~events.on_gpu & ~events.is_marked & ~events.named(_STEP.search)
         found = [""] * len(self.rows)
-        for at, row, _ in self._inside(events, is_shown, self.asked):
-            found[at] = _NUMBER.sub("", events.name_at(row))
+        names = [_NUMBER.sub("", name) for name in events.names]
+        for here, rows, _ in self._inside(events, is_shown, self.asked):
+            for at, name in zip(here.tolist(), events.name[rows].tolist(), strict=True):
+                found[at] = names[name]
         return found
 
-    def _inside(self, table: object, chosen: np.ndarray, asked: np.ndarray) -> list[tuple[int, int, Nested]]:
-        """Of each record with a known row of the host in `asked`, the innermost of the chosen stretches of that thread."""
-        events, found = self.run.recording.events, []
+    def _inside(
+        self, table: object, chosen: np.ndarray, asked: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, Nested]]:
+        """Of the records with a known row of the host in `asked`, by thread, those that are in one of its chosen stretches,
+        and the rows of the innermost."""
+        events = self.run.recording.events
         for thread, rows in by_thread(table, chosen).items():  # type: ignore[arg-type]
             nested = Nested(table.start_ns[rows], table.end_ns[rows], rows)  # type: ignore[attr-defined]
             here = np.flatnonzero((asked != NONE) & (events.resource[asked] == thread))
             inner = nested.at(events.start_ns[asked[here]])
-            found += [(at, row, nested) for at, row in zip(here.tolist(), inner.tolist(), strict=True) if row != NONE]
-        return found
+            yield here[inner != NONE], inner[inner != NONE], nested
 
 
 def costs_of(run: Run) -> Costs:
     """What took time in the window of `run`: what its GPUs did, or its outermost operators where it has none."""
     events, host = run.recording.events, run.host
     steps = run.rows[(events.named(_STEP.search) & events.is_range & ~events.on_gpu)[run.rows]]
-    if run.idle:
+    if run.has_gpu:
         rows = run.rows[events.is_work[run.rows]]
         asked = host.launch_of[rows]
     else:

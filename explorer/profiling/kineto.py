@@ -14,12 +14,13 @@ Seen on files of torch 2.1 to 2.13 (Kineto's "schemaVersion": 1); older names of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tracefuse.optimizers.gc_pause import uncollected
@@ -31,6 +32,8 @@ from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import Event
 
 _FEWEST, _NEARLY_ALL = 100, 0.9
+
+See = Callable[[Sequence[msgspec.Raw], Sequence[Any]], None]
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,9 @@ class Records:
 
 
 @uncollected()
-def recorded_in(path: str | Path) -> Records:
-    """Read a trace file. Raises `TraceFileError` for what is none, or is cut off, `OSError` as `open` does."""
+def recorded_in(path: str | Path, see: See | None = None) -> Records:
+    """Read a trace file; `see` is called with the text of its events and what they became, some thousands at a time, where
+    they are JSON as it should be. Raises `TraceFileError` for what is none, or is cut off, `OSError` as `open` does."""
     data = bytes_of(Path(path))
     columns = Columns()
     found = elements(data)
@@ -73,8 +77,10 @@ def recorded_in(path: str | Path) -> Records:
             columns.take(record)
     else:
         header, texts = found
-        for chunk in chunks(texts):
+        for some, chunk in chunks(texts):
             columns.take_all(chunk)
+            if see is not None:
+                see(some, chunk)
         del texts, found
     del data
     events, frames, forward_of, numbered = columns.finished(_base_ns(header))

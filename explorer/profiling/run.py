@@ -70,6 +70,12 @@ class Run:
         return (self.window[1] - self.window[0]) / 1e3
 
     @cached_property
+    def has_gpu(self) -> bool:
+        """Whether a GPU did anything in the window."""
+        events, (start_ns, end_ns) = self.recording.events, self.window
+        return bool((events.is_work & (events.end_ns > start_ns) & (events.start_ns < end_ns)).any())
+
+    @cached_property
     def host(self) -> Host:
         return Host(self.recording.events, self.recording.frames, self.recording.lacks_records)
 

@@ -89,19 +89,20 @@ def _elements(data: bytes) -> tuple[dict[str, Any], list[msgspec.Raw]] | None:
     return {name: json.loads(bytes(text), strict=False) for name, text in members.items()}, _ELEMENTS.decode(events)
 
 
-def chunks(found: list[msgspec.Raw]) -> Iterator[list[Record] | list[Any]]:
-    """The events as records, some thousands at a time; what fits no record comes as Python reads it, in a list of one."""
+def chunks(found: list[msgspec.Raw]) -> Iterator[tuple[list[msgspec.Raw], list[Record] | list[Any]]]:
+    """The events as text and as records, some thousands at a time; what fits no record comes as Python reads it, in a list of
+    one."""
     for at in range(0, len(found), CHUNK):
         yield from _decoded(found[at : at + CHUNK])
 
 
-def _decoded(texts: list[msgspec.Raw]) -> Iterator[list[Record] | list[Any]]:
+def _decoded(texts: list[msgspec.Raw]) -> Iterator[tuple[list[msgspec.Raw], list[Record] | list[Any]]]:
     try:
-        yield _RECORDS.decode(b"[" + b",".join(texts) + b"]")
+        yield texts, _RECORDS.decode(b"[" + b",".join(texts) + b"]")
     except (msgspec.DecodeError, UnicodeDecodeError):
         if len(texts) == 1:
             text = bytes(texts[0]).decode("utf-8", errors="replace")
-            yield [json.loads(text, parse_float=Decimal, strict=False)]
+            yield texts, [json.loads(text, parse_float=Decimal, strict=False)]
             return
         middle = len(texts) // 2
         yield from _decoded(texts[:middle])

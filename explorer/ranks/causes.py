@@ -31,6 +31,8 @@ NEW = 0.5
 """Where a rank is late already, a cause that explains less than that is none of its own."""
 
 UNKNOWN = Doing("not known", "", "", "")
+BEFORE = Doing("what came before its recording", "", "", "")
+"""Of a rank whose profiler was started when the others waited for it already."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +49,30 @@ class Late:
 
 def latenesses(ranks: Mapping[int, Rank], splits: Sequence[Split]) -> list[Late]:
     """The cause of each lateness that is longer than noise, of many the longest. What a call takes is known by each rank's own
-    clock, so the clocks' uncertainty is no part of it."""
+    clock, so the clocks' uncertainty is no part of it. Of a rank that is not in `ranks` no cause is known."""
     longest = sorted((one.late_ns for one in splits if one.late_ns >= LEAST_NS), reverse=True)[:FOLLOWED]
     least = longest[-1] if longest else LEAST_NS
     ready: dict[int, int] = {}
     behind: dict[int, tuple[Doing, int]] = {}
     found = []
     for split in splits:
-        rows = split.call.rows
+        rows = {rank: row for rank, row in split.call.rows.items() if rank in ranks}
         now = {rank: ranks[rank].ready_ns(row) for rank, row in rows.items()}
         cause = None
-        if split.late_ns >= least:
+        if split.late_ns >= least and split.last in rows:
             since = {rank: (ready.get(rank, ranks[rank].window[0]), now[rank]) for rank in rows}
             cause = _cause(ranks, split, since)
+            recorded_ns = since[split.last][1] - since[split.last][0]
+            if cause is None and split.last not in ready and recorded_ns < split.late_ns:
+                cause = BEFORE, split.late_ns - recorded_ns
         inherited = behind.get(split.last) if split.late_ns >= LEAST_NS else None
         if inherited is not None and (cause is None or cause[1] < NEW * split.late_ns):
             cause = inherited
         behind = {split.last: cause} if cause is not None else {}
         if cause is not None or split.late_ns >= least:
             doing, extra_ns = cause or (UNKNOWN, 0)
-            late_ns = _launched_late(ranks[split.last], rows[split.last], split.late_ns)
+            is_read = split.last in rows
+            late_ns = _launched_late(ranks[split.last], rows[split.last], split.late_ns) if is_read else 0
             found.append(Late(split, split.last, doing, extra_ns, late_ns))
         ready |= now
     return found
@@ -83,6 +89,8 @@ def _cause(ranks: Mapping[int, Rank], split: Split, since: Mapping[int, tuple[in
         for rank, (start, end) in since.items()
     }
     others = [found for rank, found in doing.items() if rank != split.last]
+    if not others:
+        return None
     extra = {what: ns - int(np.median([one[what] for one in others])) for what, ns in doing[split.last].items()}
     cause = max(extra, key=lambda what: extra[what], default=UNKNOWN)
     return (cause, extra[cause]) if extra.get(cause, 0) >= EXPLAINED * split.late_ns else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -38,13 +39,12 @@ class Clock:
 def clocks_of(ranks: Mapping[int, Exchanges], calls: Sequence[Call]) -> dict[int, Clock]:
     """The clock of each rank, against that of the lowest."""
     ends: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    ends_of = {rank: exchanges.end_ns.tolist() for rank, exchanges in ranks.items()}
     for call in calls:
         if call.kind in MEETING:
-            for one in call.rows:
-                for other in call.rows:
-                    if one < other:
-                        times = (int(ranks[rank].end_ns[call.rows[rank]]) for rank in (one, other))
-                        ends[one, other].append(tuple(times))  # type: ignore[arg-type]
+            own = sorted((rank, ends_of[rank][row]) for rank, row in call.rows.items())
+            for (one, end_ns), (other, other_end_ns) in combinations(own, 2):
+                ends[one, other].append((end_ns, other_end_ns))
     found = {min(ranks): Clock()} if ranks else {}
     while True:
         joined = [

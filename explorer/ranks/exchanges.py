@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tracefuse.profiling.trace_file import bytes_of
-from tracefuse.profiling.typed_records import NO_TIME, elements, ns_or_none
+from tracefuse.profiling.typed_records import NO_TIME, Record, times_ns
 
 KINDS = (
     ("all_reduce", re.compile(r"all_?reduce", re.I)),
@@ -40,7 +39,6 @@ _ITEM_SIZES = {
     "long int": 8, "int": 4, "int32": 4, "char": 1, "int8": 1, "byte": 1, "uint8": 1, "unsigned char": 1, "bool": 1,
     "c10::bfloat16": 2, "c10::half": 2, "signed char": 1,
 }  # fmt: skip
-_MARKS = (b"nccl", b"Collective name", b'"gloo:')
 
 
 class _Arguments(msgspec.Struct, gc=False, rename={
@@ -63,17 +61,13 @@ class _Arguments(msgspec.Struct, gc=False, rename={
 
 
 class _Record(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str = ""
     name: str = ""
-    ts: Any = None
-    dur: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: msgspec.Raw = msgspec.Raw(b"0")
     args: _Arguments | None = None
 
 
-class _Text(msgspec.Struct, gc=False):
-    ts: msgspec.Raw = msgspec.Raw(b"null")
-    dur: msgspec.Raw = msgspec.Raw(b"0")
+_RECORDS = msgspec.json.Decoder(list[_Record])
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,57 +94,55 @@ class Exchanges:
         return self.kinds[self.kind[row]]
 
 
-def exchanges_in(path: str | Path, base_ns: int) -> Exchanges:
-    """The collectives of a trace file; `base_ns` is added to their times. Raises `TraceFileError` for what is none."""
-    found = sorted(_rows(bytes_of(Path(path)), base_ns), key=lambda row: (row[3], row[4]))
-    kinds, groups, dtypes = (dict.fromkeys(row[at] for row in found) for at in (0, 1, 2))
+def of_collectives(texts: Iterable[msgspec.Raw], records: Iterable[Any]) -> list[bytes]:
+    """Of the events of a file, the text of those that are collectives."""
+    return [bytes(text) for text, one in zip(texts, records, strict=True) if isinstance(one, Record) and _is_one(one)]
+
+
+def exchanges_in(texts: Sequence[bytes], base_ns: int) -> Exchanges:
+    """The collectives of the events of a file that `of_collectives` gives; `base_ns` is added to their times."""
+    records = _RECORDS.decode(b"[" + b",".join(texts) + b"]")
+    starts, durations = times_ns([one.ts for one in records]), times_ns([one.dur for one in records])
+    is_known = (starts != NO_TIME) & (durations != NO_TIME)
+    starts, ends = starts[is_known] + base_ns, (starts + durations)[is_known] + base_ns
+    order = np.lexsort((ends, starts))
+    rows = [_row(records[at]) for at in np.flatnonzero(is_known)[order].tolist()]
+    kinds, groups, dtypes = (dict.fromkeys(row[at] for row in rows) for at in (0, 1, 2))
     numbers = [{one: at for at, one in enumerate(names)} for names in (kinds, groups, dtypes)]
-    columns = [[names[row[at]] for row in found] for at, names in enumerate(numbers)]
-    rest = np.array([row[3:] for row in found], np.int64).reshape(-1, 4)
+    columns = [[names[row[at]] for row in rows] for at, names in enumerate(numbers)]
+    rest = np.array([row[3:] for row in rows], np.int64).reshape(-1, 2)
     return Exchanges(
         tuple(kinds),
         tuple(groups),
         tuple(dtypes),
         *(np.array(column, np.int64) for column in columns),
+        starts[order],
+        ends[order],
         rest[:, 0],
         rest[:, 1],
-        rest[:, 2],
-        rest[:, 3],
     )
 
 
-def _rows(data: bytes, base_ns: int) -> Iterator[tuple[Any, ...]]:
-    found = elements(data)
-    for raw in found[1] if found else ():
-        text = bytes(raw)
-        if not any(mark in text for mark in _MARKS):
-            continue
-        record, times = msgspec.json.decode(text, type=_Record), msgspec.json.decode(text, type=_Text)
-        is_kernel = record.cat == "kernel" and "nccl" in record.name.lower()
-        is_range = record.cat == "user_annotation" and record.name.startswith("gloo:")
-        if record.ph == "X" and (is_kernel or is_range):
-            start_ns = ns_or_none(json.loads(bytes(times.ts), parse_float=_exactly))
-            duration_ns = ns_or_none(json.loads(bytes(times.dur), parse_float=_exactly))
-            if NO_TIME not in (start_ns, duration_ns):
-                yield _row(record, base_ns + start_ns, duration_ns)
+def _is_one(record: Record) -> bool:
+    if record.cat == "kernel":
+        return "nccl" in record.name.lower() and record.ph == "X"
+    return record.cat == "user_annotation" and record.ph == "X" and record.name.startswith("gloo:")
 
 
-def _exactly(text: str) -> Any:
-    from decimal import Decimal
+@cache
+def _kind(said: str) -> str:
+    return next((name for name, pattern in KINDS if pattern.search(said)), "collective")
 
-    return Decimal(text)
 
-
-def _row(record: _Record, start_ns: int, duration_ns: int) -> tuple[Any, ...]:
+def _row(record: _Record) -> tuple[Any, ...]:
     arguments = record.args or _Arguments()
-    said = f"{arguments.kind or record.name}"
-    kind = next((name for name, pattern in KINDS if pattern.search(said)), "collective")
+    kind = _kind(str(arguments.kind or record.name))
     size = _ITEM_SIZES.get(str(arguments.dtype or _first(arguments.types)).lower(), 0)
     count = max(_whole(arguments.sent), _whole(arguments.received), _product(arguments.dims))
     sequence = _whole(arguments.sequence if arguments.sequence is not None else arguments.old_sequence, -1)
     group = str(arguments.group if arguments.group is not None else "")
     dtype = str(arguments.dtype or _first(arguments.types) or "")
-    return kind, (group, _ranks(arguments.ranks)), dtype, start_ns, start_ns + duration_ns, count * size, sequence
+    return kind, (group, _ranks(arguments.ranks)), dtype, count * size, sequence
 
 
 def _first(types: Any) -> Any:
@@ -167,11 +159,16 @@ def _product(dims: Any) -> int:
 
 
 def _ranks(said: Any) -> tuple[int, ...]:
-    try:
-        found = json.loads(said) if isinstance(said, str) else said
-    except ValueError:  # Kineto shortens long lists by "..."
-        return ()
+    found = _list_in(said) if isinstance(said, str) else said
     return tuple(found) if isinstance(found, list) and all(isinstance(one, int) for one in found) else ()
+
+
+@cache
+def _list_in(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:  # Kineto shortens long lists by "..."
+        return None
 
 
 def _whole(value: Any, otherwise: int = 0) -> int:

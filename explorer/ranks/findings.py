@@ -6,7 +6,7 @@ A finding's severity is its share of the ranks' window, as of all findings. A st
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import SEVERITIES, Finding, Severity, severity_of
 from tracefuse.findings.kinds import KINDS
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.ranks.causes import LEAST_NS, UNKNOWN
+from tracefuse.ranks.causes import BEFORE, LEAST_NS, UNKNOWN
 from tracefuse.ranks.rank import COPY, GARBAGE, HOST, KERNEL, PYTHON, Rank
 from tracefuse.ranks.ranks import Ranks, Wait
 from tracefuse.ranks.splitting import Split
@@ -86,7 +86,7 @@ def _orders(ranks: Ranks) -> Iterator[Finding]:
             title=f"the ranks differ in call {one.place} of group {one.group}",
             evidence=tuple((f"rank {rank}", f"{kind} of {human_bytes(n)}") for rank, (kind, n) in one.said.items()),
             values=(),
-            source=next(filter(None, (_line(ranks.ranks[rank], row) for rank, row in one.rows.items())), ""),
+            source=_line_of(ranks, one.rows),
             fix="let every rank call the same collectives in the same order: no collective in a branch that depends on data "
             "or rank",
             worth=f"the job hangs or computes wrong numbers ({said})",
@@ -97,7 +97,8 @@ def _stragglers(ranks: Ranks) -> Iterator[Finding]:
     spread = _spread(ranks)
     for wait in ranks.waits:
         severity = _severity(ranks, wait.late_ns)
-        if severity is None or (wait.rank in spread and wait.doing.kind in _OF_WORK):
+        is_spread = wait.rank in spread and wait.doing.kind in _OF_WORK
+        if severity is None or is_spread or wait.doing == BEFORE:
             continue
         doing = wait.doing
         done = (
@@ -130,7 +131,7 @@ def _spread(ranks: Ranks) -> dict[int, list[Wait]]:
     """The ranks that were late by kernels of many modules, each by a little."""
     by_rank: dict[int, list[Wait]] = defaultdict(list)
     for wait in ranks.waits:
-        if wait.doing.kind in _OF_WORK:
+        if wait.doing.kind in _OF_WORK and wait.rank in ranks.ranks:
             by_rank[wait.rank].append(wait)
     found = {}
     heat = {module: row for module, row in ranks.heat().items() if module}
@@ -223,7 +224,7 @@ def _exposed(ranks: Ranks) -> Iterator[Finding]:
                 ("module", rank.module_of(row) or "-"),
             ),
             values=(),
-            source=_line(rank, row),
+            source=rank.line_of_call(row),
             fix="start it earlier: smaller buckets for DDP (`bucket_cap_mb`), prefetch for FSDP "
             "(`set_modules_to_forward_prefetch`), or a larger batch, which gives it more computing to hide behind",
             worth=_worth(ranks, ns),
@@ -243,7 +244,7 @@ def _small(ranks: Ranks) -> Iterator[Finding]:
             title=f"{len(small)} collectives are smaller than {human_bytes(SMALL_NBYTES)}",
             evidence=(("median size", human_bytes(float(np.median(sizes)))), ("time", time_text(ns / 1e3))),
             values=(),
-            source=next(filter(None, (_line(ranks.ranks[rank], row) for rank, row in first.rows.items())), ""),
+            source=_line_of(ranks, first.rows),
             fix="join them: larger buckets (`bucket_cap_mb`), `fully_shard` on whole blocks, one stacked tensor for metrics",
             worth=_worth(ranks, ns),
         )
@@ -283,8 +284,7 @@ def _held_hosts(ranks: Ranks) -> Iterator[Finding]:
     for counts in held.values():
         lines.update({line: ns // len(held) for line, ns in counts.items()})
     if barriers:
-        row = next(iter(barriers[0].call.rows.items()))
-        lines[_line(ranks.ranks[row[0]], row[1])] += sum(one.transfer_ns for one in barriers)
+        lines[_line_of(ranks, barriers[0].call.rows)] += sum(one.transfer_ns for one in barriers)
     for line, ns in lines.items():
         severity = _severity(ranks, ns)
         if severity is not None:
@@ -317,6 +317,7 @@ def _held(rank: Rank, splits: Sequence[Split]) -> Counter[str]:
     return found
 
 
-def _line(rank: Rank, row: int) -> str:
-    """The function of the user's that started a collective."""
-    return rank.line_of_call(row)
+def _line_of(ranks: Ranks, rows: Mapping[int, int]) -> str:
+    """The function of the user's that started a collective, on the first rank that says it."""
+    lines = (ranks.ranks[rank].line_of_call(row) for rank, row in rows.items() if rank in ranks.ranks)
+    return next(filter(None, lines), "")

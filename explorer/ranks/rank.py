@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracefuse.profiling.attribution import Costs
 from tracefuse.profiling.kineto import recorded_in
 from tracefuse.profiling.run import Run
-from tracefuse.ranks.exchanges import Exchanges, exchanges_in
+from tracefuse.ranks.exchanges import Exchanges, exchanges_in, of_collectives
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.host_calls import by_thread
 from tracefuse.timeline.spans import NONE, Interval, Piece, Spans
@@ -177,6 +177,18 @@ class Rank:
         operators = [numbers[name] for name in own]
         return places, [list(numbers), *names[1:]], [operators, *(one.tolist() for one in which[1:])]
 
+    @cached_property
+    def by_module(self) -> Counter[str]:
+        """The ns that it computed in each module."""
+        places, names, which = self._whose
+        found: Counter[str] = Counter()
+        for spans in [self.computing] if self.has_gpu else self.operators:
+            ns = np.array(spans.ends, np.int64) - np.array(spans.starts, np.int64)
+            modules = np.array(which[1], np.int64)[places[np.array(spans.rows, np.int64)]]
+            for at, sum_ns in enumerate(np.bincount(modules, ns, len(names[1])).tolist()):
+                found[names[1][at]] += round(sum_ns)
+        return +found
+
     def line_of(self, start_ns: int, end_ns: int) -> str:
         return self.run.line_of(start_ns, end_ns)
 
@@ -202,50 +214,78 @@ class Rank:
     def ready_ns(self, row: int) -> int:
         """When this rank could have begun a collective: the host had asked for it, and what it had asked for before was
         done. That is its start where it did not queue behind another collective."""
-        start_ns, at = int(self.exchanges.start_ns[row]), self._row_of(row)
-        call = self.run.host.launch_of[at] if at != NONE else NONE
-        if call == NONE:
-            return start_ns
+        return self._ready[row]
+
+    @cached_property
+    def _ready(self) -> list[int]:
+        starts, events, calls = self.exchanges.start_ns, self.events, self._calls
+        is_known = calls != NONE
         asked, done = self._asked
-        before = int(np.searchsorted(asked, self.events.start_ns[call]))
-        ready_ns = max(int(self.events.end_ns[call]), int(done[before - 1]) if before else 0)
-        return min(start_ns, ready_ns)
+        before = np.searchsorted(asked, events.start_ns[calls])
+        done_ns = np.where(before > 0, done[before - 1], 0) if len(done) else np.zeros(len(calls), np.int64)
+        ready_ns = np.maximum(events.end_ns[calls], done_ns)
+        return np.where(is_known, np.minimum(starts, ready_ns), starts).tolist()
 
     def launched_ns(self, row: int) -> int | None:
         """When the host had asked for the collective in this row; None where no call was recorded."""
-        at = self._row_of(row)
-        call = self.run.host.launch_of[at] if at != NONE else NONE
+        call = self._calls[row]
         return None if call == NONE else int(self.events.end_ns[call])
 
-    def _row_of(self, row: int) -> int:
-        """The record of a collective among the events."""
-        start_ns, end_ns = int(self.exchanges.start_ns[row]), int(self.exchanges.end_ns[row])
-        first, last = np.searchsorted(self.events.start_ns, [start_ns, start_ns + 1]).tolist()
-        same = (at for at in range(first, last) if self.events.end_ns[at] == end_ns and self.is_collective[at])
-        return next(same, NONE)
+    @cached_property
+    def _calls(self) -> np.ndarray:
+        """The call that asked for each collective, or `NONE`."""
+        return np.where(self._rows == NONE, NONE, self.run.host.launch_of[self._rows])
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        """The record of each collective among the events, or `NONE`."""
+        events, own = self.events, np.flatnonzero(self.is_collective)
+        own = own[np.argsort(~events.is_work[own], kind="stable")][
+            ::-1
+        ]  # the first of those of a GPU comes last, and stays
+        ends = zip(events.start_ns[own].tolist(), events.end_ns[own].tolist(), strict=True)
+        at = dict(zip(ends, own.tolist(), strict=True))
+        pairs = zip(self.exchanges.start_ns.tolist(), self.exchanges.end_ns.tolist(), strict=True)
+        return np.array([at.get(pair, NONE) for pair in pairs], np.int64)
 
     def line_of_call(self, row: int) -> str:
         """The function of the user's that started a collective."""
-        at = self._row_of(row)
+        at = self._rows[row]
         return self.whose(np.array([at]))[0][2] if at != NONE else ""
 
     def module_of(self, row: int) -> str:
         """The module whose forward or backward started a collective."""
-        at = self._row_of(row)
-        return self.whose(np.array([at]))[0][1] if at != NONE else ""
+        return self._modules[row]
+
+    @cached_property
+    def _modules(self) -> list[str]:
+        is_known = self._rows != NONE
+        found = iter(self.whose(self._rows[is_known]))
+        return [next(found)[1] if known else "" for known in is_known.tolist()]
 
 
 def rank_in(path: str | Path, otherwise: int) -> Rank:
-    """Read one rank's file. It is the rank that the file says, else the one in its name, else `otherwise`. Raises
-    `TraceFileError` for what is no trace."""
+    """Read one rank's file; `otherwise` is its rank where neither the file nor its name says one. Raises `TraceFileError` for
+    what is no trace."""
     path = Path(path)
-    recording = recorded_in(path)
-    said = recording.header.get("distributedInfo")
-    number = said.get("rank") if isinstance(said, dict) else None
-    in_name = _DIGITS.findall(path.name.partition(".")[0])
-    known = number if isinstance(number, int) else int(in_name[-1]) if in_name else otherwise
-    base_ns = recording.header.get("baseTimeNanoseconds")
-    base_ns = base_ns if isinstance(base_ns, int) and 0 <= base_ns < 1 << 61 else 0
+    texts: list[bytes] = []
+    recording = recorded_in(path, lambda some, records: texts.extend(of_collectives(some, records)))
     events = recording.events
     window = (int(events.start_ns.min()), int(events.end_ns.max())) if len(events) else (0, 0)
-    return Rank(known, path, Run(recording, window, f"measured, {path.name}"), exchanges_in(path, base_ns))
+    exchanges = exchanges_in(texts, base_ns_of(recording.header))
+    run = Run(recording, window, f"measured, {path.name}")
+    return Rank(number_of(recording.header, path, otherwise), path, run, exchanges)
+
+
+def number_of(header: Mapping[str, Any], path: Path, otherwise: int) -> int:
+    """The rank that the file says, else the one in its name, else `otherwise`."""
+    said = header.get("distributedInfo")
+    number = said.get("rank") if isinstance(said, dict) else None
+    in_name = _DIGITS.findall(path.name.partition(".")[0])
+    return number if isinstance(number, int) else int(in_name[-1]) if in_name else otherwise
+
+
+def base_ns_of(header: Mapping[str, Any]) -> int:
+    """What Kineto subtracted from all times."""
+    base_ns = header.get("baseTimeNanoseconds")
+    return base_ns if isinstance(base_ns, int) and 0 <= base_ns < 1 << 61 else 0

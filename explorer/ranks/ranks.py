@@ -1,4 +1,4 @@
-"""The traces of all ranks of a job as one: `load_ranks` reads them, and says who waited for whom, for how long, and why.
+"""The traces of all ranks of a job as one, as `load_ranks` gives them: who waited for whom, for how long, and why.
 
 r = tracefuse.load_ranks("traces")       a folder with one trace file a rank, or a list of files
 print(r)                                 clocks, ranks × time, causes, exposed communication by module
@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tracefuse.errors import TraceFileError
-from tracefuse.profiling.attribution import costs_of
 from tracefuse.ranks.causes import Late, latenesses
-from tracefuse.ranks.clocks import Clock, clocks_of
+from tracefuse.ranks.clocks import Clock
 from tracefuse.ranks.exposed import Exposed, exposed_in
-from tracefuse.ranks.matching import Call, Disorder, matched
-from tracefuse.ranks.rank import Doing, Rank, rank_in
-from tracefuse.ranks.splitting import Split, splits_of
+from tracefuse.ranks.matching import Call, Disorder
+from tracefuse.ranks.rank import Doing, Rank
+from tracefuse.ranks.splitting import Split
 
 if TYPE_CHECKING:
     from tracefuse.diagnose.diagnose import Findings
     from tracefuse.widgets.ranks_page import RanksPage
-
-SUFFIXES = (".json", ".json.gz", ".pt.trace.json", ".pt.trace.json.gz")
 
 
 @dataclass(frozen=True)
@@ -47,13 +42,15 @@ class Wait:
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """Ranks by number, with what was found of them together. `world` is how many the job has, as far as the files say."""
+    """Ranks by number, with what was found of them together. `world` is how many the job has, as far as the files say. Of the
+    ranks in `only_collectives` nothing else was read."""
 
     ranks: Mapping[int, Rank]
     calls: tuple[Call, ...]
     disorders: tuple[Disorder, ...]
     clocks: Mapping[int, Clock]
     splits: tuple[Split, ...]
+    only_collectives: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         from tracefuse.ranks.words import report
@@ -66,7 +63,7 @@ class Ranks:
     def world(self) -> int:
         said = (rank.run.recording.header.get("distributedInfo") for rank in self.ranks.values())
         sizes = [one["world_size"] for one in said if isinstance(one, dict) and isinstance(one.get("world_size"), int)]
-        return max([len(self.ranks), *sizes])
+        return max([len(self.clocks), *sizes])
 
     @property
     def window_ns(self) -> int:
@@ -88,8 +85,9 @@ class Ranks:
 
     def _wait(self, rank: int, doing: Doing, all_: Sequence[Late]) -> Wait:
         idle = [self._waited[id(one.split)] for one in all_]
-        others = ([ns for number, ns in waited.items() if number != rank] for waited in idle)
-        late_ns = sum(int(np.median(waited)) for waited in others)
+        others = [[ns for number, ns in waited.items() if number != rank] for waited in idle]
+        pairs = zip(all_, others, strict=True)  # of a group of which one rank is read in full, what all waited
+        late_ns = sum(int(median(waited)) if waited else one.split.late_ns for one, waited in pairs)
         return Wait(rank, doing, len(all_), late_ns, sum(one.launched_late_ns for one in all_))
 
     @cached_property
@@ -109,6 +107,13 @@ class Ranks:
     def time_of(self, number: int) -> dict[str, int]:
         """The window of a rank in ns: computing, exposed transfer, exposed waiting, and what is left; and for how long the
         others waited for it."""
+        return self._times[number]
+
+    @cached_property
+    def _times(self) -> Mapping[int, dict[str, int]]:
+        return {number: self._time_of(number) for number in self.ranks}
+
+    def _time_of(self, number: int) -> dict[str, int]:
         rank, exposed = self.ranks[number], self.exposed[number]
         start, end = rank.window
         spans = [rank.computing] if rank.has_gpu else list(rank.operators)
@@ -132,11 +137,8 @@ class Ranks:
     def _heat(self) -> dict[str, dict[int, int]]:
         found: dict[str, Counter[int]] = defaultdict(Counter)
         for number, rank in self.ranks.items():
-            costs = costs_of(rank.run)
-            names, which = costs.by("module")
-            is_shown = ~rank.is_collective[costs.rows]
-            for at, ns in zip(which[is_shown].tolist(), costs.ns[is_shown].tolist(), strict=True):
-                found[names[at]][number] += ns
+            for module, ns in rank.by_module.items():
+                found[module][number] += ns
         table = {name: {number: counts[number] for number in self.ranks} for name, counts in found.items()}
         return dict(sorted(table.items(), key=lambda row: min(row[1].values()) - max(row[1].values())))
 
@@ -222,49 +224,3 @@ def _plain(split: Split) -> dict[str, Any]:
         "last": split.last, "late_ns": split.late_ns, "transfer_ns": split.transfer_ns, "baseline_ns": split.baseline_ns,
         "missing": list(call.missing),
     }  # fmt: skip
-
-
-def load_ranks(
-    source: str | Path | Iterable[str | Path], progress: Callable[[float, str], None] | None = None
-) -> Ranks:
-    """The traces of a job, one a rank: a folder, or files. `progress` is called with the share that is read and what is being
-    read. Raises `TraceFileError` where there are fewer than two, or two of one rank."""
-    paths = _files(source)
-    if len(paths) < 2:
-        what = source if isinstance(source, (str, Path)) else "the list"
-        raise TraceFileError(
-            f"{what} has {len(paths)} trace files, and ranks are compared with each other: give a folder, or files, with one "
-            "trace of each rank (`prof.export_chrome_trace(f'rank{rank}.json')`)"
-        )
-    ranks: dict[int, Rank] = {}
-    for at, path in enumerate(paths):
-        if progress is not None:
-            progress(at / len(paths), path.name)
-        rank = rank_in(path, at)
-        if rank.number in ranks:
-            raise TraceFileError(
-                f"{path.name} and {ranks[rank.number].path.name} are both of rank {rank.number}: leave one of them out"
-            )
-        ranks[rank.number] = rank
-    if progress is not None:
-        progress(1.0, "matching collectives")
-    return together({number: ranks[number] for number in sorted(ranks)})
-
-
-def together(ranks: Mapping[int, Rank]) -> Ranks:
-    """What is found of ranks that were read."""
-    exchanges = {number: rank.exchanges for number, rank in ranks.items()}
-    calls, disorders = matched(exchanges)
-    clocks = clocks_of(exchanges, calls)
-    return Ranks(ranks, tuple(calls), tuple(disorders), clocks, tuple(splits_of(exchanges, calls, clocks)))
-
-
-def _files(source: str | Path | Iterable[str | Path]) -> Sequence[Path]:
-    if not isinstance(source, (str, Path)):
-        return [Path(one) for one in source]
-    folder = Path(source)
-    if folder.is_file():
-        return [folder]
-    if not folder.is_dir():
-        raise TraceFileError(f"{folder} is no folder: name the one that holds a trace file of each rank")
-    return sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))

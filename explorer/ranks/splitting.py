@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
@@ -41,13 +42,24 @@ class Split:
         return max(0, self.transfer_ns - self.baseline_ns)
 
 
+@dataclass(frozen=True)
+class _Times:
+    """The collectives of a rank by the reference's clock; what they take by its own."""
+
+    starts: list[int]
+    ends: list[int]
+    durations: list[int]
+
+    @classmethod
+    def of(cls, exchanges: Exchanges, clock: Clock) -> _Times:
+        starts, ends = exchanges.start_ns, exchanges.end_ns
+        return cls(clock.aligned(starts).tolist(), clock.aligned(ends).tolist(), (ends - starts).tolist())
+
+
 def splits_of(ranks: Mapping[int, Exchanges], calls: Sequence[Call], clocks: Mapping[int, Clock]) -> list[Split]:
     """The calls that at least two files have and that no rank leaves before all have come, by the time of the last arrival."""
-    found = [
-        _split(ranks, call, clocks)
-        for call in calls
-        if len(call.rows) > 1 and (call.kind in MEETING or not call.missing)
-    ]
+    times = {rank: _Times.of(exchanges, clocks[rank]) for rank, exchanges in ranks.items()}
+    found = [_split(call, times) for call in calls if len(call.rows) > 1 and (call.kind in MEETING or not call.missing)]
     by_size: dict[tuple[str, str, int], list[Split]] = defaultdict(list)
     for one in found:
         by_size[one.call.kind, one.call.group, one.call.nbytes].append(one)
@@ -64,18 +76,22 @@ def splits_of(ranks: Mapping[int, Exchanges], calls: Sequence[Call], clocks: Map
     return sorted(with_baseline, key=lambda one: one.end_ns)
 
 
-def _split(ranks: Mapping[int, Exchanges], call: Call, clocks: Mapping[int, Clock]) -> Split:
-    arrival, duration, ends = {}, {}, []
-    for rank, row in call.rows.items():
-        exchanges = ranks[rank]
-        times = clocks[rank].aligned(np.array([exchanges.start_ns[row], exchanges.end_ns[row]]))
-        arrival[rank], duration[rank] = int(times[0]), int(exchanges.end_ns[row] - exchanges.start_ns[row])
-        ends.append(int(times[1]))
+def _split(call: Call, times: Mapping[int, _Times]) -> Split:
+    arrival = {rank: times[rank].starts[row] for rank, row in call.rows.items()}
+    duration = {rank: times[rank].durations[row] for rank, row in call.rows.items()}
     transfer = min(duration.values())
     last = min(duration, key=lambda rank: duration[rank])
     waiting = {rank: ns - transfer for rank, ns in duration.items()}
-    late = int(np.median([ns for rank, ns in waiting.items() if rank != last]))
-    return Split(call, arrival, int(np.median(ends)), waiting, last, late, transfer)
+    late = int(median(ns for rank, ns in waiting.items() if rank != last))
+    return Split(
+        call,
+        arrival,
+        int(median(times[rank].ends[row] for rank, row in call.rows.items())),
+        waiting,
+        last,
+        late,
+        transfer,
+    )
 
 
 def _baseline(same: Sequence[Split]) -> int:

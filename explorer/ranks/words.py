@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-
-import numpy as np
+from statistics import median
 
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.ranks.causes import LEAST_NS
@@ -21,15 +20,22 @@ def report(ranks: Ranks) -> str:
 
 
 def _head(ranks: Ranks) -> str:
-    missing = ranks.world - len(ranks.ranks)
+    missing = ranks.world - len(ranks.clocks)
     lines = [
-        f"{counted(len(ranks.ranks), 'rank')}, {counted(len(ranks.splits), 'collective')} that they have in common"
+        f"{counted(len(ranks.clocks), 'rank')}, {counted(len(ranks.splits), 'collective')} that they have in common"
     ]
+    if left_out := len(ranks.only_collectives):
+        late = sorted({one.rank for one in ranks.waits if one.rank in ranks.only_collectives})
+        said = f", of which rank {', '.join(map(str, late))} made others wait for what is not known" if late else ""
+        lines.append(
+            f"{counted(len(ranks.ranks), 'rank')} are read in full, the latest and some others; of {left_out} only the "
+            f"collectives{said}; times, causes and findings are those of the {len(ranks.ranks)}"
+        )
     if missing:
         lines.append(
             f"{counted(missing, 'rank')} of {ranks.world} have no file: what the others waited for them counts as transfer"
         )
-    apart = [number for number, clock in ranks.clocks.items() if not clock.calls and number != min(ranks.ranks)]
+    apart = [number for number, clock in ranks.clocks.items() if not clock.calls and number != min(ranks.clocks)]
     if apart:
         lines.append(
             f"no collective joins rank {', '.join(map(str, apart))} to the others: their clocks are not aligned"
@@ -81,7 +87,7 @@ def _sizes(ranks: Ranks) -> str:
     for (kind, group, nbytes, dtype), same in sorted(
         by_size.items(), key=lambda row: -sum(o.transfer_ns for o in row[1])
     ):
-        waiting = sum(float(np.median(list(one.waiting_ns.values()))) for one in same)
+        waiting = sum(median(one.waiting_ns.values()) for one in same)
         sums = [time_text(ns / 1e3) for ns in (same[0].baseline_ns, sum(o.transfer_ns for o in same), waiting)]
         rows.append((kind, group, human_bytes(nbytes) if nbytes else "not said", dtype, str(len(same)), *sums))
     return "collectives by size\n" + aligned(rows[: _SHOWN + 1])

@@ -132,6 +132,11 @@ def is_called_by(function: str, file: str) -> bool:
     return False
 
 
+def is_in_loader() -> bool:
+    """Whether torch's `DataLoader` is running, or what it has called, such as a dataset."""
+    return any(frame.f_code.co_filename == _LOADER for frame in _frames())
+
+
 def is_loading() -> bool:
     """Whether torch's `DataLoader` is running, for no line of the user's that it has called in turn, such as a dataset's."""
     for frame in _frames():

@@ -3,8 +3,8 @@
 After an optimizer's step a loop may zero gradients, move an average of the weights, scale, log and count, and then it fetches
 the next batch. An operator between two updates is judged by what it reads and writes:
 
-    tail        it reads or writes what the step computed, or what the optimizer holds, or it comes before all that waits and
-                scales, logs or counts single numbers: it belongs to the step
+    tail        it reads or writes what the step computed, or what the optimizer holds, or writes to what was there before, or
+                it comes before all that waits and scales, logs or counts single numbers: it belongs to the step
     waiting     it does not: it may be the first of the next step, and waits for the operators after it
     pulled      as tail, and it shares memory with what waits: that belongs to the step too, as the first half of
                 `ema.mul_(0.9).add_(weight)` does
@@ -54,6 +54,9 @@ class Between:
         if step is not None:
             _follow(step.recording.calls, self._touched)
         self._waiting: set[int | None] = set()
+        self._read: set[int | None] = set()
+        self._fresh: set[int | None] = set()
+        """Memory that was made since the update."""
         self._node = self.first_node = torch.autograd._get_sequence_nr()
         self.judge: Any = None
         self.unsure: Source | None = None
@@ -79,10 +82,12 @@ class Between:
             return "begin"
         if self._is_first:
             return "tail"
-        if self._is_of_next_round(func, args, kwargs, given):
+        is_next = self._is_of_next_round(func, args, kwargs, given)
+        self._read = memories = {*map(self._memories.of, given)} - {None}
+        if is_next:
             return "begin"
-        memories = {self._memories.of(t) for t in given} - {None}
-        if not any(map(self._is_touched, given)):
+        writes_here = is_next is False and self._writes_to_old(func, args, kwargs)
+        if not writes_here and not any(map(self._is_touched, given)):
             if is_noted or _is_fetched(func, args, kwargs):
                 return "begin"
             if given and not self._waiting and all(t.numel() == 1 for t in given):  # it scales, logs or counts
@@ -99,15 +104,21 @@ class Between:
 
     def _is_of_next_round(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
-    ) -> bool:
+    ) -> bool | None:
         """Whether the loop has gone back to an earlier line since the update: an average that moves before the forward is the
-        next step's. What zeroes gradients, and a loss of the step that is logged late, is this one's wherever it runs."""
+        next step's. What zeroes gradients, and a loss of the step that is logged late, is this one's wherever it runs. None
+        where nothing tells."""
         if func in _ZEROING or any(node_of(t) is not None for t in given):
             return False
         is_next = has_gone_back(self._ended_at)
         if is_next is None and self.unsure is None and _written(func, args, kwargs):
             self.unsure = user_source()
-        return bool(is_next)
+        return is_next
+
+    def _writes_to_old(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it writes to what was there before, such as an average of buffers that no optimizer holds."""
+        written = {self._memories.of(t) for t in _written(func, args, kwargs)} if facts_of(func).may_write else set()
+        return not written <= {None, *self._fresh}
 
     def _is_touched(self, tensor: torch.Tensor) -> bool:
         return self._memories.of(tensor) in self._touched or node_of(tensor) is not None
@@ -118,6 +129,7 @@ class Between:
             made = {self._memories.of(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)} - {None}
             group = self._waiting if self.verdict == "waiting" else self._touched
             group |= made
+            self._fresh |= made - self._read
 
 
 def _follow(calls: Iterable[Call], touched: set[int | None]) -> None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.trace import Source
 from tracefuse.recording.calls import Call, is_in_engine
-from tracefuse.recording.frames import user_source
+from tracefuse.recording.frames import is_in_loader, user_source
 from tracefuse.recording.host_reads import HostRead
 from tracefuse.recording.operators import facts_of
 from tracefuse.recording.recorder import Recorder, are_notes_taken
@@ -123,7 +123,9 @@ class StepRecorder(Recorder):
         return out
 
     def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if self.stage == "done" or not facts_of(func).computes or not self._may_go_on(func, args, kwargs):
+        if self.stage == "done" or not facts_of(func).computes or self._is_loading():
+            return None
+        if not self._may_go_on(func, args, kwargs):
             return None
         if self.ops is not None:
             # A backward's operators have the lines of their forward twins, which are not known of this step.
@@ -136,6 +138,10 @@ class StepRecorder(Recorder):
         if call is not None:
             self._may_wait(call)
         return call
+
+    def _is_loading(self) -> bool:
+        """Whether a batch is being fetched: what a `DataLoader` yields is data, whichever step it is for."""
+        return not is_in_engine() and not self.modules.current()[1] and is_in_loader()
 
     def _followed(self, op: StepOp) -> None:
         if not self._is_copying and self.ops is not None:

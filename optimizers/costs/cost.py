@@ -208,6 +208,17 @@ def _attention_backward(node: fx.Node) -> int:
     return 2 * (3 * scores + 2 * mixed)
 
 
+def _linear_cross_entropy(node: fx.Node) -> int:
+    """The logits, and the gradients of input and weight that are wanted."""
+    source, weight = val(node.args[0]), val(node.args[1])  # type: ignore[arg-type]
+    return (
+        2
+        * source.numel()
+        * weight.shape[0]
+        * (1 + sum(bool(node.kwargs[f"{of}_wanted"]) for of in ("input", "weight")))
+    )
+
+
 _FLOPS: dict[str, Callable[[fx.Node], int]] = {
     "mm": _matmul_at(0),
     "bmm": _matmul_at(0),
@@ -218,6 +229,7 @@ _FLOPS: dict[str, Callable[[fx.Node], int]] = {
     "dot": lambda node: 2 * val(node.args[0]).numel(),  # type: ignore[arg-type]
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "linear_cross_entropy": _linear_cross_entropy,
 }
 
 

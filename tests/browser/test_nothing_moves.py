@@ -140,7 +140,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     explorer.pin()
     payloads.append(explorer.payload)
     explorer.unpin()
-    off = dict.fromkeys(("simplify", "cat", "decompose", "pad", "optimizer_step", "fuse"), False)
+    off = dict.fromkeys(
+        ("simplify", "cat", "linear_cross_entropy", "decompose", "pad", "optimizer_step", "fuse"), False
+    )
     explorer.configure(off | {"freeze": None})
     payloads.append(explorer.payload)
     on = dict.fromkeys(off, True)
@@ -211,7 +213,17 @@ def test_all_states_and_tabs_have_their_controls_at_the_same_places(live: Page, 
 
 def test_a_switch_and_its_effect_are_on_one_screen(live: Page) -> None:
     live.set_viewport_size({"width": 1024, "height": 768})
-    for name in ("simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse"):
+    for name in (
+        "simplify",
+        "freeze",
+        "cat",
+        "linear_cross_entropy",
+        "decompose",
+        "pad",
+        "remat",
+        "optimizer_step",
+        "fuse",
+    ):
         expect(live.get_by_test_id(f"tf-toggle-{name}")).to_be_in_viewport(ratio=1)
     for tile in ("time", "peak", "saved", "ops"):
         expect(live.get_by_test_id(f"tf-tile-{tile}")).to_be_in_viewport(ratio=1)

@@ -158,7 +158,17 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
         page.keyboard.press("ArrowDown")
     assert walked == [
         f"tf-toggle-{name}"
-        for name in ("simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse")
+        for name in (
+            "simplify",
+            "freeze",
+            "cat",
+            "linear_cross_entropy",
+            "decompose",
+            "pad",
+            "remat",
+            "optimizer_step",
+            "fuse",
+        )
     ]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import programs
 import pytest
 import torch
-from padded import PADS_ALL
+from padded import TAKES_ALL
 from traces import TOLERANCE, assert_types_are_true, coarsest
 
 import tracefuse
@@ -26,6 +26,7 @@ CHOICES = {
     "simplify": {"simplify": True},
     "freeze": {"freeze": True},
     "cat": {"cat": True},
+    "linear_cross_entropy": {"linear_cross_entropy": True},
     "decompose": {"decompose": True, "fuse": True},
     "pad": {"pad": True},
     "remat": {"remat": 0.5},
@@ -36,7 +37,8 @@ CHOICES = {
     "fuse": {"fuse": True},
     "remat of all, fused": {"simplify": True, "remat": 0.0, "fuse": True},
     "pad, fused": {"decompose": True, "pad": True, "fuse": True},
-    "all": dict.fromkeys(("simplify", "freeze", "cat", "decompose", "pad", "fuse"), True) | {"remat": 0.5},
+    "all": dict.fromkeys(("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "fuse"), True)
+    | {"remat": 0.5},
 }
 
 
@@ -57,7 +59,7 @@ def eager(name: str) -> tuple[tracefuse.Capture, list[torch.Tensor], dict[int, t
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_every_pass_keeps_every_program(name, choice):
     capture, results, gradients = eager(name)
-    passes = Config.off().changed(**CHOICES[choice]).passes(PADS_ALL)
+    passes = Config.off().changed(**CHOICES[choice]).passes(TAKES_ALL)
     before = capture.trace.code
 
     after = final(capture.trace, run_pipeline(capture.trace, passes))  # which verifies
@@ -96,7 +98,7 @@ def test_no_pass_searches_the_trace_for_a_name(monkeypatch):
     monkeypatch.setattr(Trace, "input_of", search)
     capture, _, _ = eager("gpt")
     options = CHOICES["all"] | {"freeze": ("*mlp*",)}
-    steps = run_pipeline(capture.trace, Config.off().changed(**options).passes(PADS_ALL))
+    steps = run_pipeline(capture.trace, Config.off().changed(**options).passes(TAKES_ALL))
     assert steps[1].removed
 
 
@@ -237,7 +239,7 @@ def test_every_compiled_pass_mutates_like_eager(name, choice, monkeypatch):
     mutating = MUTATING[name]()
     expected = mutating.observed(mutating.program.run)
     captures: list[tracefuse.Capture] = []
-    monkeypatch.setattr(tracefuse.Capture, "machine", PADS_ALL)
+    monkeypatch.setattr(tracefuse.Capture, "machine", TAKES_ALL)
     mutating.observed(lambda: captures.append(tracefuse.capture(mutating.program.run)))
     step = captures[0].variant(Config.off().changed(**CHOICES[choice])).check().compile()
 

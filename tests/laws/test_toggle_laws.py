@@ -23,6 +23,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "simplify": (True, False),
     "freeze": (None, (), ("*weight",), ("no such parameter",)),
     "cat": (True, False),
+    "linear_cross_entropy": (True, False),
+    "logits_memory": (2**20, 2**29),
     "decompose": (True, False),
     "pad": (True, False),
     "remat": (None, 0.0, 0.5, 1.0),

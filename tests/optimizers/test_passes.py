@@ -99,6 +99,7 @@ def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
         "simplify": True,
         "freeze": False,
         "cat": False,
+        "linear_cross_entropy": False,
         "decompose": False,
         "pad": False,
         "remat": False,

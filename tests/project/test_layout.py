@@ -15,7 +15,7 @@ from import_graph import AT_TYPE_CHECKING, FOLDERS, circles, edges, folder_of, i
 
 MOST_FILES = 16
 
-TOGGLES = ("simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse")
+TOGGLES = ("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "remat", "optimizer_step", "fuse")
 
 GROUND = {"explorer/errors.py", "explorer/text.py"}
 """The files at the explorer's root that every package of it imports; the others there are doors."""
@@ -36,6 +36,7 @@ PURE = {
     "optimizers/cat": {"optimizers", "optimizers/costs"},
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
     "optimizers/formulas": {"optimizers"},
+    "optimizers/linear_cross_entropy": {"optimizers", "optimizers/costs"},
     "optimizers/lowering": {"optimizers", "optimizers/formulas"},
     "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/formulas", "optimizers/lowering"},
     "optimizers/fuse": {
@@ -54,6 +55,7 @@ PURE = {
         "optimizers/lowering",
     },
     "optimizers/optimizer_step": {"optimizers", "optimizers/costs", "optimizers/kernels", "optimizers/lowering"},
+    "optimizers/overlap": {"optimizers", "optimizers/costs"},
     "optimizers/formats": {"optimizers"},
 }
 """Which packages of the optimizers one of them imports: none but these, wherever the import stands."""

@@ -1,12 +1,17 @@
-"""`pad` where every unaligned matmul gains: those of tests are too small to, and on no GPU does float64."""
+"""`pad` and `linear_cross_entropy` where everything gains: programs of tests are too small to, and on no GPU does float64."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from torch import fx
 
 from tracefuse.config.configuration import Machine
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.linear_cross_entropy import LinearCrossEntropy
+from tracefuse.optimizers.linear_cross_entropy.pattern import HeadLoss
+from tracefuse.optimizers.linear_cross_entropy.worth import Worth as WorthOfChunks
 from tracefuse.optimizers.pad import Pad, Worth
 
 
@@ -18,5 +23,17 @@ class PadAll(Pad):
         return None
 
 
+class ChunkAll(LinearCrossEntropy):
+    """Several chunks of every loss, the last one shorter."""
+
+    def rows_of(self, head: HeadLoss) -> int:
+        return 5
+
+    def refusal(self, found: WorthOfChunks) -> str | None:
+        return None
+
+
 PADS_ALL = Machine(Cat(), Fuse(), PadAll())
 """A machine whose matmuls are all padded, the CPU's too."""
+TAKES_ALL = replace(PADS_ALL, linear_cross_entropy=ChunkAll)
+"""One whose losses are all in chunks as well."""

@@ -14,6 +14,7 @@ import gzip
 import random
 from collections.abc import Generator
 from pathlib import Path
+from typing import BinaryIO
 
 from made_traces import BASE_NS, LAUNCH_NS, MAIN, OP_NS, PID, START_NS, MadeJob
 
@@ -35,6 +36,11 @@ CAUSES = {
 }
 """What can be injected: the kind, module and line that must be named. "batch" is more work everywhere: by the share of
 `late_ns` in a second."""
+
+TAIL = f'\n], "traceName": "made.json", "displayTimeUnit": "ms", "baseTimeNanoseconds": {BASE_NS}\n}}'.encode()
+LAST = '{"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 0}'
+SPILLED = 4_000
+"""So many events of a rank are held until they are written, where a job is too large to be held."""
 
 Arrival = tuple[int, int]
 
@@ -170,7 +176,8 @@ class _Rank(MadeJob):
 
     def _x(self, category, name, start_ns, duration_ns, tid=MAIN, pid=PID, **args):  # type: ignore[no-untyped-def]
         """By the rank's own clock."""
-        super()._x(category, name, self._by_clock(start_ns), duration_ns, tid, pid, **args)
+        own_ns = self._by_clock(start_ns)  # its end too, so that what followed does not begin before it
+        super()._x(category, name, own_ns, self._by_clock(start_ns + duration_ns) - own_ns, tid, pid, **args)
 
     def _link(self, category, start, end, number):  # type: ignore[no-untyped-def]
         own = ((pid, tid, self._by_clock(ns)) for pid, tid, ns in (start, end))
@@ -179,21 +186,30 @@ class _Rank(MadeJob):
     def _by_clock(self, ns: int) -> int:
         return ns + self.offset_ns + round(self.drift * ns)
 
-    def file(self) -> bytes:
+    def spill(self, file: BinaryIO) -> None:
+        """Write what was made since the last time to `file`, and forget it."""
+        if self.events:
+            file.write((",\n".join(self.events) + ",\n").encode())
+            self.events.clear()
+
+    def head(self) -> bytes:
         world = ", ".join(map(str, range(self.world)))
         head = (
             f'{{"schemaVersion": 1, "deviceProperties": [{{"id": 0, "name": "NVIDIA H200"}}], "distributedInfo": '
             f'{{"backend": "nccl", "rank": {self.rank}, "world_size": {self.world}, "pg_count": 1, "pg_config": '
             f'[{{"pg_name": "0", "pg_desc": "default_pg", "ranks": [{world}]}}]}},\n"traceEvents": [\n'
         )
-        tail = f'\n], "traceName": "made.json", "displayTimeUnit": "ms", "baseTimeNanoseconds": {BASE_NS}\n}}'
-        return (head + ",\n".join(self.events) + tail).encode()
+        return head.encode()
+
+    def file(self) -> bytes:
+        return self.head() + ",\n".join(self.events).encode() + TAIL
 
 
 class MadeRanks:
     """The files of `ranks` ranks of `steps` steps, of which `late_rank` is late by `late_ns` in each but the first, for the
     reason `cause`, one of `CAUSES`; "" for none. `late_ns` of "link" is what each transfer of the steps from the middle on
-    takes longer. With `numbered` NCCL says the number of each call."""
+    takes longer. With `numbered` NCCL says the number of each call. Events that are too many to be held are written to
+    files in the folder `spill` while they are made."""
 
     def __init__(
         self,
@@ -204,12 +220,14 @@ class MadeRanks:
         late_ns: int = 0,
         seed: int = 0,
         numbered: bool = True,
+        spill: Path | None = None,
     ) -> None:
         jitter = random.Random(seed)
         self.ranks = [_Rank(number, ranks, steps, random.Random(jitter.random()), numbered) for number in range(ranks)]
         jobs = [one.job(cause if one.rank == late_rank else "", late_ns) for one in self.ranks]
         arrivals = [next(job) for job in jobs]
         self.arrivals_ns: list[list[int]] = []
+        files = self._opened(spill) if spill else []
         while arrivals:
             last_ns = max(ns for ns, _ in arrivals)
             is_slow = cause == "link" and len(self.arrivals_ns) >= LAYERS * steps // 2
@@ -217,6 +235,18 @@ class MadeRanks:
             self.arrivals_ns.append([ns for ns, _ in arrivals])
             arrivals = list(filter(None, (_sent(job, end_ns) for job in jobs)))
             assert len(arrivals) in (0, ranks)
+            for one, file in zip(self.ranks, files, strict=False):
+                if len(one.events) >= SPILLED or not arrivals:
+                    one.spill(file)
+        for file in files:
+            file.write(LAST.encode() + TAIL)
+            file.close()
+
+    def _opened(self, folder: Path) -> list[BinaryIO]:
+        files: list[BinaryIO] = [(folder / f"rank{one.rank}.json").open("wb") for one in self.ranks]
+        for one, file in zip(self.ranks, files, strict=True):
+            file.write(one.head())
+        return files
 
     def write(self, folder: Path, suffix: str = ".json") -> Path:
         """One file a rank, "rank0.json"."""

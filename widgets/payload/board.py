@@ -137,6 +137,8 @@ def _options(config: Config) -> Iterable[str]:
     default = Config()
     if config.freeze:
         yield f"{', '.join(config.freeze)} frozen"
+    if config.linear_cross_entropy and config.logits_memory != default.logits_memory:
+        yield f"logits of {human_bytes(config.logits_memory)}"
     if config.remat is None:
         return
     if config.remat != default.remat:

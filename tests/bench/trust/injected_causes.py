@@ -27,7 +27,8 @@ sys.path.extend(str(Path(__file__).parents[at] / name) for at, name in ((1, ""),
 from made_ranks import CAUSES, TRANSFER_NS, MadeRanks
 from results import environment, parser, write
 
-from tracefuse.ranks.ranks import Ranks, load_ranks
+from tracefuse.ranks.loading import load_ranks
+from tracefuse.ranks.ranks import Ranks
 from tracefuse.text import aligned
 
 SHARE, ERROR_NS, ERROR_SHARE = 0.95, 300_000, 0.02

@@ -56,7 +56,7 @@ def root(opened: Page) -> Locator:
     return view
 
 
-PASSES = ("simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse")
+PASSES = ("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "remat", "optimizer_step", "fuse")
 
 
 def switch(root: Locator, name: str) -> None:

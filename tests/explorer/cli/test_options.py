@@ -76,11 +76,12 @@ def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, 
         ({"freeze": 3}, "pass names or globs that are not empty, such as .* or None"),
         ({"freeze": ["h", ""]}, "that are not empty"),
         ({"freeze": ["h", 1]}, "pass names or globs"),
+        ({"logits_memory": 0.4}, "logits_memory=0.4 is no number of bytes: pass bytes, such as 512MiB"),
         ({"remta": 0}, "did you mean remat"),
         (
             {"whatever": 0},
-            "choose from simplify, freeze, cat, decompose, pad, remat, memory_budget, peak_budget, save, recompute, "
-            "remat_options, optimizer_step, fuse",
+            "choose from simplify, freeze, cat, linear_cross_entropy, logits_memory, decompose, pad, remat, memory_budget, "
+            "peak_budget, save, recompute, remat_options, optimizer_step, fuse",
         ),
     ],
 )
@@ -97,6 +98,8 @@ def test_bad_options_name_the_remedy(given: dict, message: str) -> None:
         (["--no-simplify", "--no-cat", "--no-fuse"], {"simplify": False, "cat": False, "fuse": False}),
         (["--no-decompose"], {"decompose": False}),
         (["--no-pad"], {"pad": False}),
+        (["--no-linear-cross-entropy"], {"linear_cross_entropy": False}),
+        (["--logits-memory", "64MiB"], {"logits_memory": "64MiB"}),
         (["--remat", "0"], {"remat": 0}),
         (["--remat", "off"], {"remat": None}),
         (["--no-remat"], {"remat": None}),
@@ -173,17 +176,28 @@ def test_a_configuration_prints_as_the_call_that_makes_it() -> None:
 
 def test_passes_are_in_pipeline_order() -> None:
     assert [p.name for p in Config().passes()] == list(PASSES)
-    assert list(PASSES) == ["simplify", "freeze", "cat", "decompose", "pad", "remat", "optimizer_step", "fuse"]
+    assert list(PASSES) == [
+        "simplify",
+        "freeze",
+        "cat",
+        "linear_cross_entropy",
+        "decompose",
+        "pad",
+        "remat",
+        "optimizer_step",
+        "fuse",
+    ]
     assert [p.name for p in Config.of(cat=False, remat=None).passes()] == [
         "simplify",
         "freeze",
+        "linear_cross_entropy",
         "decompose",
         "pad",
         "optimizer_step",
         "fuse",
     ]
     assert [p.name for p in Config.of(decompose=False, pad=False).passes()] == [
-        "simplify", "freeze", "cat", "remat", "optimizer_step", "fuse",
+        "simplify", "freeze", "cat", "linear_cross_entropy", "remat", "optimizer_step", "fuse",
     ]  # fmt: skip
     assert Config.off().passes() == []
 
@@ -194,6 +208,7 @@ def test_nothing_is_taken_apart_where_nothing_is_fused() -> None:
         "simplify",
         "freeze",
         "cat",
+        "linear_cross_entropy",
         "pad",
         "remat",
         "optimizer_step",

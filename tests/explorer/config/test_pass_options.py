@@ -268,7 +268,11 @@ def test_an_instance_of_another_pass_is_refused(given: dict[str, Any], message: 
 
 def test_an_option_knows_its_pass() -> None:
     fields = {f.name for f in dataclasses.fields(Config)} - {"own"}
-    assert {name for name in fields if PASS_OF.get(name, name) == "remat"} == {"remat", *PASS_OF}
+    assert {name for name in fields if PASS_OF.get(name, name) == "remat"} == {
+        "remat",
+        *(name for name, of in PASS_OF.items() if of == "remat"),
+    }
+    assert PASS_OF["logits_memory"] == "linear_cross_entropy"
 
 
 # --- reading by type --------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_it_is_on_from_the_start_and_can_be_switched_off() -> None:
 @pytest.mark.parametrize(
     ("place", "before", "after"),
     [({"before": "simplify"}, None, "simplify"), ({"before": "fuse"}, "optimizer_step", "fuse"),
-     ({"after": "cat"}, "cat", "decompose"),
+     ({"after": "cat"}, "cat", "linear_cross_entropy"),
      ({"after": "fuse"}, "fuse", None), ({}, "pad", "remat")],
 )  # fmt: skip
 def test_it_runs_where_it_was_put(place: dict[str, str], before: str | None, after: str | None) -> None:

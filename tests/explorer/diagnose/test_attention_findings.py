@@ -85,6 +85,28 @@ def added_then_scaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.softmax((mask + q @ k.mT) * 0.5, dim=-1) @ v
 
 
+def filled_with_a_repeated_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    everywhere = mask[None, None].repeat(BATCH, HEADS, 1, 1)
+    return (q @ k.mT / math.sqrt(WIDTH)).masked_fill(~everywhere, float("-inf")).softmax(-1) @ v
+
+
+def written_into(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.mT / math.sqrt(WIDTH)
+    everywhere = mask.expand(scores.shape)
+    scores[~everywhere] = float("-inf")
+    return scores.softmax(-1) @ v
+
+
+def subtracted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    without = (~mask).float() * 1e9
+    return (q @ k.mT / math.sqrt(WIDTH) - without).softmax(-1) @ v
+
+
+def zeroed_afterwards(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = (q @ k.mT / math.sqrt(WIDTH)).masked_fill(~mask, -1e9)
+    return scores.softmax(-1).masked_fill(~mask, 0.0) @ v
+
+
 def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
     return (q @ k.mT / math.sqrt(WIDTH)).masked_fill(future, float("-inf")).softmax(-1) @ v
@@ -136,6 +158,10 @@ FORMS: list[tuple[Form, str]] = [
     (chosen, "(q, k, v, attn_mask=mask)"),
     (added, "(q, k, v, attn_mask=mask)"),
     (added_then_scaled, "(q, k, v, attn_mask=0.5 * mask, scale=0.5)"),
+    (filled_with_a_repeated_mask, "(q, k, v, attn_mask=everywhere)"),
+    (written_into, "(q, k, v, attn_mask=mask)"),
+    (subtracted, "(q, k, v, attn_mask=-without)"),
+    (zeroed_afterwards, "(q, k, v, attn_mask=mask)"),
     (causal, "(q, k, v, is_causal=True)"),
     (causal_by_a_triangle, "(q, k, v, is_causal=True)"),
     (causal_by_adding, "(q, k, v, is_causal=True)"),
@@ -154,6 +180,7 @@ def test_the_call_computes_the_same(form: Form, call: str) -> None:
     assert call_of(form, mask) == call
     names = {"q": q * 0.25 if form is scaled_queries else q, "k": k, "v": v, "mask": mask}
     names |= {"band": mask.tril() if mask.dtype is torch.bool else mask, "later": torch.ones(LENGTH, LENGTH).triu(1)}
+    names |= {"everywhere": mask, "without": (~mask).float() * 1e9} if mask.dtype is torch.bool else {}
     same = eval(f"attention{call}", {"attention": F.scaled_dot_product_attention}, names)
     torch.testing.assert_close(same, form(q, k, v, mask), rtol=1e-4, atol=1e-5)
 

@@ -68,6 +68,19 @@ def test_the_cause_is_the_gravest_finding_with_its_line(cause: str, tmp_path: Pa
         assert first.source == LINES[cause]
 
 
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_comment_where_the_function_begins_hides_its_finding(hidden: bool, tmp_path: Path) -> None:
+    script, (function, _, line) = tmp_path / "train.py", LINES["item"].partition(", at train.py:")
+    named = "host-sync" if hidden else "data-loading"
+    script.write_text("\n" * (int(line) - 1) + f"@torch.no_grad()\ndef {function}():  # tracefuse: ignore[{named}]\n")
+    trace = write_trace(job("item"), tmp_path / "made.json")
+    trace.write_text(trace.read_text().replace(f"train.py({line})", f"{script}({line})"))
+    found = tracefuse.load_timeline(trace).findings()
+    assert [one.id for one in found.ignored] == ["host-sync"] * hidden
+    assert ("host-sync" in {one.id for one in found}) is not hidden
+    assert ("hidden by comments" in repr(found)) is hidden
+
+
 @pytest.mark.parametrize("cause", ["loader", "workers", "checkpoint", "logging"])
 def test_without_stacks_the_range_tells_the_cause(cause: str, tmp_path: Path) -> None:
     run = loaded(job(cause, stacks=False), tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import made_ranks
@@ -15,7 +16,8 @@ from tracefuse.cli.command import main
 from tracefuse.errors import TraceFileError
 from tracefuse.findings.kinds import KINDS
 from tracefuse.ranks.findings import IDS
-from tracefuse.ranks.ranks import Ranks, load_ranks
+from tracefuse.ranks.loading import load_ranks
+from tracefuse.ranks.ranks import Ranks
 
 
 def loaded(folder: Path, **given: object) -> tuple[MadeRanks, Ranks]:
@@ -104,6 +106,42 @@ def test_a_cause_is_named_with_rank_module_and_line(tmp_path: Path, cause: str, 
     assert "rank 2" in finding.title
 
 
+def test_of_collectives_that_go_on_at_once_waiting_counts_once(tmp_path: Path) -> None:
+    MadeRanks(cause="launch", late_rank=1, late_ns=20_000_000, seed=16).write(tmp_path)
+    once = load_ranks(tmp_path)
+    for file in tmp_path.iterdir():  # a second group, whose calls begin and end as those of the first
+        record = json.loads(file.read_text())
+        calls = [e for e in record["traceEvents"] if e.get("cat") == "kernel" and "nccl" in e["name"]]
+        again = [json.loads(json.dumps(e)) for e in calls]
+        for e in again:
+            e["tid"], e["args"]["stream"], e["args"]["Process Group Name"] = 21, 21, "1"
+        record["traceEvents"] += again
+        file.write_text(json.dumps(record))
+    twice = load_ranks(tmp_path)
+    assert len(twice.splits) == 2 * len(once.splits)
+    for number in once.ranks:
+        for key in ("waiting", "transfer"):
+            assert twice.time_of(number)[key] == once.time_of(number)[key]
+    assert sum(one.late_ns for one in twice.waits) <= 1.01 * sum(one.late_ns for one in once.waits)
+
+
+def test_a_rank_that_is_recorded_too_late_is_no_straggler(tmp_path: Path) -> None:
+    MadeRanks(cause="launch", late_rank=1, late_ns=20_000_000, seed=15).write(tmp_path)
+    cut = tmp_path / "rank1.json"
+    record = json.loads(cut.read_text())
+    collectives = [e for e in record["traceEvents"] if e.get("cat") == "kernel" and "nccl" in e["name"]]
+    begin = collectives[LAYERS]["ts"] - 3_000  # µs, in the middle of what makes it late
+    record["traceEvents"] = [e for e in record["traceEvents"] if e.get("ts", begin) >= begin or e["ph"] == "M"]
+    cut.write_text(json.dumps(record))
+    ranks = load_ranks(tmp_path)
+    (before,) = (one for one in ranks.waits if one.doing.kind == "what came before its recording")
+    assert (before.rank, before.count) == (1, 1)
+    assert before.late_ns > 10_000_000
+    titles = [one.title for one in ranks.findings() if one.id == "straggler"]
+    assert "late by Python" in titles[0], "the later steps are recorded"
+    assert not any("came before" in title for title in titles)
+
+
 def test_a_slow_link_is_a_finding_of_its_own_and_nobody_is_late(tmp_path: Path) -> None:
     _, ranks = loaded(tmp_path, cause="link", late_rank=0, late_ns=4_000_000, seed=7)
     found = {one.id: one for one in ranks.findings()}
@@ -180,3 +218,50 @@ def test_what_ranks_without_a_file_do_is_said(tmp_path: Path) -> None:
     ranks = load_ranks(tmp_path)
     assert {call.missing for call in ranks.calls} == {(2, 3)}
     assert "2 ranks of 4 have no file" in str(ranks)
+
+
+# --- more ranks than are read in full ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cause", ["kernel", "link"])
+def test_of_many_ranks_the_late_one_is_read_in_full_and_what_was_left_out_is_said(tmp_path: Path, cause: str) -> None:
+    MadeRanks(ranks=12, cause=cause, late_rank=7, late_ns=9_000_000, seed=12).write(tmp_path)
+    whole, some = load_ranks(tmp_path), load_ranks(tmp_path, most=4)
+    assert len(some.ranks) == 4
+    assert sorted([*some.ranks, *some.only_collectives]) == list(range(12))
+    assert some.splits == whole.splits
+    assert some.world == 12
+    said = str(some)
+    assert "12 ranks, 24 collectives that they have in common" in said
+    assert "4 ranks are read in full" in said
+    assert "of 8 only the collectives" in said
+    assert "have no file" not in said
+    (gravest,) = (one for one in some.findings() if one.id == ("straggler" if cause == "kernel" else "slow-transfer"))
+    said, in_full = (
+        one.title.partition(", and the others")[0] for one in (gravest, *whole.findings()) if one.id == gravest.id
+    )
+    assert said == in_full
+    if cause == "kernel":
+        assert 7 in some.ranks
+        assert "rank 7 is late by kernel linear Net_0.Block_2.Linear_2" in gravest.title
+
+
+def test_a_late_rank_that_is_not_read_in_full_is_named_without_a_cause(tmp_path: Path) -> None:
+    MadeRanks(ranks=6, cause="kernel", late_rank=4, late_ns=9_000_000, seed=13).write(tmp_path)
+    some = load_ranks(tmp_path, most=3)
+    left_out = {number: rank for number, rank in some.ranks.items() if number != 4}
+    found = replace(some, ranks=left_out, only_collectives=(*some.only_collectives, 4))
+    assert found.waits[0].rank == 4
+    assert found.waits[0].doing.kind == "not known"
+    assert re.search(r"of which rank ([\d, ]+, )?4(, [\d, ]+)? made others wait for what is not known", str(found))
+
+
+def test_files_are_written_while_they_are_made_as_they_are_at_once(tmp_path: Path) -> None:
+    MadeRanks(seed=14).write(tmp_path / "at_once")
+    (tmp_path / "spilled").mkdir()
+    MadeRanks(seed=14, spill=tmp_path / "spilled")
+    for number in range(4):
+        at_once, spilled = (
+            json.loads((tmp_path / one / f"rank{number}.json").read_text()) for one in ("at_once", "spilled")
+        )
+        assert spilled["traceEvents"][:-1] == at_once["traceEvents"]

@@ -19,6 +19,7 @@ from whole_step_loops import (
     data_of,
 )
 
+import tracefuse
 from tracefuse.errors import ExportError
 
 
@@ -139,6 +140,18 @@ HOLDS = [
 @pytest.mark.parametrize("kind", HOLDS)
 def test_what_runs_before_the_forward_is_the_first_of_its_step(kind: type[Loop]) -> None:
     check(kind)
+
+
+@pytest.mark.parametrize("average", [{}, {"use_buffers": True}], ids=["weights", "buffers too"])
+def test_an_average_moves_with_its_own_step_and_the_third_step_is_the_third(average: dict[str, Any]) -> None:
+    loop = Averaged()
+    loop.ema = torch.optim.swa_utils.AveragedModel(loop.model, **average)
+    with tracefuse.capture_step(n=3) as c:
+        for batch in data_of(5):
+            loop.step(*batch)
+    assert c.steps is not None
+    assert c.steps.captured == 3
+    assert not c.steps.steps[3].difference
 
 
 class OldAdded(Loop):

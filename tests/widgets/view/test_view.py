@@ -323,6 +323,7 @@ def test_each_pass_gets_its_own_share_which_ages_with_the_configuration() -> Non
         "simplify",
         "freeze",
         "cat",
+        "linear_cross_entropy",
         "pad",
         "optimizer_step",
         "remat",

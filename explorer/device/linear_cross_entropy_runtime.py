@@ -1,0 +1,149 @@
+"""Runs a linear layer with its cross-entropy in chunks of rows; its text below the mark is copied into exported files.
+
+Of a chunk, the logits are computed by ATen's matmul, and one kernel turns them, where they lie, into their gradient: each of
+its programs reads a row twice, once for its maximum and the sum of its exponentials (online, in float32, or float64 for
+float64), once to write the gradient over it. Two more matmuls make of that what is wanted. So no more logits are alive than
+those of a chunk. On a CPU torch's own ops do what the kernel does.
+
+Of a row x with the target t, scaled by s (the loss's scale, divided by the number of rows that count if it is a mean):
+
+    loss = log(sum(exp(x))) - x[t]                 gradient = s * (exp(x - log(sum(exp(x)))) - (column == t))
+
+A row whose target is `ignore_index` has neither. A target that is no class makes the row's loss and gradient NaN.
+Source of the idea: "Cut Your Losses in Large-Vocabulary Language Models", Wijmans et al., 2024; Liger-Kernel computes the
+gradients in the forward as well.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+# --- copied into exported files that chunk the loss of a linear layer ---
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+# More columns at once would not fit into a program's registers.
+MOST_COLUMNS = 8192
+
+
+@torch.no_grad()
+def linear_cross_entropy(
+    input, weight, bias, target, scale, *, ignore_index, mean, dtype, rows, input_wanted, weight_wanted, bias_wanted
+):
+    """The loss of `input @ weight.t() + bias`, the gradients that are wanted of input, weight and bias, and the memory that
+    the chunks and the sums over them took. `weight` is [classes, width]; what is not wanted is empty."""
+    has_gradient = input_wanted or weight_wanted or bias_wanted
+    count, classes, step = input.shape[0], weight.shape[0], max(1, 16 // input.element_size())
+    padded, rows = -(-classes // step) * step, min(rows, count)
+    wide = torch.promote_types(input.dtype, torch.float32)
+    is_valid = target != ignore_index
+    valid = is_valid.sum(dtype=wide)
+    factor = torch.ones((), dtype=wide, device=input.device) if scale is None else scale.to(wide)
+    factor = factor / valid if mean else factor
+    losses = torch.empty(count, dtype=wide, device=input.device)
+    chunk = input.new_empty(rows * padded)
+    grad_input = input.new_empty(input.shape if input_wanted else [0])
+    grad_weight, sums = gradient_of_weight(weight, weight_wanted, -(-count // max(1, rows)))
+    grad_bias = torch.zeros(classes if bias_wanted else 0, dtype=wide, device=input.device)
+    for start in range(0, count, max(1, rows)):
+        end = min(start + rows, count)
+        some = input[start:end]
+        logits = chunk.view(rows, padded)[: end - start, :classes]
+        if bias is None:
+            torch.mm(some, weight.t(), out=logits)
+        else:
+            torch.addmm(bias, some, weight.t(), out=logits)
+        softmax_gradient(logits, target[start:end], factor, losses[start:end], ignore_index, has_gradient)
+        if input_wanted:
+            torch.mm(logits, weight, out=grad_input[start:end])
+        if weight_wanted:
+            add_product(grad_weight, sums, logits.t(), some, is_first=start == 0)
+        if bias_wanted:
+            grad_bias += logits.sum(0, dtype=wide)
+    if sums.numel():
+        grad_weight.copy_(sums)
+    loss = losses.sum()
+    loss = loss / valid if mean else loss
+    return loss.to(dtype), grad_input, grad_weight, grad_bias.to(input.dtype), chunk, sums
+
+
+def gradient_of_weight(weight, is_wanted, chunks):
+    """Memory for the gradient of the weight, laid out as it is, and for float32 sums where many chunks would be rounded."""
+    is_wide = is_wanted and chunks > 8 and weight.dtype in (torch.float16, torch.bfloat16)
+    sums = torch.empty(weight.shape if is_wide else [0], dtype=torch.float32, device=weight.device)
+    if not is_wanted:
+        return weight.new_empty([0]), sums
+    has_rows = weight.stride(-1) == 1 or weight.shape[-1] == 1
+    made = weight.new_empty(weight.shape) if has_rows else weight.new_empty(weight.t().shape).t()
+    return (made.zero_() if chunks == 0 else made), sums
+
+
+def add_product(total, sums, left, right, is_first):
+    """Add a chunk's product to the gradient of the weight."""
+    if sums.numel():
+        torch.mm(left, right, out=total)
+        sums.copy_(total) if is_first else sums.add_(total)
+    elif is_first:
+        torch.mm(left, right, out=total)
+    else:
+        total.addmm_(left, right)
+
+
+def softmax_gradient(logits, target, factor, losses, ignore_index, is_wanted):
+    """Write each row's loss, and over the logits their gradient times `factor`, if that `is_wanted`."""
+    classes = logits.shape[1]
+    if not logits.is_cuda:
+        return softmax_gradient_by_torch(logits, target, factor, losses, ignore_index, is_wanted)
+    block = min(MOST_COLUMNS, triton.next_power_of_2(classes))
+    warps = max(4, min(16, block // 512))
+    with torch.cuda.device(logits.device):
+        softmax_gradient_kernel[(logits.shape[0],)](
+            logits, target, factor, losses, logits.stride(0), classes, ignore_index, target.stride(0),
+            IS_WANTED=is_wanted, BLOCK=block, num_warps=warps,
+        )  # fmt: skip
+
+
+def softmax_gradient_by_torch(logits, target, factor, losses, ignore_index, is_wanted):
+    """What the kernel does, with torch's own ops; it raises where a target is no class."""
+    wide = logits.to(losses.dtype)
+    is_valid = target != ignore_index
+    column = torch.where(is_valid, target, 0)[:, None]
+    lse = wide.logsumexp(1, keepdim=True)
+    losses.copy_(torch.where(is_valid, (lse - wide.gather(1, column))[:, 0], 0))
+    if is_wanted:
+        gradient = (wide - lse).exp_().scatter_add_(1, column, torch.full_like(lse, -1))
+        logits.copy_(torch.where(is_valid[:, None], gradient.mul_(factor), 0))
+
+
+@triton.jit
+def softmax_gradient_kernel(
+    logits_ptr, target_ptr, factor_ptr, loss_ptr, row_stride, classes, ignore_index, target_stride,
+    IS_WANTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program a row: reads it twice, and writes its gradient over it."""
+    wide: tl.constexpr = tl.float64 if logits_ptr.dtype.element_ty == tl.float64 else tl.float32
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row * target_stride)
+    is_valid = target != ignore_index
+    row_ptr = logits_ptr + row * row_stride
+    columns = tl.arange(0, BLOCK)
+    is_class = (target >= 0) & (target < classes)
+    # Read before anything is written: the sums below wait for all threads of the program.
+    picked = tl.load(row_ptr + target, mask=is_class, other=float("nan")).to(wide)
+    largest = tl.full([BLOCK], LOWEST, wide)
+    total = tl.zeros([BLOCK], wide)
+    for start in range(0, classes, BLOCK):
+        x = tl.load(row_ptr + start + columns, mask=start + columns < classes, other=float("-inf")).to(wide)
+        larger = tl.maximum(largest, x)
+        total = total * tl.exp(largest - larger) + tl.exp(x - larger)
+        largest = larger
+    most = tl.max(largest, axis=0)
+    lse = most + tl.log(tl.sum(total * tl.exp(largest - most), axis=0))
+    tl.store(loss_ptr + row, tl.where(is_valid, lse - picked, 0.0))
+    if IS_WANTED:
+        factor = tl.load(factor_ptr).to(wide)
+        factor = tl.where(is_class, factor, float("nan"))
+        for start in range(0, classes, BLOCK):
+            at = start + columns
+            x = tl.load(row_ptr + at, mask=at < classes, other=float("-inf")).to(wide)
+            gradient = (tl.exp(x - lse) - tl.where(at == target, 1.0, 0.0)) * factor
+            gradient = tl.where(is_valid, gradient, 0.0)
+            tl.store(row_ptr + at, gradient.to(logits_ptr.dtype.element_ty), mask=at < classes)
