@@ -36,7 +36,7 @@ def configuration(arguments: argparse.Namespace) -> Config:
         raise OptionError(f"{on_flag} and {off_flag} contradict each other: give one of them")
     if "remat_options" in given:
         given["remat_options"] = dict(map(assignment, given["remat_options"]))
-    for name in {"remat", "memory_budget"} & given.keys():
+    for name in {"remat", "memory_budget", "peak_budget"} & given.keys():
         given[name] = read_option(name, given[name], said=f"{_flag(name)} {given[name]}")
     return Config.of(**on).changed(**off, **given)
 
@@ -48,7 +48,7 @@ def changes_of(text: str) -> dict[str, Any]:
     for name, value in given.items():
         if value in _SWITCH:
             found[name] = _SWITCH[value]
-        elif name in ("remat", "memory_budget"):
+        elif name in ("remat", "memory_budget", "peak_budget"):
             found[name] = read_option(name, value, said=f"--try {name}={value}")
         else:
             found[name] = (value,) if name in _LISTS else value

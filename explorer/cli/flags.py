@@ -112,6 +112,11 @@ OPTIONS: tuple[Option, ...] = (
         "SIZE",
         "what the forward may keep for the backward: a fraction such as 0.4, or bytes such as 2GiB (default: no bound)",
     ),
+    _value(
+        "peak_budget",
+        "SIZE",
+        "the most bytes alive at once in forward and backward, such as 2GiB, by recomputing (default: no bound)",
+    ),
     _list("save", "GLOB", "a value or a module that the forward must keep, by a name or a glob"),
     _list("recompute", "GLOB", "one that the backward must recompute"),
     _list(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tracefuse.config.names import DEFAULT_LOGITS_MEMORY, DEFAULT_WEIGHT, OPTION_OF, PASS_OF, PASSES
-from tracefuse.config.pass_options import PassOption, Size, Weight, options_of, read, read_all
+from tracefuse.config.pass_options import Bytes, PassOption, Size, Weight, options_of, read, read_all
 from tracefuse.config.registry import Own, in_order, is_instance, registered, renewed
 from tracefuse.device.dropout import fuse_options
 from tracefuse.device.packed_attention import cat_options
@@ -71,6 +71,7 @@ class Config:
     `decompose`: takes composites apart into what kernels hold, so it runs only where `fuse` does.
     `remat`: the weight, 0 to 1, of a value that is an input of its producer's region (1: in full); None is off.
     `memory_budget`: what the forward may keep for the backward, as a fraction of what it would keep or in bytes.
+    `peak_budget`: the most bytes alive at once in the forward and the backward, as the static peak has it after all passes.
     `save`, `recompute`: globs over values or module paths that `remat` must keep, or must not keep.
     `remat_options`: `(name, value)` of the other fields of `Remat` that differ from their defaults, by name.
     `own`: the registered passes of the user's own; each is an option by its name.
@@ -85,6 +86,7 @@ class Config:
     pad: bool = True
     remat: float | None = field(default=DEFAULT_WEIGHT, metadata={"read_as": Weight | None})
     memory_budget: int | float | None = field(default=None, metadata={"read_as": Size | None})
+    peak_budget: int | None = field(default=None, metadata={"read_as": Bytes | None})
     save: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     remat_options: tuple[tuple[str, Any], ...] = ()
@@ -122,7 +124,7 @@ class Config:
 
     def for_update(self) -> Config:
         """This configuration for a program without a backward, in which nothing is saved."""
-        return replace(self, memory_budget=None, save=(), recompute=())
+        return replace(self, memory_budget=None, peak_budget=None, save=(), recompute=())
 
     def _checked(self) -> Config:
         """This configuration, or `OptionError` for values that a pass refuses."""
@@ -135,7 +137,8 @@ class Config:
         return self
 
     def _remat(self, weight: float, peaks: Peaks) -> Remat:
-        budget = {} if self.memory_budget is None else {"memory_budget": self.memory_budget}
+        budgets = {"memory_budget": self.memory_budget, "peak_budget": self.peak_budget}
+        budget = {name: given for name, given in budgets.items() if given is not None}
         rest: dict[str, Any] = {"peaks": peaks} | budget | dict(self.remat_options)
         return Remat(producer_input_weight=weight, save=self.save, recompute=self.recompute, **rest)
 
@@ -157,7 +160,12 @@ class Config:
             "fuse": machine.fuse if self.fuse else None,
         }
         chosen |= {one.name: one.guarded() for one in self.own}
-        return [one for name in self.names if (one := chosen[name]) is not None]
+        found = [one for name in self.names if (one := chosen[name]) is not None]
+        if self.peak_budget is None:
+            return found
+        return [
+            replace(one, then=tuple(found[at + 1 :])) if isinstance(one, Remat) else one for at, one in enumerate(found)
+        ]
 
     @property
     def names(self) -> list[str]:

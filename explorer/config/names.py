@@ -17,14 +17,15 @@ PASSES = {
 """What each built-in pass does, in pipeline order."""
 
 PASS_OF: dict[str, str] = {"logits_memory": "linear_cross_entropy"} | dict.fromkeys(
-    ("memory_budget", "save", "recompute", "remat_options"), "remat"
+    ("memory_budget", "peak_budget", "save", "recompute", "remat_options"), "remat"
 )
 """Option -> the pass that it belongs to, where it is not called like that."""
 
 OPTION_OF = {
     "freeze": {"patterns": "freeze"},
     "linear_cross_entropy": {"logits_memory": "logits_memory"},
-    "remat": {"producer_input_weight": "remat"} | {name: name for name in ("memory_budget", "save", "recompute")},
+    "remat": {"producer_input_weight": "remat"}
+    | {name: name for name in ("memory_budget", "peak_budget", "save", "recompute")},
 }
 """The option of each field of a pass that has one of its own; the other fields of `Remat` are `remat_options`."""
 

@@ -31,6 +31,8 @@ SWITCH_WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": Fa
 
 Weight = NewType("Weight", float)
 """From 0 to 1."""
+Bytes = NewType("Bytes", int)
+"""A number of bytes; texts with a unit ("2GiB") too."""
 Size = NewType("Size", float)
 """A fraction up to 1 as a float, more than that as bytes; texts with a unit ("2GiB", "2 GB", "40 %") too."""
 
@@ -201,6 +203,11 @@ def _size(value: Any) -> int | float | None:
     return float(found) if found <= 1 else int(found)
 
 
+def _bytes(value: Any) -> int | None:
+    found = None if isinstance(value, str) and value.strip().endswith("%") else _in_bytes(value)
+    return int(found) if found is not None and 2 <= found < math.inf else None
+
+
 def _in_bytes(value: Any) -> float | None:
     """One byte is no size that anybody means, so that `1` is all of it."""
     if not isinstance(value, str):
@@ -234,6 +241,7 @@ _READERS: dict[Any, _Reader] = {
     str: _Reader(_text, "text"),
     tuple[str, ...]: _Reader(_names, "list of names", "names or globs that are not empty, such as ['h.*.mlp.*']"),
     Weight: _Reader(_weight, "weight", "a number from 0 to 1"),
+    Bytes: _Reader(_bytes, "number of bytes", "bytes such as '2GiB'"),
     Size: _Reader(_size, "budget", "a fraction such as 0.4, or bytes such as '2GiB'"),
     type(None): _Reader(lambda value: None, "None"),
 }

@@ -14,7 +14,8 @@ from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.liveness import Saved, peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.ops import producer
 from tracefuse.optimizers.remat import Remat
-from tracefuse.optimizers.remat.budget import Budgeting, recompute_seconds
+from tracefuse.optimizers.remat.budget import Budgeting
+from tracefuse.optimizers.remat.forecast import recompute_seconds
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, phase, recomputes
 from tracefuse.tables.folding import folded_paths, name_of

@@ -225,9 +225,10 @@ _OPTIONS = get_type_hints(Config) | _BY_NAME
 
 
 def config_from(data: Any, where: str) -> Config:
-    """A pass that came after the file was written was off. Raises `UnknownPass` where a pass of the user's own is on that is
-    not registered here."""
-    names = [name for name in _OPTIONS if name not in PASSES or not isinstance(data, dict) or name in data]
+    """A pass that came after the file was written was off, an option of one as by default. Raises `UnknownPass` where a pass
+    of the user's own is on that is not registered here."""
+    later = {*PASSES, "logits_memory", "peak_budget"}
+    names = [name for name in _OPTIONS if name not in later or not isinstance(data, dict) or name in data]
     rows = record(data, names, where)
     given = {name: read(_OPTIONS[name], row, f"{where}.{name}") for name, row in zip(names, rows, strict=True)}
     own, off = given.pop("own"), Config.off()

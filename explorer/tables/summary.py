@@ -72,8 +72,8 @@ def remarks(variant: Switched) -> list[str]:
 
 
 def unmet(variant: Switched) -> list[str]:
-    """By how much a memory budget is missed, and why, for each pass that has one."""
-    return [f"memory_budget: {why}." for one in variant.passes if (why := why_unmet(one.decisions))]
+    """By how much a budget is missed, and why, for each pass that has one."""
+    return [f"{why}." for one in variant.passes for why in why_unmet(one.decisions)]
 
 
 def _pass_row(name: str, record: PassRecord | None, state: str) -> tuple[str, ...]:

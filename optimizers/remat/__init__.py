@@ -49,6 +49,10 @@ be, and a decision says what holds the rest. As the budget falls from tenth to t
 recomputing more would raise it, the pass stops, and a decision says so (`stop_at_lowest_peak`). `pareto` has all of that
 as data.
 
+With a `peak_budget`, in bytes, it recomputes as few seconds as keep the static peak of forward and backward within it, once
+the passes behind this one (`then`) have run too. One that cannot be met is met as nearly as was found, and a decision says
+what the least peak is, where it is, and what is alive there. It costs what running those passes a few times takes.
+
 It does nothing to a trace without a backward, or with fused kernels. Applied to its own output it starts from the trace
 as it was before (`schedule.forget`), so it is idempotent, and the last application's options are those that count.
 
@@ -66,7 +70,7 @@ from typing import ClassVar
 
 from tracefuse.optimizers.costs.cost import packet_name
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
-from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.passes import Decide, Decision, final, run_pipeline
 from tracefuse.optimizers.remat.between import recompute_between
 from tracefuse.optimizers.remat.budget import Budgeting
 from tracefuse.optimizers.remat.choice import Choice
@@ -98,18 +102,34 @@ class Remat(RematOptions):
         before = saved_bytes(new)
         products = expose_products(new.graph)
         forward = Forward(new)
-        choice, decisions = Budgeting(new, forward, self).meet(self.memory_budget)
+        budgeting = Budgeting(new, forward, self)
+        choice, decisions = budgeting.meet(self.memory_budget)
+        if self.peak_budget is not None:
+            lowered, said = budgeting.meet_peak(self.peak_budget, choice, lambda one: self._outcome(trace, one))
+            choice, decisions = lowered, decisions + said
         decisions += explain(forward, choice, self.peaks)
         recompute(new, choice.again)
         restore_products(products)
         eliminate_dead_code(new.graph)
-        if saved_bytes(new) > before and not choice.pins:
+        if saved_bytes(new) > before and not choice.pins and self.peak_budget is None:
             new, decisions = _left(trace, choice)
         for decision in decisions:
             decide(decision)
         if self.between_regions and choice.rate is None:  # which is where no budget decided
             recompute_between(new, self.producer_input_weight, self.between_chain, decide)
         return new
+
+    def _outcome(self, trace: Trace, choice: Choice) -> Trace:
+        """The program that `choice` comes to, after this pass and those behind it."""
+        new = forget(trace)
+        products = expose_products(new.graph)
+        again = {node.name for node in choice.again}
+        recompute(new, {node for node in new.ops if node.name in again})
+        restore_products(products)
+        eliminate_dead_code(new.graph)
+        if self.between_regions and choice.rate is None:
+            recompute_between(new, self.producer_input_weight, self.between_chain, lambda _: None)
+        return final(new, run_pipeline(new, self.then, on_error="record"))
 
 
 def _left(trace: Trace, choice: Choice) -> tuple[Trace, list[Decision]]:

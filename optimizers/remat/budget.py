@@ -17,6 +17,10 @@ chains, the static peak rises again. `meet` therefore compares the cuts of other
 asked for would raise the peak above a larger budget's, the next smaller one that does not is taken, or, if there is none,
 the larger one of the lowest peak.
 
+A budget on the peak is met by the cut of the fewest seconds whose program has no higher one (`meet_peak`). What the passes
+behind this one do to a peak no forecast tells: kernels hold what was a temporary, and keep operands longer. So the programs
+of a few cuts are made, as `outcome` makes them: those that a forecast points to, corrected by what the others came to.
+
 Sources: Everett, "Generalized Lagrange Multiplier Method", 1963; Eisner and Severance, "Mathematical Techniques for Efficient
 Record Segmentation", 1976 (the corners of a parametric minimum); van der Corput's sequence of 1935 (the tilt).
 """
@@ -25,61 +29,38 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 
 from torch import fx
 
-from tracefuse.optimizers.costs.cost import Peaks, bytes_written, roofline_seconds, touched_nbytes
 from tracefuse.optimizers.facts import stored_bytes
 from tracefuse.optimizers.liveness import saved_bytes
-from tracefuse.optimizers.ops import behind_views, is_getitem, is_view, producer
+from tracefuse.optimizers.ops import producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.remat.choice import Choice, CutNetwork, bans, chain_ends, choose, weigh_bytes
 from tracefuse.optimizers.remat.filling import fill
-from tracefuse.optimizers.remat.forecast import Forecast
+from tracefuse.optimizers.remat.forecast import Forecast, Outcomes, fused_seconds
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.pins import resolve_pins
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
+from tracefuse.optimizers.trace import Trace, human_bytes, tensor_type, val
 
-NAME = "memory_budget"
-"""What decisions about the budget as a whole are about: no value."""
+NAME, PEAK = "memory_budget", "peak_budget"
+"""What decisions about a budget as a whole are about: no value."""
 
 # The larger budgets whose cuts `meet` compares, as fractions of what is kept when nothing is recomputed.
 LEVELS = tuple(tenth / 10 for tenth in range(10, -1, -1))
 # A corner that leaves less of the budget than this fraction of all bytes unused is close enough.
 _CLOSE = 0.002
 _MOST_SOLVES = 40
+# The cuts among which a budget on the peak chooses, and how many are looked at between the one found and the one before.
+_STEPS = 16
+_REFINED = 3
 
 
-# --- what it takes to compute a value again -----------------------------------------------------------------------------
-
-
-def fused_seconds(forward: Forward, node: fx.Node, peaks: Peaks) -> float:
-    """Modelled seconds that the backward takes longer if it computes `node` again, in the program with kernels.
-
-    An op that no kernel holds runs alone, and what it reads of others must be written for it. One that a kernel holds is
-    charged the memory that it moves beyond loading the value itself, or, where the value is read from memory again, all
-    that it reads and writes; and an operation per element, so that nothing is free.
-    """
-    if node.op == "placeholder" or is_view(node):
-        return 0.0
-    written = nbytes(node) if node in forward.read_from_memory else 0
-    if is_getitem(node):
-        return written / peaks.bytes_per_s if node in forward.fused else 0.0
-    if node not in forward.fused:
-        return roofline_seconds(node, peaks) + _written_for(forward, node) / peaks.bytes_per_s
-    loaded = sum(touched_nbytes(a) for a in node.all_input_nodes if behind_views(a) not in forward.fused)
-    moved = written + loaded if written else max(0, loaded - bytes_written(node))
-    return moved / peaks.bytes_per_s + sum(t.numel() for t in tensors(node)) / peaks.flops_per_s
-
-
-def _written_for(forward: Forward, node: fx.Node) -> int:
-    """Bytes of the operands of a lone op that kernels compute, and would keep to themselves but for it."""
-    operands = {behind_views(a) for a in node.all_input_nodes} & forward.fused
-    return sum(nbytes(a) for a in operands - forward.read_from_memory.keys())
+# --- layers alike ------------------------------------------------------------------------------------------------------
 
 
 def tilts(forward: Forward, tilt: float) -> dict[fx.Node, float]:
@@ -227,6 +208,44 @@ class Budgeting:
                 return choice
         return lowest
 
+    # --- the peak -----------------------------------------------------------------------------------------------------
+
+    def meet_peak(self, limit: int, base: Choice, outcome: Callable[[Choice], Trace]) -> tuple[Choice, list[Decision]]:
+        """The choice of the fewest seconds that saves no more than `base` and whose `outcome` has a static peak of at most
+        `limit` bytes, as far as it is found; with what is to be said of how that is met."""
+        made = Outcomes(outcome)
+        if made.peak(base) <= limit:
+            said = f"the peak budget of {human_bytes(limit)} is met without it, and so changes nothing"
+            return base, [Decision(PEAK, "meet", said)]
+        steps = (self.frontier.within(base.nbytes * (_STEPS - at) / _STEPS) for at in range(1, _STEPS + 1))
+        choices = [base, *{one.again: one for one in steps if one.nbytes < base.nbytes}.values()]
+        chosen = self._lowered(choices, limit, made)
+        if chosen is None:
+            return made.least, [Decision(PEAK, "miss", made.why_missed(limit))]
+        peak = human_bytes(made.peak(chosen))
+        said = f"the peak budget of {human_bytes(limit)} is met: a static peak of {peak}, {human_bytes(chosen.nbytes)} saved"
+        return chosen, [Decision(PEAK, "meet", said)]
+
+    def _lowered(self, choices: list[Choice], limit: int, made: Outcomes) -> Choice | None:
+        """The first of `choices`, which save less and less, that is within `limit`, or one between it and the one before."""
+        at = 0
+        while made.peak(choices[at]) > limit:
+            shift = made.peak(choices[at]) - self.peak(choices[at])
+            left = [other for other in range(len(choices)) if not made.knows(choices[other])]
+            if not left:
+                return None
+            likely = [other for other in left if self.peak(choices[other]) + shift <= limit]
+            at = likely[0] if likely else min(left, key=lambda other: self.peak(choices[other]))
+        while at > 0 and made.peak(choices[at - 1]) <= limit:
+            at -= 1
+        more, less = choices[at - 1], choices[at]
+        for _ in range(_REFINED):
+            between = self.frontier.within((more.nbytes + less.nbytes) // 2)
+            if not less.nbytes < between.nbytes < more.nbytes:
+                break
+            more, less = (more, between) if made.peak(between) <= limit else (between, less)
+        return less
+
     def _within(self, limit: int) -> str:
         kept = f"of {human_bytes(self._full)} kept when nothing is recomputed"
         return f"the budget of {human_bytes(limit)}, {kept}, is met"
@@ -244,9 +263,9 @@ class Budgeting:
         return Decision(NAME, "miss", f"{_over(asked, limit)}, as little as there can be: {names}{more}; {remedy}")
 
 
-def why_unmet(decisions: Iterable[Decision]) -> str | None:
-    """Why a pass's memory budget was missed, or recomputing stopped before it was met; None if neither happened."""
-    return next((d.reason for d in decisions if d.value == NAME and d.action in ("miss", "stop")), None)
+def why_unmet(decisions: Iterable[Decision]) -> list[str]:
+    """Which budgets of a pass were missed, or stopped at before they were met, each with the reason."""
+    return [f"{d.value}: {d.reason}" for d in decisions if d.value in (NAME, PEAK) and d.action in ("miss", "stop")]
 
 
 def _over(choice: Choice, limit: int) -> str:
@@ -264,8 +283,3 @@ def _holds(choice: Choice, node: fx.Node) -> str:
         seen.update(sources)
         waiting += sources
     return "is the least that the rest can be computed from"
-
-
-def recompute_seconds(forward: Forward, choice: Choice, peaks: Peaks) -> float:
-    """Modelled seconds that the backward takes longer for what it computes again; see `fused_seconds`."""
-    return math.fsum(fused_seconds(forward, n, peaks) for n in choice.again)

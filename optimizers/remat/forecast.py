@@ -1,23 +1,30 @@
-"""The static peak that a trace would have if its backward computed some values again, without editing the trace.
+"""What it would come to if the backward of a trace computed some values again: the static peak, and the seconds.
 
-It is `liveness.peak_bytes` of what `schedule.recompute` and dead code elimination make of a trace, by the same rules: each
-copy runs right before its first reader, a view lies in its operand's memory, and memory dies with the last reader of any
-of its aliases. Many choices of what to recompute can so be compared in the time of one rewrite.
+`Forecast` tells the peak without editing the trace. It is `liveness.peak_bytes` of what `schedule.recompute` and dead code
+elimination make of it, by the same rules: each copy runs right before its first reader, a view lies in its operand's memory,
+and memory dies with the last reader of any of its aliases. Many choices of what to recompute can so be compared in the time of
+one rewrite. `Outcomes` has the peaks of programs that were really made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import fx
 
+from tracefuse.optimizers.costs.cost import Peaks, bytes_written, roofline_seconds, touched_nbytes
 from tracefuse.optimizers.facts import storage_id
-from tracefuse.optimizers.ops import does_work, is_getitem, is_random
+from tracefuse.optimizers.liveness import lifetimes, live_bytes, peak_bytes
+from tracefuse.optimizers.ops import behind_views, does_work, is_getitem, is_random, is_view
+from tracefuse.optimizers.remat.choice import Choice
+from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.schedule import needed_by
-from tracefuse.optimizers.trace import Trace, phase, val
+from tracefuse.optimizers.trace import Trace, human_bytes, phase, tensors, val
+from tracefuse.optimizers.trace import nbytes as nbytes_of
 
 Home = tuple[int, ...]
 """The storages of a value, by number: one, or one per item of a tuple."""
@@ -110,6 +117,44 @@ class Forecast:
         return found[::-1]
 
 
+class Outcomes:
+    """The programs that choices come to, each made once, and their peaks."""
+
+    def __init__(self, outcome: Callable[[Choice], Trace]) -> None:
+        self._outcome = outcome
+        self._made: dict[frozenset[fx.Node], tuple[int, Choice, Trace]] = {}
+
+    def knows(self, choice: Choice) -> bool:
+        return choice.again in self._made
+
+    def peak(self, choice: Choice) -> int:
+        """The static peak of what `choice` comes to."""
+        if choice.again not in self._made:
+            trace = self._outcome(choice)
+            self._made[choice.again] = peak_bytes(trace), choice, trace
+        return self._made[choice.again][0]
+
+    @property
+    def least(self) -> Choice:
+        """The one of the lowest peak; of equal ones that which saves most."""
+        return min(self._made.values(), key=lambda one: (one[0], -one[1].nbytes))[1]
+
+    def why_missed(self, limit: int) -> str:
+        """What the least peak is, where, and what is alive there."""
+        peak, _, trace = self._made[self.least.again]
+        live, known = live_bytes(trace), lifetimes(trace)
+        at = live.index(peak)
+        alive = [life for life in known if life.start <= at <= life.end]
+        inputs = sum(life.nbytes for life in alive if life.is_input)
+        others = sorted((life for life in alive if not life.is_input), key=lambda life: -life.nbytes)
+        largest = "; ".join(f"{life.name} ({human_bytes(life.nbytes)}, {life.kind})" for life in others[:3])
+        return (
+            f"the peak budget of {human_bytes(limit)} cannot be met: the least static peak that was found is "
+            f"{human_bytes(peak)}, at {trace.ops[at].name}, where {human_bytes(inputs)} of inputs and parameters are alive, "
+            f"which nothing lowers, beside {largest or 'nothing else'}; pass peak_budget={peak} or more"
+        )
+
+
 class _Memory:
     """Storages by number, in the order of allocation: their bytes, and when they live. Time only goes on."""
 
@@ -160,3 +205,36 @@ def _storages(node: fx.Node) -> list[tuple[int, int]]:
     """(id, bytes) of the storage of each value that an op yields; no bytes for what is no tensor."""
     values = _values(val(node))
     return [(storage_id(v), v.untyped_storage().nbytes()) if isinstance(v, torch.Tensor) else (0, 0) for v in values]
+
+
+# --- what it takes to compute a value again -----------------------------------------------------------------------------
+
+
+def fused_seconds(forward: Forward, node: fx.Node, peaks: Peaks) -> float:
+    """Modelled seconds that the backward takes longer if it computes `node` again, in the program with kernels.
+
+    An op that no kernel holds runs alone, and what it reads of others must be written for it. One that a kernel holds is
+    charged the memory that it moves beyond loading the value itself, or, where the value is read from memory again, all
+    that it reads and writes; and an operation per element, so that nothing is free.
+    """
+    if node.op == "placeholder" or is_view(node):
+        return 0.0
+    written = nbytes_of(node) if node in forward.read_from_memory else 0
+    if is_getitem(node):
+        return written / peaks.bytes_per_s if node in forward.fused else 0.0
+    if node not in forward.fused:
+        return roofline_seconds(node, peaks) + _written_for(forward, node) / peaks.bytes_per_s
+    loaded = sum(touched_nbytes(a) for a in node.all_input_nodes if behind_views(a) not in forward.fused)
+    moved = written + loaded if written else max(0, loaded - bytes_written(node))
+    return moved / peaks.bytes_per_s + sum(t.numel() for t in tensors(node)) / peaks.flops_per_s
+
+
+def _written_for(forward: Forward, node: fx.Node) -> int:
+    """Bytes of the operands of a lone op that kernels compute, and would keep to themselves but for it."""
+    operands = {behind_views(a) for a in node.all_input_nodes} & forward.fused
+    return sum(nbytes_of(a) for a in operands - forward.read_from_memory.keys())
+
+
+def recompute_seconds(forward: Forward, choice: Choice, peaks: Peaks) -> float:
+    """Modelled seconds that the backward takes longer for what it computes again; see `fused_seconds`."""
+    return math.fsum(fused_seconds(forward, n, peaks) for n in choice.again)

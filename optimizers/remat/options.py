@@ -49,6 +49,11 @@ class RematOptions:
         "the most that the forward saves: bytes, or from 0.0 to 1.0 a fraction of what it saves when nothing is recomputed; "
         "None lets the factors decide",
     )
+    peak_budget: int | None = _option(
+        None,
+        "the most bytes that are alive at once in the forward and the backward, inputs and parameters included, once all "
+        "passes ran; None sets no bound",
+    )
     recompute_classes: tuple[str, ...] | None = _option(
         None,
         "classes of ops that may be recomputed, of pointwise, reduction and heavy (matmul, attention, convolution, …); None "
@@ -71,6 +76,10 @@ class RematOptions:
         metadata={"help": "whose roofline prices recomputing: a budget goes by it, and reasons quote it"},
     )
 
+    then: tuple[Any, ...] = _option(
+        (), "the passes that run behind this one, which a budget on the peak reckons with: the pipeline gives them"
+    )
+
     def __post_init__(self) -> None:
         for option, problem in self._problems():
             raise ValueError(f"{option}={getattr(self, option)!r} {problem}")
@@ -91,6 +100,8 @@ class RematOptions:
             yield "longest_chain", "forbids every recompute; pass 1 or more, or None"
         if self.memory_budget is not None and (reason := _no_budget(self.memory_budget)):
             yield "memory_budget", reason
+        if self.peak_budget is not None and (isinstance(self.peak_budget, bool) or not self.peak_budget > 1):
+            yield "peak_budget", "is no number of bytes; pass one, such as 2 * 2**30"
         if self.between_chain is not None and self.between_chain < 1:
             yield "between_chain", "forbids every copy; pass 1 or more, or None"
 

@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.remat.budget import Budgeting, recompute_seconds
+from tracefuse.optimizers.remat.budget import Budgeting
 from tracefuse.optimizers.remat.dropout_products import expose_products
+from tracefuse.optimizers.remat.forecast import recompute_seconds
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.schedule import forget

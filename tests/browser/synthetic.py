@@ -38,6 +38,7 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
         "at": ops[0],
         "alive": [],
         "inputs": 1024,
+        "again": [],
         "storages": [],
     }
     kernels = sorted({value["kernel"] for value in values.values() if value["kernel"]})
@@ -46,7 +47,8 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
         "passes": [_pass(fused)], "values": values, "layers": [], "findings": [], "timing": None, "notes": [],
         "steps": None, "update": None, "unused": {"provenance": "modelled", "ops": []},
         "summary": {
-            "ops": [len(ops), len(ops)], "saved_bytes": _SIZES, "peak_bytes": _SIZES, "measured_peak_bytes": None,
+            "ops": [len(ops), len(ops)], "saved_bytes": _SIZES, "peak_bytes": _SIZES, "budgeted_peak": 1,
+            "measured_peak_bytes": None,
             "difference": None, "kernels": {"unique": len(kernels), "launches": len(ops)},
         },
         "forward": _half(values, "forward"), "backward": _half(values, "backward"),
@@ -126,7 +128,7 @@ def _config(fused: bool) -> dict[str, Any]:
     return {
         "simplify": False, "freeze": None, "cat": False, "linear_cross_entropy": False, "decompose": False, "pad": False,
         "remat": None, "logits_memory": 2**29, "optimizer_step": False,
-        "memory_budget": None, "remat_options": {}, "save": [], "recompute": [], "fuse": fused,
+        "memory_budget": None, "peak_budget": None, "remat_options": {}, "save": [], "recompute": [], "fuse": fused,
     }  # fmt: skip
 
 

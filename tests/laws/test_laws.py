@@ -33,6 +33,7 @@ CHOICES = {
     "remat of all": {"remat": 0.0},
     "remat to half": {"remat": 0.5, "memory_budget": 0.5},
     "remat to nothing": {"remat": 0.5, "memory_budget": 0.0},
+    "remat to the least peak": {"remat": 0.5, "peak_budget": 2},
     "fuse": {"fuse": True},
     "remat of all, fused": {"simplify": True, "remat": 0.0, "fuse": True},
     "pad, fused": {"decompose": True, "pad": True, "fuse": True},

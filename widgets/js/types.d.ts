@@ -14,6 +14,8 @@ interface Config {
   remat: number | null;
   /** A fraction up to 1, or bytes. */
   memory_budget: number | null;
+  /** Bytes. */
+  peak_budget: number | null;
   remat_options: Record<string, string | boolean>;
   /** Pins: names, globs or module paths. */
   save: string[];
@@ -84,6 +86,8 @@ interface Memory {
   alive: [string, number][];
   /** Bytes of inputs, parameters and buffers, alive throughout. */
   inputs: number;
+  /** Ops that compute again what the forward computed, kernels that do so among them, by their places among `ops`. */
+  again: number[];
   /** Of every other storage: first op, last op, bytes, purpose (an index into `PURPOSES`), one after another. */
   storages: number[];
 }
@@ -332,6 +336,8 @@ interface Payload {
     ops: [number, number];
     saved_bytes: [number, number];
     peak_bytes: [number, number];
+    /** The static peak of the optimised forward and backward alone, which `peak_budget` bounds. */
+    budgeted_peak: number;
     /** From the allocator of a GPU; null where not measured. */
     measured_peak_bytes: [number, number] | null;
     /** Largest |Δ| of results, gradients and, where there is an update, its new values against eager; null where not measured. */

@@ -137,12 +137,16 @@ def _options(config: Config) -> Iterable[str]:
     default = Config()
     if config.freeze:
         yield f"{', '.join(config.freeze)} frozen"
+    if config.linear_cross_entropy and config.logits_memory != default.logits_memory:
+        yield f"logits of {human_bytes(config.logits_memory)}"
     if config.remat is None:
         return
     if config.remat != default.remat:
         yield f"weight {config.remat:g}"
     if config.memory_budget is not None:
         yield f"saves at most {_size(config.memory_budget)}"
+    if config.peak_budget is not None:
+        yield f"peak at most {human_bytes(config.peak_budget)}"
     for what, names in (("saves", config.save), ("recomputes", config.recompute)):
         if names:
             yield f"{what} {', '.join(names)}"

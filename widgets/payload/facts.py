@@ -16,8 +16,8 @@ from torch import fx
 
 from tracefuse.optimizers import liveness
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import op_name, producer
-from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
+from tracefuse.optimizers.ops import does_work, op_name, producer
+from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
 from tracefuse.tables.memory import input_bytes
 
 T = TypeVar("T")
@@ -78,8 +78,16 @@ def memory(trace: Trace) -> dict[str, Any]:
         "at": names[at] if live else "",
         "alive": largest,
         "inputs": sum(life.nbytes for life in lifetimes(trace) if life.kind == "input"),
+        "again": [at for at, node in enumerate(trace.ops) if _computes_again(node)],
         "storages": _storages(lifetimes(trace), peak),
     }
+
+
+def _computes_again(node: fx.Node) -> bool:
+    """Whether an op, or a kernel with one of its ops, computes what the forward computed already."""
+    if isinstance(node.target, Kernel):
+        return any(recomputes(inner) and does_work(inner) for inner in node.target.body.ops)
+    return does_work(node) and recomputes(node) is not None
 
 
 def _storages(known: list[liveness.Lifetime], peak: int) -> list[int]:

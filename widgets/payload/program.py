@@ -176,6 +176,7 @@ def summary(beside: Variant, variant: Variant, timing: Timing | None = None) -> 
         "ops": [beside.whole.op_count, variant.whole.op_count],
         "saved_bytes": [old.saved_bytes, new.saved_bytes],
         "peak_bytes": [old.peak_bytes, new.peak_bytes],
+        "budgeted_peak": memory(variant.trace)["peak"],
         "measured_peak_bytes": measured_peak_bytes(timing, inputs) if timing else None,
         "difference": difference_record(timing) if timing else None,
         "kernels": {"unique": len(calls), "launches": sum(calls)},

@@ -81,7 +81,7 @@ def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, 
         (
             {"whatever": 0},
             "choose from simplify, freeze, cat, linear_cross_entropy, logits_memory, decompose, pad, remat, memory_budget, "
-            "save, recompute, remat_options, optimizer_step, fuse",
+            "peak_budget, save, recompute, remat_options, optimizer_step, fuse",
         ),
     ],
 )

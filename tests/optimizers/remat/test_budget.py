@@ -18,7 +18,8 @@ from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.ops import is_random, op_name, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.remat import Remat
-from tracefuse.optimizers.remat.budget import Frontier, fused_seconds, tilts
+from tracefuse.optimizers.remat.budget import Frontier, tilts
+from tracefuse.optimizers.remat.forecast import fused_seconds
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace, recomputes

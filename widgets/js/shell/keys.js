@@ -35,6 +35,7 @@ const HELP = /** @type {[string, [string, string][]][]} */ ([
     ["← →  ↑ ↓  Home End", "walk the events of a lane, the lanes; without an event, pan"],
     ["Shift ← →", "measure from event to event; Esc clears"],
     ["+ −  0", "zoom in, out, all; Ctrl wheel too"],
+    ["on the memory line: ↑ ↓  Enter  Delete", "a budget on the peak: move it, ask for it, take it away"],
     ["PageUp PageDown", "one window earlier, later; Shift wheel pans too"],
   ]],
 ]);

@@ -4,7 +4,7 @@ import { h } from "../parts/dom.js";
 import { FindingsPanel } from "../tables/findings.js";
 import { TimelinePanel } from "../timeline/panel.js";
 
-const NONE = { ops: [], live: [], peak: 0, at: "", alive: [] };
+const NONE = { ops: [], live: [], again: [], peak: 0, at: "", alive: [] };
 
 /** Show a run, as widgets/timeline_page.py writes it, in `host`. @param {any} run @param {Timeline} timeline @param {HTMLElement} host @param {string} styles */
 export function mountRun({ values, findings, looked_for, text }, timeline, host, styles) {

@@ -32,6 +32,9 @@ export function arranged(shown, height) {
   return { overview: { y: 0, height: OVERVIEW }, ruler: { y: OVERVIEW, height: RULER }, rows, gutter: Math.min(124, Math.ceil(longest * CHARACTER) + 12), height: y };
 }
 
+/** The bytes at the top of every memory band, which share a scale. @param {Shown[]} shown */
+export const mostBytes = (shown) => Math.max(...shown.flatMap(({ memory, measuredPeak }) => [memory.peak, measuredPeak ?? 0])) * 1.12 || 1;
+
 /** What is at a height: a lane has its number, everything else -1. @param {Layout} layout @param {number} y @returns {{ part: "overview" | "lane" | "memory" | "", number: number, lane: number }} */
 export function under(layout, y) {
   const within = (/** @type {Band} */ band) => y >= band.y && y < band.y + band.height;

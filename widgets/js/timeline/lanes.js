@@ -3,7 +3,7 @@
 import { formatBytes } from "../parts/dom.js";
 import { hatch } from "../parts/theme.js";
 import { onAxis, ticks } from "./axis.js";
-import { CHARACTER, GAP } from "./bands.js";
+import { CHARACTER, GAP, mostBytes } from "./bands.js";
 import { KINDS, spans } from "./events.js";
 import { outline, PURPOSES } from "./memory.js";
 
@@ -38,7 +38,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
   context.fillStyle = colours.bg;
   context.fillRect(0, 0, width, layout.height);
   drawRuler();
-  const most = Math.max(...shown.flatMap(({ memory, measuredPeak }) => [memory.peak, measuredPeak ?? 0])) * 1.12 || 1;
+  const most = mostBytes(shown);
   for (const one of shown) {
     const row = layout.rows[one.number];
     drawTitle(one, row.title);
@@ -178,6 +178,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     if (profile) drawArea(profile, level);
     if (measuredPeak !== null) drawLevel(`measured peak ${formatBytes(measuredPeak)}`, level(measuredPeak));
     if (profile) drawPeak(memory, profile, level);
+    if (profile) drawAgain(memory, profile, band);
   }
 
   /** Stacked by purpose, inputs below. @param {Profile} profile @param {(bytes: number) => number} level */
@@ -199,6 +200,15 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
       context.fill();
     });
     context.globalAlpha = 1;
+  }
+
+  /** A tick where an op computes again what the forward computed. @param {Memory} memory @param {Profile} profile @param {Band} band */
+  function drawAgain({ again }, { at }, band) {
+    context.fillStyle = colours.brand;
+    for (const op of again ?? []) {
+      const x = xOf(at[op]);
+      if (x >= layout.gutter && x <= width) context.fillRect(Math.round(x), band.y + band.height - 9, 3, 8);
+    }
   }
 
   /** @param {string} text @param {number} y */

@@ -4,8 +4,9 @@ import { h } from "../parts/dom.js";
 import { colours, onTheme } from "../parts/theme.js";
 import { chip } from "../parts/widgets.js";
 import { duration, inside } from "./axis.js";
-import { arranged } from "./bands.js";
+import { arranged, mostBytes } from "./bands.js";
 import { controls, origin, parts, staleness } from "./bar.js";
+import { MemoryLine } from "./budget.js";
 import { atWork, eventsOf, measured, modelled, shares } from "./events.js";
 import { gestures } from "./gestures.js";
 import { idleSentence, idleTable } from "./idle.js";
@@ -57,6 +58,8 @@ export class TimelinePanel {
     this.layout = arranged([], 0);
     this.dom = parts();
     this.element = this.dom.element;
+    this.line = new MemoryLine(act);
+    this.dom.stage.append(this.line.element);
     Object.assign(this.dom.canvas, { locate: (/** @type {string} */ value, /** @type {number} */ number) => this.locate(value, number) });
     this.gestures = gestures(this);
     this.resized = new ResizeObserver(() => this.schedule());
@@ -299,6 +302,7 @@ export class TimelinePanel {
     const pixels = Math.max(1, Math.floor(width - this.layout.gutter));
     if (this.overviews[0]?.length !== pixels) this.overviews = this.shown.map(({ program }) => shares(program, this.span, pixels));
     paint(context, this.layout, width, this, this.colours);
+    this.line.place(/** @type {View} */ (this.view), this.layout.rows.at(-1)?.memory, mostBytes(this.shown), this.layout.gutter);
     canvas.dataset.from = String(this.window.from);
     canvas.dataset.to = String(this.window.to);
   }
