@@ -15,13 +15,14 @@ import numpy as np
 
 from tracefuse.errors import TraceFileError
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.profiling.kineto import base_ns_of
 from tracefuse.profiling.trace_file import bytes_of
 from tracefuse.profiling.typed_records import chunks, elements
 from tracefuse.ranks.causes import LEAST_NS
 from tracefuse.ranks.clocks import clocks_of
 from tracefuse.ranks.exchanges import Exchanges, exchanges_in, of_collectives
 from tracefuse.ranks.matching import matched
-from tracefuse.ranks.rank import Rank, base_ns_of, number_of, rank_in
+from tracefuse.ranks.rank import Rank, number_of, rank_in
 from tracefuse.ranks.ranks import Ranks
 from tracefuse.ranks.splitting import Split, splits_of
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracefuse.profiling.attribution import Costs
-from tracefuse.profiling.kineto import recorded_in
+from tracefuse.profiling.kineto import base_ns_of, recorded_in
 from tracefuse.profiling.run import Run
 from tracefuse.ranks.exchanges import Exchanges, exchanges_in, of_collectives
 from tracefuse.timeline.columns import Events
@@ -283,9 +283,3 @@ def number_of(header: Mapping[str, Any], path: Path, otherwise: int) -> int:
     number = said.get("rank") if isinstance(said, dict) else None
     in_name = _DIGITS.findall(path.name.partition(".")[0])
     return number if isinstance(number, int) else int(in_name[-1]) if in_name else otherwise
-
-
-def base_ns_of(header: Mapping[str, Any]) -> int:
-    """What Kineto subtracted from all times."""
-    base_ns = header.get("baseTimeNanoseconds")
-    return base_ns if isinstance(base_ns, int) and 0 <= base_ns < 1 << 61 else 0
