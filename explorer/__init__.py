@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracefuse.boards import board as board
     from tracefuse.captures import Capture as Capture
     from tracefuse.compiled_graphs import CompiledGraph as CompiledGraph
     from tracefuse.compiled_graphs import compiled as compiled
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "boards": ("board",),
     "captures": ("Capture",),
     "compiled_graphs": ("CompiledGraph", "compiled", "explore"),
     "config.configuration": ("Config",),

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tracefuse.compiled_graphs import CompiledGraph, note_refused
 from tracefuse.config.configuration import Config, option_names, unknown_option
+from tracefuse.dynamo.batch_norm import batch_norm_as_eager_runs_it
 from tracefuse.dynamo.graphed_halves import GraphedHalves
 from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.dynamo.joint import inputs_of, joint_trace
@@ -47,6 +48,10 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 MODES: Mapping[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-overhead": {"cuda_graph": True}}
 """torch's names -> our options."""
+
+
+JUDGE_S = 3.0
+"""Of the trials of a graph's kernels beside ATen's ops, the largest first: compiling stays short."""
 
 
 def tracefuse(
@@ -89,7 +94,8 @@ def tracefuse(
         inference_compiler=compiling.inference,
         partition_fn=compiling.partition,
     )
-    called = run(module, example_inputs)
+    with batch_norm_as_eager_runs_it():
+        called = run(module, example_inputs)
     compiling.examples = ()  # torch 2.11 keeps `compiling` with what it compiled, and these are the caller's
     return watching(called, compiling.read_results) if compiling.read_results else called
 
@@ -141,7 +147,7 @@ class _Compiling:
             found = CompiledGraph(joint.trace, (*self.examples, *joint.constants), config)
             variant = self.matched(found.variant(config))
             found.config = variant.config
-            return (GraphedHalves if self.cuda_graph else Halves)(joint, variant.check())
+            return (GraphedHalves if self.cuda_graph else Halves)(joint, _judged(variant.check()))
 
     def matched(self, variant: Variant) -> Variant:
         """The variant without the globs that its graph does not have."""
@@ -164,6 +170,17 @@ class _Compiling:
     def refuse(self, reason: Exception) -> None:
         self.patterns.note_refused()
         _run_op_by_op(reason, self.examples)
+
+
+def _judged(variant: Variant) -> Variant:
+    """The variant without the kernels that are slower here than ATen's ops; with all where that cannot be found out."""
+    try:
+        return variant.judge(budget_s=JUDGE_S)
+    except OUT_OF_MEMORY:
+        raise
+    except Exception as error:
+        tell_user(f"kernels of this model were not timed beside ATen's ops, and are kept by the model: {shown(error)}.")
+        return variant
 
 
 def _run_op_by_op(reason: Exception, examples: Sequence[Any]) -> None:

@@ -13,7 +13,7 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tracefuse.measure.rounds import IsCancelled, Progress
     from tracefuse.measure.side_by_side import Ablation
     from tracefuse.measure.timing import Timing
+    from tracefuse.optimizers.fuse.timed import TimedKernel
     from tracefuse.optimizers.lowering.layouts import Tuning
     from tracefuse.tables.layers import Layers
     from tracefuse.tables.memory import Memory
@@ -55,6 +56,12 @@ if TYPE_CHECKING:
     from tracefuse.widgets.view.explorer import Explorer
 
 
+JUDGE_S = 10.0
+"""Of the trials of a program's kernels beside ATen's ops."""
+_MADE_OF_TUNINGS = ("source", "_compiled", "_graphed", "_steps")
+"""What a variant made of its kernels under their block sizes."""
+_MADE_OF_PASSES = ("passes", "kernels", "whole", "whole_in_place", "tunings")
+"""What it made of its passes."""
 NOTHING_TUNED = "nothing is tuned: Triton kernels run on a CUDA GPU, and this program is on the CPU"
 
 
@@ -71,6 +78,7 @@ class Variants:
         self._made, self._machine = made, machine
         self._variants: dict[tuple[Config, DataSheet | None], Variant] = {}
         self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
+        self._timed: tuple[TimedKernel, ...] | None = None
         self.measurements, self.restored = Measurements(), Measurements()
         self.agreement: Agreement | None = None
         """What `check` found; None until it, or the first measurement, has replayed the trace."""
@@ -108,6 +116,18 @@ class Variants:
     def _variant(self, config: Config) -> Variant:
         return Variant(self, config)
 
+    def made(self, config: Config) -> Variant | None:
+        """The variant for `config` if its passes have run in this process, else None."""
+        found = self._variants.get((config, chosen()))
+        return found if found is not None and "passes" in vars(found) else None
+
+    def aside(self) -> Variants:
+        """The same program, for variants that are looked at and let go: it knows the passes that ran here, which keeps none of
+        those that run there."""
+        found = Variants(lambda: self.program, self.machine)
+        found.known_records = dict(self.known_records)
+        return found
+
     @property
     def steps(self) -> Steps | None:
         """The training steps that ran, of which one is captured; None where that is not known."""
@@ -117,8 +137,27 @@ class Variants:
     def machine(self) -> Machine:
         """The machine that passes make programs for."""
         if self._machine is None:
-            return Machine.here(self.program.tf32, self.datasheet)
-        return self._machine if chosen() is None else self._machine.priced_by(self.datasheet)
+            return Machine.here(self.program.tf32, self.datasheet).knowing(self.timed)
+        known = self._machine.knowing(self.timed)
+        return known if chosen() is None else known.priced_by(self.datasheet)
+
+    @property
+    def timed(self) -> tuple[TimedKernel, ...]:
+        """The kernels that were timed beside ATen's ops on this machine's GPU, as they were known when this was first asked,
+        and those that variants of this capture timed since: a toggle does not change what another one decided by."""
+        from tracefuse.build.timed import timed_kernels
+
+        if self._timed is None:
+            self._timed = timed_kernels() if self.program.device.type == "cuda" else ()
+        return self._timed
+
+    def know(self, found: Iterable[TimedKernel]) -> None:
+        """Add what was timed; where `fuse` decides otherwise by it, all variants run their passes anew."""
+        known, new = {one.key: one for one in self.timed}, {one.key: one for one in found}
+        self._timed = tuple((known | new).values())
+        if any(one.loses != (key in known and known[key].loses) for key, one in new.items()):
+            for variant in self._variants.values():
+                variant.forget(*_MADE_OF_TUNINGS, *_MADE_OF_PASSES)
 
     @property
     def datasheet(self) -> Peaks:
@@ -230,6 +269,14 @@ class Variant:
         return self.trace if update is None else self.program.whole_of(self.trace, update.trace)
 
     @functools.cached_property
+    def names_in_whole(self) -> dict[str, str]:
+        """By the name of each op of the update its name in `whole`, where another op may have had the first one already."""
+        if self.update is None:
+            return {}
+        pairs = zip(self.update.trace.ops, self.whole.ops[len(self.trace.ops) :], strict=True)
+        return {node.name: there.name for node, there in pairs}
+
+    @functools.cached_property
     def whole_in_place(self) -> Trace:
         """`whole` with an update that writes where what it updates lies: what is timed, and what memory it takes."""
         from tracefuse.execution.in_place import in_place
@@ -338,17 +385,10 @@ class Variant:
 
         if self.update is None:
             return Case(self.program, self.trace, times)
-        update, count = self.update.trace, len(self.trace.ops)
-        us = {**modelled(self.whole).us, **times.us}
-        own = [node.name for node in self.whole.ops[:count]]
-        of_update = zip(update.ops, self.whole.ops[count:], strict=True)
-        return Case(
-            self.program,
-            self.trace,
-            replace(times, us={name: us[name] for name in own if name in us}),
-            update,
-            {node.name: us[there.name] for node, there in of_update if there.name in us},
-        )
+        us, in_whole = {**modelled(self.whole).us, **times.us}, self.names_in_whole
+        of_update = {name: us[there] for name, there in in_whole.items() if there in us}
+        own = {name: us[name] for name in us.keys() - in_whole.values()}
+        return Case(self.program, self.trace, replace(times, us=own), self.update.trace, of_update)
 
     def try_fix(
         self,
@@ -432,8 +472,26 @@ class Variant:
         found = tune(self.kernels, progress)
         if found != self.tunings:
             self.tunings = found
-            for made_before in ("source", "_compiled", "_graphed", "_steps"):
-                vars(self).pop(made_before, None)
+            self.forget(*_MADE_OF_TUNINGS)
+        self.judge(progress)
+
+    def judge(self, progress: Progress | None = None, budget_s: float = JUDGE_S) -> Self:
+        """This variant without the kernels that are slower on this machine's GPU than the ATen ops that they stand for.
+
+        Those that were never timed are, beside ATen's ops, for `budget_s` seconds; what is left then is kept by the model.
+        The times are kept for later sessions, and stand in the decisions of `fuse`. Nothing happens on a CPU.
+        """
+        from tracefuse.build.timed import judge
+
+        if not self.runs_triton or not self.kernels or "fuse" not in {one.name for one in self.passes}:
+            return self
+        self.capture.know(judge(self.kernels, self.tunings, progress, budget_s))
+        return self
+
+    def forget(self, *made_before: str) -> None:
+        """Let what was made before by these names be made anew when it is asked for."""
+        for name in made_before:
+            vars(self).pop(name, None)
 
     def export(self, path: str | Path, imports: Sequence[str] = ()) -> Path:
         """Write one Python file that needs only torch and triton; `python FILE` checks it and times it.

@@ -64,7 +64,8 @@ class Artist:
 
     def _page(self, html: str, tab: str | None) -> bytes:
         page = self._open(html)
-        page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+        if "<script" in html:
+            page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
         if tab is not None:
             page.get_by_test_id(f"tf-tab-{tab}").click()
         page.wait_for_timeout(500)  # canvases move to where they draw

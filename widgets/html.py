@@ -1,10 +1,12 @@
 """The view as one HTML file that needs no kernel and no network: the same JavaScript, with the payloads of several
-configurations inside. Switches move between those; what the file does not hold, it says.
+configurations inside. Switches move between those; what the file does not hold, it says. What is open and selected stands in
+the address behind `#`, which is so a link to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from pathlib import Path
 from string import Template
@@ -17,6 +19,12 @@ from tracefuse.widgets.payload.pack import encode
 from tracefuse.widgets.text import to_text
 
 STATIC = Path(__file__).parent / "static"
+
+MOST_BYTES = 2_000_000
+"""Of a page, as far as configurations beyond the shown one are concerned."""
+MOST_COMBINATIONS = 32
+MOST_OPS = 6_000
+"""Of all programs that a page holds, the neighbours of the shown one aside: making a payload takes time by the op."""
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -56,19 +64,22 @@ def to_html(
     name: str | None = "c",
     payload_of: Callable[[Variant], dict[str, Any]] | None = None,
     timeline: dict[str, Any] | None = None,
+    board: dict[str, Any] | None = None,
 ) -> str:
-    """One self-contained page: `variant`, no pass at all, all passes, and each pass switched alone.
+    """One self-contained page: `variant`, no pass at all, all passes, each pass switched alone, what is on the `board`, and as
+    many combinations of passes as `MOST_OPS` and `MOST_BYTES` allow.
 
     `name` is the variable that holds the capture, if there is one. `payload_of` says what is shown of a variant (default:
     what `payload` says, with the times that were measured of it beside the captured program), `timeline` is a
-    `timeline_record` with its events as text (default: that of the session file, if the capture came from one).
+    `timeline_record` with its events as text (default: that of the session file, if the capture came from one). `board` is
+    what was tried, as the view has it.
     """
-    variants = [variant, *map(variant.capture.variant, configurations(variant.config))]
+    variants = [variant, *map(variant.capture.variant, held_configurations(variant, tried_on(board)))]
     measured = Measured.of(variant)
     for one in reversed(variants):  # those of the shown one last: where there are no others, they are what is stale
         measured.adopt(one)
     payloads = [payload_of(one) if payload_of else measured.payload(one, None, name) for one in variants]
-    return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline or measured.timeline)
+    return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline or measured.timeline, board)
 
 
 def write_html(
@@ -77,10 +88,11 @@ def write_html(
     name: str | None = "c",
     payload_of: Callable[[Variant], dict[str, Any]] | None = None,
     timeline: dict[str, Any] | None = None,
+    board: dict[str, Any] | None = None,
 ) -> Path:
-    """Write `to_html(variant, name, payload_of, timeline)` to `path`, and return that."""
+    """Write `to_html(variant, name, payload_of, timeline, board)` to `path`, and return that."""
     path = Path(path)
-    path.write_text(to_html(variant, name, payload_of, timeline), encoding="utf-8")
+    path.write_text(to_html(variant, name, payload_of, timeline, board), encoding="utf-8")
     return path
 
 
@@ -91,9 +103,41 @@ def configurations(shown: Config) -> list[Config]:
     return [c for c in dict.fromkeys([*around, full, bare]) if c != shown]
 
 
-def page(payloads: list[dict[str, Any]], title: str, timeline: dict[str, Any] | None = None) -> str:
-    """The page that holds `payloads`, the first of them shown."""
-    return page_of({"payloads": payloads, "timeline": timeline}, title, to_text(payloads[0]))
+def held_configurations(shown: Variant, tried: Iterable[Config] = ()) -> list[Config]:
+    """What a page holds beside `shown`: its neighbours, then what was tried, then combinations of the passes that change
+    something, two switches away from `shown` and more."""
+    near = configurations(shown.config)
+    most = min(MOST_COMBINATIONS, MOST_OPS // max(1, shown.program.whole.op_count))
+    further = (one for one in (*tried, *_combinations(shown)) if one != shown.config and one not in near)
+    return [*near, *itertools.islice(dict.fromkeys(further), max(0, most - len(near)))]
+
+
+def _combinations(shown: Variant) -> Iterator[Config]:
+    passes = [one.name for one in shown.passes if not one.is_unchanged]
+    for count in range(2, len(passes) + 1):
+        for some in itertools.combinations(passes, count):
+            yield shown.config.changed(**dict.fromkeys(some, False))
+
+
+def tried_on(board: dict[str, Any] | None) -> list[Config]:
+    """The configurations on the board of the capture on show, the last ones first."""
+    rows = [] if board is None else [row for row in board["rows"] if row["capture"] == board["capture"]]
+    return [Config().changed(**row["config"]) for row in reversed(rows)]
+
+
+def page(
+    payloads: list[dict[str, Any]],
+    title: str,
+    timeline: dict[str, Any] | None = None,
+    board: dict[str, Any] | None = None,
+) -> str:
+    """The page that holds `payloads`, the first of them shown, or as many of them as `MOST_BYTES` allow: at least one."""
+    while True:
+        held = {"payloads": payloads, "timeline": timeline} | ({} if board is None else {"board": board})
+        text = page_of(held, title, to_text(payloads[0]))
+        if len(text) <= MOST_BYTES or len(payloads) == 1:
+            return text
+        payloads = payloads[: max(1, min(len(payloads) - 1, len(payloads) * MOST_BYTES // len(text)))]
 
 
 def page_of(held: dict[str, Any], title: str, text: str) -> str:

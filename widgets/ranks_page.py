@@ -40,13 +40,15 @@ i { display: inline-block; width: 0.8em; height: 0.8em; margin: 0 0.3em 0 1em; }
 </style>
 </head>
 <body>
+<div id="view">
 <h1>Ranks × time</h1>
 <p>$legend</p>
 $picture
-<h2>Findings</h2>
-<pre>$findings</pre>
 <h2>Ranks × modules</h2>
 $heat
+</div>
+<h2>Findings</h2>
+<pre>$findings</pre>
 <h2>Text</h2>
 <pre>$text</pre>
 </body>

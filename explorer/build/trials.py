@@ -1,7 +1,8 @@
-"""How long one kernel takes under each of several tunings, on this GPU.
+"""How long one kernel takes under each of several tunings, on this GPU, and how long the ATen ops that it stands for.
 
     trial = what the L2 cache holds replaced, then one run of the kernel between two marks of the clock
-    round = one trial of each tuning, in an order that rotates, so that drift falls on all alike; then one wait
+    round = one trial of each tuning and one of ATen's ops, in an order that rotates, so that drift falls on all alike; then
+            one wait
 
 A kernel of a training step finds little of what it reads in the cache, and neither does a trial: memory of four times the
 cache's size is read before it. Read, not written, since what was written would have to leave the cache at the kernel's
@@ -11,14 +12,17 @@ Inputs are random, as the captured ones may be gone: of the captured shapes, str
 own. Integers are valid indices of whatever they index.
 
 The GPU may be working for others too. So the times are medians of interleaved rounds, and good for comparing these tunings
-with each other, not as the time of the kernel: `measure` and the profiler tell that.
+with each other and with ATen's ops, which get the same inputs, not as the time of the kernel: `measure` and the profiler tell
+that.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -48,6 +52,15 @@ INTEGERS_BELOW = 100
 """The bound of integers that index nothing."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """Median ms of a kernel under each tuning that was tried, and of the ATen ops that it stands for, in the same rounds;
+    `aten_ms` is None where those are no ops that eager runs."""
+
+    times_ms: Mapping[Tuning, float]
+    aten_ms: float | None
+
+
 class Bench:
     """A GPU, called `name`, ready for trials: its clock, and memory to fill its L2 cache with."""
 
@@ -75,8 +88,8 @@ class Bench:
     def now_s(self) -> float:
         return self.clock.now_s()
 
-    def times_ms(self, kernel: Kernel, tunings: Sequence[Tuning]) -> dict[Tuning, float]:
-        """Median ms of each of `tunings` under which the kernel runs without spilling much; the first is in any case.
+    def trial(self, kernel: Kernel, tunings: Sequence[Tuning]) -> Trial:
+        """The kernel under each of `tunings` that spills little, the first in any case, and the ATen ops that it stands for.
 
         All must have passed `build_all`. Raises `torch.OutOfMemoryError` where its tensors do not fit.
         """
@@ -86,7 +99,10 @@ class Bench:
             kept = [tuning for tuning in tunings if tuning is tunings[0] or words[tuning] <= MAX_SPILLED]
             inputs = random_inputs(kernel, self.device)
             runs = [functools.partial(getattr(modules[tuning], kernel.name), *inputs) for tuning in kept]
-            return dict(zip(kept, medians_ms(runs, self.clock, self.evict), strict=True))
+            theirs = _aten_run(kernel, inputs)
+            times_ms = medians_ms([*runs, *theirs], self.clock, self.evict)
+            aten_ms = times_ms[-1] if theirs else None
+            return Trial(dict(zip(kept, times_ms, strict=False)), aten_ms)
         finally:
             for module in modules.values():
                 unload(module)
@@ -95,6 +111,24 @@ class Bench:
         """Give the GPU's memory back."""
         del self._lines
         torch.cuda.empty_cache()
+
+
+def _aten_run(kernel: Kernel, inputs: Sequence[torch.Tensor]) -> list[Callable[[], Any]]:
+    """The run of a kernel's ATen ops; none where eager has no such ops, or their intermediate results do not fit."""
+    if not is_of_aten(kernel):
+        return []
+    run = functools.partial(kernel, *inputs)
+    try:
+        run()
+    except torch.OutOfMemoryError:
+        return []
+    return [run]
+
+
+def is_of_aten(kernel: Kernel) -> bool:
+    """Whether a kernel stands for ATen's ops alone: the parts that dropout was split into are none of eager's."""
+    ops = (node.target for node in kernel.body.ops)
+    return all(op is operator.getitem or getattr(op, "namespace", "") == "aten" for op in ops)
 
 
 def _spilled_words(module: ModuleType, kernel: Kernel, tuning: Tuning) -> float:

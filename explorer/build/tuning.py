@@ -6,6 +6,8 @@ kernels so small that launching them takes as long, and not for sums of many ten
 What is remembered holds for a kernel (its key), a GPU and versions of torch and triton (the folder of the cache), the text
 that the guess gives and the list of candidates: a generator that writes other text is tuned anew.
 
+The trials run the kernel's ATen ops too, and both times go into the table of `timed`, by which `fuse` keeps a kernel or not.
+
 A tuning changes how elements are shared out, not what is computed; only sums may be added in another order.
 """
 
@@ -20,7 +22,9 @@ import torch
 
 from tracefuse.build import cache
 from tracefuse.build.kernels import Progress, build_all, this_gpu
+from tracefuse.build.timed import remember
 from tracefuse.build.trials import Bench
+from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
@@ -98,14 +102,17 @@ def _tried(kernels: Sequence[Kernel], bench: Bench, report: Progress, budget_s: 
 
 def _fastest(kernel: Kernel, tunings: Sequence[Tuning], bench: Bench) -> Tuning:
     try:
-        times_ms = bench.times_ms(kernel, tunings)
+        trial = bench.trial(kernel, tunings)
     except torch.OutOfMemoryError:
         return Tuning(note="blocks guessed: trials need more memory than is free on the GPU; free some and tune again")
+    times_ms = trial.times_ms
     timed = list(times_ms)
     best = timed[choose(list(times_ms.values()))]
     speedup = times_ms[GUESS] / times_ms[best]
     value = {"block": best.block, "warps": best.warps, "speedup": speedup, "tried": len(timed), "gpu": bench.name}
     cache.write_json(_key(kernel), value)
+    if trial.aten_ms is not None:
+        remember([TimedKernel(kernel.key, times_ms[best] * 1e3, trial.aten_ms * 1e3, bench.name)])
     return _remembered(value)
 
 

@@ -24,6 +24,7 @@ from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.errors import did_you_mean
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.linear_cross_entropy import LinearCrossEntropy
 from tracefuse.optimizers.optimizer_step import OptimizerStep
 from tracefuse.optimizers.pad import Pad
@@ -37,7 +38,8 @@ REMAT_ALONE = "without fuse, what it recomputes runs as ops of its own: it saves
 @dataclass(frozen=True)
 class Machine:
     """The passes that depend on the machine, as it lets them work: what its GPU packs of attention, how it draws dropout,
-    whether its tensor cores multiply float32; and the figures that `remat` and `linear_cross_entropy` price by."""
+    which kernels were timed on it, whether its tensor cores multiply float32; and the figures that `remat` and
+    `linear_cross_entropy` price by."""
 
     cat: Cat
     fuse: Fuse
@@ -49,6 +51,11 @@ class Machine:
     def here(cls, tf32: bool = False, peaks: Peaks = H100_SXM_DATASHEET) -> Machine:
         """This one, as far as its GPU is in use yet, for a program that has its float32 matmuls on tensor cores or not."""
         return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32, peaks), peaks)
+
+    def knowing(self, timed: tuple[TimedKernel, ...]) -> Machine:
+        """The same machine, of which those times are known too."""
+        known = {one.key: one for one in (*self.fuse.timed, *timed)}
+        return replace(self, fuse=replace(self.fuse, timed=tuple(known.values())))
 
     def priced_by(self, peaks: Peaks) -> Machine:
         """The same machine with other figures."""
@@ -161,9 +168,10 @@ class Config:
         """What the pass `name` is here: `on`, `off`, or `off: needs fuse`, whatever its own switch says."""
         if name == "decompose" and not self.fuse:
             return "off: needs fuse"
-        return "on" if self._is_on(name) else "off"
+        return "on" if self.is_on(name) else "off"
 
-    def _is_on(self, name: str) -> bool:
+    def is_on(self, name: str) -> bool:
+        """Whether the pass `name` has its own switch on."""
         return not any(self.switch(name) is off for off in (None, False))
 
     def note(self, name: str) -> str:
@@ -183,7 +191,7 @@ class Config:
 
     def switched(self, name: str) -> Config:
         """This configuration with the pass `name` off if it is on, and as by default if it is off."""
-        return self.changed(**{name: not self._is_on(name)})
+        return self.changed(**{name: not self.is_on(name)})
 
     def help(self, name: str) -> str:
         """What the pass `name` does, in a sentence."""

@@ -31,6 +31,8 @@ NEW = 0.5
 """Where a rank is late already, a cause that explains less than that is none of its own."""
 
 UNKNOWN = Doing("not known", "", "", "")
+BEFORE = Doing("what came before its recording", "", "", "")
+"""Of a rank whose profiler was started when the others waited for it already."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ def latenesses(ranks: Mapping[int, Rank], splits: Sequence[Split]) -> list[Late]
         if split.late_ns >= least and split.last in rows:
             since = {rank: (ready.get(rank, ranks[rank].window[0]), now[rank]) for rank in rows}
             cause = _cause(ranks, split, since)
+            recorded_ns = since[split.last][1] - since[split.last][0]
+            if cause is None and split.last not in ready and recorded_ns < split.late_ns:
+                cause = BEFORE, split.late_ns - recorded_ns
         inherited = behind.get(split.last) if split.late_ns >= LEAST_NS else None
         if inherited is not None and (cause is None or cause[1] < NEW * split.late_ns):
             cause = inherited

@@ -21,14 +21,15 @@ class Exposed:
 
 
 def exposed_in(rank: Rank, splits: Sequence[Split]) -> Iterator[Exposed]:
-    """The exposed part of each collective of `rank`."""
+    """The exposed part of each collective of `rank`, by start; of several that go on at once, time is of the first of them."""
     spans = [rank.computing] if rank.has_gpu else list(rank.operators)
-    for split in splits:
-        row = split.call.rows.get(rank.number)
-        if row is None:
-            continue
-        start, end = int(rank.exchanges.start_ns[row]), int(rank.exchanges.end_ns[row])
-        middle = max(start, end - split.transfer_ns)
+    own = ((split.call.rows[rank.number], split) for split in splits if rank.number in split.call.rows)
+    starts, ends = rank.exchanges.start_ns.tolist(), rank.exchanges.end_ns.tolist()
+    reached = rank.window[0]
+    for row, split in sorted(own, key=lambda one: (starts[one[0]], ends[one[0]])):
+        end = ends[row]
+        start, middle = max(starts[row], reached), max(starts[row], end - split.transfer_ns, reached)
+        reached = max(reached, end)
         parts = []
         for interval in ((middle, end), (start, middle)):
             rest: Sequence[Interval] = [interval] if interval[0] < interval[1] else []

@@ -14,7 +14,7 @@ from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import SEVERITIES, Finding, Severity, severity_of
 from tracefuse.findings.kinds import KINDS
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.ranks.causes import LEAST_NS, UNKNOWN
+from tracefuse.ranks.causes import BEFORE, LEAST_NS, UNKNOWN
 from tracefuse.ranks.rank import COPY, GARBAGE, HOST, KERNEL, PYTHON, Rank
 from tracefuse.ranks.ranks import Ranks, Wait
 from tracefuse.ranks.splitting import Split
@@ -97,7 +97,8 @@ def _stragglers(ranks: Ranks) -> Iterator[Finding]:
     spread = _spread(ranks)
     for wait in ranks.waits:
         severity = _severity(ranks, wait.late_ns)
-        if severity is None or (wait.rank in spread and wait.doing.kind in _OF_WORK):
+        is_spread = wait.rank in spread and wait.doing.kind in _OF_WORK
+        if severity is None or is_spread or wait.doing == BEFORE:
             continue
         doing = wait.doing
         done = (

@@ -48,7 +48,7 @@ from tracefuse.session.parts import (
 )
 from tracefuse.timeline.measurements import Measurements
 
-FORMAT, VERSION, READ = "tracefuse session", 3, (1, 2, 3)
+FORMAT, VERSION, READ = "tracefuse session", 4, (1, 2, 3, 4)
 HEAD, TRACE, CAPTURE, MEASURED = "session.json", "trace.json", "capture.json", "measured.json"
 UPDATE = "update.json"
 """The trace of the update, in the file of a step that has one."""

@@ -91,7 +91,7 @@ SHARED = ("stops", "dropped", "optimizers", "pinned", "environment", "thawed", "
 _ROWS = {
     "timings": ("config", "against", "timing"), "timelines": ("config", "against", "timeline"),
     "ablations": ("config", "ablation"), "builds": ("config", "build"),
-    "trials": ("config", "finding", "choice", "said"),
+    "trials": ("config", "finding", "choice", "said"), "board": ("config", "entry"),
 }  # fmt: skip
 """By a dictionary of `Measurements` what an item is written as: an object with the parts of its key, then its value."""
 
@@ -122,7 +122,7 @@ def _row(name: str, key: Any, value: Any, special: Special) -> dict[str, Any]:
 
 def measured_from(data: Any, special: Special) -> tuple[Measurements, list[str]]:
     """What was measured, and a sentence for each thing that is left out, since a pass of the user's own is not registered."""
-    *tables, peaks = record(_without_profiles(data), [*_ROWS, "peaks"], "measured")
+    *tables, peaks = record(_as_written_now(data), [*_ROWS, "peaks"], "measured")
     found, left_out = Measurements(peaks=read(_MEASURED["peaks"], peaks, "peaks", special)), dict[str, None]()
     for name, rows in zip(_ROWS, tables, strict=True):
         for at, row in enumerate(items(rows, name)):
@@ -146,15 +146,17 @@ def _item(name: str, row: Any, where: str, special: Special) -> tuple[Any, Any]:
     return key if len(key) > 1 else key[0], read(kind, value, f"{where}.{_ROWS[name][-1]}", special)
 
 
-def _without_profiles(data: Any) -> Any:
-    """Before version 2, kernels were profiled once more, apart from the timeline: what says nothing new is not read."""
-    if not isinstance(data, dict) or "profiles" not in data:
+def _as_written_now(data: Any) -> Any:
+    """Before version 2, kernels were profiled once more, apart from the timeline: what says nothing new is not read. Before
+    version 4 no file had a board."""
+    if not isinstance(data, dict):
         return data
-    timings = data.get("timings")
-    for row in timings if isinstance(timings, list) else ():
-        if isinstance(row, dict) and isinstance(row.get("timing"), dict):
-            row["timing"].pop("work", None)
-    return {name: one for name, one in data.items() if name != "profiles"}
+    if "profiles" in data:
+        timings = data.get("timings")
+        for row in timings if isinstance(timings, list) else ():
+            if isinstance(row, dict) and isinstance(row.get("timing"), dict):
+                row["timing"].pop("work", None)
+    return {"board": []} | {name: one for name, one in data.items() if name != "profiles"}
 
 
 def check_columns(program: ProgramTimeline, where: str) -> None:

@@ -34,6 +34,20 @@ class Said:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """What a configuration that was tried came to: `tried_at` in seconds since 1970, ops, bytes, and the step in µs on
+    `device`. `kind` says how that time is known: "measured", "predicted" or "modelled"."""
+
+    tried_at: float
+    ops: int
+    saved_bytes: int
+    peak_bytes: int
+    step_us: float
+    kind: str
+    device: str
+
+
+@dataclass(frozen=True)
 class Build:
     """By a kernel's name: the block sizes that were found for it, and why it cannot run on the GPU that it was built for."""
 
@@ -44,13 +58,15 @@ class Build:
 @dataclass
 class Measurements:
     """Times and timelines by what was compared with what; by configuration what each pass is worth and how the kernels were
-    built; what replays said of fixes; what the device does at best. The last of a dictionary is what was measured last."""
+    built; what replays said of fixes; the board, which has what was tried; what the device does at best. The last of a
+    dictionary is what was measured last."""
 
     timings: dict[Pair, Timing] = field(default_factory=dict)
     timelines: dict[Pair, Timeline] = field(default_factory=dict)
     ablations: dict[Config, Ablation] = field(default_factory=dict)
     builds: dict[Config, Build] = field(default_factory=dict)
     trials: dict[TrialKey, Said] = field(default_factory=dict)
+    board: dict[Config, Entry] = field(default_factory=dict)
     peaks: Peaks | None = None
 
     def copied(self) -> Measurements:

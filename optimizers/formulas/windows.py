@@ -148,6 +148,13 @@ def window_refusal(node: fx.Node) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def places_indexed(node: fx.Node) -> int | None:
+    """How many elements the indices of a maximum's backward choose among; None for other ops."""
+    if node.target not in MAXIMUM_BACKWARD | ADAPTIVE_MAXIMUM_BACKWARD:
+        return None
+    return math.prod(shape_of(node)[-_dims(node.target) :])
+
+
 def again(node: fx.Node) -> float:
     """How often an op over windows reads each element of its operand; 1 for all others."""
     axes = axes_of(node) if node.target in WINDOW_OPS else ()

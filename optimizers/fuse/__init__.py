@@ -9,6 +9,7 @@ lies between in registers, and writes only what others read:
 A long tree of adds becomes a kernel that sums any number of operands (`long_sums`). Kernels are merged (`merging`) and cheap
 values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
 needs both as it is and transposed would have it read its inputs twice.
+Kernels that were timed and lost are left out (`timed`).
 
 It does nothing to matmuls, attention, convolutions, scatters and random ops (but dropout on a GPU: `dropout`), to most
 single ops (ATen's kernel moves the same bytes) and to views (they are free).
@@ -30,6 +31,7 @@ from tracefuse.optimizers.fuse.long_sums import form_long_sums, has_long_sums
 from tracefuse.optimizers.fuse.merging import merge_pieces
 from tracefuse.optimizers.fuse.rebuild import rebuild
 from tracefuse.optimizers.fuse.regions import form_regions
+from tracefuse.optimizers.fuse.timed import TimedKernel, judged
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace
@@ -42,12 +44,14 @@ class Fuse:
     """The pass.
 
     `dropout_threads` is how many threads ATen's dropout runs at once on the GPU of the trace, so that kernels draw the same
-    masks; 0 leaves dropout to ATen, for the reason `dropout_refusal`.
+    masks; 0 leaves dropout to ATen, for the reason `dropout_refusal`. `timed` are the kernels that were timed on that GPU
+    beside what they stand for: those that lost are left to ATen.
     """
 
     name: ClassVar[str] = "fuse"
     dropout_threads: int = 0
     dropout_refusal: str = "it draws random numbers, and how ATen draws them on that GPU was not asked"
+    timed: tuple[TimedKernel, ...] = ()
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
         stored: dict[str, str] = {}
@@ -80,8 +84,7 @@ class Fuse:
         pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
         pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
         pieces = duplicate_pieces(pieces, fusible, carver.attempt, decide)
-        for piece in pieces:
-            decide(piece.decision)
+        pieces = judged(pieces, self.timed, decide)
         carved = [piece.carved for piece in pieces if piece.carved]
         fused = rebuild(graph, carved)
         return replace(trace, graph=fused, _cache={}), [split[n.name] for n in fused.nodes if is_mask(n)]

@@ -60,6 +60,8 @@ BENCHES = {
     "depth_chain": Bench("depth.py", ("--program", "chain"), limit_s=1800),
     "depth_gpt": Bench("depth.py", ("--program", "gpt"), limit_s=1800),
     "launch": Bench("launch.py"),
+    "fusions": Bench("fusions/fusions.py", check=True, limit_s=3600),
+    "fusion_nets": Bench("fusions/fusions.py", ("--part", "nets"), check=True, limit_s=2400),
     "peers": Bench("trust/peers.py"),
     "aa": Bench("trust/aa.py", check=True),
     "injected_causes": Bench("trust/injected_causes.py", check=True),

@@ -26,10 +26,13 @@ LIVE = """async () => {
     const view = await import(url);
     const listeners = {};
     const host = document.getElementById("view");
-    let payloads;
-    await view.mountPage(({ model }) => { payloads = model.payloads; }, document.getElementById("held").textContent, host);
+    let payloads, board;
+    const held = document.getElementById("held").textContent;
+    const keep = ({ model }) => { payloads = model.payloads; board = model.get("board"); };
+    await view.mountPage(keep, held, host);
     const idle = { busy: "", progress: null, text: "", error: null };
-    window.state = { payload: payloads[0], selected: "", status: idle, live: true, timeline: null };
+    const quiet = { selected: "", status: idle, timeline: null, step: null, tab: "" };
+    window.state = { ...quiet, payload: payloads[0], live: true, board };
     window.received = (message, bytes) => listeners["msg:custom"](message, [bytes]);
     window.sent = [];
     window.set = (name, value) => { window.state[name] = value; listeners[`change:${name}`]?.(); };
@@ -47,6 +50,7 @@ REOPEN = """async () => {
     const view = await import(url);
     const host = document.getElementById("view");
     host.replaceChildren();
+    history.replaceState(null, "", location.pathname);
     await view.mountPage(view.default.render, document.getElementById("held").textContent, host);
 }"""
 RUN_CELL = """async (source) => {

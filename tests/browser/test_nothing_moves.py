@@ -15,13 +15,14 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 
 import tracefuse
+from tests.browser.contrast import CONTRAST
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import page as html_page
 from tracefuse.widgets.view.explorer import Explorer
 
 pytestmark = pytest.mark.browser
 
-TABS = ("trace", "layers", "graph", "code", "timeline", "findings", "kernels", "timing", "notes")
+TABS = ("trace", "layers", "graph", "code", "timeline", "findings", "kernels", "timing", "board", "notes")
 WIDTHS = (800, 1024, 1170, 1440)
 # Payloads by number, as `opened` holds them, and what else is shown.
 IDLE = {"busy": "", "progress": None, "text": "", "error": None}
@@ -42,7 +43,7 @@ STATES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 HARNESS = """() => {
     const controls = "button, input, select, summary, [role=tab]";
-    const fixed = ".tf-verdict, .tf-side, .tf-bar-top, .tf-toolbar, .tf-timeline-bar";
+    const fixed = ".tf-verdict, .tf-side, .tf-bar-top, .tf-toolbar, .tf-timeline-bar, .tf-board-bar";
     const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
     const root = () => document.querySelector("[data-testid=tf-root]");
     const nameOf = (one) => one.dataset.testid ?? `${one.tagName} ${one.getAttribute("aria-label") ?? one.textContent}`;
@@ -120,49 +121,6 @@ FOCUS = """() => {
     const isSeen = outlineStyle !== "none" && parseFloat(outlineWidth) >= 1.5;
     return isSeen ? "" : `${one.outerHTML.slice(0, 90)}: outline ${outlineStyle} ${outlineWidth}`;
 }"""
-# Texts that are too close to what is behind them, by WCAG 2.2's contrast (minimum), level AA.
-CONTRAST = """() => {
-    const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-    const known = new Map();
-    const rgba = (colour) => {
-        if (known.has(colour)) return known.get(colour);
-        context.clearRect(0, 0, 1, 1);
-        context.fillStyle = colour;
-        context.fillRect(0, 0, 1, 1);
-        const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
-        known.set(colour, [r, g, b, a / 255]);
-        return known.get(colour);
-    };
-    const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a), 1];
-    const linear = (one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
-    const light = (colour) => {
-        const [r, g, b] = colour.map((one) => linear(one / 255));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const behind = (one) => {
-        const chain = [];
-        for (let at = one; at; at = at.parentElement) chain.push(rgba(getComputedStyle(at).backgroundColor));
-        return chain.reverse().reduce((below, colour) => over(colour, below), [255, 255, 255, 1]);
-    };
-    const problems = [];
-    const root = document.querySelector("[data-testid=tf-root]");
-    const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
-    let count = 0;
-    while (walk.nextNode()) {
-        const text = walk.currentNode.data.trim();
-        const one = walk.currentNode.parentElement;
-        if (!text || !one.checkVisibility() || one.closest("style, option, :disabled, [aria-disabled=true]")) continue;
-        count += 1;
-        const style = getComputedStyle(one);
-        const back = behind(one);
-        const [a, b] = [light(over(rgba(style.color), back)), light(back)].sort((x, y) => y - x);
-        const ratio = (a + 0.05) / (b + 0.05);
-        const size = parseFloat(style.fontSize);
-        const least = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700) ? 3 : 4.5;
-        if (ratio < least) problems.push(`${text.slice(0, 40)} (${one.className}): ${ratio.toFixed(2)}`);
-    }
-    return [count, [...new Set(problems)]];
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +149,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     explorer.configure(on | {"freeze": ["h.*.mlp.*", "!h.1.*"], "remat": 0.5, "save": ["h.0.attn", "h.1.mlp"]})
     payloads.append(explorer.payload)
     path = tmp_path_factory.mktemp("moves") / "view.html"
-    path.write_text(html_page(payloads, "moves", explorer.measured.timeline), encoding="utf-8")
+    path.write_text(html_page(payloads, "moves", explorer.measured.timeline, explorer.board), encoding="utf-8")
     return path
 
 

@@ -186,3 +186,37 @@ def test_a_browser_that_cannot_unpack_says_so(browser: Browser, written: Path) -
     page.goto(written.as_uri())
     expect(page.get_by_text("This browser cannot unpack the page")).to_be_visible()
     page.close()
+
+
+# --- a link -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_address_is_a_link_to_what_is_open_and_selected(page: Page, browser: Browser) -> None:
+    page.get_by_test_id("tf-toggle-fuse").click()
+    page.get_by_test_id("tf-tab-trace").click()
+    page.get_by_test_id("tf-tab-graph").click()
+    page.locator("[data-testid=tf-search] input, .tf-search input").first.fill("softmax")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("tf-details")).to_contain_text("softmax")
+    selected = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('value')")
+    assert selected
+    other = browser.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    expect(other.get_by_test_id("tf-tab-graph")).to_have_attribute("aria-selected", "true")
+    expect(other.get_by_test_id("tf-toggle-fuse")).not_to_be_checked()
+    expect(other.get_by_test_id("tf-details")).to_contain_text(selected)
+    other.evaluate("location.hash = 'tab=layers'")
+    expect(other.get_by_test_id("tf-tab-layers")).to_have_attribute("aria-selected", "true")
+    expect(other.get_by_test_id("tf-toggle-fuse")).to_be_checked()
+    other.close()
+
+
+def test_every_panel_works_on_what_is_stored(page: Page) -> None:
+    for tab in ("trace", "layers", "graph", "code", "timeline", "findings", "kernels", "timing", "board", "notes"):
+        page.get_by_test_id(f"tf-tab-{tab}").click()
+        expect(page.get_by_test_id(f"tf-tab-{tab}")).to_have_attribute("aria-selected", "true")
+        body = page.locator(".tf-tab-body > *")
+        box = body.bounding_box()
+        assert box is not None
+        assert box["height"] > 100

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -93,6 +95,53 @@ def test_forecasts(tmp_path: Path) -> None:
     for row in found["rows"]:
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
     assert "median error" in printed
+
+
+def test_fusions(tmp_path: Path) -> None:
+    flags = ("--budget", "0.2", "--check", "--only", "mish")
+    found, printed = run("fusions/fusions.py", tmp_path, *flags, "--only", "pool", "--seconds", "0")
+    (first,) = found["programs"]
+    assert "are left: call it again" in printed
+    again, printed = run("fusions/fusions.py", tmp_path, *flags, "--only", "pool")
+    assert again["programs"][first] == found["programs"][first], "what was measured before stays"
+    assert len(again["programs"]) == 2
+    assert "all are there" in printed
+    assert "eager / ours: geometric mean" in printed
+    assert "does not hold: nothing" in printed
+    for row in again["programs"].values():
+        assert set(row["columns"]) == {"eager", "ours"}
+        assert max(row["off"].values()) < 1e-4
+
+
+def test_fusions_of_whole_nets(tmp_path: Path) -> None:
+    found, printed = run("fusions/fusions.py", tmp_path, "--part", "nets", "--budget", "0.2", "--only", "mixer")
+    assert list(found["programs"]) == ["tiny mixer"]
+    assert "does not hold: nothing" in printed
+
+
+def test_there_are_enough_fusion_programs_of_every_kind() -> None:
+    sys.path.append(str(BENCH / "fusions"))
+    from chains import PROGRAMS, TEXTS
+    from nets import NETS
+
+    assert len(PROGRAMS) == len(TEXTS.strip().splitlines()) >= 100
+    assert len(NETS) == 10
+    kinds = Counter(program.kind for program in PROGRAMS.values())
+    assert set(kinds) == {"conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d", "linear"}
+    assert min(kinds.values()) >= 14
+
+
+def test_fusion_programs_have_the_sizes_that_their_texts_say() -> None:
+    """In full, where nothing is computed."""
+    sys.path.append(str(BENCH / "fusions"))
+    from chains import PROGRAMS
+
+    for program in PROGRAMS.values():
+        with torch.device("meta"):
+            model = program.made()
+        (_, _, _, out, *_), *_ = program.words
+        assert model.head.weight.numel() > 0
+        assert int(out) in model.head.weight.shape[:2]
 
 
 def test_peers(tmp_path: Path) -> None:

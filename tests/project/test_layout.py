@@ -102,6 +102,7 @@ NEVER = {
 """What a package does not import though it lies below."""
 
 LAZY = {
+    ("explorer/boards.py", "widgets/view"),
     ("explorer/__init__.py", "widgets/notebook"),
     ("explorer/cli/demo.py", "widgets"),
     ("explorer/cli/file.py", "widgets/view"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tracefuse.build.trials import Bench
+from tracefuse.build.trials import Bench, Trial
 from tracefuse.execution.program import Replays
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.layouts import Tuning
@@ -55,22 +55,28 @@ class FakeClock:
 
 
 class FakeBench(Bench):
-    """A GPU that reads 1 TB/s, on which each tuning takes as many ms as `times` says, else 1; trials take 10 s per kernel."""
+    """A GPU that reads 1 TB/s, on which each tuning takes as many ms as `times` says, else 1, and ATen's ops as many as
+    `aten_ms` says by the kernel's name, else 5; trials take 10 s per kernel."""
 
     bytes_per_s = 1e12  # type: ignore[assignment]
 
-    def __init__(self, times: dict[Tuning, float], raises: Exception | None = None) -> None:
+    def __init__(
+        self,
+        times: dict[Tuning, float],
+        raises: Exception | None = None,
+        aten_ms: Mapping[str, float | None] | None = None,
+    ) -> None:
         self.name, self.clock = "a GPU", FakeClock()
-        self.times, self.raises = times, raises
+        self.times, self.raises, self.aten_ms = times, raises, aten_ms or {}
         self.tried: list[tuple[Kernel, list[Tuning]]] = []
         self.is_closed = False
 
-    def times_ms(self, kernel: Kernel, tunings: Sequence[Tuning]) -> dict[Tuning, float]:
+    def trial(self, kernel: Kernel, tunings: Sequence[Tuning]) -> Trial:
         self.tried.append((kernel, list(tunings)))
         self.clock.now_ms += 10_000  # type: ignore[attr-defined]
         if self.raises:
             raise self.raises
-        return {one: self.times.get(one, 1.0) for one in tunings}
+        return Trial({one: self.times.get(one, 1.0) for one in tunings}, self.aten_ms.get(kernel.name, 5.0))
 
     def close(self) -> None:
         self.is_closed = True

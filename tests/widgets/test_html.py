@@ -14,6 +14,7 @@ import torch
 
 import tracefuse
 from tracefuse.config import PASSES, Config
+from tracefuse.widgets import html
 from tracefuse.widgets.html import configurations, page, to_html, write_html
 from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.payload.program import payload
@@ -90,7 +91,30 @@ def test_every_single_switch_leads_somewhere(shown: Config) -> None:
 def test_the_page_holds_those_configurations() -> None:
     held = [json.dumps(p["config"]) for p in payloads(written())]
     wanted = [Config(), *configurations(Config())]
-    assert held == [json.dumps(payload(captured().variant(c))["config"]) for c in wanted]
+    assert held[: len(wanted)] == [json.dumps(payload(captured().variant(c))["config"]) for c in wanted]
+
+
+def test_it_holds_combinations_of_what_changes_something_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(8, 8, requires_grad=True)
+    variant = tracefuse.capture(lambda: (x.sin().exp() @ x).tanh().sum().backward()).optimize()
+    changing = {one.name for one in variant.passes if not one.is_unchanged}
+    assert {"remat", "fuse"} <= changing
+    text = to_html(variant)
+    configs = [p["config"] for p in payloads(text)]
+    assert any(config["remat"] is None and not config["fuse"] and config["simplify"] for config in configs)
+    assert len(text) < html.MOST_BYTES
+    monkeypatch.setattr(html, "MOST_BYTES", len(text) - 1)
+    fewer = [p["config"] for p in payloads(to_html(variant))]
+    assert 1 < len(fewer) < len(configs)
+    assert fewer == configs[: len(fewer)]
+
+
+def test_it_holds_what_was_tried() -> None:
+    explorer = captured().explore()
+    explorer.configure({"remat": 0.0, "pad": False})
+    explorer.configure({"remat": 0.5, "pad": True})
+    held = [p["config"] for p in payloads(to_html(explorer.variant, board=explorer.board))]
+    assert [config["remat"] for config in held if not config["pad"] and config["cat"]].count(0.0) == 1
 
 
 def test_times_beside_a_pinned_variant_are_not_shown_as_beside_the_captured_program() -> None:
@@ -111,7 +135,7 @@ def test_it_is_written_as_utf_8(tmp_path: Path) -> None:
 
 
 def test_the_bundle_is_small(root: Path) -> None:
-    assert (root / "widgets/static/widget.js").stat().st_size < 100_000
+    assert (root / "widgets/static/widget.js").stat().st_size < 112_000
 
 
 def test_the_bundle_is_what_the_sources_build(root: Path) -> None:

@@ -16,6 +16,7 @@ function render({ model, el }) {
     ["change:timeline", () => explorer.drawAll()],
     ["change:step", () => explorer.drawSelection()],
     ["change:live", () => explorer.drawAll()],
+    ["change:board", () => explorer.drawBoard()],
     ["comm_live_update", () => explorer.connection.check()],
     ["change:selected", () => explorer.drawSelected()],
     ["msg:custom", (message, buffers) => message.type === "file" && explorer.verdict.menu.received(message, buffers[0])],

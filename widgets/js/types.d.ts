@@ -373,8 +373,66 @@ interface Payload {
   environment: Record<string, string>;
 }
 
+/** A configuration that was tried. */
+interface BoardRow {
+  /** The place of its capture among `captures`. */
+  capture: number;
+  /** What it is beside the default one, in a few words. */
+  name: string;
+  call: string;
+  config: Config;
+  /** Seconds since 1970. */
+  tried_at: number;
+  ops: number;
+  saved_bytes: number;
+  peak_bytes: number;
+  /** The step on `device`. */
+  step_us: number;
+  kind: TimeKind;
+  device: string;
+  /** Beside the captured program of its capture; null where that is not known on this device. */
+  ratio: number | null;
+  /** What was predicted before it was measured, or is now. */
+  forecast_us: number | null;
+  /** As timed last, in ms. */
+  measured: (Interval & { where: string }) | null;
+  is_captured: boolean;
+  /** No other one of its capture is better in both time and memory. */
+  is_best: boolean;
+  is_shown: boolean;
+}
+
+interface BoardState {
+  /** The place of the capture on show. */
+  capture: number;
+  captures: string[];
+  /** Whose times the view shows. */
+  device: string;
+  rows: BoardRow[];
+  comparison: Comparison | null;
+}
+
+/** What tells two configurations apart; pairs are of the first and of the second. */
+interface Comparison {
+  sides: { capture: number; label: string; name: string; call: string; step_us: number; provenance: string; peak_bytes: number; saved_bytes: number; ops: number }[];
+  /** Name and either value, as Python writes it. */
+  options: [string, string, string][];
+  modules: {
+    path: string;
+    module_type: string;
+    count: number;
+    ops: [number, number];
+    us: [number, number];
+    saved_bytes: [number, number];
+    lines: { place: string; text: string; ops: [number, number]; us: [number, number] }[];
+  }[];
+  /** So many more modules differ, by less. */
+  left_out: number;
+  passes: { name: string; states: string[]; delta_us: (number | null)[]; saved_bytes: (number | null)[] }[];
+}
+
 interface Status {
-  busy: "" | "passes" | "timing" | "kernels" | "take" | "findings";
+  busy: "" | "passes" | "timing" | "kernels" | "take" | "findings" | "board";
   progress: number | null;
   text: string;
   /** `at` is the pass whose control was used, the kernel that was to be inspected, "KEY CHOICE" of what was tried, or "". */
@@ -391,6 +449,9 @@ interface State {
   timeline: Timeline | null;
   /** What one pass alone changed; null where no pass is walked to, and in a saved page. */
   step: PassDiff | null;
+  board: BoardState;
+  /** The panel that is open first; "" for the first one. */
+  tab: string;
 }
 
 interface Model {
@@ -414,6 +475,12 @@ type Message =
   /** Time what a finding offers: the place among its trials. */
   | { type: "try"; finding: string; choice: number }
   | { type: "cancel" }
+  /** Try many configurations, whose steps are predicted or modelled. */
+  | { type: "sweep"; weights: number[]; budgets: (number | null)[]; passes: string[] }
+  /** Two rows of the board. */
+  | { type: "compare"; pair: { capture: number; config: Config }[] }
+  /** Show a configuration of another capture; `back` is what was shown. */
+  | { type: "return"; capture: number; config: Config; back: { capture: number; config: Config } }
   /** Answered by the trait `step`. */
   | { type: "show_pass"; pass: string }
   /** What is shown, or another configuration. */
@@ -450,6 +517,7 @@ interface View {
   matches: Set<string> | null;
   timeline: Timeline | null;
   step: PassDiff | null;
+  board: BoardState;
   /** Whether there is a kernel behind the view. */
   live: boolean;
 }

@@ -56,7 +56,10 @@ def kernel_records(
     whole = variant.whole
     rows = {row.name: row for row in kernel_rows(whole, times.us, peaks)} if times else {}
     calls, folds = calls_by_kernel(whole), folds_of(variant.baseline.whole)
-    found = replaced([*variant.passes, *(variant.update.passes if variant.update else ())])
+    found = replaced(variant.passes)
+    if variant.update is not None:
+        of_update, in_whole = replaced(variant.update.passes), variant.names_in_whole
+        found = found | {in_whole[name]: one for name, one in of_update.items() if name in in_whole}
     captured = {node.name for node in variant.baseline.whole.ops}
     return [
         kernel_record(kernel, count, owner_of(kernel.name, variant))

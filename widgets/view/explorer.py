@@ -24,16 +24,15 @@ from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.passes import change_record, config_record
 from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.text import to_text
-from tracefuse.widgets.view.answering import Answering
+from tracefuse.widgets.view.keeping import Keeping
 from tracefuse.widgets.view.report import report
-from tracefuse.widgets.view.still import StillForm
 from tracefuse.widgets.view.takeaway import TAKEAWAYS
 from tracefuse.widgets.view.tasks import Task
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
 
 
-class Explorer(Answering):
+class Explorer(Keeping):
     """Both traces of a variant, its passes as switches, times and kernels.
 
     `variant` is what is shown now, `baseline` the pinned variant that it is compared with (None: the captured program).
@@ -52,6 +51,7 @@ class Explorer(Answering):
     key = traitlets.Unicode().tag(sync=True)
     timeline = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
     step = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
+    tab = traitlets.Unicode("").tag(sync=True)
 
     def __init__(
         self,
@@ -61,11 +61,14 @@ class Explorer(Answering):
         cuda_graph: bool = False,
         tune: bool = False,
         peers: Sequence[str] = (),
+        others: Sequence[tuple[str, Variant]] = (),
+        tab: str = "",
     ) -> None:
         """`name` is the user's variable that holds the capture; `budget_s` how long measuring takes (default: `BUDGET_S`).
 
         With `cuda_graph`, measuring times replays of CUDA graphs too; with `tune`, block sizes are tried first;
-        `peers` are other ways to run the step: see `Variant.measure`.
+        `peers` are other ways to run the step: see `Variant.measure`. `others` are variants of other captures that join the
+        board, each with what its capture is called; `tab` is the panel that is open first.
         """
         self.variant = variant
         self.baseline: Variant | None = None
@@ -75,10 +78,13 @@ class Explorer(Answering):
         self.measured = Measured.of(variant)
         self.measured.adopt(variant)
         self._begin()
-        self.still = StillForm()
+        self._begin_board(others)
+        self._begin_keeping()
         last = self.measured.last
         super().__init__(
             payload=self.held(variant),
+            board=self._board(),
+            tab=tab,
             config=config_record(variant.config),
             key=self.still.key,
             timeline=None if last is None else timeline_record(last),
@@ -92,15 +98,17 @@ class Explorer(Answering):
         return self.measured.payload(variant, self.baseline, self.name)
 
     def show(self, variant: Variant | None = None) -> None:
-        """Show another variant of the capture (default: the same, with what is known by now)."""
+        """Show another variant of a capture on the board (default: the same, with what is known by now)."""
         with self._lock:
             self.variant = variant = variant or self.variant
+            self._follow_capture()
             self.measured.adopt(variant)
             self.payload = self.held(variant)
+            self.board = self._board()
             self.config = config_record(variant.config)
             if self.step is not None:
                 self.show_pass(self.step["pass"])
-            self.still.update(self.payload)
+            self._update_still()
 
     def show_pass(self, name: str) -> None:
         """Show beside the whole what the pass called `name` alone changed, as the trait `step`; nothing for "" or while it is
@@ -167,7 +175,7 @@ class Explorer(Answering):
 
     def save_html(self, path: str | Path) -> Path:
         """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
-        return write_html(self.variant, path, self.name, self.held, self.measured.timeline)
+        return write_html(self.variant, path, self.name, self.held, self.measured.timeline, self.board)
 
     def save_report(self, path: str | Path, tried: Iterable[Tried] = ()) -> Path:
         """Write what is shown, and what was `tried` beside it, as JSON: see `tracefuse.widgets.view.report`. Its path."""
@@ -266,7 +274,7 @@ class Explorer(Answering):
             self._start("kernels", lambda _: self._inspect(message["kernel"]), at=message["kernel"])
         elif kind == "take":
             self._start("take", lambda _: self._take(message["what"]))
-        else:
+        elif not self._answer_board(message):
             raise ValueError(
                 f"the view sent {kind!r}, which is none of its messages: restart the kernel after an update"
             )
@@ -287,4 +295,4 @@ class Explorer(Answering):
             return
         view, metadata = super()._repr_mimebundle_()
         display({**view, "text/plain": "tracefuse: the view"}, metadata=metadata, raw=True)
-        self.still.show(self.payload)
+        self._show_still()

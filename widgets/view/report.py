@@ -53,6 +53,7 @@ class Shown(Protocol):
     name: str | None
     payload: Any
     held: Callable[[Variant], dict[str, Any]]
+    board: dict[str, Any]
 
 
 def schema() -> dict[str, Any]:

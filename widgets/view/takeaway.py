@@ -21,7 +21,7 @@ class TakeAway(NamedTuple):
 
 
 def _page(shown: Shown) -> str:
-    return to_html(shown.variant, shown.name, shown.held, shown.measured.timeline)
+    return to_html(shown.variant, shown.name, shown.held, shown.measured.timeline, shown.board)
 
 
 def _chrome_trace(shown: Shown) -> str:

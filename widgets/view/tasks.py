@@ -157,6 +157,13 @@ class Task:
             self._cancelled.wait(POLL_S)
 
 
+@contextmanager
+def idle_turn() -> Iterator[None]:
+    """Do a short piece of work that nobody waits for, while nothing is timed."""
+    with _turn:
+        yield
+
+
 def _on_gpu_of(inputs: tuple[torch.Tensor, ...]) -> AbstractContextManager[Any]:
     """The current GPU is a thread's own affair: that of the first input, as in the thread that captured."""
     found = next((t.device for t in inputs if t.is_cuda), None)

@@ -14,6 +14,8 @@ SETUP = """
 %load_ext tracefuse
 import torch
 from tracefuse.demo import GPT, batch
+from tracefuse.widgets.view import keeping
+keeping.QUIET_S = 1e6  # no page is made of what is shown later: tests/browser/lab/test_kept.py
 torch.manual_seed(0)
 model = GPT(layers=1, width=32, heads=2, vocab=61, length=16)
 tokens, targets = batch(61, 2, 12)
@@ -118,7 +120,7 @@ def test_a_kernel_that_was_started_anew_is_said_and_what_was_known_stays(opened:
 
 
 def test_a_notebook_that_is_opened_again_keeps_the_still_form(opened: Page) -> None:
-    """JupyterLab cannot find the widgets then, and says so; what they showed stands beside."""
+    """JupyterLab cannot find the widgets then. What they showed stands beside, as tables while no page of it is made."""
     stills = opened.locator("[class^=tf-still-]")
     expect(stills).to_have_count(2)
     for at in (0, 1):

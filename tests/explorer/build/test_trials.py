@@ -92,7 +92,7 @@ def test_a_bench_runs_the_kernel_under_each_tuning(bench: Bench) -> None:
     kernel = kernel_of(lambda x: x * 2, rand(100, 40))[0]
     tunings = [GUESS, Tuning(1, 1), Tuning(-1, -1)]
     loaded = set(sys.modules)
-    assert bench.times_ms(kernel, tunings) == dict.fromkeys(tunings, 1.0)
+    assert bench.trial(kernel, tunings).times_ms == dict.fromkeys(tunings, 1.0)
     assert set(sys.modules) == loaded, "the machine code of trials is not kept"
     assert bench.bytes_per_s == 8 * 4 / 1e-3
 
@@ -112,5 +112,5 @@ def test_what_spills_or_does_not_fit_is_no_candidate_but_the_guess(
 
     monkeypatch.setattr(trials, "preload", preload)
     kernel = kernel_of(lambda x: x * 3, rand(100, 40))[0]
-    assert list(bench.times_ms(kernel, [GUESS, Tuning(1, 1)])) == [GUESS, Tuning(1, 1)][: 1 + is_kept]
+    assert list(bench.trial(kernel, [GUESS, Tuning(1, 1)]).times_ms) == [GUESS, Tuning(1, 1)][: 1 + is_kept]
     assert preloaded == [GUESS, Tuning(1, 1)], "no trial compiles"

@@ -101,6 +101,17 @@ def test_what_is_left_of_the_update_is_what_its_modules_take() -> None:
     assert takes[1] == left[1]
 
 
+def test_kernels_of_the_update_stand_for_ops_of_the_update() -> None:
+    """As modelled, no kernel takes longer than the ops that it stands for."""
+    v = stepped(foreach=False).optimize()
+    own = {kernel.name for kernel in v.update.kernels} - {kernel.name for kernel in v.kernels}
+    rows = [row for row in payload(v)["kernels"] if row["name"] in own]
+    assert rows
+    for row in rows:
+        assert row["replaces"]["launches"] > row["calls"]
+        assert row["replaces"]["us"] > row["time_us"] * row["calls"]
+
+
 def test_a_program_without_an_update_has_neither() -> None:
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     with tracefuse.capture() as c:

@@ -106,6 +106,42 @@ def test_a_cause_is_named_with_rank_module_and_line(tmp_path: Path, cause: str, 
     assert "rank 2" in finding.title
 
 
+def test_of_collectives_that_go_on_at_once_waiting_counts_once(tmp_path: Path) -> None:
+    MadeRanks(cause="launch", late_rank=1, late_ns=20_000_000, seed=16).write(tmp_path)
+    once = load_ranks(tmp_path)
+    for file in tmp_path.iterdir():  # a second group, whose calls begin and end as those of the first
+        record = json.loads(file.read_text())
+        calls = [e for e in record["traceEvents"] if e.get("cat") == "kernel" and "nccl" in e["name"]]
+        again = [json.loads(json.dumps(e)) for e in calls]
+        for e in again:
+            e["tid"], e["args"]["stream"], e["args"]["Process Group Name"] = 21, 21, "1"
+        record["traceEvents"] += again
+        file.write_text(json.dumps(record))
+    twice = load_ranks(tmp_path)
+    assert len(twice.splits) == 2 * len(once.splits)
+    for number in once.ranks:
+        for key in ("waiting", "transfer"):
+            assert twice.time_of(number)[key] == once.time_of(number)[key]
+    assert sum(one.late_ns for one in twice.waits) <= 1.01 * sum(one.late_ns for one in once.waits)
+
+
+def test_a_rank_that_is_recorded_too_late_is_no_straggler(tmp_path: Path) -> None:
+    MadeRanks(cause="launch", late_rank=1, late_ns=20_000_000, seed=15).write(tmp_path)
+    cut = tmp_path / "rank1.json"
+    record = json.loads(cut.read_text())
+    collectives = [e for e in record["traceEvents"] if e.get("cat") == "kernel" and "nccl" in e["name"]]
+    begin = collectives[LAYERS]["ts"] - 3_000  # µs, in the middle of what makes it late
+    record["traceEvents"] = [e for e in record["traceEvents"] if e.get("ts", begin) >= begin or e["ph"] == "M"]
+    cut.write_text(json.dumps(record))
+    ranks = load_ranks(tmp_path)
+    (before,) = (one for one in ranks.waits if one.doing.kind == "what came before its recording")
+    assert (before.rank, before.count) == (1, 1)
+    assert before.late_ns > 10_000_000
+    titles = [one.title for one in ranks.findings() if one.id == "straggler"]
+    assert "late by Python" in titles[0], "the later steps are recorded"
+    assert not any("came before" in title for title in titles)
+
+
 def test_a_slow_link_is_a_finding_of_its_own_and_nobody_is_late(tmp_path: Path) -> None:
     _, ranks = loaded(tmp_path, cause="link", late_rank=0, late_ns=4_000_000, seed=7)
     found = {one.id: one for one in ranks.findings()}

@@ -365,7 +365,7 @@ def test_a_pass_that_a_file_does_not_know_was_off(path: Path, tmp_path: Path) ->
 
 
 WRONG: dict[str, tuple[Edit, str]] = {
-    "a newer version": (changing("session.json", lambda d: d.update(version=4)), "as version 4 of sessions.*open it with"),
+    "a newer version": (changing("session.json", lambda d: d.update(version=5)), "as version 5 of sessions.*open it with"),
     "another kind of file": (changing("session.json", lambda d: d.update(format="pickle")), "is no session"),
     "a list for a head": (set_text("session.json", "[]"), "is no session"),
     "no JSON": (set_text("trace.json", "{"), "trace.json is no JSON"),

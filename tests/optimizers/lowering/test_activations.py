@@ -47,23 +47,23 @@ MODULES = [name for name in torch.nn.modules.activation.__all__ if name not in L
 CASES = [(name, at) for name in MODULES for at in range(len(ARGUMENTS.get(name, [{}])))]
 
 
-def module(name: str, at: int, dtype: torch.dtype) -> nn.Module:
-    return getattr(nn, name)(**ARGUMENTS.get(name, [{}])[at]).to(dtype).eval()
+def module(name: str, at: int, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
+    return getattr(nn, name)(**ARGUMENTS.get(name, [{}])[at]).to(device, dtype).eval()
 
 
-def operand(dtype: torch.dtype) -> Tensor:
+def operand(dtype: torch.dtype, device: str = "cpu") -> Tensor:
     """Numbers on both sides of every corner, none of them on one, and some large ones."""
     x = torch.randn(5, 6, 34, generator=torch.Generator().manual_seed(3), dtype=f64) * 2
     x[0, 0, :10] = torch.tensor([-30.0, 30.0, -3.25, 3.25, 6.5, -1e-3, 1e-3, 2e-2, -90.0, 21.0], dtype=f64)
-    return x.to(dtype)
+    return x.to(device, dtype)
 
 
-def fused(name: str, at: int, dtype: torch.dtype) -> tuple[Variant, tracefuse.Capture]:
+def fused(name: str, at: int, dtype: torch.dtype, device: str = "cpu") -> tuple[Variant, tracefuse.Capture]:
     """The activation between products, since ATen runs an op alone as fast as a kernel would."""
-    layer, x = module(name, at, dtype), operand(dtype).requires_grad_()
+    layer, x = module(name, at, dtype, device), operand(dtype, device).requires_grad_()
     with tracefuse.capture() as capture:
         y = layer(x * 1.5) * 2
-        y.backward(torch.cos(torch.arange(y.numel(), dtype=f32)).to(dtype).view_as(y))
+        y.backward(torch.cos(torch.arange(y.numel(), dtype=f32, device=device)).to(dtype).view_as(y))
     return capture.variant(Config.off().changed(decompose=True, fuse=True)).check(), capture
 
 
@@ -88,7 +88,17 @@ def test_every_activation_of_torch_is_walked() -> None:
 @pytest.mark.parametrize(("name", "at"), CASES)
 def test_numbers(name: str, at: int, dtype: torch.dtype) -> None:
     """Each kernel's numbers beside those of its ATen ops in float64."""
-    variant, capture = fused(name, at, dtype)
+    check_kernels(*fused(name, at, dtype), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [f32, bf16, f64], ids=str)
+@pytest.mark.parametrize(("name", "at"), CASES)
+def test_numbers_on_a_gpu(name: str, at: int, dtype: torch.dtype) -> None:
+    check_kernels(*fused(name, at, dtype, "cuda"), dtype)
+
+
+def check_kernels(variant: Variant, capture: tracefuse.Capture, dtype: torch.dtype) -> None:
     known = dict(zip(variant.trace.placeholders, capture.example_inputs, strict=True))
     for node in variant.trace.ops:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)

@@ -49,7 +49,7 @@ export class Explorer {
     this.panels = new Map();
     /** Those that have missed a change while another one was shown. @type {Set<string>} */
     this.outdated = new Set();
-    this.tab = PANELS[0].id;
+    this.tab = PANELS.find(({ id }) => id === model.get("tab"))?.id ?? PANELS[0].id;
     /** Whether the details are of the pass, where a value is selected too: of what was asked for last. */
     this.showsPass = false;
     this.background = new Background(() => this.act.measure());
@@ -85,7 +85,7 @@ export class Explorer {
   /** @returns {View} */
   get view() {
     const { model, matches } = this;
-    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), step: model.get("step"), matches, pass: this.open.pass };
+    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), step: model.get("step"), board: model.get("board"), matches, pass: this.open.pass };
   }
 
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
@@ -186,6 +186,12 @@ export class Explorer {
     panel.mark(this.view);
   }
 
+  /** What was tried while something else was shown comes when its tab is opened. */
+  drawBoard() {
+    this.outdated.add("board");
+    if (this.tab === "board") this.drawPanel();
+  }
+
   drawDetails() {
     this.swap(this.slots.details, details(this.view, this.showsPass, this.open, this.act));
   }
@@ -213,6 +219,8 @@ export class Explorer {
   /** @param {string} id */
   openTab(id) {
     this.tab = id;
+    this.model.set("tab", id);
+    this.model.save_changes();
     this.drawTabs();
     this.showTab();
     this.drawPanel();

@@ -11,6 +11,7 @@ export function inverse(message, { config, baseline, clock }) {
     if (changed.length === 0) return null;
     return { type: "configure", changes: Object.fromEntries(changed.map((name) => [name, config[name]])) };
   }
+  if (message.type === "return") return { ...message, ...message.back, back: { capture: message.capture, config: message.config } };
   if (message.type === "clock") return message.device === clock.chosen ? null : { type: "clock", device: clock.chosen };
   if (message.type === "pin" || message.type === "unpin") return baseline.is_pinned ? { type: "pin", config: baseline.config } : { type: "unpin" };
   return null;

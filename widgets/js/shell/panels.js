@@ -1,5 +1,7 @@
 // The tabs in their order, of which the first is open when the view appears, and the style sheet of them all.
 
+import board from "../board/board.css";
+import { BoardPanel } from "../board/panel.js";
 import code from "../code/code.css";
 import { CodePanel } from "../code/panel.js";
 import graph from "../graph/graph.css";
@@ -31,8 +33,9 @@ export const PANELS = [
   { id: "findings", label: () => "Findings", count: ({ findings }) => findings.filter((one) => !one.is_mended).length, make: (act) => new FindingsPanel(act) },
   { id: "kernels", label: () => "Kernels", count: ({ kernels }) => kernels.length, make: (act, open) => new KernelPanel(act, open) },
   { id: "timing", label: () => "Timing", make: timingPanel },
+  { id: "board", label: () => "Board", make: (act) => new BoardPanel(act) },
   { id: "notes", label: () => "Notes", count: ({ notes }) => notes.length, make: notesPanel },
 ];
 
 /** Each panel's rules stand in a file of its own; the first has the colours and what is shared. */
-export const STYLES = [style, explorer, verdict, passes, trace, layers, graph, code, timeline, details, tables, findings].join("\n");
+export const STYLES = [style, explorer, verdict, passes, trace, layers, graph, code, timeline, details, tables, findings, board].join("\n");

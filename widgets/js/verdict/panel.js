@@ -76,7 +76,7 @@ export class VerdictBar {
 
   /** @param {Payload} payload @param {Status} status @param {boolean} live */
   drawActions({ timing, blocked, baseline }, status, live) {
-    const isRunning = status.busy === "timing" || status.busy === "findings";
+    const isRunning = ["timing", "findings", "board"].includes(status.busy);
     const reason = !live ? NEEDS_KERNEL : blocked;
     this.measure.textContent = timing ? "Measure again" : "Measure";
     this.measure.classList.toggle("tf-primary", !timing || timing.stale);

@@ -1,0 +1,65 @@
+"""What was timed decides: a kernel that was slower on this GPU than the ATen ops that it stands for is left to them.
+
+    TimedKernel(key, ours_us, aten_us, on)    both in the same rounds, on inputs of the same shapes, strides and dtypes
+
+The times are data of the machine: they come with `Fuse` as dropout's threads do, from a table on disk or in a session file.
+A kernel is looked up by its key when all kernels are formed, so that what is formed does not depend on times: those that lose
+are left out, and nothing else changes. Where a kernel was not timed, the model of bytes has decided, and the decision says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.fuse.pieces import Piece
+from tracefuse.optimizers.passes import Decision
+
+NOT_TIMED = "not timed on this GPU: the model of bytes decides"
+
+
+@dataclass(frozen=True)
+class TimedKernel:
+    """The times of one kernel and of the ATen ops that it stands for, in microseconds, measured on the GPU `on`."""
+
+    key: str
+    ours_us: float
+    aten_us: float
+    on: str
+
+    @property
+    def loses(self) -> bool:
+        return self.ours_us > self.aten_us
+
+    def said(self, ops: int) -> str:
+        theirs = f"ATen's {ops} ops take" if ops != 1 else "ATen's op takes"
+        return f"{theirs} {self.aten_us:.1f} us, this kernel {self.ours_us:.1f}: measured on {self.on}"
+
+
+def judged(pieces: Iterable[Piece], timed: Iterable[TimedKernel], decide: Callable[[Decision], None]) -> list[Piece]:
+    """`pieces`, those without a kernel whose kernel lost. What became of each is told to `decide`."""
+    known = {one.key: one for one in timed}
+    found = []
+    for piece in pieces:
+        times = known.get(piece.carved.kernel.key) if piece.carved else None
+        if times is not None and times.loses:
+            piece = replace(piece, carved=None, reason=times.said(len(piece.work)))
+        decide(_with_times(piece, times))
+        found.append(piece)
+    return found
+
+
+def _with_times(piece: Piece, times: TimedKernel | None) -> Decision:
+    """The decision about a piece: for one with a kernel of a GPU its times, or that it has none."""
+    decision = piece.decision
+    if piece.carved is None or not _is_of_a_gpu(piece.outputs):
+        return decision
+    said = NOT_TIMED if times is None else times.said(len(piece.work))
+    return replace(decision, reason=f"{decision.reason}; {said}")
+
+
+def _is_of_a_gpu(outputs: Sequence[fx.Node]) -> bool:
+    return any(device.type == "cuda" for value in outputs for device in devices(value))

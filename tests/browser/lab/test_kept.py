@@ -1,0 +1,119 @@
+"""A saved notebook without a kernel: the view works on what was stored, reopened in JupyterLab and as nbconvert's HTML."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from lab import Lab
+from playwright.sync_api import Browser, FrameLocator, Page, expect
+
+pytestmark = pytest.mark.browser
+
+SETUP = """
+%load_ext tracefuse
+import torch
+from tracefuse.demo import GPT, batch
+from tracefuse.widgets.view import keeping
+keeping.QUIET_S = 0.2
+torch.manual_seed(0)
+model = GPT(layers=1, width=32, heads=2, vocab=61, length=16)
+tokens, targets = batch(61, 2, 12)
+"""
+CELL = """%%tracefuse --no-measure -o c
+loss = model(tokens, targets)
+loss.backward()
+"""
+SAVE = "() => window.jupyterapp.commands.execute('docmanager:save')"
+NAME = "test_kept_0.ipynb"
+
+
+def held_configurations(path: Path) -> int:
+    """How large the kept page is: it grows once the neighbours are in it."""
+    notebook = nbformat.read(path, as_version=4)
+    texts = [
+        out["data"].get("text/html", "") for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out
+    ]
+    return max(map(len, texts), default=0)
+
+
+@pytest.fixture(scope="module")
+def notebook(open_notebook: Callable[..., Page], lab: Lab) -> Path:
+    """A notebook that was saved when the neighbours of what is shown were computed."""
+    page = open_notebook(SETUP, CELL)
+    expect(page.get_by_test_id("tf-root")).to_have_attribute("data-ready", "1")
+    path = lab.root / NAME
+    page.evaluate(SAVE)
+    first = held_configurations(path)
+    assert first > 100_000  # the page of the shown configuration came with the cell
+    for _ in range(120):
+        page.wait_for_timeout(500)
+        page.evaluate(SAVE)
+        if held_configurations(path) > first + 5_000:
+            break
+    else:
+        raise AssertionError("no neighbours were kept")
+    assert page.locator("iframe").count() == 0  # the living view is the only one
+    return path
+
+
+def check_view(view: FrameLocator) -> None:
+    """Switches move between what is stored, panels draw, and what is not stored says so."""
+    expect(view.get_by_test_id("tf-root")).to_have_attribute("data-ready", "1")
+    fuse = view.get_by_test_id("tf-toggle-fuse")
+    expect(fuse).to_be_checked()
+    fuse.click()
+    expect(fuse).not_to_be_checked()
+    expect(view.get_by_test_id("tf-pass-fuse")).to_have_class(re.compile("tf-off"))
+    fuse.click()
+    for tab in ("layers", "graph", "code", "timeline", "findings", "kernels", "timing", "board", "notes", "trace"):
+        view.get_by_test_id(f"tf-tab-{tab}").click()
+        expect(view.get_by_test_id(f"tf-tab-{tab}")).to_have_attribute("aria-selected", "true")
+    expect(view.get_by_test_id("tf-measure")).to_be_disabled()
+    expect(view.get_by_test_id("tf-freeze")).to_be_disabled()
+
+
+def test_a_reopened_notebook_shows_the_view(notebook: Path, lab: Lab, browser: Browser) -> None:
+    name = "reopened.ipynb"
+    (lab.root / name).write_bytes(notebook.read_bytes())
+    context = browser.new_context(viewport={"width": 1300, "height": 1000})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    lab.open(page, name)
+    still = page.locator("[class^=tf-still-]")
+    expect(still).to_be_attached()
+    still.scroll_into_view_if_needed()
+    check_view(page.frame_locator("iframe[title^=tracefuse]"))
+    context.close()
+    assert [error for error in errors if "create_subshell" not in error] == []
+
+
+def test_the_html_of_nbconvert_shows_the_view(notebook: Path, browser: Browser, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", str(notebook), "--output-dir", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    page = browser.new_page(viewport={"width": 1300, "height": 1000})
+    page.route(
+        re.compile("^https?://"), lambda route: route.abort()
+    )  # what nbconvert links to: the view needs none of it
+    page.goto((tmp_path / notebook.name).with_suffix(".html").as_uri(), wait_until="domcontentloaded")
+    page.locator("[class^=tf-still-]").scroll_into_view_if_needed()
+    check_view(page.frame_locator("iframe[title^=tracefuse]"))
+    page.close()
+
+
+def test_where_no_script_runs_there_are_tables(notebook: Path, browser: Browser, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", str(notebook), "--output-dir", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.route(re.compile("^https?://"), lambda route: route.abort())
+    page.goto((tmp_path / notebook.name).with_suffix(".html").as_uri(), wait_until="domcontentloaded")
+    expect(page.locator("[class^=tf-still-]")).to_contain_text("Run the cell again for the view itself")
+    context.close()

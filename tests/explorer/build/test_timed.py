@@ -1,0 +1,154 @@
+"""Kernels timed beside ATen's ops: which are, what the table keeps, and that a bad kernel loses on a real GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from fake_clock import FakeBench
+from kernels import HOPPER_GPU, kernel_of_types
+
+import tracefuse
+from tracefuse.build import cache, modules, timed, tuning
+from tracefuse.build.timed import is_judged, judge, remember, timed_kernels
+from tracefuse.build.trials import is_of_aten
+from tracefuse.config.configuration import Config
+from tracefuse.optimizers.fuse.timed import TimedKernel
+from tracefuse.optimizers.kernels.kernel import Kernel
+
+bf16, f32 = torch.bfloat16, torch.float32
+
+
+def gelu(rows: int = 4096, scale: int = 2) -> Kernel:
+    return kernel_of_types(lambda x: torch.nn.functional.gelu(x) * scale, ((rows, 512), bf16), device="cuda")
+
+
+@pytest.fixture
+def hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A GPU for which everything compiles at once, and an empty cache, whose folder this is."""
+    monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path))
+    for module in (timed, tuning):
+        monkeypatch.setattr(module, "this_gpu", lambda: HOPPER_GPU)
+        monkeypatch.setattr(module, "build_all", lambda asked, report: {})
+    tuning._key.cache_clear()
+    return tmp_path
+
+
+def test_each_kernel_is_timed_once_beside_aten_and_remembered(hopper: Path) -> None:
+    fast, slow = gelu(), gelu(scale=3)
+    bench = FakeBench({}, aten_ms={slow.name: 0.4})
+    found = judge([slow, fast, fast], bench=bench, budget_s=60)
+    assert {one.key: (one.ours_us, one.aten_us, one.loses) for one in found} == {
+        fast.key: (1000.0, 5000.0, False),
+        slow.key: (1000.0, 400.0, True),
+    }
+    assert set(timed_kernels()) == set(found)
+    assert bench.is_closed
+    unused = FakeBench({})
+    assert judge([slow, fast], bench=unused) == found
+    assert unused.tried == []
+
+
+def test_the_largest_come_first_and_a_budget_leaves_the_others_for_the_next_time(hopper: Path) -> None:
+    large, small = gelu(8192), gelu(2048)
+    (first,) = judge([small, large], budget_s=5, bench=FakeBench({}))
+    assert first.key == large.key
+    assert len(judge([small, large], budget_s=5, bench=FakeBench({}))) == 2
+
+
+def test_what_cannot_be_compared_has_no_times(hopper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = gelu()
+    assert judge([kernel], bench=FakeBench({}, torch.OutOfMemoryError("no memory"))) == ()
+    assert judge([kernel], bench=FakeBench({}, aten_ms={kernel.name: None})) == ()
+    monkeypatch.setattr(timed, "build_all", lambda asked, report: dict.fromkeys(asked, "refused"))
+    assert judge([kernel], bench=FakeBench({})) == timed_kernels() == ()
+
+
+def test_only_what_stands_for_atens_ops_on_a_gpu_is_compared() -> None:
+    assert is_judged(gelu())
+    assert not is_judged(kernel_of_types(lambda x: x * 2, ((8, 8), f32)))
+    dropout = mock.Mock(spec=Kernel, body=mock.Mock(ops=[mock.Mock(target=torch.ops.tracefuse.draw_dropout.default)]))
+    assert not is_of_aten(dropout)
+
+
+def test_the_trials_of_block_sizes_note_both_times_too(hopper: Path) -> None:
+    kernel = gelu(16384)
+    tuning.tune([kernel], bench=FakeBench({}, aten_ms={kernel.name: 0.25}))
+    assert timed_kernels() == (TimedKernel(kernel.key, 1000.0, 250.0, "a GPU"),)
+
+
+def test_the_table_keeps_the_last_ones_and_one_for_each_kernel(hopper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "MOST_TIMED", 3)
+    remember(TimedKernel(str(at), 1.0, 2.0, "a GPU") for at in range(4))
+    remember([TimedKernel("2", 3.0, 2.0, "a GPU")])
+    assert [(one.key, one.ours_us) for one in timed_kernels()] == [("1", 1.0), ("3", 1.0), ("2", 3.0)]
+
+
+@pytest.mark.parametrize(
+    "damage", [{}, [["k", 1.0]], [["k", 0.0, 1.0, "a"]], [["k", "1", 1.0, "a"]], [[1, 1.0, 1.0, "a"]]]
+)
+def test_what_is_no_table_is_none(damage: Any, hopper: Path) -> None:
+    cache.write_json(timed._name(), damage)
+    assert timed_kernels() == ()
+
+
+def test_another_generator_has_another_table(hopper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember([TimedKernel("k", 1.0, 2.0, "a GPU")])
+    monkeypatch.setattr(timed, "_name", lambda: "timed kernels of another generator")
+    assert timed_kernels() == ()
+
+
+def test_without_a_gpu_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "this_gpu", lambda: None)
+    assert judge([gelu()]) == timed_kernels() == ()
+    variant = tracefuse.capture(lambda x: x * 2 + 1, torch.randn(8, 8)).optimize()
+    assert variant.judge() is variant
+    assert len(variant.kernels) == 1
+
+
+def test_a_variant_loses_its_kernel_when_that_is_found_to_lose(hopper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but for where the times come from."""
+    capture = tracefuse.capture(lambda x: (x * 2 + 1, (x @ x).exp() * 3), torch.randn(8, 8))
+    variant, beside = capture.optimize(), capture.optimize(decompose=False)
+    one, other = variant.kernels
+    assert beside.kernels == (one, other)
+    pairs = (TimedKernel(one.key, 3.0, 2.0, "a GPU"), TimedKernel(other.key, 2.0, 3.0, "a GPU"))
+    monkeypatch.setattr(timed, "judge", lambda *given: pairs)
+    monkeypatch.setattr(type(variant), "runs_triton", True)
+    assert variant.judge().kernels == (other,)
+    assert variant.judge().kernels == (other,)
+    assert capture.optimize().kernels == (other,)
+    assert capture.variant(Config.of(cat=False)).kernels == beside.kernels == (other,)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_bad_kernel_loses_and_a_good_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bad: each program of the kernel waits for itself twenty thousand times, and yields the same."""
+    monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path))
+    x = torch.randn(4096, 4096, device="cuda")
+    capture = tracefuse.capture(lambda x: ((x * 2 + 1).tanh(), ((x @ x) * 3 - 1).sigmoid()), x)
+    variant = capture.optimize()
+    bad, good = variant.kernels
+    text = modules.kernel_source
+
+    def slowed(kernel: Kernel, *given: Any) -> str:
+        made = text(kernel, *given)
+        if kernel.name != bad.name:
+            return made
+        head, store, rest = made.partition("    tl.store(")
+        return f"{head}    for _ in range(20_000):\n        tl.debug_barrier()\n{store}{rest}"
+
+    with mock.patch.object(modules, "kernel_source", slowed):
+        kept = variant.judge()
+    assert [k.name for k in kept.kernels] == [good.name]
+    left = [d.reason for d in kept.passes[-1].decisions if d.action == "leave"]
+    assert any("ATen's 3 ops take" in reason and torch.cuda.get_device_name() in reason for reason in left)
+    assert {one.key: one.loses for one in timed_kernels()} == {bad.key: True, good.key: False}
+    for mine, theirs in zip(kept.compile()(x), capture.replay(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)

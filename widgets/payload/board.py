@@ -1,0 +1,231 @@
+"""The part of the wire format that says what was tried: a row for each configuration of each capture on the board, which of
+them nothing beats in both time and memory, and what tells two of them apart. Pure: nothing here runs a pass or reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from tracefuse.config.configuration import Config
+from tracefuse.measure.op_times import OpTimes
+from tracefuse.measure.timing import Estimate
+from tracefuse.optimizers.trace import Trace, human_bytes
+from tracefuse.tables.compared import ModuleDifference, compared
+from tracefuse.tables.folding import folded_paths
+from tracefuse.timeline.measurements import Entry, Measurements
+from tracefuse.variant import Variant, Variants
+from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
+from tracefuse.widgets.payload.facts import size
+from tracefuse.widgets.payload.measured import Measured
+from tracefuse.widgets.payload.passes import config_record
+from tracefuse.widgets.payload.timing import SHOWN
+
+MOST_MODULES = 40
+MOST_LINES = 12
+
+
+@dataclass(frozen=True)
+class Stand:
+    """One capture on the board: what it is called there, and what was measured and tried of it."""
+
+    label: str
+    capture: Variants
+    measured: Measured
+
+    def clock(self) -> Clock:
+        """The times of any of its configurations."""
+        return self.measured.clocks.clock(self.capture.variant(Config.off()))
+
+    @property
+    def tried(self) -> dict[Config, Entry]:
+        return self.measured.known.board
+
+
+def entry_of(variant: Variant, times_of: Callable[[Trace], OpTimes], device: str, tried_at: float) -> Entry:
+    """What the board keeps of a variant, whose passes run here if they have not."""
+    times, whole = times_of(variant.whole), size(variant.whole_in_place)
+    return Entry(tried_at, whole.ops, whole.saved_bytes, whole.peak_bytes, times.step_us, times.kind, device)
+
+
+def board_record(stands: Sequence[Stand], shown: int, variant: Variant, clock: Clock) -> dict[str, Any]:
+    """All rows, those of each capture in the order in which they were tried; `shown` is the capture on show, `clock` its."""
+    rows = [row for at, one in enumerate(stands) for row in _rows(at, one, clock if at == shown else one.clock())]
+    for row in rows:
+        row["is_shown"] = row["capture"] == shown and row["config"] == config_record(variant.config)
+    mine = [row for row in rows if row["capture"] == shown and row["device"] == clock.device]
+    best = frontier([(row["peak_bytes"], row["step_us"]) for row in mine])
+    for at, row in enumerate(mine):
+        row["is_best"] = at in best
+    return {"capture": shown, "captures": [one.label for one in stands], "device": clock.device, "rows": rows}
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> set[int]:
+    """The places of those points that no other one beats: it is less in one coordinate, and not more in the other."""
+    found, least = set[int](), float("inf")
+    for at in sorted(range(len(points)), key=lambda at: points[at]):
+        if points[at][1] < least:
+            least = points[at][1]
+            found.add(at)
+    return found
+
+
+def _rows(at: int, stand: Stand, clock: Clock) -> list[dict[str, Any]]:
+    known = stand.measured.known
+    entries = {config: _fresh(stand, config, entry, clock) for config, entry in stand.tried.items()}
+    captured = entries.get(Config.off())
+    return [
+        {
+            "capture": at,
+            "name": said(config),
+            "call": config.as_code(),
+            "config": config_record(config),
+            **asdict(entry),
+            "ratio": entry.step_us / captured.step_us
+            if captured and captured.step_us and captured.device == entry.device
+            else None,
+            "forecast_us": _forecast_us(stand, config, entry),
+            "measured": measured_step(known, config),
+            "is_captured": config == Config.off(),
+            "is_best": False,
+        }
+        for config, entry in entries.items()
+    ]
+
+
+def _fresh(stand: Stand, config: Config, entry: Entry, clock: Clock) -> Entry:
+    """The entry by what is known now, where the passes of this configuration have run in this process."""
+    made = stand.capture.made(config)
+    return entry if made is None else entry_of(made, clock.of, clock.device, entry.tried_at)
+
+
+def _forecast_us(stand: Stand, config: Config, entry: Entry) -> float | None:
+    """What was predicted before it was measured; of what was not measured, what is predicted or modelled now."""
+    forecast = stand.measured.clocks.forecasts.get(config)
+    if forecast is not None:
+        return forecast.predicted_us
+    return None if entry.kind == "measured" else entry.step_us
+
+
+def measured_step(known: Measurements, config: Config) -> dict[str, Any] | None:
+    """The step as it was timed last, in ms with its interval, and where; None if it was not."""
+    for (optimised, pinned), timing in reversed(known.timings.items()):
+        beside = pinned or Config.off()
+        program = timing.program(SHOWN) if optimised == config else timing.baseline if beside == config else None
+        if program is not None:
+            times = program.times_ms
+            step: Estimate = times.get("step") or list(times.values())[-1]
+            return asdict(step) | {"where": timing.device}
+    return None
+
+
+# --- a configuration in words -----------------------------------------------------------------------------------------
+
+
+def said(config: Config) -> str:
+    """What a configuration is beside the default one, in a few words: "captured", "all passes", "without cat, weight 0"."""
+    if config == Config.off():
+        return "captured"
+    on = [name for name in config.names if config.is_on(name)]
+    off = [name for name in config.names if not config.is_on(name) and Config().is_on(name)]
+    passes = [] if not off else [f"without {', '.join(off)}"] if len(off) <= len(on) else [f"only {', '.join(on)}"]
+    return ", ".join([*passes, *_options(config)]) or "all passes"
+
+
+def _options(config: Config) -> Iterable[str]:
+    default = Config()
+    if config.freeze:
+        yield f"{', '.join(config.freeze)} frozen"
+    if config.remat is None:
+        return
+    if config.remat != default.remat:
+        yield f"weight {config.remat:g}"
+    if config.memory_budget is not None:
+        yield f"saves at most {_size(config.memory_budget)}"
+    for what, names in (("saves", config.save), ("recomputes", config.recompute)):
+        if names:
+            yield f"{what} {', '.join(names)}"
+    yield from (f"{name} {value}" for name, value in config.remat_options)
+
+
+def _size(budget: float) -> str:
+    return f"{budget:.0%}".replace("%", " %") if isinstance(budget, float) and budget <= 1 else human_bytes(int(budget))
+
+
+# --- two of them ------------------------------------------------------------------------------------------------------
+
+
+def comparison_record(pair: tuple[tuple[int, Variant], tuple[int, Variant]], stands: Sequence[Stand]) -> dict[str, Any]:
+    """What tells two configurations apart, of one capture or of two: their options, what each module takes, what each pass
+    changed. Each is given by its capture's place and itself; all times are of one device and of one kind."""
+    clocks = _of_one_kind([stands[at].measured.clocks.clock(variant) for at, variant in pair], [v for _, v in pair])
+    (_, one), (_, other) = pair
+    times = clocks[0].of(one.whole), clocks[1].of(other.whole)
+    folds = folded_paths(other.program.whole) | folded_paths(one.program.whole)
+    modules = compared(one.whole, other.whole, times, folds)
+    return {
+        "sides": [
+            {
+                "capture": at,
+                "label": stands[at].label,
+                "name": said(variant.config),
+                "call": variant.config.as_code(),
+                "step_us": time.step_us,
+                "provenance": time.provenance,
+                "peak_bytes": size(variant.whole_in_place).peak_bytes,
+                "saved_bytes": size(variant.whole_in_place).saved_bytes,
+                "ops": size(variant.whole_in_place).ops,
+            }
+            for (at, variant), time in zip(pair, times, strict=True)
+        ],
+        "options": _differing(one.config, other.config),
+        "modules": [_module(row) for row in modules[:MOST_MODULES]],
+        "left_out": max(0, len(modules) - MOST_MODULES),
+        "passes": _passes([(v, clock) for (_, v), clock in zip(pair, clocks, strict=True)]),
+    }
+
+
+def _of_one_kind(clocks: Sequence[Clock], variants: Sequence[Variant]) -> list[Clock]:
+    """The clocks as they are, where both tell of one device and both by measuring or both by a model; else models of the
+    first one's device."""
+    same_device = len({one.device for one in clocks}) == 1
+    if same_device and len({one.times[1].kind == "modelled" for one in clocks}) == 1:
+        return list(clocks)
+    peaks = modelled_clock(variants[0]).peaks
+    models = [modelled_clock(one) for one in variants]
+    return models if all(one.peaks == peaks for one in models) else [replace(one, of=models[0].of) for one in models]
+
+
+def _module(row: ModuleDifference) -> dict[str, Any]:
+    found = {f.name: getattr(row, f.name) for f in fields(row)}
+    return found | {"lines": [asdict(line) for line in row.lines[:MOST_LINES]]}
+
+
+def _differing(one: Config, other: Config) -> list[list[str]]:
+    """Options that are not equal: the name, and either value as Python writes it."""
+    records = config_record(one), config_record(other)
+    return [
+        [name, repr(records[0].get(name)), repr(records[1].get(name))]
+        for name in dict.fromkeys([*records[0], *records[1]])
+        if records[0].get(name) != records[1].get(name)
+    ]
+
+
+def _passes(sides: Sequence[tuple[Variant, Clock]]) -> list[dict[str, Any]]:
+    """What each pass changed of the step and of what is saved, on either side; None where it did not run."""
+    deltas = [pass_deltas(variant, clock) for variant, clock in sides]
+    saved = [
+        {one.name: size(one.after).saved_bytes - size(one.before).saved_bytes for one in variant.passes}
+        for variant, _ in sides
+    ]
+    names = dict.fromkeys(name for variant, _ in sides for name in variant.config.names)
+    return [
+        {
+            "name": name,
+            "states": [variant.config.state(name) if name in variant.config.names else "off" for variant, _ in sides],
+            "delta_us": [one.get(name) for one in deltas],
+            "saved_bytes": [one.get(name) for one in saved],
+        }
+        for name in names
+    ]
