@@ -22,8 +22,9 @@ from tracefuse.ranks.causes import LEAST_NS
 from tracefuse.ranks.clocks import clocks_of
 from tracefuse.ranks.exchanges import Exchanges, exchanges_in, of_collectives
 from tracefuse.ranks.matching import matched
-from tracefuse.ranks.rank import Rank, number_of, rank_in
+from tracefuse.ranks.rank import Rank
 from tracefuse.ranks.ranks import Ranks
+from tracefuse.ranks.reading import number_of, rank_in
 from tracefuse.ranks.splitting import Split, splits_of
 
 Read = TypeVar("Read")

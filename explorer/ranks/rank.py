@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tracefuse.profiling.attribution import Costs
-from tracefuse.profiling.kineto import base_ns_of, recorded_in
 from tracefuse.profiling.run import Run
-from tracefuse.ranks.exchanges import Exchanges, exchanges_in, of_collectives
+from tracefuse.ranks.exchanges import Exchanges
+from tracefuse.ranks.memories import Peak
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.host_calls import by_thread
 from tracefuse.timeline.spans import NONE, Interval, Piece, Spans
 
-_DIGITS = re.compile(r"(\d+)")
+_ENGINE = "autograd::engine"
 _COLLECTIVE = re.compile(r"nccl|^gloo:|^c10d::|^_c10d_functional::|record_param_comms", re.I)
 # By torch's ExperimentalConfig(record_python_gc_info=True), and by ranges of the user's.
 _GARBAGE = re.compile(
@@ -47,12 +47,14 @@ class Doing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rank:
-    """`number` is the rank, `run` what its profiler recorded, `exchanges` its collectives."""
+    """`number` is the rank, `run` what its profiler recorded, `exchanges` its collectives, `memory` the peaks of its devices,
+    where allocations were recorded."""
 
     number: int
     path: Path
     run: Run
     exchanges: Exchanges
+    memory: Mapping[str, Peak] = field(default_factory=dict)
 
     @property
     def events(self) -> Events:
@@ -263,23 +265,15 @@ class Rank:
         found = iter(self.whose(self._rows[is_known]))
         return [next(found)[1] if known else "" for known in is_known.tolist()]
 
+    def phase_of(self, row: int) -> str:
+        """ "backward" of a collective that autograd's engine started, "forward" of any other, an optimizer's too; "" where no
+        operator is known that did."""
+        return self._phases[row]
 
-def rank_in(path: str | Path, otherwise: int) -> Rank:
-    """Read one rank's file; `otherwise` is its rank where neither the file nor its name says one. Raises `TraceFileError` for
-    what is no trace."""
-    path = Path(path)
-    texts: list[bytes] = []
-    recording = recorded_in(path, lambda some, records: texts.extend(of_collectives(some, records)))
-    events = recording.events
-    window = (int(events.start_ns.min()), int(events.end_ns.max())) if len(events) else (0, 0)
-    exchanges = exchanges_in(texts, base_ns_of(recording.header))
-    run = Run(recording, window, f"measured, {path.name}")
-    return Rank(number_of(recording.header, path, otherwise), path, run, exchanges)
-
-
-def number_of(header: Mapping[str, Any], path: Path, otherwise: int) -> int:
-    """The rank that the file says, else the one in its name, else `otherwise`."""
-    said = header.get("distributedInfo")
-    number = said.get("rank") if isinstance(said, dict) else None
-    in_name = _DIGITS.findall(path.name.partition(".")[0])
-    return number if isinstance(number, int) else int(in_name[-1]) if in_name else otherwise
+    @cached_property
+    def _phases(self) -> list[str]:
+        is_known = self._calls != NONE
+        outermost = np.full(len(self._calls), NONE, np.int64)
+        outermost[is_known] = self.run.host.operators_of(self._calls[is_known])
+        names = ("" if row == NONE else self.events.name_at(row) for row in outermost.tolist())
+        return [name and ("backward" if name.startswith(_ENGINE) else "forward") for name in names]

@@ -142,16 +142,18 @@ class Ranks:
         table = {name: {number: counts[number] for number in self.ranks} for name, counts in found.items()}
         return dict(sorted(table.items(), key=lambda row: min(row[1].values()) - max(row[1].values())))
 
-    def exposed_by_module(self) -> dict[tuple[str, str], int]:
-        """By kind of collective and module, the ns of exposed transfer, the mean of the ranks."""
+    def exposed_by_module(self) -> dict[tuple[str, str, str], int]:
+        """By kind of collective, module and phase ("forward", "backward"), the ns of exposed transfer, the mean of the ranks;
+        "" is not known."""
         return self._exposed_by_module
 
     @cached_property
-    def _exposed_by_module(self) -> dict[tuple[str, str], int]:
-        found: Counter[tuple[str, str]] = Counter()
+    def _exposed_by_module(self) -> dict[tuple[str, str, str], int]:
+        found: Counter[tuple[str, str, str]] = Counter()
         for number, all_ in self.exposed.items():
+            rank = self.ranks[number]
             for one in all_:
-                found[one.split.call.kind, self.ranks[number].module_of(one.row)] += one.transfer_ns
+                found[one.split.call.kind, rank.module_of(one.row), rank.phase_of(one.row)] += one.transfer_ns
         return {key: ns // len(self.ranks) for key, ns in found.most_common()}
 
     def findings(self) -> Findings:
@@ -170,6 +172,7 @@ class Ranks:
                     "window_ns": list(rank.window),
                     "clock": vars(self.clocks[number]),
                     "time_ns": self.time_of(number),
+                    "memory_nbytes": {device: peak._asdict() for device, peak in rank.memory.items()},
                 }
                 for number, rank in self.ranks.items()
             },
@@ -177,7 +180,8 @@ class Ranks:
             "waits": [{**vars(one), "doing": one.doing._asdict()} for one in self.waits],
             "heat_ns": {module: {str(rank): ns for rank, ns in row.items()} for module, row in self.heat().items()},
             "exposed_ns": [
-                {"kind": kind, "module": module, "ns": ns} for (kind, module), ns in self.exposed_by_module().items()
+                {"kind": kind, "module": module, "phase": phase, "ns": ns}
+                for (kind, module, phase), ns in self.exposed_by_module().items()
             ],
             "disorders": [
                 {

@@ -14,8 +14,8 @@ _SHOWN = 12
 
 
 def report(ranks: Ranks) -> str:
-    """Clocks, ranks × time, who made the others wait, collectives by size, and exposed communication by module."""
-    parts = [_head(ranks), _times(ranks), _waits(ranks), _sizes(ranks), _exposed(ranks), _heat(ranks)]
+    """Clocks, ranks × time, who made the others wait, collectives by size, exposed communication by module, and memory."""
+    parts = [_head(ranks), _times(ranks), _waits(ranks), _sizes(ranks), _exposed(ranks), _heat(ranks), _memory(ranks)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -54,7 +54,22 @@ def _times(ranks: Ranks) -> str:
         shown = [share(time[key], window) for key in ("computing", "transfer", "waiting", "other")]
         offset = f"{clock.offset_ns / 1e6:+.3f} ± {clock.uncertainty_ns / 1e6:.3f} ms" if clock.calls else "reference"
         rows.append((str(number), offset, time_text(window / 1e3), *shown, time_text(time["waited for"] / 1e3)))
-    return "ranks × time (measured; transfer and waiting as far as nothing was computed beside them)\n" + aligned(rows)
+    head = "ranks × time (measured; transfer and waiting as far as nothing was computed beside them)\n"
+    return f"{head}{aligned(rows)}\n{_bounds(ranks)}"
+
+
+def _bounds(ranks: Ranks) -> str:
+    """What the slowest rank's window would be at best."""
+    least = {
+        number: rank.window[1] - rank.window[0] - ranks.time_of(number)["waiting"]
+        for number, rank in ranks.ranks.items()
+    }
+    without_skew = max(least.values())
+    at_once = max(ns - ranks.time_of(number)["transfer"] for number, ns in least.items())
+    return (
+        f"bounds: without skew {time_text(without_skew / 1e3)}, and with infinite bandwidth {time_text(at_once / 1e3)}, "
+        f"in place of {time_text(ranks.window_ns / 1e3)}, where the slowest rank does the rest as it did"
+    )
 
 
 def _waits(ranks: Ranks) -> str:
@@ -94,11 +109,11 @@ def _sizes(ranks: Ranks) -> str:
 
 
 def _exposed(ranks: Ranks) -> str:
-    found = [(kind, module, ns) for (kind, module), ns in ranks.exposed_by_module().items() if ns]
+    found = [(*what, ns) for what, ns in ranks.exposed_by_module().items() if ns]
     if not found:
         return ""
-    rows = [("collective", "module", "exposed transfer a rank")]
-    rows += [(kind, module or "-", time_text(ns / 1e3)) for kind, module, ns in found[:_SHOWN]]
+    rows = [("collective", "module", "phase", "exposed transfer a rank")]
+    rows += [(kind, module or "-", phase or "-", time_text(ns / 1e3)) for kind, module, phase, ns in found[:_SHOWN]]
     return "exposed communication by module\n" + aligned(rows)
 
 
@@ -109,3 +124,16 @@ def _heat(ranks: Ranks) -> str:
     rows = [("module", *(f"rank {number}" for number in ranks.ranks))]
     rows += [(name, *(time_text(ns / 1e3) for ns in row.values())) for name, row in list(heat.items())[:_SHOWN]]
     return "ranks × modules, the largest differences first\n" + aligned(rows)
+
+
+def _memory(ranks: Ranks) -> str:
+    """By rank and device; a rank whose allocations were not recorded is left out, and if no rank's were, all of it."""
+    known = {number: rank.memory for number, rank in ranks.ranks.items() if rank.memory}
+    if not known:
+        return ""
+    rows = [("rank", "device", "allocated at most", "held by the allocator")]
+    for number, peaks in known.items():
+        for device, peak in peaks.items():
+            held = human_bytes(peak.reserved) if peak.reserved else "-"
+            rows.append((str(number), device, human_bytes(peak.allocated), held))
+    return "memory by rank (measured; on the CPU what was allocated since the recording began)\n" + aligned(rows)

@@ -80,7 +80,7 @@ class Fuse:
                 decide(Decision(node.name, "leave", reason))
         fusible = {node for node, reason in refused.items() if reason is None}
         form_long_sums(graph, fusible, decide)
-        carver = Carver({node: at for at, node in enumerate(graph.nodes)}, decide)
+        carver = Carver({node: at for at, node in enumerate(graph.nodes)}, fusible, decide)
         pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
         pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
         pieces = duplicate_pieces(pieces, fusible, carver.attempt, decide)

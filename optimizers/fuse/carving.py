@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from tracefuse.optimizers.fuse.fusible import is_free, slow_in_aten
-from tracefuse.optimizers.fuse.pieces import Piece
+from tracefuse.optimizers.fuse.pieces import Piece, with_views
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.remaking import is_constant, is_remade
 from tracefuse.optimizers.fuse.repeats import in_words, repeated_nbytes, repeated_value
@@ -23,7 +23,7 @@ from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_valu
 from tracefuse.optimizers.lowering.lowering import NotFusible
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS
-from tracefuse.optimizers.ops import is_getitem, is_view, reached
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, val
 
@@ -33,6 +33,7 @@ class Carver:
     """Regions to kernels, in the order of the trace's `position`s. Equal kernels share one body."""
 
     position: dict[fx.Node, int]
+    fusible: set[fx.Node]
     decide: Decide
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
@@ -65,7 +66,16 @@ class Carver:
 
     def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], Obstacle | None]:
         kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
-        return kernel, stands_for, obstacle_of(kernel)
+        obstacle = obstacle_of(kernel)
+        if obstacle is None and len(set(map(behind_views, stands_for[: len(kernel.body.inputs)]))) < len(
+            kernel.body.inputs
+        ):
+            # Two views of one memory are read once if the kernel has the views.
+            inside = _with_remade([*with_views(nodes, self.fusible)])
+            one, stands_for_one = make_kernel(outputs, inside, self.kernels)
+            if one.nbytes < kernel.nbytes and obstacle_of(one) is None:
+                return one, stands_for_one, None
+        return kernel, stands_for, obstacle
 
     def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | list[list[fx.Node]]:
         """The piece, or the parts to try next."""

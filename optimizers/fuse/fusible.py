@@ -20,7 +20,16 @@ from tracefuse.optimizers.fuse.remaking import is_constant, is_remade
 from tracefuse.optimizers.lowering.composites import COMPOSITES, REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
 from tracefuse.optimizers.lowering.gathers import gather_refusal
-from tracefuse.optimizers.lowering.geometry import SUMS, are_few_and_long, columns_of, operand_of, reduced_dims, rows_of
+from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
+    MAX_STRIDED_ROW,
+    SUMMED,
+    SUMS,
+    are_few_and_long,
+    columns_of,
+    operand_of,
+    reduced_dims,
+    rows_of,
+)
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering.lowering import COPIES
 from tracefuse.optimizers.lowering.random_ops import is_mask
@@ -36,7 +45,8 @@ FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default, ate
 
 # One number per row, which ATen computes in one pass.
 PLAIN_REDUCTIONS = {
-    *SUMS, aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.var.correction,
+    *SUMMED, aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default, aten.amax.default, aten.amin.default,
+    aten.max.default, aten.min.default,
 }  # fmt: skip
 
 
@@ -69,7 +79,8 @@ def slow_in_aten(node: fx.Node) -> str | None:
         # Of programs with a pool, torch.compile, which gathers as we do, took 0.3 to 0.7 of eager's time on an H200.
         return "ATen's own kernel of windows does not keep up with memory"
     is_composite = node.target in REDUCTIONS and node.target not in PLAIN_REDUCTIONS
-    if is_composite or columns_of(node) is not None:
+    columns = columns_of(node)
+    if is_composite or (columns is not None and not columns.is_split):
         return "ATen's own kernel reads that twice, or at half the speed of memory"
     return None
 
@@ -135,7 +146,9 @@ def _row_refusal(node: fx.Node) -> str | None:
         return "it reduces a single element"
     geometry = rows_of(node) or columns_of(node)
     if geometry is None:
-        return "it reduces dimensions on both sides of one that it keeps, or leading ones by more than a sum"
+        if node.target in SUMMED:
+            return "it reduces rows of one element"
+        return f"it reduces more than {MAX_STRIDED_ROW} elements that do not lie together, by more than a sum"
     if node.target in (*PLAIN_REDUCTIONS, aten.logsumexp.default) and rows_of(node) and are_few_and_long(geometry):
         return "its rows are few and long: ATen has many programs share one"
     if node.target in SUMS and val(node).dtype is torch.bool:

@@ -33,6 +33,10 @@ from tracefuse.optimizers.trace import nbytes, phase, tensors
 Sizes = tuple[int, int, int]
 Loops = tuple[Sizes | None, Sizes | None]
 
+TABLE_SHARE = 16
+"""What an op reads beside its large operand, such as a number for each channel, weighs nothing up to 1 / TABLE_SHARE of it."""
+TABLE_NBYTES = 1 << 20
+"""A table for results that large is made where it is read: what it is made of is read sooner than a kernel is launched."""
 SINKING_TOGETHER = 16
 """At most so many ops are looked at as one when they might be cheaper where their result is read."""
 
@@ -207,7 +211,8 @@ def _is_no_dearer(moved: set[fx.Node], node: fx.Node, target: Region) -> bool:
     if all(map(is_view, moved)):
         return True
     read = reads_of(a for a in sources(moved) if not _is_at_hand(a, target))
-    return sum(read.values()) <= nbytes(node)
+    more, least = sum(read.values()) - nbytes(node), min(TABLE_NBYTES, max(map(nbytes, node.users)))
+    return more * TABLE_SHARE <= max(nbytes(node), least)
 
 
 def _is_at_hand(value: fx.Node, region: Region) -> bool:

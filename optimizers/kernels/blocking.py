@@ -3,6 +3,7 @@
     columns where it sums down columns, rows where it reduces rows       as the reduction's operand lies
     tiles   where a costly value is broadcast, or an input is read       so that it is computed once per table entry, and
             along another axis than the result is written                both sides are read and written in whole lines
+            where several inputs are one number for a line               so that a line reads them once
     flat    otherwise
 
 Where a kernel writes a concatenation, each part gets a layout of its own, a *segment*: no program then asks which part it
@@ -22,16 +23,20 @@ from tracefuse.optimizers.facts import span
 from tracefuse.optimizers.kernels.reduction_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, columns, rows
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import TRANSCENDENTAL
-from tracefuse.optimizers.lowering.geometry import NORM_BACKWARD, Geometry, columns_of, operand_of, reduced_dims
+from tracefuse.optimizers.lowering.geometry import NORM_BACKWARD, Geometry, columns_of, is_strided, operand_of, rows_of
 from tracefuse.optimizers.lowering.indexing import Lanes, ravel, reshape
 from tracefuse.optimizers.lowering.layouts import GUESS, Layout, Tuning, flat, probe, repeated, segment, tiles
-from tracefuse.optimizers.lowering.lowering import Lowering
+from tracefuse.optimizers.lowering.lowering import Lowering, NotFusible
 from tracefuse.optimizers.lowering.views import Indices
 from tracefuse.optimizers.ops import arguments, aten, is_getitem, reached
 from tracefuse.optimizers.trace import Trace, nbytes, shape_of, tensors, val
 
 BROADCAST_WORTH_HOISTING = 4
 """A costly value is computed on its own axis where it is broadcast at least this many times."""
+
+FEWEST_TABLES = 2
+SHORTEST_LINE = 64
+"""Elements of a line for which a number is read once by tiles, where `FEWEST_TABLES` inputs or more are such numbers."""
 
 MAX_SEGMENTS = 8
 MAX_PARTS = 4
@@ -76,8 +81,11 @@ def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
     reductions = [n for n in body.ops if n.target in REDUCTIONS]
     if reductions:
         # All of them have the same rows, or `along_row` refuses.
-        shape = shape_of(operand_of(reductions[0]))
-        return [rows(shape, reduced_dims(reductions[0]), wide, tuning, _pitch(body, shape[-1]))]
+        geometry = rows_of(reductions[0])
+        if geometry is None:
+            raise NotFusible(reductions[0], "it reduces what no program can hold")
+        strided = is_strided(reductions[0], geometry)
+        return [rows(geometry, wide, tuning, _pitch(body, geometry.shape[-1]), strided)]
     output = max(body.returned, key=lambda n: val(n).numel())
     shape, order = shape_of(output), _memory_order(val(output))
     tiled = _tiled(body, shape, order, wide, tuning)
@@ -88,7 +96,7 @@ def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
         return [repeated(flat((*shape[:-1], unit), order, wide, tuning), shape, len(shape) - 1)]
     parts = _segments(body, shape)
     if parts is None:
-        return [flat(shape, order, wide, tuning)]
+        return [_by_tables(body, shape, order, wide, tuning) or flat(shape, order, wide, tuning)]
     dim, sizes = parts
     return _placed([flat(_resized(shape, dim, size), order, wide, tuning) for size in sizes], shape, dim, sizes)
 
@@ -159,6 +167,30 @@ def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, 
     outer = [d for d in dims if d not in inner and d not in middle]
     ones = [d for d in order if shape[d] == 1]
     return tiles(shape, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed)
+
+
+def _by_tables(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning) -> Layout | None:
+    """Tiles where several inputs are one number for a line of the result, as a norm's are for a channel of an image: there
+    they are read once for a line, in one block for every element."""
+    dims = [d for d in order if shape[d] > 1]
+    if not dims or sum(2 * val(p).numel() < math.prod(shape) for p in body.placeholders) < FEWEST_TABLES:
+        return None
+    lowering, places = _probed(body, shape), []
+    for node, at, *_ in [key for key in lowering.seen if key[0] in body.placeholders]:
+        lanes = ravel(at, val(node).stride()).lanes
+        found = {int(lane.removeprefix("d")) for lane in lanes}
+        if found and dims[-1] not in found:
+            places.append(found)
+    varying = set[int]().union(*places)
+    inner = _run(dims, varying)
+    length = math.prod(shape[d] for d in inner)
+    if len(places) < FEWEST_TABLES or length < SHORTEST_LINE or length % MIN_PART:
+        return None
+    middle = _run(dims[: len(dims) - len(inner)], varying)
+    outer = [d for d in dims if d not in inner and d not in middle]
+    if not outer and all(found == varying for found in places):
+        return None  # one number for each row, as of a softmax: its lines are read without masks
+    return tiles(shape, [*[d for d in order if shape[d] == 1], *outer], middle, inner, wide, tuning)
 
 
 def _probed(body: Trace, shape: Sequence[int]) -> Lowering:

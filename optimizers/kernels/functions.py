@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.kernels.blocking import below_columns, choose_layouts, element_of
+from tracefuse.optimizers.kernels.chunks import added_chunks
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.loops import Store, body_lines
 from tracefuse.optimizers.kernels.reduction_layouts import partial_sums
@@ -140,10 +141,11 @@ def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]
         stores = [s for n in body.returned if n not in below for s in _stores(lowering, n, False)]
         after = Lowering(finish, lowering.pointers, rows=lowering, names=lowering.names, own=_own_names(body))
         last = [s for n in body.returned if n in below for s in _stores(after, n, True)]
-        partials = tuple(_partial(name, one, finish) for one in lowering.accumulators for name in one.starts)
-        stores += [_store_partial(layout, p) for p in partials]
+        partials = tuple(p for one in lowering.accumulators for p in _partials(one, finish))
+        shifts = {one.shift for one in lowering.accumulators}
+        stores += [_store_partial(layout, p, is_sum=p.name not in shifts) for p in partials]
         bodies.append((layout, _lines(layout, (lowering,), stores)))
-        lines = _lines(finish, (_partial_lowering(finish, partials), after), last)
+        lines = _lines(finish, (added_chunks(finish, layout, lowering.accumulators), after), last)
     first = _function(f"{kernel.name}_kernel", [*_buffers(body), *partials], bodies)
     second = _function(f"{kernel.name}_finish", [*partials, *_buffers(body)], [(finish, lines)])
     return LoweredKernel((first, second), partials)
@@ -163,31 +165,22 @@ def _own_names(body: Trace) -> set[str]:
     return names - {*LOOP_NAMES, *BLOCK_NAMES.values(), *(b.pointer for b in _buffers(body))}
 
 
-def _partial_lowering(finish: Layout, partials: Sequence[Buffer]) -> Lowering:
-    """Adds up partial sums under the names of the accumulators that they come from."""
-    lowering = Lowering(finish, {})
-    place = ravel(finish.indices, row_major(finish.shape))
-    masks = " & ".join(finish.masks[lane] for lane in ("row", "col") if lane in finish.masks)
-    for one in partials:
-        load = f"tl.load({one.pointer} + ({place.text}){f', mask={masks}, other=0' if masks else ''})"
-        name, start = one.name, f"tl.zeros({finish.block_shape()}, tl.{str(one.dtype).removeprefix('torch.')})"
-        lowering.accumulators.append(Accumulator({name: start}, (f"{name} += {load}",), "partial sums"))
-    return lowering
-
-
-def _partial(name: str, accumulator: Accumulator, finish: Layout) -> Buffer:
-    dtype = re.search(r"tl\.(\w+)\)$", accumulator.starts[name])
+def _partials(accumulator: Accumulator, finish: Layout) -> list[Buffer]:
+    """Where the programs of the first function hand on what they added up, and from what."""
+    dtype = re.search(r"tl\.(\w+)\)$", next(iter(accumulator.starts.values())))
     assert dtype is not None
-    return Buffer(name, getattr(torch, dtype[1]), finish.shape)
+    names = [*accumulator.starts, *filter(None, [accumulator.shift])]
+    return [Buffer(name, getattr(torch, dtype[1]), finish.shape) for name in names]
 
 
-def _store_partial(layout: Layout, partial: Buffer) -> Store:
-    """The line that writes a chunk's sum of some columns, summed over the rows of the block."""
+def _store_partial(layout: Layout, partial: Buffer, is_sum: bool) -> Store:
+    """The line that writes what a chunk has for some columns; a sum is summed over the rows of the block."""
     columns, (_, n_outer, n_cols) = layout.columns, partial.shape
     assert columns is not None
     kept, shape = layout.kept(columns.row_dims)
     at = variable("chunk", layout.chunks, frozenset()) * (n_outer * n_cols) + ravel(kept, row_major(shape))
     total = f"tl.sum({partial.name})" if columns.sizes[2] == 1 else f"tl.sum({partial.name}, axis=0, keep_dims=True)"
+    total = total if is_sum else partial.name
     mask = f", mask={layout.masks['col']}" if "col" in layout.masks else ""
     return Store(f"tl.store({partial.pointer} + ({at.text}), {total}{mask})", at.lanes)
 

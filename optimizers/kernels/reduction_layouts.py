@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tracefuse.optimizers.lowering.geometry import MAX_ROW, Geometry
+from tracefuse.optimizers.lowering.geometry import MAX_ROW, MAX_STRIDED_ROW, STRIDED_ROWS, Geometry
 from tracefuse.optimizers.lowering.indexing import unravel, variable
 from tracefuse.optimizers.lowering.layouts import (  # fmt: skip
     COL,
@@ -37,21 +37,31 @@ from tracefuse.optimizers.lowering.layouts import (  # fmt: skip
 
 Shape = Sequence[int]
 
+ROWS_BLOCK = 2048
+"""Elements of a program that holds whole rows which lie together."""
+STRIDED_BLOCK = 4096
+"""The same where it reads lines across its rows: twice as many, so that lines are longer."""
 LINE = 16
 """Elements at whose multiples loads are as wide as they get, for any dtype."""
 
 
-def rows(shape: Shape, reduced: Shape, wide: bool, tuning: Tuning = GUESS, pitch: int | None = None) -> Layout:
-    """Whole rows per program; `reduced` are the dimensions along the row. Rows too long for registers are read in a loop.
+def rows(
+    geometry: Geometry, wide: bool, tuning: Tuning = GUESS, pitch: int | None = None, is_strided: bool = False
+) -> Layout:
+    """Whole rows per program. Rows too long for registers are read in a loop.
 
     `pitch` is how many elements lie from row to row of an input whose rows go on behind the ones that are reduced.
+    `is_strided`: neighbours in memory belong to different rows, of which a program then holds several.
     """
-    kept = [d for d in range(len(shape)) if d not in reduced]
-    n_rows, n_cols = (math.prod(shape[d] for d in dims) for dims in (kept, reduced))
+    shape, kept, reduced = geometry.shape, geometry.row_dims, geometry.col_dims
+    _, n_rows, n_cols = geometry.sizes
     if n_cols > MAX_ROW:
         return _long_rows(shape, kept, reduced, wide, tuning, pitch)
     cols_block = next_power_of_2(n_cols)
-    rows_block = max(1, min(tuning.elements(2048) // cols_block, next_power_of_2(n_rows)))
+    least = STRIDED_ROWS if is_strided and n_cols <= MAX_STRIDED_ROW else 1
+    rows_block = min(
+        max(least, tuning.elements(STRIDED_BLOCK if is_strided else ROWS_BLOCK) // cols_block), next_power_of_2(n_rows)
+    )
     col = variable("col", n_cols, COL)
     if rows_block == 1:
         blocks, prologue = {"col": cols_block}, [f"row = {program_number(wide)}", "col = tl.arange(0, COLS)"]
@@ -183,11 +193,9 @@ def _columns(
     masks = mask_of(prologue, "col", "col", n_cols, cols_block)
     row_lines = [f"row = {positions(step, 'ROWS')}[:, None]"]
     masks |= mask_of(row_lines, "row", "row", n_rows, rows_block, whole=rows_block * steps * chunks)
-    groups = [
-        (variable("outer", n_outer, SCALAR), columns.outer_dims),
-        (variable("row", n_rows, ROW), columns.row_dims),
-        (variable("col", n_cols, COL), columns.col_dims),
-    ]
+    kept = [(variable("outer", n_outer, SCALAR), columns.outer_dims), (variable("col", n_cols, COL), columns.col_dims)]
+    groups = [*kept, (variable("row", n_rows, ROW), columns.row_dims)]
+    first = [*kept, (chunk * (steps * rows_block), columns.row_dims)]
     # The loads of several steps are under way at a time.
     header = f"for step in tl.range(0, {steps}, num_stages={stages}):"
     loop = Loop("row", header, widened(row_lines, wide)) if steps > 1 else None
@@ -195,4 +203,5 @@ def _columns(
         tuple(shape), indices_of(shape, groups), widened(prologue if loop else [*prologue, *row_lines], wide), masks,
         {"row": rows_block, "col": cols_block}, n_outer * chunks * col_steps,
         tuning.num_warps(warps_for(rows_block * cols_block)), loop=loop, columns=columns, chunks=chunks,
+        chunk_rows=steps * rows_block, first_row=indices_of(shape, first),
     )  # fmt: skip

@@ -78,7 +78,8 @@ class Layout:
     by lane, `programs` is the grid.
 
     Where rows are reduced, `col` enumerates the dimensions `reduced`. Where columns are summed, `columns` says how they lie
-    in the domain; program `chunk` of `chunks` reads a part of their rows. A segment's programs begin with number `first`.
+    in the domain; program `chunk` of `chunks` reads `chunk_rows` of their rows, of which `first_row` has the indices of the
+    first. A segment's programs begin with number `first`.
 
     `again` is (dimension, offsets): a program computes its elements at each of the offsets along that dimension.
 
@@ -97,6 +98,8 @@ class Layout:
     loop: Loop | None = None
     columns: Geometry | None = None
     chunks: int = 1
+    chunk_rows: int = 0
+    first_row: tuple[Index, ...] = ()
     first: int = 0
     aligned: tuple[str, str, str] | None = None
     again: tuple[int, tuple[int, ...]] = (0, (0,))
@@ -186,9 +189,12 @@ def segment(layout: Layout, shape: Sequence[int], dim: int, start: int, first: i
 
     Its programs are those from number `first` on.
     """
-    indices = tuple(index + start if d == dim else index for d, index in enumerate(layout.indices))
+    indices, first_row = (
+        tuple(index + start if d == dim else index for d, index in enumerate(of))
+        for of in (layout.indices, layout.first_row)
+    )
     prologue = tuple(_counted_from(first, line) for line in layout.prologue) if first else layout.prologue
-    return replace(layout, shape=tuple(shape), indices=indices, prologue=prologue, first=first)
+    return replace(layout, shape=tuple(shape), indices=indices, first_row=first_row, prologue=prologue, first=first)
 
 
 def repeated(layout: Layout, shape: Sequence[int], dim: int) -> Layout:

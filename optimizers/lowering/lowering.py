@@ -70,11 +70,16 @@ class Statement:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Blocks that the steps of a loop add to: `starts` are the assignments before the loop, `updates` those in each step."""
+    """Blocks that the steps of a loop add to: `starts` are the assignments before the loop, `updates` those in each step.
+
+    Where there is a `shift`, the name of a number for each column, `starts` are two: what is added up of the differences from
+    it, and of their squares.
+    """
 
     starts: dict[str, str]
     updates: tuple[str, ...]
     comment: str
+    shift: str = ""
 
 
 @dataclass

@@ -9,19 +9,22 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tracefuse.optimizers.lowering.indexing import reshape
-from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible, Value, comment_of
+from tracefuse.optimizers.lowering.geometry import columns_of
+from tracefuse.optimizers.lowering.indexing import Lanes, reshape
+from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible, Value, comment_of, index_block
 from tracefuse.optimizers.lowering.views import Indices
 from tracefuse.optimizers.trace import shape_of
 
 _FILL = {"sum": "0", "max": "float('-inf')", "min": "float('inf')"}
+_LARGEST_PLACE = "2147483647"
 
 
 def reduce(self: Lowering, node: fx.Node, block: Value, how: str, hint: str) -> Value:
     """The sum, max or min (`how`) of `block` along the row."""
-    if how != "sum" and "int" in block.dtype:
+    is_place = how == "min" and block.dtype == "int32"
+    if how != "sum" and "int" in block.dtype and not is_place:
         raise NotFusible(node, "the extremum of integers is not written yet")
-    fill = _FILL[how]
+    fill = _LARGEST_PLACE if is_place else _FILL[how]
     text, lanes = _whole_block(self, block, fill), block.lanes - {"col"}
     if self.layout.loop is None or self.layout.loop.lane != "col":
         axis = "axis=0" if self.layout.is_flat else "axis=1, keep_dims=True"
@@ -33,6 +36,25 @@ def reduce(self: Lowering, node: fx.Node, block: Value, how: str, hint: str) -> 
         self.accumulators.append(Accumulator({name: start}, (update,), comment_of(node)))
         self.seen[how, text] = self.emit(node, f"tl.{how}({name}, axis=0)", block.dtype, lanes, hint)
     return self.seen[how, text]
+
+
+def extremum(self: Lowering, node: fx.Node, block: Value, how: str) -> Value:
+    """The largest or smallest element (`how` "max" or "min") of the row, NaN where it has one."""
+    # `tl.max` skips NaN; ATen's amax yields it.
+    nan = self.emit(node, f"({block.text} != {block.text}).to(tl.int32)", "int32", block.lanes, "is_nan")
+    nans = reduce(self, node, nan, "sum", "nans")
+    best = reduce(self, node, block, how, "best")
+    return self.emit(node, f"tl.where({nans.text} > 0, float('nan'), {best.text})", block.dtype, best.lanes)
+
+
+def place_of(self: Lowering, node: fx.Node, block: Value, best: Value) -> Value:
+    """The first place in the row where `block` is `best`, its extremum, or NaN, which is an extremum wherever there is one."""
+    is_best = f"({block.text} == {best.text}) | ({block.text} != {block.text})"
+    place = f"{index_block(self.layout.col)}.to(tl.int32)"
+    lanes = block.lanes | best.lanes | self.layout.col.lanes
+    chosen = self.emit(node, f"tl.where({is_best}, {place}, {self.layout.row_length})", "int32", lanes, "place")
+    first = reduce(self, node, chosen, "min", "first")
+    return self.emit(node, f"{first.text}.to(tl.int64)", "int64", first.lanes)
 
 
 def exponentials(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
@@ -74,17 +96,36 @@ def _whole_block(self: Lowering, block: Value, fill: str) -> str:
     return text
 
 
+def summed_rows(self: Lowering, node: fx.Node) -> Lowering:
+    """The lowering of the elements that `node` sums down the columns. Raises `NotFusible` where there is none."""
+    if self.rows is None:
+        raise NotFusible(node, "it is known only after the last row, and read among the rows")
+    geometry, columns = columns_of(node), self.rows.layout.columns
+    if columns is None or geometry is None or not geometry.adds_up_like(columns):
+        raise NotFusible(node, "it sums other columns than those that the kernel's programs share out")
+    return self.rows
+
+
 def column_total(self: Lowering, node: fx.Node, block: Value, at: Indices) -> Value:
     """The sum of `block`, of `self.rows`, down the columns, at the index `at` of the result `node`."""
-    rows, columns = self.rows, self.layout.columns
-    assert rows is not None
-    assert columns is not None
-    kept, shape = self.layout.kept(columns.row_dims)
+    assert self.rows is not None
+    lanes = _column_lanes(self, node, at)
+    return self.emit(node, _down(self, accumulate(self.rows, node, block)), block.dtype, lanes, "total")
+
+
+def _column_lanes(self: Lowering, node: fx.Node, at: Indices) -> Lanes:
+    """The lanes along which what is summed down the columns varies; `at` must be the column that the program holds."""
+    assert self.layout.columns is not None
+    kept, shape = self.layout.kept(self.layout.columns.row_dims)
     if reshape(kept, shape, shape_of(node)) != at:
         raise NotFusible(node, "its result is read at another column than the one that the program holds")
-    name = accumulate(rows, node, block)
-    total = f"tl.sum({name})" if columns.sizes[2] == 1 else f"tl.sum({name}, axis=0, keep_dims=True)"
-    return self.emit(node, total, block.dtype, frozenset().union(*(i.lanes for i in kept)), "total")
+    return frozenset().union(*(i.lanes for i in kept))
+
+
+def _down(self: Lowering, name: str) -> str:
+    """The sum of an accumulator's lanes down its columns."""
+    assert self.layout.columns is not None
+    return f"tl.sum({name})" if self.layout.columns.sizes[2] == 1 else f"tl.sum({name}, axis=0, keep_dims=True)"
 
 
 def accumulate(self: Lowering, node: fx.Node, block: Value) -> str:
@@ -98,6 +139,49 @@ def accumulate(self: Lowering, node: fx.Node, block: Value) -> str:
     return self.seen["accumulate", node].text
 
 
+def column_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: str, at: Indices) -> tuple[Value, Value]:
+    """(mean, sum of the squared differences from it) of `operand` down the columns, at the index `at` of the result `node`.
+
+    One pass adds up the differences from a number that is no farther from the mean than the column's own elements, the first
+    that the program reads, and their squares; programs that share out a column are put together by their means. What is
+    squared is so of the size of the deviations, whatever the mean is.
+    Source: Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983.
+    """
+    rows, lanes = self.rows, _column_lanes(self, node, at)
+    assert rows is not None
+    assert rows.layout.columns is not None
+    differences, squares, shift = _accumulate_moments(rows, node, operand, dtype)
+    count = rows.layout.columns.sizes[1]
+    total = self.emit(node, _down(self, differences), dtype, lanes, "total")
+    away = self.emit(node, f"{total.text} / {count}", dtype, lanes, "away")
+    square = self.emit(node, f"{_down(self, squares)} - {total.text} * {away.text}", dtype, lanes, "square")
+    mean = self.emit(node, f"{shift} + {away.text}", dtype, lanes, "mean")
+    # Rounding may leave less than nothing of equal elements; NaN is to stay.
+    return mean, self.emit(node, f"tl.where({square.text} < 0, 0, {square.text})", dtype, lanes, "squares")
+
+
+def _accumulate_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: str) -> tuple[str, str, str]:
+    """The names of what adds up the differences of `operand` and their squares, and of what they are differences from."""
+    layout, key = self.layout, ("moments", operand, dtype)
+    if key not in self.seen:
+        where, first = (reshape(of, layout.shape, shape_of(operand)) for of in (layout.indices, layout.first_row))
+        block, start = (self.cast(self.value(operand, at), dtype) for at in (where, first))
+        shift = self.emit(node, start.text, dtype, start.lanes, "shift")
+        lanes, mask = block.lanes | shift.lanes, layout.masks.get("row")
+        text = f"{block.text} - {shift.text}"
+        difference = self.emit(node, f"tl.where({mask}, {text}, 0)" if mask else text, dtype, lanes, "difference")
+        names = self.fresh("differences"), self.fresh("squared")
+        starts = dict.fromkeys(names, f"tl.zeros({layout.block_shape()}, tl.{dtype})")
+        one = difference.text
+        updates = (f"{names[0]} += {one}", f"{names[1]} += {one} * {one}")
+        self.accumulators.append(Accumulator(starts, updates, comment_of(node), shift.text))
+        self.seen[key] = Value(shift.text, dtype)
+        self.seen["moments of", shift.text] = Value(" ".join(names), dtype)
+    shift_name = self.seen[key].text
+    differences, squares = self.seen["moments of", shift_name].text.split()
+    return differences, squares, shift_name
+
+
 def logsumexp(self: Lowering, node: fx.Node, block: Value) -> Value:
     """`log(sum(exp(block)))` along the row, as `m + log(sum(exp(block - m)))` with the row's maximum m.
 
@@ -106,3 +190,13 @@ def logsumexp(self: Lowering, node: fx.Node, block: Value) -> Value:
     maximum, total = exponentials(self, node, block)
     text = f"tl.where(tl.abs({maximum.text}) == float('inf'), {maximum.text}, tl.log({total.text}) + {maximum.text})"
     return self.emit(node, text, block.dtype, total.lanes)
+
+
+def product(self: Lowering, node: fx.Node, a: Value, b: Value, name: str = "product") -> Value:
+    return self.emit(node, f"{a.text} * {b.text}", a.dtype, a.lanes | b.lanes, name)
+
+
+def centred_row(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
+    total = reduce(self, node, block, "sum", "total")
+    mean = self.emit(node, f"{total.text} / {self.layout.row_length}", block.dtype, total.lanes, "mean")
+    return mean, self.emit(node, f"{block.text} - {mean.text}", block.dtype, block.lanes, "centred")

@@ -227,7 +227,7 @@ def test_values_that_replace_others_keep_their_names_and_new_ones_are_plainly_ca
 LEFT: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "class weights": (lambda y: F.cross_entropy(y, targets(), weight=torch.ones(CLASSES, dtype=f64)), "weighs"),
     "images": (lambda y: F.cross_entropy(y.t()[None], targets()[None]), "4 dimensions"),
-    "another dimension": (lambda y: F.log_softmax(y, 0).square().mean(), "leading ones"),
+    "another dimension": (lambda y: F.log_softmax(y, 0).square().mean(), "another dimension"),
     "one row": (lambda y: F.nll_loss(y[0], targets()[0]), "1 dimensions"),
 }
 
@@ -244,3 +244,78 @@ def test_a_trace_without_losses_is_left_alone() -> None:
     result = tried(Decompose(), captured(lambda x: x.softmax(-1).sum(), torch.randn(3, 4)))
     assert result.after.code == result.captured.trace.code
     assert result.decisions == ()
+
+
+# --- extrema ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_the_gradient_of_an_extremum_is_a_comparison(dim: int, keepdim: bool) -> None:
+    x = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(4), dtype=f64).requires_grad_()
+
+    def step() -> Tensor:
+        loss = ((x * 2).max(dim, keepdim).values.sin() + (x * 3).min(dim, keepdim).values).sum()
+        loss.backward()
+        return loss
+
+    result = tried(Decompose(), tracefuse.capture(step))
+    assert "scatter" not in result.ops
+    assert result.reasons("decompose") == ["it becomes a comparison of places"] * 2
+
+
+def test_a_scatter_to_other_places_stays() -> None:
+    x, place = torch.randn(4, 5, dtype=f64), torch.tensor([[1], [0], [4], [2]])
+    result = tried(Decompose(), captured(lambda x: torch.zeros_like(x).scatter(1, place, x[:, :1]), x))
+    assert "scatter" in result.ops
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+def _reserving(x: Tensor, grad: Tensor, averages: Tensor) -> tuple[Tensor, ...]:
+    """A batch norm and its backward as a GPU with cuDNN records them: the forward hands on a `reserve`."""
+    weight, bias = torch.linspace(0.5, 1.5, 6, dtype=x.dtype), torch.linspace(-1.0, 1.0, 6, dtype=x.dtype)
+    forward = aten._batch_norm_with_update_functional(x, weight, bias, averages, averages + 1, 0.1, 1e-5)
+    y, mean, rstd, reserve, new_mean, new_var = forward
+    own = aten.threshold_backward(grad, y, 0)
+    grads = aten.batch_norm_backward(own, x, weight, None, None, mean, rstd, True, 1e-5, [True] * 3, reserve)
+    return y.relu(), new_mean, new_var, *grads
+
+
+def _images() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x, grad = (torch.randn(4, 6, 5, 7, generator=generator, dtype=f64) for _ in range(2))
+    return x, grad, torch.linspace(0.0, 1.0, 6, dtype=f64)
+
+
+def test_a_batch_norm_that_hands_on_a_reserve_goes_with_its_backward() -> None:
+    result = tried(Decompose(), captured(_reserving, *_images()))
+    assert not [op for op in result.ops if "norm" in op]
+    assert len(result.reasons("decompose")) == 2
+
+
+def test_where_its_reserve_is_read_elsewhere_the_forward_stays() -> None:
+    def fn(x: Tensor, averages: Tensor) -> tuple[Tensor, Tensor]:
+        y, _, _, reserve, *_ = aten._batch_norm_with_update_functional(
+            x, averages, averages, averages, averages, 0.1, 1e-5
+        )
+        return y.relu(), reserve
+
+    x, _, averages = _images()
+    result = tried(Decompose(), captured(fn, x, averages))
+    assert "what only cuDNN understands" in result.reasons("leave")[0]
+
+
+@pytest.mark.parametrize("dtype", [f64, bf16], ids=["f64", "bf16"])
+def test_the_backward_alone_takes_the_statistics_that_it_is_given(dtype: torch.dtype) -> None:
+    def fn(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, ...]:
+        return aten.native_batch_norm_backward(
+            g * 2, x, None, None, None, mean, rstd, True, 1e-5, [True, False, False]
+        )[0]
+
+    x, grad, _ = _images()
+    mean, rstd = x.mean((0, 2, 3)), x.var((0, 2, 3)).rsqrt()
+    result = tried(Decompose(), captured(fn, grad.to(dtype), x.to(dtype), mean.to(dtype), rstd.to(dtype)))
+    assert "native_batch_norm_backward" not in result.ops
+    assert result.ops.count("sum") == 2

@@ -86,6 +86,43 @@ SHAPED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "sum of columns and what follows": (lambda x, w: (x * 2, (x * 2).sum((0, 1)) * w + 1), [(6, 30, 33), (33,)]),
     "mean of columns": (lambda x: x.exp().mean(0, keepdim=True), [(77, 5)]),
     "sums in the middle": (lambda x: ((x * 2).sum(1), x.square().sum(1, keepdim=True)), [(3, 90, 5)]),
+    "sums on both sides of the channels": (lambda x: (x * 2).sum((0, 2, 3)), [(5, 7, 6, 9)]),
+    "sums on both sides, in steps": (lambda x: ((x * 2).mean((0, 2)), x.square().sum((0, 2), True)), [(37, 3, 2011)]),
+    "sums of channels that come last": (lambda x: (x.permute(0, 3, 1, 2) * 2).sum((0, 2, 3)), [(5, 6, 9, 33)]),
+    "sums over what lies apart": (lambda x: (x * 2).sum((0, 2)), [(6, 5, 7, 33)]),
+    "mean of images that lie across": (lambda x: x.permute(0, 3, 1, 2).exp().mean((2, 3)), [(3, 20, 21, 5)]),
+    "moments of channels": (
+        lambda x: torch.var_mean(x * 2, (0, 2, 3), correction=0, keepdim=True),
+        [(5, 7, 6, 9)],
+    ),
+    "moments of channels in steps": (lambda x: torch.var_mean(x * 2, (0, 2, 3)), [(9, 3, 40, 53)]),
+    "moments of channels that come last": (
+        lambda x: (lambda var, mean: ((var + 1e-5).rsqrt(), mean * 0.1))(
+            *torch.var_mean(x.permute(0, 3, 1, 2) * 2, (0, 2, 3), correction=0, keepdim=True)
+        ),
+        [(9, 40, 53, 5)],
+    ),
+    "moments of columns": (lambda x: (torch.var(x * 2, 0), (x * 2).mean(0)), [(300, 42)]),
+    "moments of rows": (lambda x: torch.var_mean(x * 2, (2, 3), keepdim=True), [(5, 7, 6, 9)]),
+    "moments of few long rows": (lambda x: torch.var_mean(x * 2, (1, 2), correction=0), [(3, 130, 170)]),
+    "softmax along channels": (lambda x: torch.softmax(x * 2, 1) + 1, [(5, 7, 6, 9)]),
+    "log_softmax along many channels": (lambda x: torch.log_softmax(x * 2, 1), [(2, 300, 5, 7)]),
+    "extrema and logsumexp along channels": (
+        lambda x: ((x * 2).amax(1), x.amin(1, keepdim=True), x.logsumexp(1)),
+        [(3, 40, 6, 9)],
+    ),
+    "extrema and their places": (
+        lambda x: (*(x * 2).max(1), *(x * 2).min(1), (x * 2).argmax(1, keepdim=True)),
+        [(3, 9, 5, 7)],
+    ),
+    "places of equal elements": (lambda x: (x * 2).to(torch.int32).to(x.dtype).max(1), [(3, 70, 5)]),
+    "places in long rows": (lambda x: (x * 2).max(-1), [(70, 16501)]),
+    "places of NaN": (lambda x: torch.where(x > 1, float("nan"), x).min(1), [(3, 9, 5)]),
+    "softmax of channels that come last": (lambda x: torch.softmax(x.permute(0, 3, 1, 2) * 2, 1), [(5, 6, 9, 33)]),
+    "numbers for each channel": (
+        lambda x, m, s, b: ((x - m) * s + b.view(-1, 1, 1)).relu(),
+        [(3, 5, 16, 24), (1, 5, 1, 1), (1, 5, 1, 1), (5,)],
+    ),
     "sum of everything": (lambda x: ((x * 2).sum(), x.square().mean()), [(150, 170)]),
     "sums of few long rows": (lambda x: (x * 2).sum(-1), [(3, 17000)]),
     "columns of whole rows": (lambda x: (y := torch.softmax(x, -1), (y * x).sum(0)), [(90, 17)]),

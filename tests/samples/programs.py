@@ -167,6 +167,66 @@ def conv_batchnorm(dtype: torch.dtype, device: str = "cpu") -> Program:
     return of_module(model, torch.randn(2, 3, 9, 8, dtype=dtype, device=device, requires_grad=True))
 
 
+class Block(nn.Module):
+    """A residual block whose branch and shortcut are normalised."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(width, out, 3, padding=1, bias=False), nn.Conv2d(out, out, 3, padding=1)
+        self.shortcut = nn.Conv2d(width, out, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(out) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(y)) + self.norms[2](self.shortcut(x)))
+
+
+def residual_block(dtype: torch.dtype, device: str = "cpu") -> Program:
+    """Batch norms of channels-last images, one of them in eval mode."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(3, 6), Block(6, 4)).to(device, dtype, memory_format=torch.channels_last)
+    model[1].norms[0].eval()
+    x = torch.randn(3, 3, 7, 5, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+    return of_module(model, x.requires_grad_())
+
+
+def unet(dtype: torch.dtype, device: str = "cpu") -> Program:
+    """Down, up and across, with group and instance norms."""
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.SiLU())
+            self.middle = nn.Sequential(nn.Conv2d(8, 8, 3, 2, 1), nn.InstanceNorm2d(8, affine=True), nn.SiLU())
+            self.up = nn.ConvTranspose2d(8, 8, 2, 2)
+            self.last = nn.Sequential(nn.GroupNorm(1, 16), nn.SiLU(), nn.Conv2d(16, 2, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.down(x)
+            return self.last(torch.cat([y, self.up(self.middle(y))], 1))
+
+    return of_module(Net().to(device, dtype), torch.randn(2, 3, 8, 6, dtype=dtype, device=device, requires_grad=True))
+
+
+def channels(dtype: torch.dtype, device: str = "cpu") -> Program:
+    """What reduces along the channels of images: softmax, extrema with their places, logsumexp."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 6, 3).to(device, dtype)
+    x = torch.randn(2, 3, 6, 7, dtype=dtype, device=device, requires_grad=True)
+
+    def run() -> Tensor:
+        y = conv(x)
+        best, place = y.max(1)
+        small = (y * 2).min(1, keepdim=True).values
+        rest = y.softmax(1) * y.amax(1, keepdim=True) + small
+        loss = (rest.sum((0, 2, 3)) * 0.1).square().sum() + (best * place).tanh().mean() + y.logsumexp(1).mean()
+        loss.backward()
+        return loss
+
+    return Program(run, {"x": x, **dict(conv.named_parameters())})
+
+
 class ClippedSquare(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, limit):  # type: ignore[no-untyped-def]
@@ -339,6 +399,9 @@ PROGRAMS: dict[str, Callable[..., Program]] = {
     "summed_chain": summed_chain,
     "frozen_stack": frozen_stack,
     "conv_batchnorm": conv_batchnorm,
+    "residual_block": residual_block,
+    "unet": unet,
+    "channels": channels,
     "custom_function": custom_function,
     "autocast": autocast,
     "data_dependent_branch": data_dependent_branch,

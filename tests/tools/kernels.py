@@ -16,13 +16,14 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
+import tracefuse
 from tracefuse.build.modules import HOPPER, TRITON_TYPE, launcher
 from tracefuse.build.workers import Gpu
 from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel
 from tracefuse.optimizers.kernels.text import launches
-from tracefuse.optimizers.lowering.geometry import SUMS
+from tracefuse.optimizers.lowering.geometry import SUMMED
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
-from tracefuse.optimizers.trace import val
+from tracefuse.optimizers.trace import Trace, tensors, val
 
 HOPPER_GPU = Gpu("cuda", HOPPER, 32, 232448)
 """What Triton knows of an H100."""
@@ -78,10 +79,14 @@ def summation_error(terms: int, dtype: torch.dtype) -> float:
 
 def _absolute(kernel: Kernel, dtype: torch.dtype) -> float:
     """The absolute tolerance of a kernel's results: that of their dtype, or of the longest sum in it if that is more."""
-    sums = [node for node in kernel.body.ops if node.target in SUMS]
-    terms = max((val(node.args[0]).numel() // max(1, val(node).numel()) for node in sums), default=1)
+    sums = [node for node in kernel.body.ops if node.target in SUMMED]
+    terms = max((val(node.args[0]).numel() // max(1, _results(node)) for node in sums), default=1)
     errors = [summation_error(terms, dtype)] if sums and dtype.is_floating_point else []
     return max([TOLERANCE.get(dtype, 0.0), *errors])
+
+
+def _results(node: fx.Node) -> int:
+    return max(tensor.numel() for tensor in tensors(node))
 
 
 def check_kernel(kernel: Kernel, inputs: list[Tensor], absolute: float | None = None, tuning: Tuning = GUESS) -> None:
@@ -98,6 +103,16 @@ def check_kernel(kernel: Kernel, inputs: list[Tensor], absolute: float | None = 
             atol=_absolute(kernel, wanted.dtype) if absolute is None else absolute,
             equal_nan=True,
         )
+
+
+def check_trace(trace: Trace, capture: tracefuse.Capture, tolerance: float) -> None:
+    """With its kernels launched, `trace` yields what the captured program did."""
+    launched = trace.copy()
+    for node in launched.ops:
+        node.target = launcher(node.target) if isinstance(node.target, Kernel) else node.target
+    found = tracefuse.replay(launched, capture.example_inputs, capture.rng_states)
+    for value, expected in zip(found, capture.replay(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def triton_ir(kernel: Kernel) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import made_ranks
 import numpy as np
 import pytest
+import torch
 from made_ranks import CAUSES, LAYERS, TRANSFER_NS, MadeRanks
 
 from tracefuse.cli.command import main
@@ -18,6 +19,8 @@ from tracefuse.findings.kinds import KINDS
 from tracefuse.ranks.findings import IDS
 from tracefuse.ranks.loading import load_ranks
 from tracefuse.ranks.ranks import Ranks
+from tracefuse.ranks.reading import rank_in
+from tracefuse.text import time_text
 
 
 def loaded(folder: Path, **given: object) -> tuple[MadeRanks, Ranks]:
@@ -168,6 +171,46 @@ def test_many_small_collectives_are_to_be_joined(tmp_path: Path, monkeypatch: py
     assert "float32-collectives" not in found
 
 
+def test_what_nothing_hides_is_exposed_and_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_ranks, "TRANSFER_NS", 4_000_000)
+    _, ranks = loaded(tmp_path, seed=19)
+    found = {one.id: one for one in ranks.findings()}
+    exposed = found["exposed-collective"]
+    assert exposed.severity in ("medium", "high")
+    assert exposed.title.startswith("all_reduce: nothing is computed beside")
+    computing_ns = np.mean([ranks.time_of(number)["computing"] for number in range(4)])
+    assert dict(exposed.evidence)["computing there is"] == time_text(computing_ns / 1e3)
+    assert found["float32-collectives"].title == "24 collectives a rank transfer float32 that nothing hides"
+    assert found["host-waits-for-collective"].source == "train, at train.py:12"
+
+
+def test_exposed_time_is_that_of_the_backward_where_autograd_started_the_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made_ranks, "TRANSFER_NS", 4_000_000)
+    MadeRanks(seed=20).write(tmp_path)
+    (forward,) = load_ranks(tmp_path).exposed_by_module().items()
+    assert forward[0] == ("all_reduce", "", "forward")
+    for file in tmp_path.iterdir():
+        record = json.loads(file.read_text())
+        for call in [e for e in record["traceEvents"] if e.get("name") == "c10d::allreduce_"]:
+            around = {**call, "name": "autograd::engine::evaluate_function: AccumulateGrad", "args": {"Ev Idx": 10**6}}
+            record["traceEvents"].append({**around, "ts": call["ts"] - 0.2, "dur": call["dur"] + 0.4})
+        file.write_text(json.dumps(record))
+    (backward,) = load_ranks(tmp_path).exposed_by_module().items()
+    assert backward == (("all_reduce", "", "backward"), forward[1])
+
+
+def test_collectives_in_bfloat16_are_not_to_be_cast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_ranks, "TRANSFER_NS", 4_000_000)
+    MadeRanks(seed=19).write(tmp_path)
+    for file in tmp_path.iterdir():
+        file.write_text(file.read_text().replace('"dtype": "Float"', '"dtype": "BFloat16"'))
+    found = {one.id for one in load_ranks(tmp_path).findings()}
+    assert "exposed-collective" in found
+    assert "float32-collectives" not in found
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_clean_job_has_no_finding_of_medium_or_more(tmp_path: Path, seed: int) -> None:
     _, ranks = loaded(tmp_path, seed=100 + seed)
@@ -218,6 +261,46 @@ def test_what_ranks_without_a_file_do_is_said(tmp_path: Path) -> None:
     ranks = load_ranks(tmp_path)
     assert {call.missing for call in ranks.calls} == {(2, 3)}
     assert "2 ranks of 4 have no file" in str(ranks)
+
+
+def test_memory_is_told_by_rank_and_device(tmp_path: Path) -> None:
+    MadeRanks(ranks=2, steps=3, seed=17).write(tmp_path)
+    assert "memory by rank" not in str(load_ranks(tmp_path))
+    file = tmp_path / "rank1.json"
+    record = json.loads(file.read_text())
+    at = record["traceEvents"][-1]["ts"]
+    for allocated, reserved in ((3 << 30, 4 << 30), (5 << 30, 6 << 30), (1 << 30, 6 << 30)):
+        said = {"Total Allocated": allocated, "Total Reserved": reserved, "Device Type": 1, "Device Id": 0, "Bytes": 1}
+        note = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": at, "args": said}
+        record["traceEvents"].append(note)
+    file.write_text(json.dumps(record))
+    ranks = load_ranks(tmp_path)
+    assert {number: dict(rank.memory) for number, rank in ranks.ranks.items()} == {
+        0: {},
+        1: {"cuda:0": (5 << 30, 6 << 30)},
+    }
+    assert re.search(r"1 +cuda:0 +5 GiB +6 GiB", str(ranks))
+    assert ranks.to_json()["ranks"]["1"]["memory_nbytes"] == {"cuda:0": {"allocated": 5 << 30, "reserved": 6 << 30}}
+
+
+def test_what_a_profiler_notes_of_memory_is_read(tmp_path: Path) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as p:
+        kept = torch.zeros(1 << 20)
+        del kept
+        torch.zeros(1 << 18)
+    p.export_chrome_trace(str(tmp_path / "rank0.json"))
+    found = rank_in(tmp_path / "rank0.json", 0).memory
+    assert list(found) == ["CPU"]
+    assert 4 << 20 <= found["CPU"].allocated < 5 << 20
+
+
+def test_bounds_are_the_slowest_rank_without_waiting_and_without_transfer(tmp_path: Path) -> None:
+    _, ranks = loaded(tmp_path, cause="launch", late_rank=2, late_ns=30_000_000, seed=18)
+    times = {number: ranks.time_of(number) for number in ranks.ranks}
+    assert times[0]["waiting"] > 100_000_000
+    late = times[2]
+    without_skew = sum(late[key] for key in ("computing", "transfer", "other"))
+    assert f"bounds: without skew {time_text(without_skew / 1e3)}" in str(ranks)
 
 
 # --- more ranks than are read in full ---------------------------------------------------------------------------------

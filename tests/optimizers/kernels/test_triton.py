@@ -20,16 +20,14 @@ import pytest
 import torch
 from interpreter import INTERPRETED, interpreted
 from kernel_programs import POINTWISE, SHAPED, rand
-from kernels import check_kernel, kernel_of, kernel_of_op, run_poisoned
+from kernels import check_kernel, check_trace, kernel_of, kernel_of_op, run_poisoned
 from programs import PROGRAMS
 from torch import Tensor
 
 import tracefuse
 from tracefuse.build.modules import launcher
 from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import op_name
-from tracefuse.optimizers.trace import Trace
 
 aten = torch.ops.aten
 f32, f64, bf16, f16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -42,6 +40,7 @@ FILES = (
     "optimizers/lowering/test_windows.py",
     "optimizers/fuse/test_long_sums.py",
     "optimizers/fuse/test_dropout.py",
+    "optimizers/fuse/test_norms.py",
     "explorer/build/test_tuning.py",
 )
 
@@ -219,7 +218,20 @@ def test_random_programs(seed: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["gpt", "rope", "residual_chain", "autocast", "data_dependent_branch", "qkv_backward"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt",
+        "rope",
+        "residual_chain",
+        "autocast",
+        "data_dependent_branch",
+        "qkv_backward",
+        "residual_block",
+        "unet",
+        "channels",
+    ],
+)
 def test_programs_after_all_passes(name: str) -> None:
     capture = tracefuse.capture(PROGRAMS[name](f64).run)
     check_trace(capture.optimize(remat=0.5).trace, capture, 3e-2 if name == "autocast" else 1e-8)
@@ -243,16 +255,6 @@ def test_cross_entropy_with_ignored_rows(smoothing: float, dtype: torch.dtype, t
     inside = {op_name(n) for kernel in variant.kernels for n in kernel.body.ops}
     assert {"aten.logsumexp.default", "aten.gather.default"} <= inside
     check_trace(variant.trace, capture, tolerance)
-
-
-def check_trace(trace: Trace, capture: tracefuse.Capture, tolerance: float) -> None:
-    """With its kernels launched, `trace` yields what the captured program did."""
-    launched = trace.copy()
-    for node in launched.ops:
-        node.target = launcher(node.target) if isinstance(node.target, Kernel) else node.target
-    found = tracefuse.replay(launched, capture.example_inputs, capture.rng_states)
-    for value, expected in zip(found, capture.replay(), strict=True):
-        torch.testing.assert_close(value, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def random_program(choose: random.Random) -> tuple[Callable[..., Any], list[Tensor]]:

@@ -1,4 +1,4 @@
-"""The pass `decompose` writes losses and log-softmax as ops that kernels hold: what lies between them is never stored.
+"""Losses and log-softmax as ops that kernels hold: what lies between them is never stored.
 
 ATen's composites store whole matrices for each other. Of R rows of C logits x, with targets t and gradient s per row:
 
@@ -21,7 +21,7 @@ The row's logsumexp is one f32 number (f64 for f64): where logits are large, p h
 Where a row of x holds +inf, its finite neighbours become -inf instead of NaN. Left as they are, each with a reason: what a
 kernel could not hold anyway (`fusible.refusal`; another dimension than the last), class weights, losses over images
 (`nll_loss2d`) and over a single row. It is for traces that are fused afterwards: without kernels the composites move fewer
-bytes. Activations of several results or halves are taken apart too (`formulas.composites`).
+bytes.
 
 Sources: the formulas are those of `aten/src/ATen/native/LossNLL.cpp` and `SoftMax.cpp`.
 """
@@ -29,19 +29,17 @@ Sources: the formulas are those of `aten/src/ATen/native/LossNLL.cpp` and `SoftM
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.formulas.composites import apart
+from tracefuse.optimizers.decompose.writing import cast, replace_parts, swap_names, wide
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.lowering.geometry import reduced_dims
-from tracefuse.optimizers.ops import arguments, aten, is_getitem
-from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import is_overwritten, mark_overwritten, replace_by, replace_value, views_of
-from tracefuse.optimizers.trace import HALVES, Trace, call, eliminate_dead_code, has_unread, phase, shape_of, val
+from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.rewrite import is_overwritten, replace_by, replace_value, views_of
+from tracefuse.optimizers.trace import HALVES, call, phase, shape_of, val
 
 NONE, MEAN = 0, 1
 """ATen's numbers for a loss's reduction; 2 is the sum."""
@@ -56,19 +54,19 @@ RowSums = dict[fx.Node, fx.Node]
 def log_softmax(node: fx.Node) -> fx.Node:
     """`x - logsumexp(x)` before `node`, a `_log_softmax` along the last dimension; rounded once, at the end."""
     args = arguments(node)
-    x = _wide(node, args["self"])
+    x = wide(node, args["self"])
     lse = call(node, aten.logsumexp.default, x, [args["dim"]], True, name="logsumexp")
-    return _cast(node, call(node, aten.sub.Tensor, x, lse), val(node).dtype)
+    return cast(node, call(node, aten.sub.Tensor, x, lse), val(node).dtype)
 
 
 def log_softmax_backward(node: fx.Node, total: fx.Node | None) -> fx.Node:
     """`grad - exp(output) * total`; `total`, the row sum of the gradient, is added up where it is not known."""
     args = arguments(node)
-    grad, out = _wide(node, args["grad_output"]), _wide(node, recomputed(node, args["output"]))
+    grad, out = wide(node, args["grad_output"]), wide(node, recomputed(node, args["output"]))
     if total is None:
         total = call(node, aten.sum.dim_IntList, grad, [args["dim"]], True)
     slope = call(node, aten.mul.Tensor, call(node, aten.exp.default, out), total)
-    return _cast(node, call(node, aten.sub.Tensor, grad, slope), val(node).dtype)
+    return cast(node, call(node, aten.sub.Tensor, grad, slope), val(node).dtype)
 
 
 def sum_of_log_softmax(node: fx.Node) -> fx.Node:
@@ -78,7 +76,7 @@ def sum_of_log_softmax(node: fx.Node) -> fx.Node:
     total = call(node, aten.sum.dim_IntList, x, dims, True)
     found = call(node, aten.sub.Tensor, total, call(node, aten.mul.Scalar, lse, shape_of(x)[-1]))
     found = found if keepdim == [True] else call(node, aten.squeeze.dims, found, dims)
-    return _cast(node, found, val(node).dtype)
+    return cast(node, found, val(node).dtype)
 
 
 def is_sum_of_log_softmax(node: fx.Node) -> bool:
@@ -98,7 +96,7 @@ def recomputed(node: fx.Node, out: fx.Node) -> fx.Node:
     x, lse = operands
     if is_overwritten(x):
         return out
-    return _cast(node, call(node, aten.sub.Tensor, x, lse), val(out).dtype)
+    return cast(node, call(node, aten.sub.Tensor, x, lse), val(out).dtype)
 
 
 def _log_softmax_operands(out: Any) -> tuple[fx.Node, fx.Node] | None:
@@ -132,7 +130,7 @@ def row_sum(grad: fx.Node, sums: RowSums) -> fx.Node | None:
 def _row_sum_by_rule(grad: fx.Node, sums: RowSums) -> fx.Node | None:
     operands = grad.all_input_nodes
     if grad.target is aten.expand.default and shape_of(operands[0]) == (*shape_of(grad)[:-1], 1):
-        return call(grad, aten.mul.Scalar, _wide(grad, operands[0]), shape_of(grad)[-1])
+        return call(grad, aten.mul.Scalar, wide(grad, operands[0]), shape_of(grad)[-1])
     if grad.target is aten.mul.Scalar:
         inner = row_sum(operands[0], sums)
         return None if inner is None else call(grad, aten.mul.Scalar, inner, grad.args[1])
@@ -163,15 +161,15 @@ def nll_loss(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     count = call(node, aten.sum.default, valid, dtype=wide, name="count")
     if args["reduction"] == MEAN:
         loss = call(node, aten.div.Tensor, loss, count)
-    return _cast(node, loss, dtype), _cast(node, count, dtype)
+    return cast(node, loss, dtype), cast(node, count, dtype)
 
 
 def nll_loss_backward(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     """The gradient of the log-probabilities, `[R, C]`, and its row sum, `[R, 1]`."""
     args = arguments(node)
-    grad = _wide(node, args["grad_output"])
+    grad = wide(node, args["grad_output"])
     if args["reduction"] == MEAN:
-        grad = call(node, aten.div.Tensor, grad, _wide(node, args["total_weight"]))
+        grad = call(node, aten.div.Tensor, grad, wide(node, args["total_weight"]))
     valid = call(node, aten.ne.Scalar, args["target"], args["ignore_index"], name="valid")
     # Without a single valid row the quotient is infinite, and every row 0 all the same.
     per_row = call(node, aten.where.ScalarOther, valid, call(node, aten.neg.default, grad), 0.0)
@@ -180,7 +178,7 @@ def nll_loss_backward(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     arange = call(node, aten.arange.default, classes, dtype=torch.int64, device=val(node).device)
     target = call(node, aten.unsqueeze.default, args["target"], 1)
     is_target = call(node, aten.eq.Tensor, arange, target, name="is_target")
-    return _cast(node, call(node, aten.where.ScalarOther, is_target, column, 0.0), val(node).dtype), column
+    return cast(node, call(node, aten.where.ScalarOther, is_target, column, 0.0), val(node).dtype), column
 
 
 def loss_refusal(node: fx.Node) -> str | None:
@@ -196,16 +194,7 @@ def loss_refusal(node: fx.Node) -> str | None:
     return None if val(target).dtype is torch.int64 else f"its targets are {val(target).dtype}, not 64-bit integers"
 
 
-def _wide(node: fx.Node, value: fx.Node) -> fx.Node:
-    """`value` in the type that ATen computes halves in."""
-    return _cast(node, value, torch.float32) if val(value).dtype in HALVES else value
-
-
-def _cast(node: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
-    return value if val(value).dtype is dtype else call(node, aten._to_copy.default, value, dtype=dtype)
-
-
-# --- the pass ---------------------------------------------------------------------------------------------------------
+# --- replacing ---------------------------------------------------------------------------------------------------------
 
 BECOMES: dict[Any, str] = {
     aten._log_softmax.default: "x - logsumexp(x)",
@@ -217,19 +206,13 @@ BECOMES: dict[Any, str] = {
 }
 
 
-def becomes(node: fx.Node) -> str | None:
-    """What the pass makes of an op, in words; None for ops that do not concern it."""
-    if (row := apart(node)) is not None:
-        return row[1]
-    return "sum(x) - C * logsumexp(x)" if is_sum_of_log_softmax(node) else BECOMES.get(node.target)
-
-
-def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
+def rewrite_loss(node: fx.Node, sums: RowSums) -> str | None:
     """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
-    if (row := apart(node)) is not None:
-        return _replace_parts(node, row[0])
     if node.target is aten.sum.dim_IntList:
         return _replace_by(node, lambda: sum_of_log_softmax(node))
+    is_softmax = node.target in (aten._log_softmax.default, aten._log_softmax_backward_data.default)
+    if is_softmax and reduced_dims(node) != (val(node).dim() - 1,):
+        return "it runs along another dimension than the last: one kernel holds it as it is"
     if node.target is aten._log_softmax.default:
         return refusal(node) or _replace_by(node, lambda: log_softmax(node))
     if node.target is aten._log_softmax_backward_data.default:
@@ -240,7 +223,7 @@ def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
     if reason := loss_refusal(node):
         return reason
     if node.target is aten.nll_loss_forward.default:
-        return _replace_parts(node, nll_loss)
+        return replace_parts(node, nll_loss)
     return _replace_loss_backward(node, sums)
 
 
@@ -248,23 +231,8 @@ def _replace_by(node: fx.Node, build: Callable[[], fx.Node]) -> str | None:
     reason = replace_by(node, build)
     if reason is None:
         # What was built last, the value itself, stands right before the op.
-        _take_name(node.prev, node)
+        swap_names(node.prev, node)
     return reason
-
-
-def _replace_parts(node: fx.Node, build: Callable[[fx.Node], tuple[fx.Node, ...]]) -> str | None:
-    """Let what reads a result of `node`, or a part of it, read what `build` inserts for that."""
-    with node.graph.inserting_before(node):
-        results = build(node)
-    parts = {user: results[user.args[1]] for user in node.users if is_getitem(user)} or {node: results[0]}  # type: ignore[index]
-    reasons = [replace_value(part, result) for part, result in parts.items()]
-    if reason := next(filter(None, reasons), None):
-        return reason
-    for part, result in parts.items():
-        # Only the first result has a name of the user's: the others are for the backward.
-        if result is results[0]:
-            _take_name(result, part)
-    return None
 
 
 def _replace_loss_backward(node: fx.Node, sums: RowSums) -> str | None:
@@ -273,30 +241,5 @@ def _replace_loss_backward(node: fx.Node, sums: RowSums) -> str | None:
     if reason := replace_value(node, grad):
         return reason
     sums[grad] = total
-    _take_name(grad, node)
+    swap_names(grad, node)
     return None
-
-
-def _take_name(new: fx.Node, old: fx.Node) -> None:
-    """Give `new` the name of the value that it replaced, which nothing reads any more."""
-    new.name, old.name = old.name, new.name
-
-
-@dataclass(frozen=True)
-class Decompose:
-    """Cross-entropy, negative log-likelihood, log-softmax and gated units as ops that fuse: see the module's table."""
-
-    name: ClassVar[str] = "decompose"
-
-    def run(self, trace: Trace, decide: Decide) -> Trace:
-        if not has_unread(trace.graph) and not any(node.users and becomes(node) for node in trace.ops):
-            return trace
-        new, sums = trace.copy(), {}
-        mark_overwritten(new)
-        for node in new.ops:
-            if node.users and (result := becomes(node)):
-                name, reason = node.name, _rewrite(node, sums)
-                action = "leave" if reason else "decompose"
-                decide(Decision(name, action, reason or f"it becomes {result}"))
-        eliminate_dead_code(new.graph)
-        return new
