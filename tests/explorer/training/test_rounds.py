@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 from whole_step_loops import (
     Averaged,
     AveragedByHand,
@@ -23,7 +23,14 @@ import tracefuse
 from tracefuse.errors import ExportError
 
 
-class Begun(Loop):
+class Steady(Loop):
+    """A bias before a batch norm has no gradient but rounding, which an optimizer with a small `eps` makes a step of."""
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.AdamW(self.model.parameters(), lr=0.01, eps=1e-4, fused=True)
+
+
+class Begun(Steady):
     """A loop that calls `begin` at the start of each step, and nothing at its end."""
 
     def begin(self) -> None: ...
@@ -39,7 +46,7 @@ class AveragedBefore(Begun, Averaged):
         self.ema.update_parameters(self.model)
 
 
-class AveragedInline(Averaged):
+class AveragedInline(Steady, Averaged):
     def step(self, *data: Tensor) -> None:
         self.ema.update_parameters(self.model)
         self.zero()
@@ -52,7 +59,7 @@ class AveragedByHandBefore(Begun, AveragedByHand):
         AveragedByHand.after(self)
 
 
-class AveragedInAHook(Averaged):
+class AveragedInAHook(Steady, Averaged):
     def more(self) -> None:
         super().more()
         self.model.register_forward_pre_hook(lambda *_: self.ema.update_parameters(self.model))
@@ -67,7 +74,7 @@ class Clamped(Begun):
             one.clamp_(-0.3, 0.3)
 
 
-class ZeroedAndClamped(ZeroedInPlace):
+class ZeroedAndClamped(Steady, ZeroedInPlace):
     @torch.no_grad()
     def zero(self) -> None:
         super().zero()
@@ -111,7 +118,7 @@ class LoggedLate(Begun):
         return {name: one for name, one in super().left().items() if name != "last"}
 
 
-class Events(Averaged):
+class Events(Steady, Averaged):
     """Every callback is called by one line, of which each caller has its own."""
 
     def fire(self, event: str) -> None:
@@ -154,7 +161,7 @@ def test_an_average_moves_with_its_own_step_and_the_third_step_is_the_third(aver
     assert not c.steps.steps[3].difference
 
 
-class OldAdded(Loop):
+class OldAdded(Steady):
     """Gradients of the step before, which the step has given up."""
 
     def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
@@ -167,7 +174,7 @@ class OldAdded(Loop):
         self.opt.step()
 
 
-class Carried(Loop):
+class Carried(Steady):
     """Gradients of the step before, in a list that each step makes anew."""
 
     old: Any = None
@@ -202,7 +209,7 @@ class Kept(Carried):
             before.copy_(one.grad)
 
 
-class InOneLine(Averaged):
+class InOneLine(Steady, Averaged):
     """One line calls what averages, what computes and what updates: their order in the list is all that there is."""
 
     def parts(self, *data: Tensor) -> list[Callable[[], Any]]:
