@@ -15,8 +15,7 @@ from whole_step_loops import NEAR, network
 
 import tracefuse
 
-SEEN, MORE, EPS = 4, 6, 1e-4
-"""A bias before a batch norm has no gradient but rounding, which an optimizer with a small `eps` makes a step of."""
+SEEN, MORE = 4, 6
 
 
 class Rows(Dataset):
@@ -40,7 +39,7 @@ class Trained:
     def __init__(self, micro: int, ahead: bool) -> None:
         torch.manual_seed(0)
         self.model, self.micro, self.ahead = network(4, 6, 3), micro, ahead
-        self.opt = optim.AdamW(self.model.parameters(), lr=0.01, eps=EPS, fused=True)
+        self.opt = optim.AdamW(self.model.parameters(), lr=0.01, fused=True)
 
     def run(self, loader: DataLoader[Any], steps: int) -> None:
         batches = iter(loader)
@@ -105,12 +104,12 @@ def test_a_trainers_accumulated_batches_are_data() -> None:
             made.train()
 
     ours, eager = Model(), Model()
-    opt = optim.AdamW(ours.parameters(), lr=0.01, eps=EPS, fused=True)
+    opt = optim.AdamW(ours.parameters(), lr=0.01, fused=True)
     used: list[dict[str, Tensor]] = []
     kept = eager.register_forward_pre_hook(lambda _, __, named: used.append(copy.copy(named)), with_kwargs=True)
     with tracefuse.capture_step(n=3) as c:
         trained(ours, opt, SEEN + 1)
-    trained(eager, optim.AdamW(eager.parameters(), lr=0.01, eps=EPS, fused=True), SEEN + 1 + MORE - 1)
+    trained(eager, optim.AdamW(eager.parameters(), lr=0.01, fused=True), SEEN + 1 + MORE - 1)
     kept.remove()
     step = c.optimize().compile()
     for at in range(2 * (SEEN + 1), len(used), 2):
@@ -133,7 +132,7 @@ def test_lightnings_fit_is_followed_by_a_compiled_step() -> None:
             return F.mse_loss(self.net(given[0]), given[1])
 
         def configure_optimizers(self) -> optim.Optimizer:
-            self.opt = optim.AdamW(self.parameters(), lr=0.01, eps=EPS, fused=True)
+            self.opt = optim.AdamW(self.parameters(), lr=0.01, fused=True)
             return self.opt
 
     loader: DataLoader[Any] = DataLoader(Rows(10 * (SEEN + MORE)), batch_size=5)

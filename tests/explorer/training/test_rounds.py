@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 from whole_step_loops import (
     Averaged,
     AveragedByHand,
@@ -23,14 +23,7 @@ import tracefuse
 from tracefuse.errors import ExportError
 
 
-class Steady(Loop):
-    """A bias before a batch norm has no gradient but rounding, which an optimizer with a small `eps` makes a step of."""
-
-    def optimizer(self) -> optim.Optimizer:
-        return optim.AdamW(self.model.parameters(), lr=0.01, eps=1e-4, fused=True)
-
-
-class Begun(Steady):
+class Begun(Loop):
     """A loop that calls `begin` at the start of each step, and nothing at its end."""
 
     def begin(self) -> None: ...
@@ -46,7 +39,7 @@ class AveragedBefore(Begun, Averaged):
         self.ema.update_parameters(self.model)
 
 
-class AveragedInline(Steady, Averaged):
+class AveragedInline(Averaged):
     def step(self, *data: Tensor) -> None:
         self.ema.update_parameters(self.model)
         self.zero()
@@ -59,7 +52,7 @@ class AveragedByHandBefore(Begun, AveragedByHand):
         AveragedByHand.after(self)
 
 
-class AveragedInAHook(Steady, Averaged):
+class AveragedInAHook(Averaged):
     def more(self) -> None:
         super().more()
         self.model.register_forward_pre_hook(lambda *_: self.ema.update_parameters(self.model))
@@ -74,7 +67,7 @@ class Clamped(Begun):
             one.clamp_(-0.3, 0.3)
 
 
-class ZeroedAndClamped(Steady, ZeroedInPlace):
+class ZeroedAndClamped(ZeroedInPlace):
     @torch.no_grad()
     def zero(self) -> None:
         super().zero()
@@ -118,7 +111,7 @@ class LoggedLate(Begun):
         return {name: one for name, one in super().left().items() if name != "last"}
 
 
-class Events(Steady, Averaged):
+class Events(Averaged):
     """Every callback is called by one line, of which each caller has its own."""
 
     def fire(self, event: str) -> None:
@@ -161,7 +154,7 @@ def test_an_average_moves_with_its_own_step_and_the_third_step_is_the_third(aver
     assert not c.steps.steps[3].difference
 
 
-class OldAdded(Steady):
+class OldAdded(Loop):
     """Gradients of the step before, which the step has given up."""
 
     def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
@@ -174,7 +167,7 @@ class OldAdded(Steady):
         self.opt.step()
 
 
-class Carried(Steady):
+class Carried(Loop):
     """Gradients of the step before, in a list that each step makes anew."""
 
     old: Any = None
@@ -209,7 +202,7 @@ class Kept(Carried):
             before.copy_(one.grad)
 
 
-class InOneLine(Steady, Averaged):
+class InOneLine(Averaged):
     """One line calls what averages, what computes and what updates: their order in the list is all that there is."""
 
     def parts(self, *data: Tensor) -> list[Callable[[], Any]]:
