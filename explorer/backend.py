@@ -7,7 +7,8 @@
     options           those of `Capture.optimize`: torch.compile(model, backend="tracefuse", options={"remat": 0.5})
     cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
-What a trace cannot say (sizes that are symbols, ops that hold graphs) runs as it came, op by op, and so does a graph that one
+A graph whose sizes vary is compiled for each set of sizes that it is called with (`tracefuse.dynamo.sizes`). What a trace
+cannot say (numbers that vary, ops that hold graphs) runs as it came, op by op, and so does a graph that one
 of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing
 leaves the backend but `OptionError`, for what the user asked, and running out of memory.
 
@@ -38,6 +39,7 @@ from tracefuse.dynamo.graphed_halves import GraphedHalves
 from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.dynamo.joint import inputs_of, joint_trace
 from tracefuse.dynamo.joint_refusals import GraphInput
+from tracefuse.dynamo.sizes import BySize, floats, varying_sizes
 from tracefuse.errors import OptionError, TracefuseError, UnknownValue
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
 from tracefuse.optimizers.trace import Trace, origin, val
@@ -79,15 +81,35 @@ def tracefuse(
     cuda_graph = chosen.pop("cuda_graph", False)
     if not isinstance(cuda_graph, bool):
         raise OptionError(f"cuda_graph={cuda_graph!r}: take True or False")
-    config = Config.of(**chosen)
+    config, patterns = Config.of(**chosen), _patterns_of(options)
+
+    def compiled(graph: fx.GraphModule, examples: Sequence[Any], is_first: bool = True) -> Callable[..., Any]:
+        inputs = _named(graph, examples)
+        if inputs is None:
+            return graph.forward
+        return _run_of(graph, _Compiling(config, cuda_graph, inputs, examples, patterns, is_first))
+
+    positions = varying_sizes(module, example_inputs)
+    return (
+        BySize(module, positions, floats(module, example_inputs), compiled)
+        if positions
+        else compiled(module, example_inputs)
+    )
+
+
+def _named(module: fx.GraphModule, examples: Sequence[Any]) -> list[GraphInput] | None:
+    """What the graph reads; None where that is not known, so that it runs as it came."""
     try:
-        inputs = inputs_of(module, example_inputs)
+        return inputs_of(module, examples)
     except OUT_OF_MEMORY:
         raise
     except Exception as reason:
-        _run_op_by_op(reason, example_inputs)
-        return module.forward
-    compiling = _Compiling(config, cuda_graph, inputs, example_inputs, _patterns_of(options))
+        _run_op_by_op(reason, examples)
+        return None
+
+
+def _run_of(module: fx.GraphModule, compiling: _Compiling) -> Callable[..., Any]:
+    """What runs the graph that is `compiling`."""
     run = aot_autograd(
         fw_compiler=_runnable,
         bw_compiler=_runnable,
@@ -95,20 +117,22 @@ def tracefuse(
         partition_fn=compiling.partition,
     )
     with batch_norm_as_eager_runs_it():
-        called = run(module, example_inputs)
+        called = run(module, compiling.examples)
     compiling.examples = ()  # torch 2.11 keeps `compiling` with what it compiled, and these are the caller's
     return watching(called, compiling.read_results) if compiling.read_results else called
 
 
 @dataclass
 class _Compiling:
-    """One graph on its way."""
+    """One graph on its way; it `is_judged` by its kernels' times unless it is one more size of a graph, where the model of
+    costs decides what was never timed."""
 
     config: Config
     cuda_graph: bool
     inputs: list[GraphInput]
     examples: Sequence[Any]
     patterns: Patterns
+    is_judged: bool
     read_results: tuple[int, ...] = ()
 
     def partition(
@@ -147,7 +171,8 @@ class _Compiling:
             found = CompiledGraph(joint.trace, (*self.examples, *joint.constants), config)
             variant = self.matched(found.variant(config))
             found.config = variant.config
-            return (GraphedHalves if self.cuda_graph else Halves)(joint, _judged(variant.check()))
+            judged = _judged(variant.check()) if self.is_judged else variant.check()
+            return (GraphedHalves if self.cuda_graph else Halves)(joint, judged)
 
     def matched(self, variant: Variant) -> Variant:
         """The variant without the globs that its graph does not have."""

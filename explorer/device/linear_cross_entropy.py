@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from tracefuse.device import linear_cross_entropy_runtime
 from tracefuse.optimizers.linear_cross_entropy.operator import LINEAR_CROSS_ENTROPY
 
 OPERATOR = LINEAR_CROSS_ENTROPY._opname
 
 _MARK = "# --- copied into exported files that chunk the loss of a linear layer ---\n"
-RUNTIME = Path(linear_cross_entropy_runtime.__file__).read_text().split(_MARK)[1].strip("\n")
+RUNTIME = Path(__file__).with_name("linear_cross_entropy_runtime.py").read_text().split(_MARK)[1].strip("\n")
 """What a file needs besides torch and triton to call the operator."""
 
 _CALL = re.compile(rf"(?<![\w.]){OPERATOR}\(")
 
+
+def _run(*operands: Any, **options: Any) -> tuple[Tensor, ...]:
+    """The operator on tensors. Its text imports Triton, so that it is imported where it first runs."""
+    from tracefuse.device.linear_cross_entropy_runtime import linear_cross_entropy
+
+    return linear_cross_entropy(*operands, **options)
+
+
 _IMPLEMENTATION = torch.library.Library("tracefuse", "IMPL")
-_IMPLEMENTATION.impl(OPERATOR, linear_cross_entropy_runtime.linear_cross_entropy, "CompositeExplicitAutograd")
+_IMPLEMENTATION.impl(OPERATOR, _run, "CompositeExplicitAutograd")
 
 
 def is_called(text: str) -> bool:

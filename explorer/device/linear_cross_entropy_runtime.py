@@ -31,8 +31,8 @@ def linear_cross_entropy(
     """The loss of `input @ weight.t() + bias`, the gradients that are wanted of input, weight and bias, and the memory that
     the chunks and the sums over them took. `weight` is [classes, width]; what is not wanted is empty."""
     has_gradient = input_wanted or weight_wanted or bias_wanted
-    count, classes, step = input.shape[0], weight.shape[0], max(1, 16 // input.element_size())
-    padded, rows = -(-classes // step) * step, min(rows, count)
+    count, classes, rows = input.shape[0], weight.shape[0], min(rows, input.shape[0])
+    padded = -(-classes // 16) * 16  # rows that matmuls and the kernel load 16 bytes at a time
     wide = torch.promote_types(input.dtype, torch.float32)
     is_valid = target != ignore_index
     valid = is_valid.sum(dtype=wide)
@@ -118,7 +118,8 @@ def softmax_gradient_kernel(
     logits_ptr, target_ptr, factor_ptr, loss_ptr, row_stride, classes, ignore_index, target_stride,
     IS_WANTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: reads it twice, and writes its gradient over it."""
+    """One program a row: reads it twice, and writes its gradient over it. What lies between two rows is read and overwritten
+    too: the mask is that of whole vectors, so that rows of any number of classes are loaded in such."""
     wide: tl.constexpr = tl.float64 if logits_ptr.dtype.element_ty == tl.float64 else tl.float32
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + row * target_stride)
@@ -131,7 +132,8 @@ def softmax_gradient_kernel(
     largest = tl.full([BLOCK], LOWEST, wide)
     total = tl.zeros([BLOCK], wide)
     for start in range(0, classes, BLOCK):
-        x = tl.load(row_ptr + start + columns, mask=start + columns < classes, other=float("-inf")).to(wide)
+        x = tl.load(row_ptr + start + columns, mask=start + columns < row_stride, other=float("-inf")).to(wide)
+        x = tl.where(start + columns < classes, x, float("-inf"))
         larger = tl.maximum(largest, x)
         total = total * tl.exp(largest - larger) + tl.exp(x - larger)
         largest = larger
@@ -143,7 +145,8 @@ def softmax_gradient_kernel(
         factor = tl.where(is_class, factor, float("nan"))
         for start in range(0, classes, BLOCK):
             at = start + columns
-            x = tl.load(row_ptr + at, mask=at < classes, other=float("-inf")).to(wide)
+            x = tl.load(row_ptr + at, mask=at < row_stride, other=float("-inf")).to(wide)
+            x = tl.where(at < classes, x, float("-inf"))
             gradient = (tl.exp(x - lse) - tl.where(at == target, 1.0, 0.0)) * factor
             gradient = tl.where(is_valid, gradient, 0.0)
-            tl.store(row_ptr + at, gradient.to(logits_ptr.dtype.element_ty), mask=at < classes)
+            tl.store(row_ptr + at, gradient.to(logits_ptr.dtype.element_ty), mask=at < row_stride)

@@ -32,6 +32,7 @@ from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
 )
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering.lowering import COPIES
+from tracefuse.optimizers.lowering.placements import scatter_refusal
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
 from tracefuse.optimizers.ops import aten, is_view, reached
@@ -95,7 +96,7 @@ def _getitem_refusal(node: fx.Node) -> str | None:
 @once_per_op
 def _op_refusal(node: fx.Node) -> str | None:
     reason = _unknown(node.target) or _type_refusal(node) or _device_refusal(node)  # type: ignore[arg-type]
-    return reason or _row_refusal(node) or gather_refusal(node) or window_refusal(node)
+    return reason or _row_refusal(node) or gather_refusal(node) or window_refusal(node) or scatter_refusal(node)
 
 
 @functools.cache

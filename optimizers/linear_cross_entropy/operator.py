@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 NAME = "linear_cross_entropy"
-ROW_BYTES = 16
-"""What the rows of a chunk are padded to a multiple of, so that matmuls load them fast."""
+WHOLE = 16
+"""Elements that the rows of a chunk are padded to a multiple of, so that they are loaded fast."""
 MOST_ROUNDINGS = 8
 """So many chunks at most are added up in a half; sums over more of them are float32."""
 
@@ -29,15 +29,9 @@ LINEAR_CROSS_ENTROPY = torch.ops.tracefuse.linear_cross_entropy.default
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def chunk_elements(rows: int, classes: int, element_size: int) -> int:
-    """Elements of the memory that holds the logits of `rows` rows, each padded to whole `ROW_BYTES`."""
-    return rows * padded_classes(classes, element_size)
-
-
-def padded_classes(classes: int, element_size: int) -> int:
+def padded_classes(classes: int) -> int:
     """Elements from one row of a chunk to the next."""
-    step = max(1, ROW_BYTES // element_size)
-    return -(-classes // step) * step
+    return -(-classes // WHOLE) * WHOLE
 
 
 def has_wide_sums(count: int, rows: int, dtype: torch.dtype) -> bool:
@@ -69,7 +63,7 @@ def _(
         input.new_empty(input.shape if input_wanted else none),
         empty_like_weight(weight) if weight_wanted else input.new_empty(none),
         input.new_empty([classes] if bias_wanted else none),
-        input.new_empty([chunk_elements(min(rows, count), classes, input.element_size())]),
+        input.new_empty([min(rows, count) * padded_classes(classes)]),
         input.new_empty(weight.shape if is_wide else none, dtype=torch.float32),
     )
 

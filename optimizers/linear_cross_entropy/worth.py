@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
-from tracefuse.optimizers.linear_cross_entropy.operator import chunk_elements, has_wide_sums, padded_classes
+from tracefuse.optimizers.linear_cross_entropy.operator import has_wide_sums, padded_classes
 from tracefuse.optimizers.linear_cross_entropy.pattern import HeadLoss
 from tracefuse.optimizers.trace import human_bytes, val
 
@@ -25,7 +25,7 @@ MARGIN = 1.01
 def rows_of(head: HeadLoss, logits_memory: int, least: int = LEAST_ROWS, tile: int = WHOLE_TILES) -> int:
     """Rows of a chunk, all chunks alike: as many as `logits_memory` bytes hold, and at least `least`."""
     size = val(head.product).element_size()
-    most = max(least, logits_memory // (size * padded_classes(head.classes, size)))
+    most = max(least, logits_memory // (size * padded_classes(head.classes)))
     chunks = math.ceil(head.count / most)
     rows = math.ceil(head.count / chunks)
     return min(head.count, math.ceil(rows / tile) * tile)
@@ -58,7 +58,7 @@ def worth(head: HeadLoss, rows: int, peaks: Peaks = H100_SXM_DATASHEET) -> Worth
     """What chunks of `rows` rows are worth."""
     size = val(head.product).element_size()
     logits = head.count * head.classes * size
-    chunk = chunk_elements(rows, head.classes, size) * size
+    chunk = rows * padded_classes(head.classes) * size
     sizes = (head.count * head.width, head.classes * head.width, head.classes)
     made = [size * elements * wants for elements, wants in zip(sizes, head.wanted, strict=True)]
     kept, weight = sum(made), made[1]

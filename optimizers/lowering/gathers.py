@@ -25,6 +25,7 @@ from torch import fx
 from tracefuse.optimizers.formulas.windows import places_indexed
 from tracefuse.optimizers.lowering.indexing import variable
 from tracefuse.optimizers.lowering.lowering import Composite, Guards, Lowering, Value
+from tracefuse.optimizers.lowering.placements import places_written
 from tracefuse.optimizers.lowering.views import Indices
 from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.trace import Trace, shape_of, val
@@ -105,9 +106,10 @@ def gather_refusal(node: fx.Node) -> str | None:
 
 
 def index_bound(body: Trace) -> int | None:
-    """The number below which every index is valid in all gathers and pools of a kernel's body; None where it has none."""
+    """The number below which every index of a kernel's body is valid, in whatever it chooses; None where it has none."""
     sizes = [shape_of(node.args[0])[dim] for node in body.ops if node.target in GATHERS for dim in _gathered_dims(node)]  # type: ignore[arg-type]
-    return min([*sizes, *filter(None, map(places_indexed, body.ops))], default=None)
+    others = (known(node) for node in body.ops for known in (places_indexed, places_written))
+    return min([*sizes, *filter(None, others)], default=None)
 
 
 def _gathered_dims(node: fx.Node) -> list[int]:

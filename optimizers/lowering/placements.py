@@ -1,4 +1,4 @@
-"""Ops that put values side by side or into zeros: concatenation, padding, and the backward of slicing and selecting.
+"""Ops that put values side by side or into zeros: concatenation, padding, the backward of slicing, selecting and extrema.
 
 A program computes every piece for all its lanes, masked to the range where the piece lies, and picks. Rows are functions
 `(lowering, node, at, guards) -> Value`, as in `composites`.
@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from tracefuse.optimizers.lowering.expressions import POINTWISE
-from tracefuse.optimizers.lowering.indexing import variable
+from tracefuse.optimizers.lowering.indexing import constant, variable
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, literal
 from tracefuse.optimizers.lowering.lowering import Composite, Guards, Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.lowering.views import Indices, is_index_map, operand_of_view
@@ -169,9 +169,52 @@ def _select_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards)
     return self.emit(node, f"tl.where({guard.text}, {block.text}, 0)", dtype, guard.lanes | block.lanes)
 
 
+# --- one element of each row ------------------------------------------------------------------------------------------
+
+SCATTERS = {aten.scatter.src, aten.scatter.value}
+
+
+def scatter_refusal(node: fx.Node) -> str | None:
+    """Why a scatter stays with ATen; None for other ops, and where it writes one element of each row, as the backward of an
+    extremum does: then each element of the result asks whether it is the one."""
+    if node.target not in SCATTERS:
+        return None
+    args = arguments(node)
+    shape, index = shape_of(args["self"]), shape_of(args["index"])
+    dim = args["dim"] % len(shape) if shape else 0
+    of_one = tuple(1 if d == dim else size for d, size in enumerate(shape))
+    return None if shape and index == of_one else "scatter writes at addresses that are data"
+
+
+def places_written(node: fx.Node) -> int | None:
+    """Among how many places the indices of a scatter choose; None for other ops."""
+    if node.target not in SCATTERS:
+        return None
+    args = arguments(node)
+    return shape_of(node)[args["dim"] % len(shape_of(node))]
+
+
+def _scatter(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    args, dtype = arguments(node), COMPUTE_TYPE[val(node).dtype]
+    if reason := scatter_refusal(node):
+        raise NotFusible(node, reason)
+    dim = args["dim"] % len(at)
+    row = tuple(constant(0) if d == dim else index for d, index in enumerate(at))
+    chosen, kept = self.value(args["index"], row, guards), self.cast(self.value(args["self"], at, guards), dtype)
+    if isinstance(args.get("src"), fx.Node):
+        written = self.cast(self.value(args["src"], row, guards), dtype)
+    else:
+        written = Value(literal(args["value"], dtype), dtype)
+    text = f"{chosen.text} == {index_block(at[dim])}"
+    here = self.emit(node, text, "int1", chosen.lanes | at[dim].lanes, "is_written")
+    return _where(self, node, here, written, kept, dtype)
+
+
 PLACEMENTS: dict[Any, Composite] = {
     aten.cat.default: _cat,
     aten.slice_backward.default: _slice_backward,
     aten.constant_pad_nd.default: _constant_pad,
     aten.select_backward.default: _select_backward,
+    aten.scatter.src: _scatter,
+    aten.scatter.value: _scatter,
 }

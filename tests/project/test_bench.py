@@ -436,3 +436,11 @@ def test_pipeline(tmp_path: Path) -> None:
         assert 1.7 < large["ops"] / small["ops"] < 2.3
         assert {"assembly", "passes", "verify", "lowering", "payload", "simplify", "fuse"} <= one["growth"].keys()
     assert "growth" in printed
+
+
+def test_linear_cross_entropy(tmp_path: Path) -> None:
+    found, printed = run("losses/linear_cross_entropy.py", tmp_path, "--budget", "0.2")
+    assert list(found["rows"]) == ["eager", "torch.compile", "ours", "ours, whole logits"]
+    assert found["decision"].startswith("chunk ")
+    assert all(p["difference"]["results"] < 1e-3 for p in found["timing"]["programs"][1:])
+    assert "failed: nothing" in printed

@@ -127,17 +127,6 @@ def test_sparse_gradients() -> None:
     assert model.weight.grad.layout is torch.sparse_coo
 
 
-def test_a_dimension_that_is_marked() -> None:
-    model, x = nn.Linear(4, 4), torch.randn(3, 4)
-    torch._dynamo.mark_dynamic(x, 0)
-    (warning,) = run(model, x)
-    assert "its input args.0 has sizes that are symbols" in str(warning.message)
-    assert "dynamic=False" in str(warning.message)
-    assert "mark_dynamic" in str(warning.message)
-    torch._dynamo.reset()
-    assert not run(copy.deepcopy(model), x.clone(), dynamic=False)
-
-
 def test_a_number_that_varies() -> None:
     def scaled(x: Tensor, factor: int) -> Tensor:
         return x * factor

@@ -33,22 +33,31 @@ aten = torch.ops.aten
 f32, f64, bf16, f16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
-FILES = (
-    "optimizers/lowering/test_expressions.py",
-    "optimizers/lowering/test_activations.py",
-    "optimizers/lowering/test_gathers.py",
-    "optimizers/lowering/test_windows.py",
-    "optimizers/fuse/test_long_sums.py",
-    "optimizers/fuse/test_dropout.py",
-    "optimizers/fuse/test_norms.py",
-    "explorer/build/test_tuning.py",
-)
+FILES = {
+    "kernels": (
+        "optimizers/kernels/test_triton.py",
+        "optimizers/lowering/test_expressions.py",
+        "optimizers/lowering/test_gathers.py",
+        "optimizers/fuse/test_long_sums.py",
+        "optimizers/fuse/test_dropout.py",
+        "explorer/build/test_tuning.py",
+    ),
+    "formulas": (
+        "optimizers/lowering/test_activations.py",
+        "optimizers/lowering/test_windows.py",
+        "optimizers/fuse/test_norms.py",
+    ),
+}
+"""By process, so that none takes long."""
+LEAST = {"kernels": len(POINTWISE) + len(SHAPED), "formulas": 180}
+"""Tests that pass there."""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
-def test_numbers_under_the_interpreter() -> None:
-    files = [__file__, *(str(Path(__file__).parents[2] / name) for name in FILES)]
+@pytest.mark.parametrize("group", FILES)
+def test_numbers_under_the_interpreter(group: str) -> None:
+    files = [str(Path(__file__).parents[2] / name) for name in FILES[group]]
     command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[3]
@@ -56,7 +65,7 @@ def test_numbers_under_the_interpreter() -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
-    assert int(passed[1]) > len(POINTWISE) + len(SHAPED)
+    assert int(passed[1]) > LEAST[group]
 
 
 # --- pointwise --------------------------------------------------------------------------------------------------------

@@ -88,35 +88,37 @@ def test_every_activation_of_torch_is_walked() -> None:
 @pytest.mark.parametrize(("name", "at"), CASES)
 def test_numbers(name: str, at: int, dtype: torch.dtype) -> None:
     """Each kernel's numbers beside those of its ATen ops in float64."""
-    check_kernels(*fused(name, at, dtype), dtype)
+    check_kernels(*fused(name, at, dtype), TOLERANCE[dtype])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [f32, bf16, f64], ids=str)
 @pytest.mark.parametrize(("name", "at"), CASES)
 def test_numbers_on_a_gpu(name: str, at: int, dtype: torch.dtype) -> None:
-    check_kernels(*fused(name, at, dtype, "cuda"), dtype)
+    """ATen's CUDA kernels of these two multiply by the sixth of a float32, in float64 too."""
+    is_rough = name in ("Hardsigmoid", "Hardswish") and dtype is f64
+    check_kernels(*fused(name, at, dtype, "cuda"), 1e-7 if is_rough else TOLERANCE[dtype])
 
 
-def check_kernels(variant: Variant, capture: tracefuse.Capture, dtype: torch.dtype) -> None:
+def check_kernels(variant: Variant, capture: tracefuse.Capture, tolerance: float) -> None:
     known = dict(zip(variant.trace.placeholders, capture.example_inputs, strict=True))
     for node in variant.trace.ops:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
         known[node] = node.target(*args, **kwargs)
         if isinstance(node.target, Kernel):
-            check(node.target, list(args), dtype)
+            check(node.target, list(args), tolerance)
 
 
 def times_one(program: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: program(x) * 1
 
 
-def check(kernel: Kernel, inputs: list[Tensor], dtype: torch.dtype) -> None:
+def check(kernel: Kernel, inputs: list[Tensor], tolerance: float) -> None:
     exact = kernel(*(t.double() if t.is_floating_point() else t for t in inputs))
     exact = exact if isinstance(exact, tuple) else (exact,)
     for found, true in zip(run_poisoned(kernel, inputs), exact, strict=True):
         scale = max(1.0, true.abs().max().item()) if true.is_floating_point() else 1.0
-        torch.testing.assert_close(found.double(), true.double(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale)
+        torch.testing.assert_close(found.double(), true.double(), rtol=tolerance, atol=tolerance * scale)
 
 
 OF_SEVERAL_OPS = {

@@ -20,6 +20,7 @@ from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.kernels.functions import lower
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.text import kernel_source
+from tracefuse.optimizers.lowering.gathers import index_bound
 from tracefuse.optimizers.passes import Decision
 
 aten = torch.ops.aten
@@ -64,6 +65,12 @@ GATHERED: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "index": (lambda x, i: x[i] * 2, [rand(6, 5), ids(6, 4, 3)]),
     "index in the middle": (lambda x, i: x[:, i] * 2, [rand(3, 6, 5), ids(6, 4, 2)]),
     "index from the end": (lambda x, i: x[i - 6] * 2, [rand(6, 5), ids(6, 7)]),
+    "scatter of one a row": (lambda z, i, g: z.scatter(1, i, g) * 2, [rand(5, 9), ids(9, 5, 1), rand(5, 1)]),
+    "scatter of one a channel": (
+        lambda i, g: torch.zeros(3, 6, 4, 5).scatter(1, i, g.exp()) * 2 + 1,
+        [ids(6, 3, 1, 4, 5), rand(3, 1, 4, 5)],
+    ),
+    "scatter of a number": (lambda z, i: (z * 2).scatter(0, i, 1.5) * 2, [rand(7, 5), ids(7, 1, 5)]),
     "logsumexp": (lambda x: (x * 3).logsumexp(-1), [rand(5, 33)]),
     "logsumexp over two": (lambda x: x - x.logsumexp((1, 2), keepdim=True), [rand(5, 3, 7)]),
     "logsumexp of infinities": (
@@ -82,7 +89,9 @@ def test_numbers(name: str) -> None:
 
 @interpreted
 @pytest.mark.parametrize("dtype", [bf16, f64], ids=["bf16", "f64"])
-@pytest.mark.parametrize("name", ["embedding", "gather from a computed row", "index in the middle", "logsumexp"])
+@pytest.mark.parametrize(
+    "name", ["embedding", "gather from a computed row", "index in the middle", "scatter of one a row"]
+)
 def test_other_types(name: str, dtype: torch.dtype) -> None:
     fn, inputs = GATHERED[name]
     check_kernel(*kernel_of(fn, *(t.to(dtype) if t.is_floating_point() else t for t in inputs)))
@@ -137,6 +146,17 @@ def test_others_stay_with_aten(name: str) -> None:
     reasons = [found for node in trace.ops if (found := refusal(node))]
     assert len(reasons) == 1
     assert reason in reasons[0]
+
+
+def test_the_backward_of_an_extremum_writes_no_zeros_first() -> None:
+    x = rand(3, 6, 4).requires_grad_()
+    with tracefuse.capture() as capture:
+        (x * 2).max(1).values.backward(rand(3, 4))
+    trace = Fuse().run(capture.trace, lambda decision: None)
+    (kernel,) = [n.target for n in trace.ops if isinstance(n.target, Kernel) and "scatter" in n.target.name]
+    assert kernel.nbytes_read == 3 * 4 * 4 + 3 * 4 * 8
+    assert not [n for n in trace.ops if "zeros" in str(n.target)]
+    assert index_bound(kernel.body) == 6
 
 
 def test_addresses_in_a_large_table_are_64_bit() -> None:

@@ -21,6 +21,7 @@ from tracefuse.optimizers.formulas.windows import again
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.lowering.gathers import index_bound
 from tracefuse.optimizers.lowering.windows import WINDOWS
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import Trace
@@ -207,12 +208,21 @@ def test_a_sum_or_product_is_computed_again_rather_than_stored() -> None:
 
 
 def test_the_backward_of_a_pool_does_not_read_the_pools_operand() -> None:
-    with tracefuse.capture() as capture:
-        train(lambda x: F.max_pool2d(x, 2), torch.randn(2, 3, 8, 8))
-    variant = capture.variant(Config.off().changed(decompose=True, fuse=True)).check()
-    (kernel,) = [k for k in variant.kernels if "backward" in k.name]
+    (kernel,) = [k for k in trained_kernels(lambda x: F.max_pool2d(x, 2)) if "backward" in k.name]
     grad, indices = 2 * 3 * 4 * 4 * 4, 2 * 3 * 4 * 4 * 8
     assert kernel.nbytes_read == grad + indices
+
+
+def test_trials_of_a_maximums_backward_take_indices_of_its_planes() -> None:
+    """ATen's kernels for channels-last tensors write where the index says."""
+    (kernel,) = [k for k in trained_kernels(lambda x: F.max_pool2d(x, 2)) if "backward" in k.name]
+    assert index_bound(kernel.body) == 8 * 8
+
+
+def trained_kernels(program: Callable[..., Any]) -> tuple[Kernel, ...]:
+    with tracefuse.capture() as capture:
+        train(program, torch.randn(2, 3, 8, 8))
+    return capture.variant(Config.off().changed(decompose=True, fuse=True)).check().kernels
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {

@@ -1,0 +1,215 @@
+"""A graph of `torch.compile` whose sizes vary, as one program for each set of sizes that it is called with.
+
+Dynamo makes symbols of what varies: another batch, another length, a number. A trace says which sizes it has, and kernels are
+chosen by them, so that a graph with symbols is kept as it came, and specialised when it is called:
+
+    graph(s, x: [2, s], f, …)     called with [2, 33]: x: [2, 33], s is 33 wherever it is read, and f.item() what f is
+
+A Python float of a module, such as a scale, is a tensor `f` of the CPU that dynamo made, whose number varies for all that is
+known. A call of known sizes and numbers costs a look at them. Of a graph, `MOST_SIZES` programs are kept, of at most
+`MOST_NUMBERS` different numbers; other calls run as they came, op by op.
+
+Private: `_dynamo_source` of a placeholder, seen on torch 2.11, 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_symbols
+
+from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.recording.frames import tell_user
+
+MANY_SIZES = 16
+"""From so many sizes on a warning says what they cost."""
+MOST_SIZES = 128
+"""Programs of one graph that are kept."""
+MOST_NUMBERS = 4
+"""Different numbers beside sizes that they are compiled for: a number that is another one in each call is no size."""
+
+Run = Callable[..., Sequence[Any]]
+Compile = Callable[[fx.GraphModule, Sequence[Any], bool], Run]
+"""Makes what runs a graph on tensors like these; with True it may take its time, as once for a model."""
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def has_symbols(value: Any) -> bool:
+    """Whether a value of dynamo's graph is a number that varies, or a tensor with such a size."""
+    if isinstance(value, torch.Tensor):
+        is_strided = value.layout is torch.strided
+        sizes = (*value.shape, *value.stride(), value.storage_offset()) if is_strided else tuple(value.shape)
+        return any(isinstance(size, SYMBOLS) for size in sizes)
+    return isinstance(value, SYMBOLS)
+
+
+def varying_sizes(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
+    """The positions of the graph's inputs that are tensors with sizes that vary, or such sizes; () where there are none, or
+    where a number varies that is no size, such as a count of calls, of which no two need be alike; nor in the backward of
+    compiled autograd, which takes lists."""
+    if any(isinstance(one, (list, tuple)) for one in examples):
+        return ()
+    values = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+    found = [one if has_symbols(one) else example for one, example in zip(values, examples, strict=True)]
+    symbols = set().union(*(free_symbols(one) for one in found if isinstance(one, torch.Tensor)))
+    numbers = [one for one in found if isinstance(one, SYMBOLS)]
+    if any(not isinstance(one, torch.SymInt) or not free_symbols(one) <= symbols for one in numbers):
+        return ()
+    return tuple(at for at, one in enumerate(found) if has_symbols(one))
+
+
+def floats(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
+    """The positions of the graph's inputs that are Python floats in a tensor."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    read = (node.users and all(map(_is_item, node.users)) for node in placeholders)
+    return tuple(at for at, is_read in enumerate(read) if is_read and _is_float(examples[at]))
+
+
+def _is_item(node: fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item"
+
+
+def _is_float(example: Any) -> bool:
+    return isinstance(example, torch.Tensor) and (example.dim(), example.device.type) == (0, "cpu")
+
+
+@dataclass
+class BySize:
+    """The graph `module`, whose inputs at `positions` vary, as a function: `compile` makes a program of it for the sizes that
+    it is called with."""
+
+    module: fx.GraphModule
+    positions: tuple[int, ...]
+    floats: tuple[int, ...]
+    compile: Compile
+    seconds: float = 0.0
+    known: dict[Hashable, Run] = field(default_factory=dict)
+    numbers: set[tuple[float, ...]] = field(default_factory=set)
+
+    def __call__(self, *arguments: Any) -> Sequence[Any]:
+        numbers = tuple(arguments[at].item() for at in self.floats)
+        key = numbers, _key([arguments[at] for at in self.positions])
+        run = self.known.get(key)
+        if run is None:
+            run = self._made(key, numbers, arguments)
+        return run(*arguments)
+
+    def _made(self, key: Hashable, numbers: tuple[float, ...], arguments: Sequence[Any]) -> Run:
+        if len(self.known) >= MOST_SIZES:
+            return self.module.forward
+        if numbers not in self.numbers and len(self.numbers) >= MOST_NUMBERS:
+            tell_user(VARIES)  # which says it once
+            return self.module.forward
+        self.numbers.add(numbers)
+        start = time.perf_counter()
+        with uncollected(), torch.random.fork_rng(_gpus(arguments)):
+            run = self.known[key] = self._compiled(arguments)
+        self.seconds += time.perf_counter() - start
+        if len(self.known) in (MANY_SIZES, MOST_SIZES):
+            tell_user(self._many())
+        return run
+
+    def _compiled(self, arguments: Sequence[Any]) -> Run:
+        graph, returned = specialised(self.module, arguments, self.positions, self.floats)
+        left_out = {at for at in self.positions if not isinstance(arguments[at], torch.Tensor)} | set(self.floats)
+        tensors = [one for at, one in enumerate(arguments) if at not in left_out]
+        return _with_numbers(self.compile(graph, tensors, not self.known), left_out, returned)
+
+    def _many(self) -> str:
+        text = f"a graph of this model was compiled for {len(self.known)} sizes, which took {self.seconds:.1f} s"
+        if len(self.known) < MOST_SIZES:
+            return f"{text}: pad its inputs to fewer sizes, such as multiples of 64, if more are to come."
+        return f"{text}; other ones run op by op: pad its inputs to fewer sizes, such as multiples of 64."
+
+
+VARIES = (
+    "a graph of this model runs op by op for some calls, without tracefuse: a float that it reads is another one in each "
+    "call. Make it a tensor (`register_buffer`), or compile with dynamic=False."
+)
+
+
+def _key(given: Sequence[Any]) -> Hashable:
+    """What a program is compiled for: numbers, sizes and strides, and which of the tensors share memory."""
+    shapes: list[Any] = []
+    memories: dict[int, int] = {}
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            memory = one.untyped_storage()._cdata if one.layout is torch.strided else id(one)
+            shapes.append((one.shape, one.stride() if one.layout is torch.strided else None))
+            shapes.append(memories.setdefault(memory, len(memories)))
+        else:
+            shapes.append((type(one), one))
+    return tuple(shapes)
+
+
+def _gpus(arguments: Sequence[Any]) -> list[int]:
+    return sorted({one.get_device() for one in arguments if isinstance(one, torch.Tensor) and one.is_cuda})
+
+
+# --- one set of sizes -------------------------------------------------------------------------------------------------
+
+
+def specialised(
+    module: fx.GraphModule, arguments: Sequence[Any], positions: Sequence[int], floats: Sequence[int]
+) -> tuple[fx.GraphModule, dict[int, Any]]:
+    """The graph that has the numbers among its arguments instead of taking them, and which of its results are numbers: by
+    position, left out of what it returns."""
+    graph, new = fx.Graph(), dict[fx.Node, Any]()
+    placeholders = module.graph.find_nodes(op="placeholder")
+    new |= {placeholders[at]: arguments[at] for at in positions if not isinstance(arguments[at], torch.Tensor)}
+    for at in floats:
+        number = arguments[at].item()
+        new |= {placeholders[at]: number} | dict.fromkeys(placeholders[at].users, number)
+    for node in module.graph.nodes:
+        if node not in new and node.op != "output":
+            new[node] = graph.node_copy(node, new.__getitem__)
+            if hasattr(node, "_dynamo_source"):
+                new[node]._dynamo_source = node._dynamo_source
+    results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+    returned = _numbers_among(module, results, arguments)
+    left = [one for at, one in enumerate(results) if at not in returned]
+    graph.output(fx.node.map_arg(tuple(left), new.__getitem__))
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or not _is_number(node))
+    made = fx.GraphModule(module, graph)
+    made.meta.update(module.meta)
+    return made, returned
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether a node of dynamo's graph yields a number."""
+    return isinstance(node.meta.get("example_value"), (int, float, *SYMBOLS))
+
+
+def _numbers_among(module: fx.GraphModule, results: Sequence[Any], arguments: Sequence[Any]) -> dict[int, Any]:
+    """The results that are numbers, by position."""
+    found = {at: one for at, one in enumerate(results) if not isinstance(one, fx.Node) and one is not None}
+    wanted = {at: one for at, one in enumerate(results) if isinstance(one, fx.Node) and _is_number(one)}
+    if wanted:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fakes = [mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in arguments]
+        with mode:
+            values = fx.Interpreter(module).run(*fakes)
+        found |= {at: values[at] for at in wanted}
+    return found
+
+
+def _with_numbers(run: Run, left_out: Collection[int], returned: Mapping[int, Any]) -> Run:
+    """`run`, which takes no numbers and returns none, as a function that does."""
+
+    def called(*arguments: Any) -> Sequence[Any]:
+        tensors = [one for at, one in enumerate(arguments) if at not in left_out] if left_out else arguments
+        found = run(*tensors)
+        if not returned:
+            return found
+        results = list(found)
+        for at, number in sorted(returned.items()):
+            results.insert(at, number)
+        return results
+
+    return called

@@ -1,0 +1,276 @@
+"""Graphs of `torch.compile` whose sizes vary: the numbers of eager for each, and one program for each that is reused."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.backend import tracefuse as backend
+from tracefuse.demo import GPT, batch
+from tracefuse.dynamo import sizes
+
+
+@pytest.fixture(autouse=True)
+def _dynamo_starts_anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def both(model: nn.Module, *, dynamic: bool | None) -> Callable[..., None]:
+    """A function that holds a compiled copy of the model against the model: result, gradients, buffers."""
+    ours = copy.deepcopy(model)
+    compiled = torch.compile(ours, backend=backend, dynamic=dynamic)
+
+    def compared(*inputs: Any) -> None:
+        found, expected = [], []
+        for run, of, into in ((compiled, ours, found), (model, model, expected)):
+            of.zero_grad()
+            torch.manual_seed(3)
+            given = [one.detach().clone().requires_grad_(one.is_floating_point()) for one in inputs]
+            result = run(*given)
+            if torch.is_grad_enabled():
+                result.double().square().mean().backward()
+            into += [result, *(one.grad for one in given), *(p.grad for p in of.parameters()), *of.buffers()]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    compared.model = ours  # type: ignore[attr-defined]
+    return compared
+
+
+def quiet() -> warnings.catch_warnings[Any]:
+    """Warnings of ours as errors, which would end the test."""
+    return warnings.catch_warnings(record=True)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_gpt_on_texts_of_many_lengths(dynamic: bool | None) -> None:
+    torch.manual_seed(0)
+    model = GPT(layers=1, width=16, heads=2, vocab=61, length=64)
+    compared = both(model, dynamic=dynamic)
+    with quiet() as said:
+        warnings.simplefilter("always")
+        for size, length in ((2, 7), (2, 12), (3, 12), (2, 9), (1, 5), (2, 12), (2, 7)):
+            compared(*batch(61, size, length))
+    assert not [one for one in said if "op by op" in str(one.message)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_training_and_evaluation_and_no_gradients(dynamic: bool | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.GELU(), nn.Dropout(0.0), nn.Linear(6, 3))
+    compared = both(model, dynamic=dynamic)
+    for rows in (6, 9, 4):
+        compared(torch.randn(rows, 8))
+    for one in (model, compared.model):  # type: ignore[attr-defined]
+        one.eval()
+    for rows in (6, 5):
+        compared(torch.randn(rows, 8))
+        with torch.no_grad():
+            compared(torch.randn(rows + 7, 8))
+
+
+class Sized(nn.Module):
+    """Returns sizes, and numbers made of them, among its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        return x.shape[0], (x @ self.weight).sin(), 2 * x.shape[0] + 1, None, x.shape[1], x.sum() / x.shape[0]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_are_returned(dynamic: bool | None) -> None:
+    model = Sized()
+    compiled = torch.compile(model, backend=backend, dynamic=dynamic)
+    for rows in (3, 5, 8, 5):
+        x = torch.randn(rows, 4)
+        found, expected = compiled(x), model(x)
+        assert [type(one) for one in found] == [type(one) for one in expected]
+        assert [one for one in found if isinstance(one, int)] == [rows, 2 * rows + 1, 4]
+        torch.testing.assert_close((found[1], found[5]), (expected[1], expected[5]))
+        found[1].sum().backward()
+        mine, model.weight.grad = model.weight.grad, None
+        expected[1].sum().backward()
+        torch.testing.assert_close(mine, model.weight.grad)
+        model.weight.grad = None
+
+
+def test_sizes_in_the_arithmetic() -> None:
+    def mean_of_halves(x: Tensor) -> Tensor:
+        half = x.shape[0] // 2
+        return x[:half].sum() / half + x.view(-1, x.shape[1] * 2).sin().sum() * x.shape[0] ** 0.5
+
+    compiled = torch.compile(mean_of_halves, backend=backend, dynamic=True)
+    for rows in (4, 6, 10):
+        x, y = (torch.arange(rows * 3.0).view(rows, 3).requires_grad_() for _ in range(2))
+        found, expected = compiled(x), mean_of_halves(y)
+        (found * 2).backward()
+        (expected * 2).backward()
+        torch.testing.assert_close((found, x.grad), (expected, y.grad))
+
+
+def test_strides_and_shared_memory_are_other_programs() -> None:
+    def added(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x * y
+
+    compiled = torch.compile(added, backend=backend, dynamic=True)
+    for make in (
+        lambda n: (torch.randn(n, 4), torch.randn(n, 4)),
+        lambda n: (torch.randn(4, n).t(), torch.randn(n, 4)),
+    ):
+        for rows in (5, 7):
+            x, y = make(rows)
+            mine = x.clone()
+            torch.testing.assert_close(compiled(mine, y), added(x, y))
+            torch.testing.assert_close(mine, x)
+    for rows in (5, 9):
+        memory = torch.randn(rows, 4)
+        other = memory.clone()
+        torch.testing.assert_close(compiled(memory, memory.view(rows, 4)), added(other, other.view(rows, 4)))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The sizes of what is compiled from now on."""
+    made: list[tuple[int, ...]] = []
+    compiled = sizes.BySize._compiled
+
+    def noted(self: sizes.BySize, arguments: Any) -> Any:
+        made.append(tuple(arguments[self.positions[-1]].shape))
+        return compiled(self, arguments)
+
+    monkeypatch.setattr(sizes.BySize, "_compiled", noted)
+    return made
+
+
+def test_a_size_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = counted(monkeypatch)
+    model = nn.Linear(4, 4)
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for rows in (3, 5, 3, 5, 5, 7):
+        compiled(torch.randn(rows, 4)).sum().backward()
+    assert made == [(3, 4), (5, 4), (7, 4)]
+    assert len(tracefuse.compiled(model)) == 3
+
+
+def test_only_the_first_size_waits_for_kernels_to_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tracefuse.variant import Variant
+
+    judged: list[Variant] = []
+    monkeypatch.setattr(Variant, "judge", lambda self, **options: judged.append(self) or self)
+    compiled = torch.compile(nn.Linear(4, 4), backend=backend, dynamic=True)
+    for rows in (3, 5, 7):
+        compiled(torch.randn(rows, 4)).sum().backward()
+    assert len(judged) == 1
+
+
+def test_many_sizes_are_said_and_more_run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "MANY_SIZES", 2)
+    monkeypatch.setattr(sizes, "MOST_SIZES", 3)
+    made, model = counted(monkeypatch), nn.Linear(4, 4)
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    said = []
+    for rows in (3, 5, 7, 9, 11, 3):
+        x = torch.randn(rows, 4)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = compiled(x)
+        said.append([str(one.message) for one in caught if "sizes" in str(one.message)])
+        torch.testing.assert_close(found, model(x))
+        found.sum().backward()
+    assert [len(one) for one in said] == [0, 1, 1, 0, 0, 0]
+    assert "was compiled for 2 sizes, which took" in said[1][0]
+    assert "if more are to come" in said[1][0]
+    assert "other ones run op by op: pad its inputs" in said[2][0]
+    assert len(made) == 3
+
+
+class Scaled(nn.Module):
+    """Reads a Python float of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.factor = nn.Parameter(torch.ones(4)), 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sin() * self.factor
+
+
+def test_a_float_of_the_module_is_known_when_it_is_called() -> None:
+    model = Scaled()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for step, rows in enumerate((3, 5, 5, 5, 5, 5, 5, 5, 3)):
+        model.factor = 0.5 + step
+        x = torch.randn(rows, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = compiled(x)
+        torch.testing.assert_close(found, (x * model.weight).sin() * model.factor)
+        found.sum().backward()
+
+
+def test_no_number_is_drawn_while_a_size_is_compiled() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    ours = copy.deepcopy(model)
+    compiled = torch.compile(ours, backend=backend, dynamic=True)
+    for rows in (3, 5, 8):
+        x = torch.randn(rows, 4)
+        torch.manual_seed(1)
+        first = compiled(x)
+        after = torch.get_rng_state()
+        torch.manual_seed(1)
+        torch.testing.assert_close(compiled(x), first)
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_what_cannot_be_compiled_runs_op_by_op_at_each_size() -> None:
+    model = nn.Embedding(10, 4, sparse=True)
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for length in (3, 5):
+        tokens = torch.arange(length)
+        with pytest.warns(UserWarning, match=r"op by op.*nn\.Embedding\(sparse=False\)"):
+            found = compiled(tokens)
+        torch.testing.assert_close(found, model.weight[:length])
+
+
+def test_autocast_around_the_call() -> None:
+    model = nn.Linear(8, 8)
+    ours = copy.deepcopy(model)
+    compiled = torch.compile(ours, backend=backend, dynamic=True)
+    for rows in (3, 6, 9):
+        x = torch.randn(rows, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = compiled(x), model(x)
+        assert found.dtype is expected.dtype is torch.bfloat16
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_loss_over_texts_of_many_lengths_returns_its_count() -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(8, 11)
+
+    def loss(x: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        return F.cross_entropy(head(x).flatten(0, 1), targets.flatten()), targets.numel()
+
+    compiled = torch.compile(loss, backend=backend)
+    for length in (4, 6, 9, 6):
+        x, targets = torch.randn(2, length, 8), torch.randint(11, (2, length))
+        found, count = compiled(x, targets)
+        assert count == 2 * length
+        found.backward()
+        mine, head.weight.grad = head.weight.grad, None
+        expected = loss(x, targets)[0]
+        expected.backward()
+        torch.testing.assert_close((found, mine), (expected, head.weight.grad))
+        head.weight.grad = None

@@ -1,0 +1,141 @@
+"""Where a loss is taken in chunks by itself: by the bytes that are alive at the loss, and by the model of what it costs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tracefuse.config.configuration import Config
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
+from tracefuse.optimizers.linear_cross_entropy import LOGITS_MEMORY, LinearCrossEntropy
+from tracefuse.optimizers.linear_cross_entropy.worth import LEAST_ROWS
+from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
+from tracefuse.optimizers.passes import Decision, run_pipeline
+from tracefuse.optimizers.trace import Input, Output, Trace
+from tracefuse.optimizers.verify import verify
+
+GIB = 2**30
+bf16, f32 = torch.bfloat16, torch.float32
+
+
+def head(
+    count: int, width: int, classes: int, dtype: torch.dtype = bf16, frozen: bool = False, upcast: bool = False
+) -> Trace:
+    """A head and its loss, forward and backward, of sizes that no CPU holds: fake tensors all."""
+
+    def step(x: Tensor, weight: Tensor, target: Tensor, grad_loss: Tensor) -> tuple[Tensor, ...]:
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_(not frozen)
+        logits = x @ weight.t()
+        loss = F.cross_entropy(logits.float() if upcast else logits, target)
+        gradients = torch.autograd.grad(loss, [x] if frozen else [x, weight], grad_loss)
+        return loss.detach(), *gradients
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        tensors = (
+            torch.empty(count, width, dtype=dtype), torch.empty(classes, width, dtype=dtype),
+            torch.empty(count, dtype=torch.int64), torch.empty((), dtype=f32 if upcast else dtype),
+        )  # fmt: skip
+        graph = make_fx(step, tracing_mode="real")(*tensors).graph
+    late = False
+    for node in graph.nodes:
+        late = late or "nll_loss_backward" in str(node.target)
+        node.meta["phase"] = "backward" if late else "forward"
+    kinds = ("input", "parameter", "input", "cotangent")
+    placeholders = zip(graph.find_nodes(op="placeholder"), kinds, strict=True)
+    inputs = [Input(node.name, kind, node.name) for node, kind in placeholders]
+    names = [one.name for one in inputs]
+    outputs = [Output("result", "loss"), *(Output("gradient", of) for of in names[: 1 if frozen else 2])]
+    made = list(graph.output_node().args[0])
+    graph.output_node().args = (tuple(made),)
+    # The loss is detached in the end, which is an op of the forward.
+    ends = [n for n in graph.nodes if n.op == "call_function" and n is made[0]]
+    for node in ends:
+        node.meta["phase"] = "forward"
+        source = node.args[0]
+        source.append(node)
+    trace = Trace(graph, tuple(inputs), tuple(outputs))
+    verify(trace)
+    return trace
+
+
+def decided(trace: Trace, **options: int) -> tuple[Trace, Decision]:
+    """What the pass makes of a trace that was simplified, and its one decision."""
+    (simplified,) = run_pipeline(trace, Config.off().changed(simplify=True).passes())
+    (record,) = run_pipeline(simplified.after, [LinearCrossEntropy(**options)])
+    (decision,) = record.decisions
+    return record.after, decision
+
+
+def test_the_head_of_a_large_language_model() -> None:
+    """8,192 rows of 4,096, 131,072 words, bf16: 2 GiB of logits, as much of their gradient."""
+    trace = head(8192, 4096, 131072)
+    after, decision = decided(trace)
+    assert decision.action == "chunk"
+    assert decision.reason.startswith("chunks of 2,048 of 8,192 rows, 512 MiB of logits each: ")
+    assert decision.nbytes == pytest.approx(4 * GIB - 2.0625 * GIB, rel=0.01)
+    assert peak_bytes(after) < peak_bytes(trace) - GIB
+    (node,) = [n for n in after.ops if "linear_cross_entropy" in str(n.target)]
+    assert flops(node) == 3 * 2 * 8192 * 4096 * 131072
+    assert node.meta["val"][4].numel() * 2 <= 0.6 * GIB
+
+
+def test_a_frozen_head_keeps_only_the_gradient_of_its_input() -> None:
+    trace = head(8192, 4096, 131072, frozen=True, upcast=True)
+    after, decision = decided(trace)
+    assert decision.action == "chunk"
+    assert saved_bytes(after) == 8192 * 4096 * 2
+    assert saved_bytes(trace) > 4 * GIB
+    weight = 131072 * 4096 * 2
+    assert peak_bytes(after) < weight + 0.6 * GIB + 4 * 8192 * 4096 * 2
+
+
+@pytest.mark.parametrize("upcast", [False, True])
+def test_gpt_2(upcast: bool) -> None:
+    _, decision = decided(head(8192, 768, 50257, upcast=upcast))
+    assert decision.action == "chunk"
+    assert "chunks of 4,096 of 8,192 rows, 392.8 MiB" in decision.reason
+
+
+def test_few_rows_of_a_wide_layer_stay() -> None:
+    """The gradient of the weight, which would be kept, is larger than the logits."""
+    trace = head(512, 8192, 131072)
+    after, decision = decided(trace)
+    assert after.code == run_pipeline(trace, Config.off().changed(simplify=True).passes())[-1].after.code
+    assert (decision.action, decision.reason.partition(":")[0]) == ("leave", "chunks would save no memory")
+
+
+def test_where_scaling_what_was_kept_takes_long_they_stay() -> None:
+    """As many rows as the layer is wide: what is saved is paid for by a pass over the kept gradients."""
+    _, decision = decided(head(1536, 1024, 262144))
+    assert (decision.action, decision.reason.partition(":")[0]) == ("leave", "chunks would be slower")
+
+
+def test_small_programs_stay_as_they_are() -> None:
+    _, decision = decided(head(192, 64, 512))
+    assert (decision.action, decision.reason.partition(":")[0]) == ("leave", "chunks would save little memory")
+
+
+@pytest.mark.parametrize(
+    ("memory", "rows"), [(LOGITS_MEMORY, 2048), (2 * LOGITS_MEMORY, 4096), (2**20, LEAST_ROWS), (8 * GIB, 8192)]
+)
+def test_the_bound_on_memory_chooses_the_rows(memory: int, rows: int) -> None:
+    after, decision = decided(head(8192, 768, 131072), logits_memory=memory)
+    assert decision.action == "chunk"
+    (node,) = [n for n in after.ops if "linear_cross_entropy" in str(n.target)]
+    assert node.kwargs["rows"] == rows
+
+
+def test_chunks_are_alike() -> None:
+    after, _ = decided(head(9000, 768, 131072))
+    (node,) = [n for n in after.ops if "linear_cross_entropy" in str(n.target)]
+    assert node.kwargs["rows"] == 1920  # five of them
+
+
+def test_the_options_default_is_the_passes() -> None:
+    assert Config().logits_memory == LOGITS_MEMORY == LinearCrossEntropy().logits_memory
+    assert LinearCrossEntropy().peaks == H100_SXM_DATASHEET
