@@ -96,7 +96,7 @@ class Variants:
     def updates(self) -> Variants | None:
         """The program's update, which is a program too; None where it has none."""
         update = self.program.update
-        return None if update is None else Updates(lambda: update, self.machine)
+        return None if update is None else UpdateVariants(lambda: update, self.machine)
 
     @functools.cached_property
     def followed_updates(self) -> Variants | None:
@@ -104,7 +104,7 @@ class Variants:
         from tracefuse.training.rates import with_rates
 
         update = self.program.update
-        return None if update is None else Updates(lambda: with_rates(update), self.machine)
+        return None if update is None else UpdateVariants(lambda: with_rates(update), self.machine)
 
     def variant(self, config: Config) -> Variant:
         """The variant for `config`; equal configurations share one, and variants share the passes they have in common."""
@@ -171,7 +171,7 @@ class Variants:
         return None
 
 
-class Updates(Variants):
+class UpdateVariants(Variants):
     """The update of a captured program under every choice of passes."""
 
     part = ".update"

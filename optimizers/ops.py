@@ -51,6 +51,10 @@ def is_getitem(node: fx.Node) -> bool:
     return node.target is operator.getitem
 
 
+def is_returned(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
 def producer(node: fx.Node) -> fx.Node:
     """The op that computes this value: the node itself, or the multi-output op behind a `getitem`."""
     return producer(node.args[0]) if is_getitem(node) else node  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from torch import fx
 
 from tracefuse.optimizers.facts import devices, storages, stored_bytes
 from tracefuse.optimizers.fakes.answers import yields
-from tracefuse.optimizers.ops import behind_views, is_getitem, is_named, is_random, is_view, reached
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_named, is_random, is_returned, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, is_read_late, phase, tensor_type, val
 
@@ -228,7 +228,7 @@ def _alias_conflict(old: fx.Node, new: fx.Node) -> str | None:
     before, after = storages(old).keys(), storages(new).keys()
     if before == after:
         return None
-    if not any(map(_is_returned, _sharing(old, before))):
+    if not any(map(is_returned, _sharing(old, before))):
         return None
     returned = old.graph.output_node().all_input_nodes
     moved = [n for n in returned if storages(n).keys() & before]
@@ -252,10 +252,6 @@ def _sharing(node: fx.Node, memory: Set[int]) -> Iterable[fx.Node]:
         return found
     inputs = (n for n in node.graph.nodes if n.op == "placeholder" and storages(n).keys() & memory)
     return reached([node, *inputs], near)
-
-
-def _is_returned(node: fx.Node) -> bool:
-    return any(user.op == "output" for user in node.users)
 
 
 def _retype(old: fx.Node, new: fx.Node) -> tuple[dict[fx.Node, Any], str | None]:
@@ -313,7 +309,7 @@ def refresh_views(graph: fx.Graph) -> None:
 def _restride_conflict(node: fx.Node, known: dict[fx.Node, Any]) -> str | None:
     if node not in known or layouts(known[node]) == layouts(val(node)):
         return None
-    if _is_returned(node):
+    if is_returned(node):
         return f"output {node.name} would change its strides"
     for user in node.users:
         if is_random(user):

@@ -40,7 +40,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Call:
+class Computed:
     """The value equals `target(*args, **kwargs)`, for the `reason` given."""
 
     target: Callable[..., Any]
@@ -49,7 +49,7 @@ class Call:
     kwargs: dict[str, Any] | None = None
 
 
-Rewrite = Same | Call
+Rewrite = Same | Computed
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def view_of_view(node: fx.Node) -> Rewrite | None:
 def merge_reshapes(node: fx.Node, inner: fx.Node) -> Rewrite | None:
     if inner.target not in RESHAPES:
         return None
-    return Call(aten.view.default, (inner.args[0], list(val(node).shape)), f"a view of the view {inner.name}")
+    return Computed(aten.view.default, (inner.args[0], list(val(node).shape)), f"a view of the view {inner.name}")
 
 
 def merge_permutations(node: fx.Node, inner: fx.Node) -> Rewrite | None:
@@ -95,13 +95,15 @@ def merge_permutations(node: fx.Node, inner: fx.Node) -> Rewrite | None:
     if first is None or second is None:
         return None
     order = [first[axis] for axis in second]
-    return Call(aten.permute.default, (inner.args[0], order), f"a permutation of the permutation {inner.name}")
+    return Computed(aten.permute.default, (inner.args[0], order), f"a permutation of the permutation {inner.name}")
 
 
 def merge_expands(node: fx.Node, inner: fx.Node) -> Rewrite | None:
     if inner.target is not aten.expand.default:
         return None
-    return Call(aten.expand.default, (inner.args[0], list(val(node).shape)), f"expands {inner.name}, itself expanded")
+    return Computed(
+        aten.expand.default, (inner.args[0], list(val(node).shape)), f"expands {inner.name}, itself expanded"
+    )
 
 
 def merge_slices(node: fx.Node, inner: fx.Node) -> Rewrite | None:
@@ -110,7 +112,7 @@ def merge_slices(node: fx.Node, inner: fx.Node) -> Rewrite | None:
         return None
     start = inner_range.start + outer_range.start
     args = (inner_range.base, outer_range.axis, start, start + outer_range.length)
-    return Call(aten.slice.Tensor, args, f"a slice of the slice {inner.name}")
+    return Computed(aten.slice.Tensor, args, f"a slice of the slice {inner.name}")
 
 
 MERGES: dict[Any, Callable[[fx.Node, fx.Node], Rewrite | None]] = {
@@ -201,7 +203,7 @@ def cast_of_cast(node: fx.Node) -> Rewrite | None:
     if phase(node) != phase(inner) and is_newly_saved(original):
         return None
     reason = f"the cast {inner.name} before it is exact"
-    return Call(aten._to_copy.default, (original,), reason, dict(node.kwargs))
+    return Computed(aten._to_copy.default, (original,), reason, dict(node.kwargs))
 
 
 def empty_operands(node: fx.Node) -> Rewrite | None:
@@ -211,13 +213,15 @@ def empty_operands(node: fx.Node) -> Rewrite | None:
     if not 0 < len(kept) < len(node.args[0]):
         return None
     dropped = len(node.args[0]) - len(kept)
-    return Call(aten.cat.default, (kept, *node.args[1:]), f"{dropped} of its operands have no elements")
+    return Computed(aten.cat.default, (kept, *node.args[1:]), f"{dropped} of its operands have no elements")
 
 
 def single_operand(node: fx.Node) -> Rewrite | None:
     if node.target is not aten.stack.default or len(node.args[0]) != 1:
         return None
-    return Call(aten.unsqueeze.default, (node.args[0][0], arguments(node)["dim"]), "its only operand with a new axis")
+    return Computed(
+        aten.unsqueeze.default, (node.args[0][0], arguments(node)["dim"]), "its only operand with a new axis"
+    )
 
 
 RULES = (view_of_itself, copy_of_itself, empty_operands, single_operand, cast_of_cast, view_of_view)

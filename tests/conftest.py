@@ -17,10 +17,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from lab import chromium
 
 GPU_WORKERS = 8
 """More processes on one GPU take its memory for their contexts and gain nothing."""
+
+
+# An example may take as long as other work lets it, and every run draws the same ones.
+settings.register_profile(
+    "tracefuse", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tracefuse")
 
 
 # --- on all cores -----------------------------------------------------------------------------------------------------

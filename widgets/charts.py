@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 from torch import fx
 
 from tracefuse.findings.finding import Finding
+from tracefuse.lint.facts import numel
 from tracefuse.measure.op_times import OpTimes, roofline_of
 from tracefuse.measure.timing import Estimate
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, flops
@@ -24,7 +25,7 @@ from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import live_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.remat.tradeoffs import Point
-from tracefuse.optimizers.trace import Trace, phase, tensors
+from tracefuse.optimizers.trace import Trace, phase
 from tracefuse.tables.folding import work
 from tracefuse.text import time_text
 from tracefuse.variant import Variant
@@ -73,12 +74,8 @@ def roofline(variant: Variant, times: OpTimes | None = None, peaks: Peaks | None
 def arithmetic(node: fx.Node) -> int:
     """Floating-point operations of an op: a matmul's own, else one per element it yields; of a kernel, of the ops in it."""
     if isinstance(node.target, Kernel):
-        return sum(map(_elements, filter(does_work, node.target.body.ops)))
-    return flops(node) or _elements(node)
-
-
-def _elements(node: fx.Node) -> int:
-    return sum(tensor.numel() for tensor in tensors(node))
+        return sum(map(numel, filter(does_work, node.target.body.ops)))
+    return flops(node) or numel(node)
 
 
 def memory(variant: Variant) -> go.Figure:

@@ -18,10 +18,10 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tracefuse.assembly.default_dtype import implied_dtype, state_dtype
-from tracefuse.assembly.in_place import Lifetimes, arguments_of, drawn_in_order, draws_in_order, functional_twin
 from tracefuse.assembly.names import assigned_names
 from tracefuse.assembly.refusals import where
 from tracefuse.assembly.through_views import LAID, OF, Emit, Renaming
+from tracefuse.assembly.writes import Lifetimes, arguments_of, drawn_in_order, draws_in_order, functional_twin
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
 from tracefuse.optimizers.trace import NOWHERE, set_origin

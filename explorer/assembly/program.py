@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from tracefuse.assembly.assemble import assemble, mark_held
 from tracefuse.assembly.cut import guards_of
 from tracefuse.assembly.fake_values import propagate
-from tracefuse.assembly.functional import build_graph
+from tracefuse.assembly.functional import Built, build_graph
 from tracefuse.assembly.parts import Assembled
 from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
@@ -27,6 +27,7 @@ from tracefuse.recording.calls import Guard, Recording, Value
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
+from tracefuse.recording.roles import Roles
 from tracefuse.recording.run import Ended, Left
 
 
@@ -196,29 +197,14 @@ def captured_program(
     """The program that `recorder` recorded until it `ended`, what is left of each output of its trace and of its update's, as
     far as that is known, and what it read of its inputs. `replayed` runs a program. Raises `CaptureError` where there is
     nothing to show, or what no trace can hold."""
-    recording, roles = recorder.recording, ended.roles
-    if not recording.calls:
-        raise CaptureError(
-            "nothing was captured: the program ran no PyTorch operator. Call the model inside the block."
-        )
-    if not roles.results and not roles.gradients:
-        raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
-    check_supported(recording)
-    recording, ended, exchanged = without_collectives(recording, ended)
+    _check_shown(recorder.recording, ended.roles)
+    recording, ended, exchanged = without_collectives(recorder.recording, ended)
     roles = ended.roles
     externals = list(recording.externals)
     inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
     outputs = (*roles.results, *roles.gradients.values(), *recording.gradients.values(), *roles.replaced.values())
-    known = {*recording.externals, *(value for call in recording.calls for value in call.out_values())}
-    kept = [value for value in dict.fromkeys((*outputs, *roles.kept, *seeds)) if value in known]
-    built = build_graph(recording, kept, {value: name for value, (_, name) in roles.sources.items()})
-    mark_held(built, recording)
-    if built.needs_functionalize:
-        built = functionalize(built, recording, dict(zip(externals, inputs, strict=True)), kept)
-    built.mutated |= {buffer: built.nodes[now] for buffer, now in roles.replaced.items()}
-    built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
-    propagate(built, inputs)
+    built = _functional(recording, roles, dict(zip(externals, inputs, strict=True)), (*outputs, *roles.kept, *seeds))
     elsewhere = made_elsewhere(recorder, {value: name for value, (_, name) in roles.sources.items()})
     joint, update, uncut = assemble(built, recording, roles, elsewhere)
     verify(joint.trace)
@@ -261,6 +247,32 @@ def captured_program(
         steps = _stepped(recording, names, made.optimizers)
         made = with_update(made, update.trace, lambda: own, replayed, steps)
     return made, tuple(left), ended.read
+
+
+def _check_shown(recording: Recording, roles: Roles) -> None:
+    if not recording.calls:
+        raise CaptureError(
+            "nothing was captured: the program ran no PyTorch operator. Call the model inside the block."
+        )
+    if not roles.results and not roles.gradients:
+        raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
+    check_supported(recording)
+
+
+def _functional(
+    recording: Recording, roles: Roles, inputs: Mapping[Value, torch.Tensor], outputs: Iterable[Value]
+) -> Built:
+    """The recorded program as a functional graph of fake values: `inputs` are the externals as it found them."""
+    known = {*recording.externals, *(value for call in recording.calls for value in call.out_values())}
+    kept = [value for value in dict.fromkeys(outputs) if value in known]
+    built = build_graph(recording, kept, {value: name for value, (_, name) in roles.sources.items()})
+    mark_held(built, recording)
+    if built.needs_functionalize:
+        built = functionalize(built, recording, inputs, kept)
+    built.mutated |= {buffer: built.nodes[now] for buffer, now in roles.replaced.items()}
+    built.mutated = {v: node for v, node in built.mutated.items() if v not in recording.superseded}
+    propagate(built, list(inputs.values()))
+    return built
 
 
 def _given(part: Assembled, externals: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

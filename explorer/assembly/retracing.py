@@ -22,9 +22,9 @@ from torch.fx.traceback import preserve_node_meta
 from tracefuse.assembly.draws import draw_from
 from tracefuse.assembly.fake_values import lies_as, without_tracebacks
 from tracefuse.assembly.functional import Built
-from tracefuse.assembly.in_place import drawn_in_order, draws_in_order, functional_twin
 from tracefuse.assembly.refusals import where
 from tracefuse.assembly.through_views import OF
+from tracefuse.assembly.writes import drawn_in_order, draws_in_order, functional_twin
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.ops import is_mutable
 from tracefuse.optimizers.passes import OUT_OF_MEMORY

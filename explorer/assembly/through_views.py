@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.assembly.in_place import Lifetimes, functional_twin
+from tracefuse.assembly.writes import Lifetimes, functional_twin
 from tracefuse.optimizers.facts import is_dense
 from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value
 
@@ -44,7 +44,7 @@ _BOUND = {
 
 
 @dataclass(frozen=True)
-class Step:
+class View:
     """How a value is a view of `parent`: the call that made it, and which of its results it is (None: the only one).
 
     A detached value is its parent: it has no call.
@@ -69,7 +69,7 @@ class Renaming:
 
     seen: set[int] = field(default_factory=set)
     bases: set[Value] = field(default_factory=set)
-    steps: dict[Value, Step] = field(default_factory=dict)
+    views: dict[Value, View] = field(default_factory=dict)
     versions: dict[Value, int] = field(default_factory=dict)
     held: dict[Value, int] = field(default_factory=dict)
     laid: set[Value] = field(default_factory=set)
@@ -102,22 +102,22 @@ class Renaming:
             return
         outs = call.outs if isinstance(call.outs, (tuple, list)) else (call.outs,)
         for index, out in enumerate(outs):
-            if not isinstance(out, Value) or out.base is out or out in self.steps:
+            if not isinstance(out, Value) or out.base is out or out in self.views:
                 continue
             parent = next((value for value in call.reads() if value.base is out.base), None)
             if parent is not None and parent is not out:
                 is_detached = call.func is aten.detach.default
                 only = isinstance(call.outs, Value)
-                self.steps[out] = Step(parent) if is_detached else Step(parent, call, None if only else index)
+                self.views[out] = View(parent) if is_detached else View(parent, call, None if only else index)
 
     def _note_strided(self, call: Call) -> None:
         """A strided view is one of the base, whatever it was taken of: it may show more than that does."""
         out = call.outs
         self.strided.add(out.base)
-        if out.base is out or out in self.steps:
+        if out.base is out or out in self.views:
             return
         size, stride = out.shape, out.stride
-        self.steps[out] = Step(
+        self.views[out] = View(
             out.base, replace(call, args=(out.base, list(size), list(stride), out.offset), kwargs={})
         )
 
@@ -127,7 +127,7 @@ class Renaming:
             return False
         if base in self.strided and not all(_lies_within(value, base) for value in family):
             return False
-        return all(value is base or value in self.steps for value in family) and all(map(self._can_write, writes))
+        return all(value is base or value in self.views for value in family) and all(map(self._can_write, writes))
 
     def _can_write(self, call: Call) -> bool:
         written = call.writes()
@@ -135,15 +135,15 @@ class Renaming:
             return False
         if {torch.Tag.inplace_view, torch.Tag.nondeterministic_seeded}.intersection(call.func.tags):
             return False
-        return all(step.call is None or step.call.func in _BACK for value in written for step in self._chain(value))
+        return all(view.call is None or view.call.func in _BACK for value in written for view in self._chain(value))
 
-    def _chain(self, value: Value) -> list[Step]:
-        """The steps from the base to a value."""
-        steps: list[Step] = []
-        while value in self.steps:
-            steps.append(self.steps[value])
-            value = steps[-1].parent
-        return steps[::-1]
+    def _chain(self, value: Value) -> list[View]:
+        """The views from the base to a value."""
+        views: list[View] = []
+        while value in self.views:
+            views.append(self.views[value])
+            value = views[-1].parent
+        return views[::-1]
 
     # --- while the graph is made ---
 
@@ -158,20 +158,20 @@ class Renaming:
     def taken(self, value: Value, nodes: Mapping[Value, fx.Node], emit: Emit) -> fx.Node:
         """The value taken anew of its base."""
         node = nodes[value.base]
-        for step in self._chain(value):
-            node = _forward(step, node, emit)
+        for view in self._chain(value):
+            node = _forward(view, node, emit)
         return node
 
     def written(self, value: Value, new: fx.Node, nodes: Mapping[Value, fx.Node], emit: Emit) -> fx.Node:
         """The base, once `value` has the contents `new`."""
-        steps = [step for step in self._chain(value) if step.call is not None]
+        views = [view for view in self._chain(value) if view.call is not None]
         wholes = [nodes[value.base]]
-        for step in steps[:-1]:
-            wholes.append(_forward(step, wholes[-1], emit))
-        for step in reversed(steps):
-            assert step.call is not None
+        for view in views[:-1]:
+            wholes.append(_forward(view, wholes[-1], emit))
+        for view in reversed(views):
+            assert view.call is not None
             whole = wholes.pop()
-            new = _BACK[step.call.func](step, whole, new, emit)
+            new = _BACK[view.call.func](view, whole, new, emit)
         self.versions[value.base] = self.versions.get(value.base, 0) + 1
         self.hold(value.base)
         return new
@@ -192,79 +192,79 @@ def _stays(call: Call, written: Sequence[Value]) -> bool:
 # --- views, and what puts them back ----------------------------------------------------------------------------------
 
 
-def _forward(step: Step, of: fx.Node, emit: Emit) -> fx.Node:
-    """The view `step` of the node."""
-    if step.call is None:
+def _forward(view: View, of: fx.Node, emit: Emit) -> fx.Node:
+    """The same view, of the node."""
+    if view.call is None:
         return of
-    _, *rest = step.call.args
-    node = emit(step.call.func, of, *rest, **step.call.kwargs)
-    node.meta[OF] = step.parent
-    return node if step.index is None else emit(None, node, step.index)
+    _, *rest = view.call.args
+    node = emit(view.call.func, of, *rest, **view.call.kwargs)
+    node.meta[OF] = view.parent
+    return node if view.index is None else emit(None, node, view.index)
 
 
-def _given(step: Step) -> dict[str, Any]:
+def _given(view: View) -> dict[str, Any]:
     """The view's arguments by name, defaults filled in."""
-    assert step.call is not None
-    schema = step.call.func._schema.arguments
+    assert view.call is not None
+    schema = view.call.func._schema.arguments
     defaults = {a.name: a.default_value if a.has_default_value() else None for a in schema}
-    return {**defaults, **dict(zip(defaults, step.call.args, strict=False)), **step.call.kwargs}
+    return {**defaults, **dict(zip(defaults, view.call.args, strict=False)), **view.call.kwargs}
 
 
-def _as_parent(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    return emit(aten.view.default, new, list(step.parent.shape))
+def _as_parent(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    return emit(aten.view.default, new, list(view.parent.shape))
 
 
-def _same_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+def _same_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
     """A transposition is its own inverse."""
-    assert step.call is not None
-    return emit(step.call.func, new, *step.call.args[1:])
+    assert view.call is not None
+    return emit(view.call.func, new, *view.call.args[1:])
 
 
-def _conjugated_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+def _conjugated_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
     return emit(aten._conj_physical.default, new)
 
 
-def _negated_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+def _negated_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
     return emit(aten.neg.default, new)
 
 
-def _permuted_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    order = [dim % len(step.parent.shape) for dim in _given(step)["dims"]]
+def _permuted_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    order = [dim % len(view.parent.shape) for dim in _given(view)["dims"]]
     return emit(aten.permute.default, new, [order.index(dim) for dim in range(len(order))])
 
 
-def _squeezed_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    return emit(aten.squeeze.dim, new, _given(step)["dim"])
+def _squeezed_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    return emit(aten.squeeze.dim, new, _given(view)["dim"])
 
 
-def _unsqueezed_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    dim, shape = _given(step)["dim"], step.parent.shape
+def _unsqueezed_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    dim, shape = _given(view)["dim"], view.parent.shape
     return emit(aten.unsqueeze.default, new, dim) if shape and shape[dim] == 1 else new
 
 
-def _scattered(target: Any, *names: str) -> Callable[[Step, fx.Node, fx.Node, Emit], fx.Node]:
+def _scattered(target: Any, *names: str) -> Callable[[View, fx.Node, fx.Node, Emit], fx.Node]:
     """Puts a view that has these arguments back by `target`, which has them too."""
 
-    def back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-        given = _given(step)
+    def back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+        given = _given(view)
         return emit(target, whole, new, *_without_defaults(target, [given[name] for name in names]))
 
     return back
 
 
-def _split_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    given, at = _given(step), step.index or 0
+def _split_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    given, at = _given(view), view.index or 0
     if "split_sizes" in given:
         start = sum(given["split_sizes"][:at])
         end = start + given["split_sizes"][at]
     else:
         start = at * given["split_size"]
-        end = min(start + given["split_size"], step.parent.shape[given["dim"]])
+        end = min(start + given["split_size"], view.parent.shape[given["dim"]])
     return emit(aten.slice_scatter.default, whole, new, given["dim"], start, end)
 
 
-def _unbound_back(step: Step, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    return emit(aten.select_scatter.default, whole, new, _given(step)["dim"], step.index)
+def _unbound_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
+    return emit(aten.select_scatter.default, whole, new, _given(view)["dim"], view.index)
 
 
 def _without_defaults(target: Any, given: list[Any]) -> list[Any]:
@@ -274,7 +274,7 @@ def _without_defaults(target: Any, given: list[Any]) -> list[Any]:
     return given
 
 
-_BACK: dict[Any, Callable[[Step, fx.Node, fx.Node, Emit], fx.Node]] = {
+_BACK: dict[Any, Callable[[View, fx.Node, fx.Node, Emit], fx.Node]] = {
     aten.slice.Tensor: _scattered(aten.slice_scatter.default, "dim", "start", "end", "step"),
     aten.select.int: _scattered(aten.select_scatter.default, "dim", "index"),
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default, "offset", "dim1", "dim2"),

@@ -94,7 +94,7 @@ commands:
 {"".join(f"  tracefuse {name:<9}{one.help}{chr(10)}" for name, one in COMMANDS.items())}"""
 
 
-class Steps:
+class Stages:
     """`[2/5] optimising …` on `stream` (default: stderr, so that a pipe gets the tables only).
 
     On a terminal, progress within a step is one line that rewrites itself; elsewhere it is not shown.

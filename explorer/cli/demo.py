@@ -10,7 +10,7 @@ import torch
 
 from tracefuse.captures import Capture
 from tracefuse.cli.choices import configuration
-from tracefuse.cli.command import Steps
+from tracefuse.cli.command import Stages
 from tracefuse.cli.flags import DEMO_OPTIONS, values
 from tracefuse.cli.machine import known_device
 from tracefuse.demo import GPT, batch
@@ -27,7 +27,7 @@ def demo(arguments: argparse.Namespace) -> None:
     chosen, config = values(arguments, DEMO_OPTIONS), configuration(arguments)
     check_names(chosen["peer"])
     device, out = known_device(chosen["device"], chosen["cuda_graph"]), Path(chosen["out"])
-    say = Steps(total=5)
+    say = Stages(total=5)
 
     say.next(f"capturing a training step of a GPT ({chosen['layers']} layers, width {chosen['width']}) on {device}")
     captured = capture_step(chosen["layers"], chosen["width"], device)

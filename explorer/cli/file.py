@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tracefuse.cli.choices import changes_of, check_folder, configuration
-from tracefuse.cli.command import Steps
+from tracefuse.cli.command import Stages
 from tracefuse.cli.flags import PASS_OPTIONS, SCRIPT_OPTIONS, Option, values
 from tracefuse.cli.script import run_script
 from tracefuse.config.names import SESSION
@@ -45,7 +45,7 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> int:
     priced_for = target(chosen["target"])
     is_session = path.suffix == SESSION
     _check(arguments, chosen, is_session, of_script)
-    next_step = Steps(total=1 if arguments.no_measure or is_session else 2).next
+    next_step = Stages(total=1 if arguments.no_measure or is_session else 2).next
     if is_session:
         next_step(f"reading {path}")
         capture = load(path)

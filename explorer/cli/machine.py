@@ -10,7 +10,7 @@ import torch
 
 from tracefuse.build import cache
 from tracefuse.build.cache_folders import KINDS, chosen_directory, trouble, version_name
-from tracefuse.cli.command import Steps
+from tracefuse.cli.command import Stages
 from tracefuse.cli.flags import CACHE_OPTIONS, PEAKS_OPTIONS, values
 from tracefuse.errors import BuildError, NotSupported, OptionError
 from tracefuse.measure.peaks import peaks_of
@@ -58,7 +58,7 @@ def show_peaks(arguments: argparse.Namespace) -> None:
     """Print the measured peaks of a device, which are measured first where they are not known, or with `--again`."""
     chosen = values(arguments, PEAKS_OPTIONS)
     device = chosen["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
-    print(peaks_of(known_device(device), again=chosen["again"], progress=Steps(total=1).progress))
+    print(peaks_of(known_device(device), again=chosen["again"], progress=Stages(total=1).progress))
 
 
 def known_device(name: str, cuda_graph: bool = False) -> str:

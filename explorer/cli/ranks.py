@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tracefuse.cli.choices import check_folder
-from tracefuse.cli.command import Steps
+from tracefuse.cli.command import Stages
 from tracefuse.cli.flags import RANKS_OPTIONS, values
 from tracefuse.ranks.loading import load_ranks
 
@@ -15,7 +15,7 @@ def show_ranks(arguments: argparse.Namespace) -> None:
     files, chosen = arguments.files, values(arguments, RANKS_OPTIONS)
     for name in ("html", "json"):
         check_folder(name, chosen[name])
-    say = Steps(total=1)
+    say = Stages(total=1)
     say.next(f"reading {', '.join(files)}")
     ranks = load_ranks(files[0] if len(files) == 1 else files, say.progress, chosen["most"])
     print(ranks, ranks.findings(), sep="\n\n", flush=True)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tracefuse.cli.choices import check_folder
-from tracefuse.cli.command import Steps
+from tracefuse.cli.command import Stages
 from tracefuse.cli.flags import TIMELINE_OPTIONS, values
 from tracefuse.errors import OptionError
 from tracefuse.profiling.comparison import compare_timelines
@@ -19,7 +19,7 @@ def show_timeline(arguments: argparse.Namespace) -> None:
     check_folder("html", chosen["html"])
     if chosen["html"] and len(files) > 1:
         raise OptionError("--html shows one run: name one file, or leave it out")
-    say = Steps(total=len(files))
+    say = Stages(total=len(files))
     runs = []
     for file in files:
         say.next(f"reading {file}")

@@ -9,6 +9,7 @@ from torch import fx
 
 from tracefuse.diagnose.retype import only_dtype
 from tracefuse.findings.finding import Case, Finding, Fix, dtype, names
+from tracefuse.lint.facts import parts_of
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
 from tracefuse.optimizers.ops import behind_views, does_work
@@ -62,7 +63,7 @@ def concatenations(case: Case) -> Iterator[Finding]:
     """Concatenations, in the backward most of all: one buffer that the parts are written into makes them vanish. How a
     `DataLoader` makes a batch is none of the program's."""
     cats = [n for n in case.trace.ops if work(n) == "concatenation" and origin(n).module != LOADER[0]]
-    empty = [n for n in cats if any(val(part).numel() == 0 for part in _parts(n))]
+    empty = [n for n in cats if any(val(part).numel() == 0 for part in parts_of(n))]
     if empty:
         yield Finding(
             "cat-of-nothing",
@@ -150,10 +151,6 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
                 f"part of {case.worth(us)}",
                 {"pad": True},
             )
-
-
-def _parts(node: fx.Node) -> list[fx.Node]:
-    return [part for part in node.args[0] if isinstance(part, fx.Node)]  # type: ignore[union-attr]
 
 
 def _on_tensor_cores(node: fx.Node, tf32: bool) -> bool:

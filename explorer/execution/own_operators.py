@@ -7,7 +7,7 @@ from keyword import iskeyword
 
 import torch
 
-from tracefuse.assembly.in_place import made_for
+from tracefuse.assembly.writes import made_for
 from tracefuse.errors import ExportError
 from tracefuse.optimizers.render import INDENT, literal
 from tracefuse.optimizers.trace import Trace

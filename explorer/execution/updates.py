@@ -16,7 +16,7 @@ from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Trace
 
 
-class Updates:
+class UpdateTensors:
     """The tensors that the updates of several programs of one step work on: copies of those that change, one for all. A
     program whose gradients have no names is given those of the captured one. An update is a program too, by itself."""
 

@@ -10,10 +10,10 @@ from torch import fx
 from tracefuse.device.target import memory_bytes
 from tracefuse.findings.finding import Case, Finding, names
 from tracefuse.findings.launching import HOST_US
-from tracefuse.lint.facts import Numbering, behind, is_returned, line_saying, own_ops
+from tracefuse.lint.facts import Numbering, behind, line_saying, module_and_function, own_ops
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.liveness import peak_bytes
-from tracefuse.optimizers.ops import does_work, is_view, producer
+from tracefuse.optimizers.ops import does_work, is_returned, is_view, producer
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin
 from tracefuse.tables.folding import grouped, work
 from tracefuse.text import counted, time_text
@@ -33,7 +33,7 @@ def computed_again(case: Case) -> Iterator[Finding]:
     ops = [n for n in own_ops(case) if not is_allocation(n) and work(n) not in _OTHERS]
     alike = {number: group for number, group in grouped(ops, lambda n: numbers.of[n]).items() if len(group) > 1}
     again = [n for group in alike.values() for n in group[1:]]
-    places = grouped(again, _module_and_function)
+    places = grouped(again, module_and_function)
     for where, group in places.items():
         us, launches = case.us(group), HOST_US * len(group)
         severity = case.severity(us)
@@ -62,11 +62,6 @@ def computed_again(case: Case) -> Iterator[Finding]:
         )
 
 
-def _module_and_function(node: fx.Node) -> tuple[str, str]:
-    source = origin(node).source
-    return origin(node).module_type, "" if source is None else source.function
-
-
 def constants_of_each_step(case: Case) -> Iterator[Finding]:
     """Tables that every step computes from constants and buffers alone."""
     numbers = Numbering(case.trace, case.program)
@@ -76,7 +71,7 @@ def constants_of_each_step(case: Case) -> Iterator[Finding]:
         if node in numbers.constants and not is_allocation(node) and numbers.of[node] not in seen:
             ops.append(node)
         seen.add(numbers.of[node])
-    for where, group in grouped(ops, _module_and_function).items():
+    for where, group in grouped(ops, module_and_function).items():
         us = case.us(group)
         severity = case.severity(us)
         if severity is None:

@@ -42,7 +42,7 @@ def with_backward(case: Case, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return [*nodes, *(n for n in case.trace.ops if does_work(n) and origin(n).autograd and origin(n).seq in of)]
 
 
-def in_place(node: fx.Node) -> bool:
+def ran_in_place(node: fx.Node) -> bool:
     """Whether the program ran the op in place: its operand and its result are one memory."""
     return bool((node.meta.get("custom") or {}).get(IN_PLACE))
 
@@ -115,7 +115,7 @@ class Numbering:
             self._number(node)
 
     def _number(self, node: fx.Node) -> None:
-        alone = is_random(node) or is_mutable(node) or in_place(node) or is_allocation(node)
+        alone = is_random(node) or is_mutable(node) or ran_in_place(node) or is_allocation(node)
         same = (
             node.target,
             _key(node.args, self.of),
@@ -185,8 +185,15 @@ def users_of(node: fx.Node) -> Iterator[fx.Node]:
     yield from (user for user in node.users if user.op == "call_function")
 
 
-def is_returned(node: fx.Node) -> bool:
-    return any(user.op == "output" for user in node.users)
+def module_and_function(node: fx.Node) -> tuple[str, str]:
+    """The type of the module in which the op ran, and the user's function."""
+    source = origin(node).source
+    return origin(node).module_type, "" if source is None else source.function
+
+
+def parts_of(cat: fx.Node) -> list[fx.Node]:
+    """What a concatenation, or a stack, is made of."""
+    return [part for part in cat.args[0] if isinstance(part, fx.Node)]  # type: ignore[union-attr]
 
 
 def numel(node: fx.Node) -> int:

@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from tracefuse.findings.finding import Case, Finding, names
-from tracefuse.lint.facts import behind, in_place, is_returned, own_ops, users_of, with_backward
+from tracefuse.lint.facts import behind, own_ops, ran_in_place, users_of, with_backward
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
-from tracefuse.optimizers.ops import arguments, is_view
+from tracefuse.optimizers.ops import arguments, is_returned, is_view
 from tracefuse.optimizers.rewrite import evaluate
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
 from tracefuse.tables.folding import grouped, work
@@ -55,7 +55,7 @@ def _is_needless(copy: fx.Node) -> bool:
     if not isinstance(source, fx.Node) or is_returned(copy) or not copy.users or _is_broadcast(val(source)):
         return False
     # Written to afterwards, the copy is what keeps the two apart.
-    if any(in_place(user) for one in (copy, source, behind(source)) for user in _all_users(one)):
+    if any(ran_in_place(user) for one in (copy, source, behind(source)) for user in _all_users(one)):
         return False
     return _takes(copy, val(source), DEEPEST)
 
@@ -176,7 +176,7 @@ def _broadcasts(node: fx.Node) -> bool:
     """Whether every reader, through views, is one that reads an expanded tensor as it is."""
     read = [user for user in _all_users(node) if not is_view(user)]
     fine = (op_class(user) == "pointwise" or "attention" in packet_name(user) for user in read)
-    return bool(read) and all(fine) and not is_returned(node) and not any(map(in_place, read))
+    return bool(read) and all(fine) and not is_returned(node) and not any(map(ran_in_place, read))
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------

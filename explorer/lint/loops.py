@@ -10,7 +10,7 @@ from torch import fx
 
 from tracefuse.findings.finding import Case, Finding, names
 from tracefuse.findings.launching import HOST_US, MEASURED
-from tracefuse.lint.facts import longest_chain, own_ops, with_backward
+from tracefuse.lint.facts import longest_chain, module_and_function, own_ops, parts_of, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
 from tracefuse.optimizers.ops import does_work, is_getitem
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
@@ -144,10 +144,6 @@ def growing_concatenations(case: Case) -> Iterator[Finding]:
         )
 
 
-def _parts(cat: fx.Node) -> list[fx.Node]:
-    return [part for part in cat.args[0] if isinstance(part, fx.Node)]  # type: ignore[union-attr]
-
-
 def _forward_users(node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if user.op == "output" or not origin(user).autograd]
 
@@ -163,7 +159,7 @@ def _next_in_chain(cat: fx.Node) -> fx.Node | None:
 def _chain(last: fx.Node) -> list[fx.Node]:
     chain = [last]
     while True:
-        before = [p for p in _parts(chain[0]) if packet_name(p) == "cat" and _next_in_chain(p) is chain[0]]
+        before = [p for p in parts_of(chain[0]) if packet_name(p) == "cat" and _next_in_chain(p) is chain[0]]
         if not before:
             return chain
         chain.insert(0, before[0])
@@ -184,7 +180,7 @@ def writes_into_views(case: Case) -> Iterator[Finding]:
         key=lambda n: origin(n).seq or 0,
     )
     wrote = {n: _write_before(n, forward) for n in late}
-    for group in grouped(late, lambda n: _function(wrote[n])).values():
+    for group in grouped(late, lambda n: module_and_function(wrote[n])).values():
         us, at = case.us(group), line_of(wrote[min(group, key=lambda n: origin(wrote[n]).seq or 0)])
         writes = {origin(n).seq for n in group}
         severity = case.severity(us)
@@ -211,8 +207,3 @@ def _write_before(node: fx.Node, forward: Sequence[fx.Node]) -> fx.Node:
     """The write that autograd numbered right before its CopySlices."""
     before = bisect_left(forward, origin(node).seq or 0, key=lambda n: origin(n).seq or 0)
     return forward[before - 1] if before else node
-
-
-def _function(node: fx.Node) -> tuple[str, str]:
-    source = origin(node).source
-    return origin(node).module_type, "" if source is None else source.function

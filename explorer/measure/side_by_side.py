@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tracefuse.assembly.draws import undisturbed
 from tracefuse.errors import MeasureError
 from tracefuse.execution.program import Replays
-from tracefuse.execution.updates import Updates
+from tracefuse.execution.updates import UpdateTensors
 from tracefuse.measure.peers import Asked, check_names, peers
 from tracefuse.measure.rounds import IsCancelled, Progress, check_arguments, compiling, measure
 from tracefuse.measure.switched import Switched
@@ -68,7 +68,7 @@ def time_variant(
     with undisturbed(variant.program.example_inputs):
         others = peers(variant, asked, report)
     if variant.program.update is not None:
-        updates = Updates(variant.program)
+        updates = UpdateTensors(variant.program)
         theirs = {name: behind(updates, variant.baseline, one, report) for name, one in others.programs.items()}
         others = replace(others, programs=theirs)
     reference = None if against is None else replayed["captured"]
@@ -112,16 +112,16 @@ def _replayed(
 ) -> dict[str, Replays]:
     """The replays of variants of one program, by name, with their updates; of an update by itself that alone, in place."""
     if variant.program.trace.name == "update":
-        updates = Updates(variant.program)
+        updates = UpdateTensors(variant.program)
         return {name: updates.alone(one.trace, program) for name, (one, program) in programs.items()}
     found = {name: (one, replays(program, variant)) for name, (one, program) in programs.items()}
     if variant.program.update is None:
         return {name: one for name, (_, one) in found.items()}
-    updates = Updates(variant.program)
+    updates = UpdateTensors(variant.program)
     return {name: behind(updates, own, one, report) for name, (own, one) in found.items()}
 
 
-def behind(updates: Updates, variant: Switched, replayed: Replays, report: Any = None) -> Replays:
+def behind(updates: UpdateTensors, variant: Switched, replayed: Replays, report: Any = None) -> Replays:
     """`replayed` with the update of `variant` behind it."""
     update = variant.update
     assert update is not None

@@ -83,13 +83,13 @@ def recorded_in(path: str | Path, see: See | None = None) -> Records:
                 see(some, chunk)
         del texts, found
     del data
-    events, frames, forward_of, numbered = columns.finished(_base_ns(header))
+    events, frames, forward_of, numbered = columns.finished(base_ns_of(header))
     return Records(
         events, frames, forward_of, columns.thread_names(), _devices(header), header, columns.account, numbered
     )
 
 
-def _base_ns(header: Mapping[str, Any]) -> int:
+def base_ns_of(header: Mapping[str, Any]) -> int:
     """What Kineto subtracted from all times since 2024, so that they are those of the host's clock again."""
     found = header.get("baseTimeNanoseconds")
     return found if isinstance(found, int) and 0 <= found < 1 << 61 else 0

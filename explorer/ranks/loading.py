@@ -15,6 +15,7 @@ import numpy as np
 
 from tracefuse.errors import TraceFileError
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.profiling.kineto import base_ns_of
 from tracefuse.profiling.trace_file import bytes_of
 from tracefuse.profiling.typed_records import chunks, elements
 from tracefuse.ranks.causes import LEAST_NS
@@ -23,7 +24,7 @@ from tracefuse.ranks.exchanges import Exchanges, exchanges_in, of_collectives
 from tracefuse.ranks.matching import matched
 from tracefuse.ranks.rank import Rank
 from tracefuse.ranks.ranks import Ranks
-from tracefuse.ranks.reading import base_ns_of, number_of, rank_in
+from tracefuse.ranks.reading import number_of, rank_in
 from tracefuse.ranks.splitting import Split, splits_of
 
 Read = TypeVar("Read")

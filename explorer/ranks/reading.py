@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tracefuse.profiling.kineto import recorded_in
+from tracefuse.profiling.kineto import base_ns_of, recorded_in
 from tracefuse.profiling.run import Run
 from tracefuse.ranks.exchanges import exchanges_in, of_collectives
 from tracefuse.ranks.memories import of_memory, peaks_in
@@ -43,9 +43,3 @@ def number_of(header: Mapping[str, Any], path: Path, otherwise: int) -> int:
     number = said.get("rank") if isinstance(said, dict) else None
     in_name = _DIGITS.findall(path.name.partition(".")[0])
     return number if isinstance(number, int) else int(in_name[-1]) if in_name else otherwise
-
-
-def base_ns_of(header: Mapping[str, Any]) -> int:
-    """What Kineto subtracted from all times."""
-    base_ns = header.get("baseTimeNanoseconds")
-    return base_ns if isinstance(base_ns, int) and 0 <= base_ns < 1 << 61 else 0

@@ -42,7 +42,7 @@ class Period:
         return self.start + step * self.length
 
 
-class Updates:
+class UpdateSequence:
     """The optimizers' steps of a run, in order, and the period that explains them best so far."""
 
     def __init__(self) -> None:

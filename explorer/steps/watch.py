@@ -24,7 +24,7 @@ from tracefuse.recording.run import Run
 from tracefuse.recording.shield import Shield
 from tracefuse.steps.between import Between, held_by
 from tracefuse.steps.mode_stack import leave
-from tracefuse.steps.periods import Updates
+from tracefuse.steps.periods import UpdateSequence
 from tracefuse.steps.recorder import StepRecorder
 from tracefuse.steps.steps import Step, Steps
 from tracefuse.steps.stream import StepOp, noted_call
@@ -64,7 +64,7 @@ class StepWatch:
         self, plan: Plan, names: Callable[[], Mapping[str, Any]], shield: Shield, block: Run | None = None
     ) -> None:
         self.plan, self._n, self.shield = plan, plan.n, shield
-        self.updates = Updates()
+        self.updates = UpdateSequence()
         self.refusal = ""
         """Why no step of this run can be recorded."""
         self.elsewhere = ""

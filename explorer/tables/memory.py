@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tracefuse.device.clocks import device_label
-from tracefuse.execution.updates import Updates
+from tracefuse.execution.updates import UpdateTensors
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.eager_memory import eager_peak_bytes
 from tracefuse.optimizers.facts import devices, storages
@@ -212,7 +212,7 @@ def replay_peak(variant: Switched) -> int:
     captured = variant.program
     program, update = variant.halves().replays(captured.example_inputs, captured.rng_states), variant.update
     if update is not None:
-        program = Updates(captured).behind(program, update.trace, update.halves())
+        program = UpdateTensors(captured).behind(program, update.trace, update.halves())
 
     def run() -> tuple[object, object, object]:
         state = program.forward()

@@ -17,7 +17,7 @@ if TYPE_CHECKING or HAS_PLAYWRIGHT:
     from playwright.sync_api import Browser, Locator, Page, expect
 
     # Patience for a machine that also runs other tests; nothing here waits when the view is quick.
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=120_000)
 
 # The view of a saved page once more, with a model that keeps what is sent: `sent`, `set(trait, value)`, `show(number)`.
 LIVE = """async () => {
@@ -127,7 +127,7 @@ def open_notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) ->
         nbformat.write(notebook, lab.root / name)
         page = context.new_page()
         pages.append(page)
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(120_000)
         watch.on(page)
         lab.open(page, name)
         assert page.evaluate(RUN_ALL) == []

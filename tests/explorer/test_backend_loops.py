@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import socket
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -33,10 +32,7 @@ def nothing_compiled_before() -> Iterator[None]:
 @pytest.fixture
 def one_process() -> Iterator[None]:
     """A process group of this process alone."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

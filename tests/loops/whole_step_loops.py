@@ -19,7 +19,8 @@ Average = swa_utils.AveragedModel
 
 def network(*widths: int) -> nn.Sequential:
     first, hidden, last = widths
-    return nn.Sequential(nn.Linear(first, hidden), nn.BatchNorm1d(hidden), nn.Tanh(), nn.Linear(hidden, last)).double()
+    inner = nn.Linear(first, hidden, bias=False)  # the gradient of one before a batch norm is rounding alone
+    return nn.Sequential(inner, nn.BatchNorm1d(hidden), nn.Tanh(), nn.Linear(hidden, last)).double()
 
 
 class Loop:

@@ -25,7 +25,7 @@ CHROMIUM_FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
-START_S = 90
+START_S = 300
 IS_READY = "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady === true"
 RUN_ALL = """async () => {
     const panel = window.jupyterapp.shell.currentWidget;

@@ -37,10 +37,10 @@ class Kernel:
     def send(self, code: str) -> str:
         return self.client.execute(code)
 
-    def run(self, code: str, timeout_s: float = 120) -> Reply:
+    def run(self, code: str, timeout_s: float = 600) -> Reply:
         return self.collect(self.send(code), timeout_s)
 
-    def collect(self, request: str, timeout_s: float = 120) -> Reply:
+    def collect(self, request: str, timeout_s: float = 600) -> Reply:
         reply, idle = Reply(), False
         while not idle:
             message = self.client.get_iopub_msg(timeout=timeout_s)

@@ -138,6 +138,7 @@ class Clocks:
     def predictor(self, variant: Variant, baseline: Variant | None = None) -> Predictor | None:
         """What tells times of the program's own device; None where nothing was measured on it."""
         anchors = self._measured(variant, baseline)
+        self._anchors = {key: kept for key, kept in self._anchors.items() if any(kept is one for one in anchors)}
         if not anchors:
             return None
         key = tuple(map(id, anchors))

@@ -13,7 +13,7 @@ from typing import Any
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.layers import Layers
 from tracefuse.text import counted, share_text, time_text
-from tracefuse.widgets.payload.clock import Clock
+from tracefuse.widgets.payload.clock import DEFAULT, Clock
 
 MOST_ACTIONS = 3
 LEAST = 0.005
@@ -44,7 +44,8 @@ def _step(clock: Clock, summary: Mapping[str, Any], is_on_gpu: bool) -> str:
     what = f"{counted(summary['ops'][1], 'op')} and keeps {human_bytes(summary['saved_bytes'][1])} for its backward"
     if is_on_gpu:
         return f"A step takes at least {us} on {clock.device}, modelled{was}: press Measure"
-    return f"A step is {what}; on {clock.device} it takes at least {us}, modelled{was}"
+    example = ", an example," if clock.chosen == DEFAULT else ""
+    return f"A step is {what}; on {clock.device}{example} it would take at least {us}, modelled{was}"
 
 
 def _where(rows: Layers) -> list[str]:

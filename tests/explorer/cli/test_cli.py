@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tracefuse.cli.command import Steps, main
+from tracefuse.cli.command import Stages, main
 from tracefuse.cli.demo import capture_step, make_directory
 from tracefuse.config.names import PASSES
 from tracefuse.errors import ExportError, MeasureError, OptionError
@@ -136,7 +136,7 @@ class Terminal(io.StringIO):
 def test_progress_rewrites_one_line_on_a_terminal_and_is_silent_elsewhere() -> None:
     pipe, terminal = io.StringIO(), Terminal()
     for stream in (pipe, terminal):
-        steps = Steps(total=2, stream=stream)
+        steps = Stages(total=2, stream=stream)
         steps.next("measuring")
         steps.progress(0.5, "round 3")
         steps.progress(1.0, "measured")

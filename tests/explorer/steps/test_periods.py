@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tracefuse.steps.periods import Period, Updates, shortest_period
+from tracefuse.steps.periods import Period, UpdateSequence, shortest_period
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_shortest_sequence_that_repeats(seen: str, start: int, length: int) 
 def test_what_is_added_one_by_one_is_what_is_found_at_once() -> None:
     draw = random.Random(0)
     for _ in range(300):
-        updates, seen = Updates(), ""
+        updates, seen = UpdateSequence(), ""
         for _ in range(draw.randint(1, 24)):
             seen += draw.choice("AAB")
             before = updates.period
@@ -44,7 +44,7 @@ def test_what_is_added_one_by_one_is_what_is_found_at_once() -> None:
 
 
 def test_whole_steps_and_their_ends() -> None:
-    updates = Updates()
+    updates = UpdateSequence()
     ends = []
     for one in "DGDGDG":
         updates.add(one)

@@ -74,7 +74,7 @@ def test_an_error_stops_run_all() -> None:
     cells = [SETUP, f"{QUICK}\n1 / 0", "print('must not run')"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-        NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+        NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     assert notebook.cells[2].execution_count is None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from traces import ops
 
 import tracefuse
-from tracefuse.assembly.in_place import _meet, functional_twin
+from tracefuse.assembly.writes import _meet, functional_twin
 from tracefuse.errors import CaptureError
 
 aten = torch.ops.aten
