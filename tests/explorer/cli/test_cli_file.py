@@ -280,7 +280,7 @@ def test_findings_are_printed_with_their_fixes_the_gravest_first(
     assert len(set(severities)) > 1
     for at in heads:
         assert "train.py:" in lines[at + 1]
-        assert lines[at + 2].startswith("fix: ")
+        assert lines[at + 2].startswith("  fix: ")
 
 
 def test_a_measurement_that_fails_leaves_the_report(
