@@ -368,7 +368,8 @@ class Variant:
         ran = self.baseline._diagnosed(captured or self.baseline.op_times)
         if self.config == self.baseline.config:
             return ran
-        return beside(ran, self._diagnosed(times or self.op_times), self.config, self.passes)
+        of_update = () if self.update is None else self.update.passes
+        return beside(ran, self._diagnosed(times or self.op_times), self.config, self.passes, of_update)
 
     def _diagnosed(self, times: OpTimes) -> Findings:
         """The findings of this program alone. The last ones are kept: toggles ask for those of the captured program again."""

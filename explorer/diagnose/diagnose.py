@@ -78,13 +78,25 @@ SAID_BY = {
 """By the id of what is said in general those that say it in particular."""
 
 
-def beside(ran: Findings, left: Findings, config: Config, steps: Sequence[PassRecord]) -> Findings:
+def beside(
+    ran: Findings, left: Findings, config: Config, steps: Sequence[PassRecord], of_update: Sequence[PassRecord] = ()
+) -> Findings:
     """The findings of the program as it ran, each with what the passes of a configuration make of it: `left` are the findings
-    of the trace that `steps` made."""
-    return Findings([_beside(one, left, config, steps) for one in ran], ran.provenance, ignored=ran.ignored)
+    of the trace that `steps` made, and of the step's update, which `of_update` made."""
+    updates = {node.name for node in of_update[0].before.ops} if of_update else set()
+    told = [
+        _beside(
+            one,
+            left,
+            config,
+            *((steps, "v.passes") if updates.isdisjoint(one.values) else (of_update, "v.update.passes")),
+        )
+        for one in ran
+    ]
+    return Findings(told, ran.provenance, ignored=ran.ignored)
 
 
-def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[PassRecord]) -> Finding:
+def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[PassRecord], called: str) -> Finding:
     on = [name for name in KINDS[finding.id].mended_by if config.state(name) == "on"]
     if not on:
         return finding
@@ -99,7 +111,7 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
     if changes:  # an option of theirs that is not chosen
         return finding
     worth = "; ".join(one.worth for one in still[:MOST_LEFT])
-    said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, on)}"
+    said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, called, on)}"
     return replace(finding, mended=said, changes=None, fixes=_other_fixes(finding))
 
 
@@ -116,14 +128,14 @@ def _decisions(steps: Sequence[PassRecord], names: Sequence[str]) -> list[Decisi
     return [decision for step in steps if step.name in names for decision in step.decisions]
 
 
-def _why_left(still: Sequence[Finding], steps: Sequence[PassRecord], on: Sequence[str]) -> str:
+def _why_left(still: Sequence[Finding], steps: Sequence[PassRecord], called: str, on: Sequence[str]) -> str:
     """Why the passes left it, in their own words, and where all their decisions are."""
     values = {value for one in still for value in one.values}
     reasons = Counter(one.reason for one in _decisions(steps, on) if one.value in values).most_common()
     said = [f"{reason} ({counted(count, 'op')})" for reason, count in reasons[:MOST_REASONS]]
     more = [f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))
     places = [at - len(steps) for at, step in enumerate(steps) if step.name in on]
-    where = " and ".join(f"`print(v.passes[{at}])`" for at in places)
+    where = " and ".join(f"`print({called}[{at}])`" for at in places)
     has = "has" if len(places) == 1 else "have"
     return f"{', since ' * bool(said)}{'; '.join([*said, *more])}; {where} {has} all decisions"
 

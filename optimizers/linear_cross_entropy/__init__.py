@@ -35,7 +35,7 @@ from typing import ClassVar
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.linear_cross_entropy.pattern import HeadLoss, NoHeadLoss, head_loss, is_loss
 from tracefuse.optimizers.linear_cross_entropy.rewrite import mark_cotangents, rewrite
-from tracefuse.optimizers.linear_cross_entropy.worth import Worth, rows_of, worth
+from tracefuse.optimizers.linear_cross_entropy.worth import LEAST_ROWS, Worth, rows_of, worth
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import mark_overwritten
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes
@@ -54,7 +54,10 @@ class LinearCrossEntropy:
 
     name: ClassVar[str] = "linear_cross_entropy"
 
-    logits_memory: int = field(default=LOGITS_MEMORY, metadata={"help": "bytes of logits that may be alive"})
+    logits_memory: int = field(
+        default=LOGITS_MEMORY,
+        metadata={"help": f"bytes of logits that may be alive; a chunk has {LEAST_ROWS:,} rows all the same"},
+    )
     peaks: Peaks = field(default=H100_SXM_DATASHEET, metadata={"help": "whose roofline says what it is worth"})
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
@@ -81,6 +84,10 @@ class LinearCrossEntropy:
             return None, Decision(name, "leave", reason)
         eliminate_dead_code(new.graph)
         chunks = f"chunks of {rows:,} of {head.count:,} rows, {human_bytes(found.chunk_bytes)} of logits each: {found}"
+        if found.chunk_bytes > self.logits_memory:
+            chunks += (
+                f"; {human_bytes(self.logits_memory)} would hold fewer than {LEAST_ROWS:,} rows, which slows matmuls"
+            )
         return new, Decision(name, "chunk", chunks, max(0, found.saved_bytes))
 
     def rows_of(self, head: HeadLoss) -> int:

@@ -72,13 +72,19 @@ def _lever(left: Sequence[Mapping[str, Any]], deltas: Mapping[str, float | None]
 def _share(finding: Mapping[str, Any]) -> tuple[bool, float]:
     """What orders findings: the share of a step that one is worth, below all others without one. Of equal ones the graver one
     comes first already."""
-    share = re.search(r" a step, (\d+) %", str(finding["worth"]).partition(" (")[0])
+    share = re.search(r" a step, (\d+) %", _left(finding))
     return share is not None, float(share[1]) if share else 0.0
+
+
+def _left(finding: Mapping[str, Any]) -> str:
+    """The finding's worth in its own words, where passes are on already what they leave of it."""
+    left = str(finding.get("mended", "")).partition("left: ")[2]
+    return (left or str(finding["worth"])).partition(" (")[0]
 
 
 def worth_of(finding: Mapping[str, Any]) -> str:
     """What it is worth, and of which share of a step: "2.1 ms, 20 %". How that is known, the finding says."""
-    said = str(finding["worth"]).partition(" (")[0]
+    said = _left(finding)
     amount = re.match(r"(?:at most |part of )?[\d.,]+(?:e-?\d+)? \S+", said)
     share = re.search(r", (\d+ %)", said)
     return f"{amount[0]}, {share[1]}" if amount and share else said
