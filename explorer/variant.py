@@ -60,7 +60,7 @@ JUDGE_S = 10.0
 """Of the trials of a program's kernels beside ATen's ops."""
 _MADE_OF_TUNINGS = ("source", "_compiled", "_graphed", "_steps")
 """What a variant made of its kernels under their block sizes."""
-_MADE_OF_PASSES = ("passes", "kernels", "whole", "whole_in_place", "tunings")
+_MADE_OF_PASSES = ("passes", "kernels", "whole", "whole_in_place", "names_in_whole", "tunings")
 """What it made of its passes."""
 NOTHING_TUNED = "nothing is tuned: Triton kernels run on a CUDA GPU, and this program is on the CPU"
 

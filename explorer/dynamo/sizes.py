@@ -90,17 +90,17 @@ class BySize:
     compile: Compile
     seconds: float = 0.0
     known: dict[Hashable, Run] = field(default_factory=dict)
-    numbers: set[tuple[float, ...]] = field(default_factory=set)
+    numbers: set[tuple[str, ...]] = field(default_factory=set)
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
-        numbers = tuple(arguments[at].item() for at in self.floats)
+        numbers = tuple(arguments[at].item().hex() for at in self.floats)  # -0.0 is another one than 0.0, NaN is itself
         key = numbers, _key([arguments[at] for at in self.positions])
         run = self.known.get(key)
         if run is None:
             run = self._made(key, numbers, arguments)
         return run(*arguments)
 
-    def _made(self, key: Hashable, numbers: tuple[float, ...], arguments: Sequence[Any]) -> Run:
+    def _made(self, key: Hashable, numbers: tuple[str, ...], arguments: Sequence[Any]) -> Run:
         if len(self.known) >= MOST_SIZES:
             return self.module.forward
         if numbers not in self.numbers and len(self.numbers) >= MOST_NUMBERS:
@@ -135,14 +135,16 @@ VARIES = (
 
 
 def _key(given: Sequence[Any]) -> Hashable:
-    """What a program is compiled for: numbers, sizes and strides, and which of the tensors share memory."""
+    """What a program is compiled for: numbers, sizes and strides, and which of the tensors share memory, how far apart."""
     shapes: list[Any] = []
-    memories: dict[int, int] = {}
+    memories: dict[int, tuple[int, int]] = {}
     for one in given:
         if isinstance(one, torch.Tensor):
-            memory = one.untyped_storage()._cdata if one.layout is torch.strided else id(one)
-            shapes.append((one.shape, one.stride() if one.layout is torch.strided else None))
-            shapes.append(memories.setdefault(memory, len(memories)))
+            if one.layout is not torch.strided:
+                shapes.append((one.shape, None))
+                continue
+            number, start = memories.setdefault(one.untyped_storage()._cdata, (len(memories), one.storage_offset()))
+            shapes.append((one.shape, one.stride(), number, one.storage_offset() - start))
         else:
             shapes.append((type(one), one))
     return tuple(shapes)

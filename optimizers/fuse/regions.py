@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.formulas.windows import WINDOW_OPS
 from tracefuse.optimizers.fuse.remaking import is_for_reader, is_remade, reads_of, sources
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, columns_of, rows_of
@@ -152,6 +153,8 @@ def _agree(node: fx.Node, loops: Loops, near: list[Region]) -> bool:
         return False
     operands, value = node.all_input_nodes, node.meta["val"]
     is_after = any(not r.after.isdisjoint(operands) for r in near)
+    if node.target in WINDOW_OPS and not isinstance(value, torch.Tensor):
+        value = value[0]  # A pool and its parts are in one region: it joins where they can.
     if not isinstance(value, torch.Tensor):
         return not is_after
     if is_after and not is_getitem(node):

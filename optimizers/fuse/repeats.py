@@ -54,14 +54,25 @@ def repeated_value(body: Trace) -> int | None:
     """The place in the body's graph of the last value computed there that overlapping windows read; None without one."""
     found = None
     for at, node in enumerate(body.graph.nodes):
-        reads = [user for user in node.users if again(user) > 1 and not is_shape_only(node, user)]
-        if reads and node.op == "call_function" and not is_view(node):
+        if node.op == "call_function" and not is_view(node) and _overlapping_reader(node) is not None:
             found = at
     return found
+
+
+def _overlapping_reader(node: fx.Node) -> fx.Node | None:
+    """The op that reads the value, as it is or through views, in windows that overlap; None without one."""
+    for user in node.users:
+        if is_view(user):
+            if (found := _overlapping_reader(user)) is not None:
+                return found
+        elif again(user) > 1 and not is_shape_only(node, user):
+            return user
+    return None
 
 
 def in_words(body: Trace, at: int) -> str:
     """How often the value at a place of the body's graph would be computed."""
     node = list(body.graph.nodes)[at]
-    (reader,) = [user for user in node.users if again(user) > 1][:1]
+    reader = _overlapping_reader(node)
+    assert reader is not None
     return f"{reader.name} reads each element of {node.name} {again(reader):.3g} times, and would have it computed as often"

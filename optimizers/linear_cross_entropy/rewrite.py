@@ -10,7 +10,7 @@ from torch import fx
 
 from tracefuse.optimizers.linear_cross_entropy.operator import LINEAR_CROSS_ENTROPY
 from tracefuse.optimizers.linear_cross_entropy.pattern import Gradient, HeadLoss
-from tracefuse.optimizers.ops import aten
+from tracefuse.optimizers.ops import aten, reached
 from tracefuse.optimizers.rewrite import replace_under_name, replace_value
 from tracefuse.optimizers.trace import Trace, call, phase, shape_of, val
 
@@ -50,7 +50,8 @@ def _factor(node: fx.Node) -> fx.Node | None:
         return None
     late = [one for one in node.all_input_nodes if _is_of_the_backward(one)]
     is_first = bool(late) and node.args[0] is late[0]
-    return late[0] if len(late) == 1 and (is_first or node.target is aten.mul.Tensor) else None
+    is_once = len(late) == 1 and sum(one is late[0] for one in node.args) == 1
+    return late[0] if is_once and (is_first or node.target is aten.mul.Tensor) else None
 
 
 def _is_of_the_backward(node: fx.Node) -> bool:
@@ -88,9 +89,11 @@ def rewrite(head: HeadLoss, rows: int) -> str | None:
 
 def _place(head: HeadLoss, factors: Sequence[fx.Node]) -> fx.Node | None:
     """The op that the operator can stand before: the loss, or the first behind all factors; None where the loss is read by
-    then."""
+    then, as it is by a factor that is made of the loss."""
     position = {node: at for at, node in enumerate(head.loss.graph.nodes)}
     known = [n for one in factors for n in one.all_input_nodes if not _is_of_the_backward(n)]
+    if head.loss in reached(known, lambda node: node.all_input_nodes):
+        return None
     last = max(known, key=position.__getitem__, default=head.loss)
     if position[last] <= position[head.loss]:
         return head.loss

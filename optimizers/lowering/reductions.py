@@ -11,6 +11,7 @@ from torch import fx
 
 from tracefuse.optimizers.lowering.geometry import columns_of
 from tracefuse.optimizers.lowering.indexing import Lanes, reshape
+from tracefuse.optimizers.lowering.layouts import COL
 from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible, Value, comment_of, index_block
 from tracefuse.optimizers.lowering.views import Indices
 from tracefuse.optimizers.trace import shape_of
@@ -91,7 +92,10 @@ def _whole_block(self: Lowering, block: Value, fill: str) -> str:
     text = block.text
     if "col" in self.layout.masks:
         text = f"tl.where({self.layout.masks['col']}, {text}, {fill})"
-    if not block.lanes >= frozenset(self.layout.blocks):
+    is_loop_along_the_row = self.layout.loop is not None and self.layout.loop.lane == "col"
+    # A value with one number for each column, as a mean down the columns, stays so behind a reduction of whole rows.
+    is_whole = is_loop_along_the_row or "col" not in block.lanes
+    if not block.lanes >= (frozenset(self.layout.blocks) if is_whole else COL):
         text = f"tl.broadcast_to({text}, {self.layout.block_shape()})"
     return text
 

@@ -274,3 +274,23 @@ def test_a_loss_over_texts_of_many_lengths_returns_its_count() -> None:
         expected.backward()
         torch.testing.assert_close((found, mine), (expected, head.weight.grad))
         head.weight.grad = None
+
+
+def test_memory_that_inputs_share_in_another_place() -> None:
+    def written(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return y + 1
+
+    compiled = torch.compile(written, backend=backend, dynamic=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it runs op by op, which it says
+        for start in (6, 1, 2):
+            ours, theirs = torch.arange(20.0), torch.arange(20.0)
+            found = compiled(ours[:6], ours[start : start + 6])
+            torch.testing.assert_close(found, written(theirs[:6], theirs[start : start + 6]))
+
+
+def test_zeros_of_both_signs_are_two_numbers() -> None:
+    compiled = torch.compile(lambda x, by: x / by, backend=backend, dynamic=True)
+    for by in (2.5, 0.0, -0.0):
+        torch.testing.assert_close(compiled(torch.ones(3), by), torch.ones(3) / by)

@@ -109,6 +109,47 @@ def test_a_training_step_has_eager_numbers(name: str, is_last: bool, dtype: torc
     check_trace(variant.trace, capture, tolerance)
 
 
+POOLED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "behind a group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(3, 2, 1)), (2, 4, 9, 7)),
+    "behind an instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(4), nn.MaxPool2d(3, 2, 1)), (2, 4, 9, 7)),
+    "behind a softmax": (lambda: nn.Sequential(nn.Softmax(-1), nn.MaxPool2d(3, 2, 1)), (2, 4, 9, 8)),
+    "of a view": (lambda: nn.Sequential(nn.GELU(), nn.Unflatten(1, (2, 3)), nn.MaxPool2d(3, 1, 1)), (2, 6, 8)),
+}
+
+
+@interpreted
+@pytest.mark.parametrize("name", POOLED)
+def test_a_pool_has_eager_numbers(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape = POOLED[name]
+    model, x = make().double(), torch.randn(shape, dtype=f64, requires_grad=True)
+
+    def step() -> Tensor:
+        loss = model(x * 2).square().sum()
+        loss.backward()
+        return loss
+
+    capture = tracefuse.capture(step)
+    check_trace(capture.optimize(remat=0.5).check().trace, capture, 1e-9)
+
+
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: torch.softmax(x * 2, 1),
+    "layer norm": lambda x: F.layer_norm(x * 2, (9,)),
+}
+
+
+@interpreted
+@pytest.mark.parametrize("name", ROWS)
+def test_moments_down_columns_of_normalised_rows(name: str) -> None:
+    def moments(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.var_mean(ROWS[name](x), 0, correction=0)
+
+    x = torch.randn(70, 9)
+    for found, exact in zip(run_poisoned(*kernel_of(moments, x)), moments(x.double()), strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-6)
+
+
 # --- what is left, and why --------------------------------------------------------------------------------------------
 
 

@@ -92,6 +92,28 @@ def accumulated(model: Head) -> Tensor:
     return mean(model) / 4
 
 
+def of_itself(model: Head) -> Tensor:
+    """A loss that is scaled by what it is."""
+    loss = mean(model)
+    return loss * loss.detach()
+
+
+class Squared(torch.autograd.Function):
+    """Multiplies its cotangent by itself."""
+
+    @staticmethod
+    def forward(ctx: object, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: object, cotangent: Tensor) -> Tensor:  # type: ignore[override]
+        return cotangent * cotangent
+
+
+def squared(model: Head) -> Tensor:
+    return 3 * Squared.apply(mean(model))  # type: ignore[no-any-return, no-untyped-call]
+
+
 def autocast(model: Head) -> Tensor:
     with torch.autocast("cpu", bf16):
         return mean(model)
@@ -128,8 +150,8 @@ def has_logits(trace: Trace) -> bool:
     return any(t.numel() >= COUNT * CLASSES for node in trace.ops for t in tensors(node))
 
 
-LOSSES = [mean, total, ignored, another_index, upcast, shifted_labels, log_probabilities, accumulated, autocast,
-          scaled_half]  # fmt: skip
+LOSSES = [mean, total, ignored, another_index, upcast, shifted_labels, log_probabilities, accumulated, of_itself,
+          squared, autocast, scaled_half]  # fmt: skip
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
