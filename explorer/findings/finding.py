@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2s
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from torch import fx
 
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.findings.kinds import KINDS
-from tracefuse.measure.op_times import OpTimes
+from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.trace import Phase, Trace, val
 from tracefuse.tables.halves import halves
 from tracefuse.text import share_text, time_text
@@ -105,14 +105,15 @@ class Case:
     """What a detector may look at: a `trace` of `program`, as captured or as passes made it, and the times of its ops.
 
     `update` is the step's update likewise, if it has one. Passes may name an op of it as they name one of `trace`, so
-    `update_us` has its ops' microseconds by their own names. `elsewhere_us` is what the step takes besides all of these.
+    `update_us` has its ops' microseconds by their own names (default: modelled). `elsewhere_us` is what the step takes besides
+    all of these.
     """
 
     program: CapturedProgram
     trace: Trace
     times: OpTimes
     update: Trace | None = None
-    update_us: Mapping[str, float] = field(default_factory=dict)
+    update_us: Mapping[str, float] | None = None
     elsewhere_us: float = 0.0
 
     @cached_property
@@ -122,22 +123,22 @@ class Case:
 
     @property
     def step_us(self) -> float:
-        return sum(self.times.us.values()) + sum(self.update_us.values()) + self.elsewhere_us
+        return sum(self.times.us.values()) + sum(self._update_us.values()) + self.elsewhere_us
+
+    @property
+    def _update_us(self) -> Mapping[str, float]:
+        if self.update is None:
+            return {}
+        return modelled(self.update).us if self.update_us is None else self.update_us
 
     @property
     def of_update(self) -> Case | None:
         """The update alone, within the same step; None where the step has none."""
         if self.update is None:
             return None
-        times = replace(self.times, us=dict(self.update_us))
-        return replace(
-            self,
-            trace=self.update,
-            times=times,
-            update=None,
-            update_us={},
-            elsewhere_us=self.step_us - sum(times.us.values()),
-        )
+        times = replace(self.times, us=dict(self._update_us))
+        elsewhere_us = self.step_us - sum(times.us.values())
+        return replace(self, trace=self.update, times=times, update=None, update_us=None, elsewhere_us=elsewhere_us)
 
     def us(self, nodes: Sequence[fx.Node]) -> float:
         return sum(self.times.us.get(node.name, 0.0) for node in nodes)

@@ -348,8 +348,10 @@ def test_it_is_timed_behind_the_backward_and_shown_as_a_third_column(name: str) 
     assert [list(one.times_ms) for one in timing.programs] == [["forward", "backward", "update", "step"]] * 2
     difference = timing.programs[1].difference
     assert difference is not None
-    assert max(difference.results, difference.gradients, difference.updated or 0.0) < 1e-12
     assert difference.updated is not None
+    assert max(difference.results, difference.gradients) < 1e-12
+    # A gradient that is nothing but rounding moves a weight by lr / eps of it.
+    assert difference.updated < 1e-12 + difference.gradients * 0.1 / 1e-8
     shown = payload(variant)
     assert shown["update"]["ops"][0] == c.update.op_count  # type: ignore[union-attr]
     assert "the optimizer takes" in to_text(shown)
