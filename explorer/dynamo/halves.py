@@ -122,6 +122,8 @@ class Halves:
 def _try_first(module: ModuleType, kernel: Kernel) -> None:
     """Let the generated module take a kernel's ATen ops if its first launch fails, and its launcher if it does not."""
     launch = getattr(module, kernel.name)
+    if getattr(launch, "is_first", False):  # another program of the same text, which has not run yet
+        return
 
     def tried(*tensors: torch.Tensor) -> Any:
         chosen: Callable[..., Any] = launch
@@ -135,6 +137,7 @@ def _try_first(module: ModuleType, kernel: Kernel) -> None:
         setattr(module, kernel.name, chosen)
         return made
 
+    tried.is_first = True  # type: ignore[attr-defined]
     setattr(module, kernel.name, tried)
 
 

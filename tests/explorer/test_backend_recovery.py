@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fake_graphs import FakeGraphs
+from kernels import kernel_of
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -249,6 +250,20 @@ def test_a_kernel_that_works_costs_nothing_more(generated: list[ModuleType]) -> 
     names = [(m, name) for m in generated for name in vars(m) if f"{name}_reference" in vars(m)]
     assert names
     assert {vars(module)[name].__name__ for module, name in names} == {name for _, name in names}
+
+
+def test_nor_does_one_that_two_programs_share() -> None:
+    """A module is known by its text: one that another program has loaded, and did not run, is loaded again."""
+    module, kernel = ModuleType("shared"), kernel_of(torch.sin, torch.ones(3))[0]
+
+    def launch(x: Tensor) -> Tensor:
+        return x.sin()
+
+    setattr(module, kernel.name, launch)
+    for _ in range(2):
+        halves._try_first(module, kernel)
+    vars(module)[kernel.name](torch.ones(3))
+    assert vars(module)[kernel.name] is launch
 
 
 def test_the_programs_own_error_leaves_as_in_eager() -> None:
