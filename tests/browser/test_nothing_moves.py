@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 
 import tracefuse
 from tests.browser.contrast import CONTRAST
+from tracefuse.config.names import PASSES
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import page as html_page
 from tracefuse.widgets.view.explorer import Explorer
@@ -232,11 +233,11 @@ def test_a_switch_and_its_effect_are_on_one_screen(live: Page) -> None:
 
 def test_every_pass_has_a_row_that_says_what_it_would_need(live: Page) -> None:
     rows = live.locator("[data-pass]")
-    expect(rows).to_have_count(8)
+    expect(rows).to_have_count(len(PASSES))
     expect(live.get_by_test_id("tf-pass-freeze")).to_contain_text("type a pattern; freezing all but")
     expect(live.get_by_test_id("tf-pass-optimizer_step")).to_contain_text("call optimizer.step()")
     live.evaluate("show(1)")
-    expect(rows).to_have_count(8)
+    expect(rows).to_have_count(len(PASSES))
     expect(live.get_by_test_id("tf-pass-decompose")).to_contain_text("off: needs fuse")
 
 

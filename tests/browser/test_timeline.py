@@ -457,7 +457,11 @@ def large(shown: dict[str, Any], ops: int, events: int) -> tuple[dict[str, Any],
     live = [1000 + min(at, ops - at) for at in range(ops)]
     storages = [number for at in range(1, ops // 2 + 1) for number in (at, ops - at, 1, 1)]
     peak, at = max(live), names[live.index(max(live))]
-    memory = {"ops": names, "live": live, "peak": peak, "at": at, "alive": [], "inputs": 1000, "storages": storages}
+    again = list(range(ops // 3, ops, 2))
+    memory = shown["memory"]["after"] | {
+        "ops": names, "live": live, "peak": peak, "at": at, "alive": [], "inputs": 1000, "again": again,
+        "storages": storages,
+    }  # fmt: skip
     each = events // 4
     order = np.arange(each)
     value = order * ops // each + 1

@@ -16,6 +16,7 @@ PARTS = ["parts/"]
 MAY_IMPORT = {
     "": ["shell/"],
     "shell": [
+        "board/",
         "code/",
         "graph/",
         "kernels/",
@@ -28,6 +29,7 @@ MAY_IMPORT = {
         "verdict/",
     ],
     "tables": ["kernels/facts.js", *PARTS, "passes/decisions.js", "passes/pins.js"],
+    "board": PARTS,
     "code": [*PARTS, "passes/decisions.js"],
     "graph": PARTS,
     "kernels": PARTS,

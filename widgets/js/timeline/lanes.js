@@ -202,12 +202,15 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     context.globalAlpha = 1;
   }
 
-  /** A tick where an op computes again what the forward computed. @param {Memory} memory @param {Profile} profile @param {Band} band */
+  /** A tick where an op computes again what the forward computed, one to a pixel. @param {Memory} memory @param {Profile} profile @param {Band} band */
   function drawAgain({ again }, { at }, band) {
     context.fillStyle = colours.brand;
-    for (const op of again ?? []) {
-      const x = xOf(at[op]);
-      if (x >= layout.gutter && x <= width) context.fillRect(Math.round(x), band.y + band.height - 9, 3, 8);
+    let last = -1;
+    for (const op of again) {
+      const x = Math.round(xOf(at[op]));
+      if (x < layout.gutter || x > width || x === last) continue;
+      context.fillRect(x, band.y + band.height - 9, 3, 8);
+      last = x;
     }
   }
 
