@@ -356,6 +356,17 @@ def test_what_was_not_understood_is_said_below_the_field(page: Page) -> None:
     expect(hint).to_be_hidden()
 
 
+def test_what_was_not_understood_takes_no_click_from_what_it_covers(page: Page) -> None:
+    page.set_viewport_size({"width": 1000, "height": 1000})
+    page.get_by_test_id("tf-search").fill("dtype:foo")
+    expect(page.get_by_test_id("tf-search-hint")).to_be_visible()
+    page.get_by_test_id("tf-tab-notes").click()
+    expect(page.get_by_test_id("tf-tab-notes")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_test_id("tf-search-hint")).to_be_hidden()
+    page.get_by_test_id("tf-search").focus()
+    expect(page.get_by_test_id("tf-search-hint")).to_be_visible()
+
+
 def test_matches_follow_a_new_configuration(page: Page) -> None:
     page.get_by_test_id("tf-search").fill("kernel:")
     count = page.get_by_test_id("tf-search-count")
