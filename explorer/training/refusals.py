@@ -46,6 +46,7 @@ def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None
         _check_repeats(steps)
         _check_between(steps)
         _check_carried(steps, update)
+        _check_state(steps, joint)
     _check_read(joint, update)
 
 
@@ -106,6 +107,20 @@ def _check_carried(steps: Steps, update: Optimised) -> None:
                 f"the update reads {entry.source}, which the step before has made anew{where(origin(readers[0]).source)}, and "
                 "a compiled step finds only tensors that stay: make it once, before the loop, and write to it "
                 "(`kept.copy_(new)`)."
+            )
+
+
+def _check_state(steps: Steps, joint: Optimised) -> None:
+    """A tensor that one step makes and the next one's forward reads, such as a recurrent state: no batch, and nothing that
+    stays. What a module is called with has a name, and is given to the step."""
+    lines, trace = {str(source) for source in steps.carried}, joint.program.trace
+    for entry, placeholder in zip(trace.inputs, trace.placeholders, strict=True):
+        readers = [node for node in placeholder.users if line_of(node) in lines]
+        if entry.kind == "input" and entry.name.startswith("constant") and readers:
+            raise ExportError(
+                f"the forward reads what the step before has made{where(origin(readers[0]).source)}, and a compiled step "
+                "finds only tensors that stay: make it once, before the loop, and write to it (`state.copy_(new)`), or hand "
+                "it to the model as an argument, which the step then takes."
             )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from whole_step_loops import (
     Averaged,
@@ -235,3 +236,33 @@ def test_what_a_compiled_step_would_do_at_another_time_is_refused_and_the_remedy
         captured(loop := kind(), data_of(loop.n + 2)).compile()
     if remedied is not None:
         check(remedied)
+
+
+class Recurrent(Loop):
+    """A state that each step makes for the next one's forward."""
+
+    state: Any = None
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        state = torch.zeros_like(y) if self.state is None else self.state
+        found = torch.tanh(self.model(x) + state)
+        self.state = found.detach()
+        return F.mse_loss(found, y)
+
+
+class Stays(Recurrent):
+    """The remedy: a tensor that is made once."""
+
+    def more(self) -> None:
+        self.state = torch.zeros(5, 3, dtype=torch.float64)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        found = torch.tanh(self.model(x) + self.state)
+        self.state.copy_(found.detach())
+        return F.mse_loss(found, y)
+
+
+def test_a_state_that_the_step_before_has_made_is_refused_and_one_that_stays_holds() -> None:
+    with pytest.raises(ExportError, match=r"the forward reads what the step before has made \(.*state.copy_\(new\)"):
+        captured(Recurrent(), data_of(5)).compile()
+    check(Stays)
