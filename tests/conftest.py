@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,17 @@ def no_target() -> Iterator[None]:
     target(HERE)
     yield
     target(HERE)
+
+
+EXCEPTHOOK = sys.excepthook
+
+
+@pytest.fixture(autouse=True)
+def no_rank() -> Iterator[None]:
+    """No test sees the rank before every line of a traceback, which torch puts there with the first process group, and leaves."""
+    sys.excepthook = EXCEPTHOOK
+    yield
+    sys.excepthook = EXCEPTHOOK
 
 
 @pytest.fixture
