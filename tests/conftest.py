@@ -108,7 +108,7 @@ EXCEPTHOOK = sys.excepthook
 
 @pytest.fixture(autouse=True)
 def no_rank() -> Iterator[None]:
-    """No test sees the rank before every line of a traceback, which torch puts there with the first process group, and leaves."""
+    """No traceback bears the rank, which torch writes before each line from the first process group on, in later tests too."""
     sys.excepthook = EXCEPTHOOK
     yield
     sys.excepthook = EXCEPTHOOK
