@@ -36,7 +36,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.decompose.writing import cast, replace_parts, swap_names, wide
-from tracefuse.optimizers.fuse.fusible import refusal
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.lowering.geometry import reduced_dims
 from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.rewrite import is_overwritten, replace_by, replace_value, views_of

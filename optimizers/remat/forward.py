@@ -24,8 +24,8 @@ from typing import Any
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, touched_nbytes
-from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import agree, loops_of
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.ops import (
     aten,
     behind_views,
