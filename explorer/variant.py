@@ -195,6 +195,8 @@ class Variant:
         from tracefuse.tables.summary import unmet
 
         counts = f"{self.trace.op_count} ops, {len(self.kernels)} kernels"
+        if (update := self.update) is not None:
+            counts += f"; with its update's {self.whole.op_count} ops, {len({*self.kernels, *update.kernels})} kernels"
         return "\n".join([f"<tracefuse.Variant {self.call}{self.capture.part}: {counts}>", *unmet(self)])
 
     @property

@@ -9,10 +9,10 @@ from html import escape
 from typing import Any
 
 from tracefuse.findings.finding import SEVERITIES, Bar, bars_text
-from tracefuse.measure.timing import Estimate
+from tracefuse.measure.timing import Estimate, shown
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.folding import OUTSIDE, grouped
-from tracefuse.text import aligned, figure
+from tracefuse.text import aligned, figure, time_text
 from tracefuse.widgets.payload.kernels import NOT_MEASURED
 
 HOW_TO_RETURN = "This is what the view showed last. Run the cell again for the view itself."
@@ -49,12 +49,31 @@ def to_static_form(payload: dict[str, Any]) -> str:
     return f'<div style="font-size:13px;line-height:1.45;max-width:1100px;overflow-x:auto">{"".join(parts)}</div>'
 
 
+def board_text(board: dict[str, Any]) -> str:
+    """What was tried, a line for each configuration, as the view's board has it; a mark stands before the one on show."""
+    rows = [("", "capture", "configuration", "step", "", "measured", "to captured", "peak", "saved")]
+    for row in board["rows"]:
+        step = row["measured"]
+        rows.append((
+            ">" if row["is_shown"] else "",
+            board["captures"][row["capture"]],
+            row["name"],
+            time_text(row["step_us"]),
+            row["kind"] + (f" on {row['device']}" if row["device"] != board["device"] else ""),
+            f"{figure(step['median'])} [{figure(step['low'])}, {figure(step['high'])}] ms" if step else NOT_MEASURED,
+            "" if row["ratio"] is None else figure(row["ratio"]),
+            human_bytes(row["peak_bytes"]),
+            human_bytes(row["saved_bytes"]),
+        ))  # fmt: skip
+    return "\n".join(filter(None, [f"board: times of {board['device']}", aligned(rows), board.get("said", "")]))
+
+
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
 def _summary(payload: dict[str, Any]) -> list[str]:
     found = payload["summary"]
-    before, after = found["ops"]
+    ops = " -> ".join(map(str, found["ops"])) + f" ops{_update_ops(payload['update'])}"
     saved = f"{' -> '.join(map(human_bytes, found['saved_bytes']))} saved for backward"
     if not any(payload["backward"]["ops"]):
         saved = "no backward"
@@ -66,15 +85,21 @@ def _summary(payload: dict[str, Any]) -> list[str]:
         payload["sentence"]["said"],
         beside,
         payload["steps"]["said"] if payload["steps"] else "",
-        f"{before} -> {after} ops, {saved}, {_count(kernels['unique'], 'Triton kernel')}{launches}",
+        f"{ops}, {saved}, {_count(kernels['unique'], 'Triton kernel')}{launches}",
         payload["blocked"] or "",
     ]
     return [line for line in lines if line]
 
 
+def _update_ops(update: dict[str, Any] | None) -> str:
+    """How many of the ops are the update's."""
+    return "" if update is None else " (of which the update's {} -> {})".format(*update["ops"])
+
+
 def _tables(payload: dict[str, Any]) -> list[Table]:
     notes = tuple(f"{p['name']}: {p['note']}" for p in payload["passes"] if p["note"])
-    passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]], below=notes)
+    ops = "ops" if payload["update"] is None else "ops without the update's"
+    passes = Table(("pass", "", ops, "saved", "took"), [_pass(p) for p in payload["passes"]], below=notes)
     times = _times(payload["timing"], bool(payload["kernels"]) and not payload["runs_triton"])
     return [passes, times, *_layers(payload), *_kernels(payload["kernels"]), *_unused(payload["unused"])]
 
@@ -127,7 +152,12 @@ def _time(time: dict[str, Any] | None) -> str:
 
 
 def _ratio(row: dict[str, Any]) -> str:
-    return f"{Estimate(**row['ratio']).text(3)} {row['verdict']}" if row["ratio"] else ""
+    """The ratio with its verdict. It compares within each round, and so may say otherwise than the medians of all."""
+    if not row["ratio"] or not row["variant_ms"] or not row["baseline_ms"]:
+        return ""
+    ratio, before, after = (Estimate(**row[key]) for key in ("ratio", "baseline_ms", "variant_ms"))
+    is_apart = (after.median - before.median) * {"faster": 1, "slower": -1}.get(row["verdict"], 0) > 0
+    return f"{shown(ratio, 3)} {row['verdict']}{' by round: the times drifted' if is_apart else ''}"
 
 
 def _layers(payload: dict[str, Any]) -> list[Table]:

@@ -23,7 +23,7 @@ from tracefuse.findings.finding import Finding, Fix, FixKind
 from tracefuse.measure.rounds import IsCancelled, Progress, check_arguments, compiling
 from tracefuse.measure.side_by_side import replays, same_program, timed
 from tracefuse.measure.switched import Switched
-from tracefuse.measure.timing import Difference, Estimate, Timing, verdict
+from tracefuse.measure.timing import Difference, Estimate, Timing, shown, verdict
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.ops import readers
 from tracefuse.optimizers.trace import Trace, phase, val
@@ -71,7 +71,7 @@ class Trial:
     def said(self) -> str:
         """`measured on CPU: 536 → 8.9 ms a step, ratio 0.017 [0.016, 0.018] (faster); max |Δ| results 0, gradients 0`"""
         before, after = self.before_ms.median, self.after_ms.median
-        times = f"{figure(before)} → {figure(after)} ms a step, ratio {self.ratio.text(2)}"
+        times = f"{figure(before)} → {figure(after)} ms a step, ratio {shown(self.ratio, 2)}"
         apart = f"max |Δ| results {self.difference.results:.3g}, gradients {self.difference.gradients:.3g}"
         return " ".join(filter(None, [f"{self.timing.device}: {times} ({self.verdict}); {apart}", self.note]))
 

@@ -27,6 +27,7 @@ SMALLEST = 0.01
 """The smallest difference, as a share, that is called one."""
 VISIBLE = 0.05
 """A difference that should be seen: where the interval of a ratio is wider, the verdict says so."""
+UNSEEN = "no difference seen"
 RATIO_TITLE = "ratio [99 % interval], below 1 is faster"
 CPU_NOTE = (
     "On a CPU the Triton kernels do not run, their ATen references do: these times say nothing about what fusion gains."
@@ -103,7 +104,15 @@ def verdict(ratio: Estimate) -> str:
     if ratio.low > 1 + SMALLEST:
         return "slower"
     hidden = max(1 - ratio.low, ratio.high - 1)
-    return "no difference seen" if hidden <= VISIBLE else f"no difference seen: the noise hides up to {hidden:.0%}"
+    return UNSEEN if hidden <= VISIBLE else f"{UNSEEN}: the noise hides up to {hidden:.0%}"
+
+
+def shown(ratio: Estimate, digits: int = 4) -> str:
+    """What is printed of a ratio beside its `verdict`: without a median where no difference was seen, since a median claims
+    one."""
+    if verdict(ratio).startswith(UNSEEN):
+        return f"[{figure(ratio.low, digits)}, {figure(ratio.high, digits)}]"
+    return ratio.text(digits)
 
 
 @functools.cache
@@ -228,7 +237,7 @@ class Timing:
 def _ratio(ratio: Estimate | None, is_baseline: bool) -> tuple[str, str]:
     if is_baseline or ratio is None:
         return "baseline" if is_baseline else "", ""
-    return str(ratio), verdict(ratio)
+    return shown(ratio), verdict(ratio)
 
 
 def _memory(program: ProgramTiming) -> str:

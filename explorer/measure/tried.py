@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tracefuse.measure.rounds import Progress
-from tracefuse.measure.timing import Estimate, Timing, plain, verdict
+from tracefuse.measure.timing import Estimate, Timing, plain, shown, verdict
 
 STEP = "step"
 
@@ -40,7 +40,7 @@ class Tried:
         changes = ", ".join(f"{name}={value}" for name, value in self.changes.items())
         return (
             f"{changes}: a step takes {self.tried_ms} ms instead of {self.shown_ms}, difference {self.difference_ms} ms, "
-            f"ratio {self.ratio}: {self.verdict} ({self.device})"
+            f"ratio {shown(self.ratio)}: {self.verdict} ({self.device})"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import weakref
 from typing import Any
@@ -336,6 +337,13 @@ def test_an_optimizers_step_is_a_program_of_its_own():
     assert [(out.kind, out.of) for out in c.update.outputs] == [("mutation", "weight"), ("mutation", "bias")]
     assert torch.equal(c.replay()[3], layer.weight)
     assert repr(c).endswith("3 forward, 6 backward and 2 update ops>")
+    whole, update = c.optimize(), c.optimize().update
+    said = re.findall(r"(\d+) ops, (\d+) kernels", repr(whole))
+    assert said == [
+        (str(whole.trace.op_count), str(len(whole.kernels))),
+        (str(whole.whole.op_count), str(len({*whole.kernels, *update.kernels}))),
+    ]
+    assert whole.whole.op_count == whole.trace.op_count + update.trace.op_count
     assert repr(c.optimize().update).startswith("<tracefuse.Variant c.optimize().update: ")
     assert repr(c.optimize().compile()) == "<TrainingStep(x) -> loss>"
     assert repr(c.optimize().halves()).startswith("<tracefuse.Program(x, ")

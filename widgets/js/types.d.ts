@@ -415,6 +415,8 @@ interface BoardState {
   /** Whose times the view shows. */
   device: string;
   rows: BoardRow[];
+  /** What the last sweep came to; "" before one. */
+  said: string;
   comparison: Comparison | null;
 }
 

@@ -4,7 +4,7 @@ them nothing beats in both time and memory, and what tells two of them apart. Pu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -59,6 +59,23 @@ def board_record(stands: Sequence[Stand], shown: int, variant: Variant, clock: C
     for at, row in enumerate(mine):
         row["is_best"] = at in best
     return {"capture": shown, "captures": [one.label for one in stands], "device": clock.device, "rows": rows}
+
+
+def outcome(shown: Entry, swept: Mapping[Config, Entry]) -> str:
+    """What a sweep came to: whether anything, and whether any of its budgets, beats the configuration on show."""
+    wins = {config: one.step_us < shown.step_us or one.peak_bytes < shown.peak_bytes for config, one in swept.items()}
+    if not wins:
+        return ""
+    bounded = [won for config, won in wins.items() if (config.memory_budget, config.peak_budget) != (None, None)]
+    if not any(wins.values()):
+        what, remedy = f"none of the {len(wins)} that were tried", "keep it"
+    elif bounded and not any(bounded):
+        what, remedy = f"none of the {len(bounded)} with a budget", "leave the budget out"
+    else:
+        return (
+            f"of the {len(wins)} that were tried, taking less time or memory than the one on show: {sum(wins.values())}"
+        )
+    return f"{what} takes less time or memory than the one on show: {remedy}"
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> set[int]:

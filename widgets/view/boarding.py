@@ -17,7 +17,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.errors import OptionError
 from tracefuse.text import counted
 from tracefuse.variant import Variant, Variants
-from tracefuse.widgets.payload.board import Stand, board_record, comparison_record, entry_of, said
+from tracefuse.widgets.payload.board import Stand, board_record, comparison_record, entry_of, outcome, said
 from tracefuse.widgets.payload.clock import Clock
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.view.answering import Answering
@@ -66,6 +66,7 @@ class Boarding(Answering):
         """Called before the widget is made: the shown capture and `others`, each by what it is called."""
         mine = Stand(self.name or "this capture", self.variant.capture, self.measured)
         self.stands = [mine, *(Stand(label, one.capture, Measured.of(one)) for label, one in others)]
+        self._outcome = ""
         self._compared: tuple[tuple[int, Variant], tuple[int, Variant]] | None = None
         self._names = [self.name, *(None for _ in self.stands[1:])]
         for stand, variant in zip(self.stands, [self.variant, *(one for _, one in others)], strict=True):
@@ -102,7 +103,8 @@ class Boarding(Answering):
         self._note(self.stands[at], self.variant, clock)
         record = board_record(self.stands, at, self.variant, clock)
         return record | {
-            "comparison": None if self._compared is None else comparison_record(self._compared, self.stands)
+            "said": self._outcome,
+            "comparison": None if self._compared is None else comparison_record(self._compared, self.stands),
         }
 
     # --- what the board is asked for ----------------------------------------------------------------------------------
@@ -138,6 +140,9 @@ class Boarding(Answering):
             if time.monotonic() - drawn_s > REDRAWN_S:
                 self._redraw()
                 drawn_s = time.monotonic()
+        self._note(stand, self.variant, clock)
+        tried, before = stand.tried, self.variant.config
+        self._outcome = outcome(tried[before], {one: tried[one] for one in configs if one != before and one in tried})
         self._redraw()
         if failed:
             name, problem = next(iter(failed.items()))

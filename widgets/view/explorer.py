@@ -23,7 +23,7 @@ from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.passes import change_record, config_record
 from tracefuse.widgets.payload.timeline import timeline_record
-from tracefuse.widgets.text import to_text
+from tracefuse.widgets.text import board_text, to_text
 from tracefuse.widgets.view.keeping import Keeping
 from tracefuse.widgets.view.report import report
 from tracefuse.widgets.view.takeaway import TAKEAWAYS
@@ -282,7 +282,11 @@ class Explorer(Keeping):
     # --- other forms --------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        return to_text(self.payload)
+        """The board where several captures are on it or it was opened with that, and the report of the one on show."""
+        board = [board_text(self.board)] if self.tab == "board" or len(self.board["captures"]) > 1 else []
+        return "\n\n".join([*board, to_text(self.payload)])
+
+    __repr__ = __str__
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle, metadata = super()._repr_mimebundle_(**kwargs)

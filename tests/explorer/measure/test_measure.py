@@ -17,7 +17,16 @@ from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.execution.agreement import max_abs_difference
 from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import _order, measure
-from tracefuse.measure.timing import CONFIDENCE, MIN_ROUNDS, RATIO_CONFIDENCE, Estimate, estimate, paired_ratio, verdict
+from tracefuse.measure.timing import (
+    CONFIDENCE,
+    MIN_ROUNDS,
+    RATIO_CONFIDENCE,
+    Estimate,
+    estimate,
+    paired_ratio,
+    shown,
+    verdict,
+)
 from tracefuse.optimizers.errors import NotSupported
 
 
@@ -379,6 +388,21 @@ def test_the_ratios_interval_covers_one_for_equal_programs_as_often_as_it_says(r
 )
 def test_what_a_ratio_lets_one_say(low: float, high: float, samples: int, said: str) -> None:
     assert verdict(Estimate((low + high) / 2, low, high, RATIO_CONFIDENCE, samples)) == said
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "samples", "said"),
+    [
+        (0.96, 1.0, 8, "[0.96, 1]"),
+        (0.9, 1.02, 8, "[0.9, 1.02]"),
+        (0.8, 0.9, 8, "0.85 [0.8, 0.9]"),
+        (0.8, 0.9, 7, "0.85 [0.8, 0.9] (99%, 7 samples)"),
+    ],
+)
+def test_a_ratio_that_shows_no_difference_has_no_median_beside_it(
+    low: float, high: float, samples: int, said: str
+) -> None:
+    assert shown(Estimate((low + high) / 2, low, high, RATIO_CONFIDENCE, samples)) == said
 
 
 def test_a_timing_is_json_and_a_table() -> None:

@@ -370,6 +370,28 @@ def test_the_kinds_of_work_of_each_layer_are_in_the_payload() -> None:
             assert sum(kinds.values()) == pytest.approx(us, rel=1e-3)
 
 
+def test_the_text_says_how_many_ops_are_the_updates() -> None:
+    """As the view does, whose numbers are of the whole step; the passes' own are without the update's."""
+    layer = torch.nn.Linear(4, 4)
+    optimizer, x = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9), torch.randn(2, 4)
+
+    def step() -> torch.Tensor:
+        loss = layer(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    shown = payload(tracefuse.capture(step).optimize())
+    text = to_text(shown)
+    counts = [one["ops"] for one in (shown["summary"], shown["update"])]
+    (before, after), (update_before, update_after) = counts
+    assert f"{before} -> {after} ops (of which the update's {update_before} -> {update_after})" in text
+    first = next(one["ops"][0] for one in shown["passes"] if one["enabled"])
+    assert first + update_before == before
+    assert "ops without the update's" in text
+    assert "update's" not in to_text(payload(variant()))
+
+
 def test_a_forward_alone_says_that_it_has_no_backward() -> None:
     text = to_text(payload(tracefuse.capture(torch.nn.Linear(4, 4), torch.ones(2, 4)).optimize()))
     assert "no backward" in text

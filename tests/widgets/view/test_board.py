@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.liveness import peak_bytes
+from tracefuse.timeline.measurements import Entry
+from tracefuse.widgets.payload.board import outcome
 from tracefuse.widgets.payload.passes import config_record
+from tracefuse.widgets.text import board_text
 from tracefuse.widgets.view.boarding import swept
 from tracefuse.widgets.view.explorer import Explorer
 
@@ -93,6 +97,43 @@ def test_a_sweep_tries_every_combination_and_shows_none() -> None:
     for row in explorer.board["rows"]:
         variant = capture.variant(Config().changed(**row["config"]))
         assert row["peak_bytes"] == peak_bytes(variant.whole_in_place)
+
+
+def test_a_sweep_says_whether_anything_beats_the_configuration_on_show() -> None:
+    """A budget that allows all that is saved anyway, and switching off what gains, win nothing."""
+    explorer = captured().explore()
+    assert explorer.board["said"] == ""
+    explorer.sweep(budgets=["1TiB", "2TiB"])
+    assert explorer.board["said"] == (
+        "none of the 2 that were tried takes less time or memory than the one on show: keep it"
+    )
+    assert explorer.board["said"] in board_text(explorer.board)
+    explorer.show(explorer.variant.with_config(fuse=False))
+    explorer.sweep(passes=["fuse"])
+    assert explorer.board["said"] == "of the 1 that were tried, taking less time or memory than the one on show: 1"
+
+
+def test_where_only_budgets_lose_that_is_said() -> None:
+    entry = Entry(0.0, 10, 100, 1000, 5.0, "modelled", "an H200")
+    better, worse = replace(entry, step_us=4.0), replace(entry, step_us=6.0)
+    found = outcome(entry, {Config.of(memory_budget=0.5): worse, Config.of(pad=False): better})
+    assert found == ("none of the 1 with a budget takes less time or memory than the one on show: leave the budget out")
+    assert outcome(entry, {Config.of(memory_budget=0.5): better}).endswith(": 1")
+    assert outcome(entry, {}) == ""
+
+
+def test_in_plain_python_a_board_is_printed_with_all_its_captures() -> None:
+    one, other = captured(), captured()
+    printed = str(tracefuse.board(one, other))
+    assert printed == repr(tracefuse.board(one, other))
+    table = printed.partition("\n\n")[0]
+    assert [line.split()[0] for line in table.splitlines()[2:] if line.startswith(">")] == [">"]
+    assert sum("captured" in line.split() for line in table.splitlines()[2:]) == 2
+    assert sum("all passes" in line for line in table.splitlines()) == 2
+    assert all(f" {label} " in table for label in ("one", "other"))
+    assert "modelled" in table
+    assert " B" in table or "KiB" in table
+    assert "board:" not in str(one.explore())
 
 
 def test_a_sweep_that_is_cancelled_keeps_what_it_tried(monkeypatch: pytest.MonkeyPatch) -> None:

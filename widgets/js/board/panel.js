@@ -49,7 +49,7 @@ export class BoardPanel {
     this.compare.disabled = !live || isBusy || this.marked.length !== 2;
     this.compare.title = live ? "mark two rows: what differs, by module and by pass" : NEEDS_KERNEL;
     const best = board.rows.filter((row) => row.is_best).length;
-    this.said.textContent = status.busy === "board" ? "trying…: its progress stands above" : `${board.rows.length} tried, ${best} on the frontier; ${this.marked.length} of 2 marked`;
+    this.said.textContent = status.busy === "board" ? "trying…: its progress stands above" : `${board.rows.length} tried, ${best} on the frontier; ${this.marked.length} of 2 marked${board.said ? `; ${board.said}` : ""}`;
   }
 
   /** @param {BoardState} board */
