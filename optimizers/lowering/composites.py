@@ -136,7 +136,8 @@ def _moments(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Valu
     if op is not node and node.args[1] == 1:
         return mean
     divisor = max(count - (1 if args["correction"] is None else args["correction"]), 0)
-    text = f"{squares.text} / {divisor}" if divisor else f"{squares.text} * float('nan')"
+    # ATen divides by zero where the correction leaves no degree of freedom: equal elements yield NaN, others infinity.
+    text = f"{squares.text} / {divisor}" if divisor else f"{squares.text} * float('inf')"
     return self.emit(node, text, dtype, squares.lanes)
 
 

@@ -44,8 +44,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.fusible import is_free
-from tracefuse.optimizers.fuse.remaking import is_constant, nbytes_read
+from tracefuse.optimizers.fuse.remaking import nbytes_read
+from tracefuse.optimizers.kernels.fusible import is_constant, is_free
 from tracefuse.optimizers.ops import behind_views, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import form_regions
-from tracefuse.optimizers.fuse.remaking import is_constant, is_copyable
+from tracefuse.optimizers.fuse.remaking import is_copyable
+from tracefuse.optimizers.kernels.fusible import is_constant, refusal
 from tracefuse.optimizers.ops import behind_views, is_view, readers
 from tracefuse.optimizers.trace import phase
 

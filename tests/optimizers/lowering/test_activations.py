@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.config.configuration import Config
-from tracefuse.optimizers.fuse.fusible import is_free
+from tracefuse.optimizers.kernels.fusible import is_free
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import op_name
 from tracefuse.variant import Variant

@@ -19,7 +19,7 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.optimizers.formulas.windows import again
 from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.fuse.fusible import refusal
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.gathers import index_bound
 from tracefuse.optimizers.lowering.windows import WINDOWS

@@ -1,7 +1,7 @@
 """Fusible ops may share a generated kernel; for every other op there is a reason why it may not.
 
-`refusal(node)` looks at one op alone. What its neighbours rule out is found when regions form (`regions`) and when the
-kernel's text is written (`triton`).
+`refusal(node)` looks at one op alone. What its neighbours rule out is found when regions form (`fuse.regions`) and when the
+kernel's text is written (`functions`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch import fx
 
 from tracefuse.optimizers.facts import once_per_op
 from tracefuse.optimizers.formulas.windows import NEAREST, WINDOW_OPS, window_refusal
-from tracefuse.optimizers.fuse.remaking import is_constant, is_remade
-from tracefuse.optimizers.lowering.composites import COMPOSITES, REDUCTIONS
+from tracefuse.optimizers.lowering.composites import COMPOSITES, CONSTANTS, REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
 from tracefuse.optimizers.lowering.gathers import gather_refusal
 from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
@@ -61,6 +60,16 @@ def refusal(node: fx.Node) -> str | None:
     if is_mask(node):
         return "every kernel that reads it computes it again from its state"
     return _op_refusal(node)
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether the op yields numbers that are known without its operands: cheap enough to be made again in every kernel."""
+    return node.op == "call_function" and node.target in CONSTANTS
+
+
+def is_remade(node: fx.Node) -> bool:
+    """Whether every kernel that reads the value computes it itself: a constant, or the mask of a dropout."""
+    return is_constant(node) or is_mask(node)
 
 
 def is_free(node: fx.Node) -> bool:
