@@ -34,8 +34,9 @@ def linear_cross_entropy(
     input, weight, bias, target, scale, *, ignore_index, mean, dtype, rows, input_wanted, weight_wanted, bias_wanted,
     smoothing=0.0, activation="", inner=1.0, shift=0.0, outer=1.0
 ):  # fmt: skip
-    """The loss of `outer * activation(inner * (input @ weight.t() + bias) + shift)`, the gradients that are wanted of input, weight and bias, and the memory that
-    the chunks and the sums over them took. `weight` is [classes, width]; what is not wanted is empty."""
+    """The loss of the logits `outer * activation(inner * (input @ weight.t() + bias) + shift)`, the gradients that are wanted
+    of input, weight and bias, and the memory that the chunks and the sums over them took. `weight` is [classes, width]; what
+    is not wanted is empty."""
     has_gradient = input_wanted or weight_wanted or bias_wanted
     row_map = (smoothing, activation, inner, shift, outer)
     count, classes, rows = input.shape[0], weight.shape[0], min(rows, input.shape[0])
@@ -191,13 +192,13 @@ def softmax_gradient_kernel(
     is_class = (target >= 0) & (target < classes)
     # Read before anything is written: the sums below wait for all threads of the program.
     picked = tl.load(row_ptr + target, mask=is_class, other=float("nan")).to(wide)
-    picked, _ = mapped(picked, ACTIVATION, INNER, SHIFT, OUTER)
+    picked = mapped(picked, ACTIVATION, INNER, SHIFT, OUTER)[0]
     largest = tl.full([BLOCK], LOWEST, wide)
     total = tl.zeros([BLOCK], wide)
     plain_sum = tl.zeros([BLOCK], wide)
     for start in range(0, classes, BLOCK):
         x = tl.load(row_ptr + start + columns, mask=start + columns < row_stride, other=float("-inf")).to(wide)
-        x, _ = mapped(x, ACTIVATION, INNER, SHIFT, OUTER)
+        x = mapped(x, ACTIVATION, INNER, SHIFT, OUTER)[0]
         if SMOOTHING != 0.0:
             plain_sum += tl.where(start + columns < classes, x, 0.0)
         x = tl.where(start + columns < classes, x, float("-inf"))
@@ -213,14 +214,15 @@ def softmax_gradient_kernel(
     if IS_WANTED:
         factor = tl.load(factor_ptr).to(wide)
         factor = tl.where(is_class, factor, float("nan"))
+        one = tl.full([], 1.0, wide)  # Numbers alone are float32.
         for start in range(0, classes, BLOCK):
             at = start + columns
             x = tl.load(row_ptr + at, mask=at < row_stride, other=float("-inf")).to(wide)
             x, slope = mapped(x, ACTIVATION, INNER, SHIFT, OUTER)
             x = tl.where(at < classes, x, float("-inf"))
-            gradient = tl.exp(x - lse) - tl.where(at == target, 1.0 - SMOOTHING, 0.0)
+            gradient = tl.exp(x - lse) - tl.where(at == target, one - SMOOTHING, 0.0)
             if SMOOTHING != 0.0:
-                gradient -= SMOOTHING / classes
+                gradient -= one * SMOOTHING / classes
             gradient = gradient * factor * slope * (INNER * OUTER)
             gradient = tl.where(is_valid, gradient, 0.0)
             tl.store(row_ptr + at, gradient.to(logits_ptr.dtype.element_ty), mask=at < row_stride)

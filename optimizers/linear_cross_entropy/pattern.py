@@ -22,7 +22,15 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.linear_cross_entropy.rows import (
-    NoHeadLoss, RowMap, behind_reshapes, between, check_logits, check_readers, gradient_of_product, live_readers, row_map,
+    NoHeadLoss,
+    RowMap,
+    behind_reshapes,
+    between,
+    check_logits,
+    check_readers,
+    gradient_of_product,
+    live_readers,
+    row_map,
 )  # fmt: skip
 from tracefuse.optimizers.linear_cross_entropy.smoothing import Smoothing, cotangent_of, smoothing_of
 from tracefuse.optimizers.ops import arguments, aten, is_getitem, op_name, readers
@@ -69,9 +77,9 @@ class HeadLoss:
     ignore_index: int
     is_mean: bool
     values: tuple[fx.Node, ...]
-    between: tuple[fx.Node, ...] = ()
-    map: RowMap = RowMap()
-    smoothing: float = 0.0
+    between: tuple[fx.Node, ...]
+    map: RowMap
+    smoothing: float
     cotangent: fx.Node | None = None
     gradients: tuple[Gradient, ...] = field(default=())
 

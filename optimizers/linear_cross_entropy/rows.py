@@ -116,7 +116,10 @@ def _check_op(node: fx.Node) -> None:
     if node.target in _SELECTIONS and _dim(node) == len(shape_of(source)) - 1 and not _is_whole(node):
         raise NoHeadLoss(f"{node.name} takes a part of the classes: give the head a weight of that many rows instead")
     if node.target in _SCALINGS.keys() | _SHIFTS.keys() and _number(node) is None:
-        raise NoHeadLoss(f"{node.name} changes the logits by what is no finite number: pass it as a Python number")
+        raise NoHeadLoss(
+            f"{node.name} changes the logits by what is no finite number: pass it as a Python number, or apply it to the "
+            "layer's input or weight"
+        )
     if val(node).device != val(source).device:
         raise NoHeadLoss(f"{node.name} moves the logits to another device: compute the loss where the head is")
 
@@ -133,7 +136,7 @@ def row_map(ops: list[fx.Node]) -> RowMap:
             assert number is not None
             found = found.scaled(number) if node.target in _SCALINGS else found.shifted(number)
         if found is None:
-            raise NoHeadLoss(f"{node.name} is the second activation behind its linear layer: one is computed in chunks")
+            raise NoHeadLoss(f"{node.name} is the second activation behind its linear layer: keep one")
     assert found is not None
     return found
 
@@ -253,7 +256,7 @@ def check_readers(node: fx.Node, known: list[fx.Node], what: str) -> None:
                 f"{what} are returned: return the loss alone, as `torch.compile(lambda **batch: model(**batch).loss)` does"
             )
         if one not in known and one.users:
-            raise NoHeadLoss(f"{what} are read by {one.name} too: compute that without gradients in steps of its own")
+            raise NoHeadLoss(f"{what} are read by {one.name} too: compute that in a step without training")
 
 
 def check_logits(

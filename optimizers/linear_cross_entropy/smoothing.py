@@ -94,7 +94,7 @@ def _is_number(value: object) -> bool:
 def _next(node: fx.Node, *targets: Any) -> fx.Node:
     """The only reader of a value, which is one of these ops."""
     ends = live_readers(node)
-    if len(ends) != 1 or ends[0].target not in targets or ends[0].args[0] is not node and targets != (aten.add.Tensor,):
+    if len(ends) != 1 or ends[0].target not in targets:
         raise _Other(f"of which {' and '.join(end.name for end in ends)} makes something else")
     return ends[0]
 
