@@ -301,15 +301,32 @@ def test_a_cotangent_of_something_else_multiplies_all_the_same() -> None:
     assert chunked(Head(), of_part).ops.count(CHUNK) == 1
 
 
-def test_rows_that_are_all_ignored() -> None:
-    """Then the mean is 0 / 0."""
-    model = Head()
+@pytest.mark.parametrize("loss", [total, smoothed_total], ids=lambda loss: loss.__name__)
+def test_a_sum_of_rows_that_are_all_ignored(loss: Callable[[Head], Tensor]) -> None:
+    model = Head(bias=True)
     model.targets.fill_(-100)
-    found = tried([ChunkAll()], captured(model, total))
+    found = tried([ChunkAll()], captured(model, loss))
     assert found.ops.count(CHUNK) == 1
-    with_mean = captured(model, mean)
-    after = ChunkAll().run(with_mean.trace, lambda _: None)
-    torch.testing.assert_close(tracefuse.replay(after, with_mean.example_inputs), with_mean.replay(), equal_nan=True)
+
+
+@pytest.mark.parametrize("loss", [mean, shifted, smoothed, capped], ids=lambda loss: loss.__name__)
+def test_a_mean_of_rows_that_are_all_ignored(loss: Callable[[Head], Tensor]) -> None:
+    """It is 0 / 0."""
+    model = Head(bias=True)
+    model.targets.fill_(-100)
+    capture = captured(model, loss)
+    after = ChunkAll().run(capture.trace, lambda _: None)
+    assert any(CHUNK in str(node.target) for node in after.ops)
+    torch.testing.assert_close(tracefuse.replay(after, capture.example_inputs), capture.replay(), equal_nan=True)
+
+
+@pytest.mark.parametrize("loss", [shifted, smoothed_of_some, capped_by_sigmoid], ids=lambda loss: loss.__name__)
+def test_with_the_other_passes(loss: Callable[[Head], Tensor]) -> None:
+    model = Head(tied=True, bias=True)
+    found = chunked(model, loss, decompose=True, fuse=True)
+    assert found.ops.count(CHUNK) == 1
+    model.head.requires_grad_(False)
+    assert wanted(chunked(model, loss).after) == [True, False, False]
 
 
 # --- what is left alone -----------------------------------------------------------------------------------------------
