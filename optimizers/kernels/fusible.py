@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import fx
@@ -167,9 +166,10 @@ def _row_refusal(node: fx.Node) -> str | None:
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None
 
 
-def has_fusible_neighbour(result: fx.Node, operand: Any) -> bool:
-    """Whether an op of the same phase that reads `result`, or computes `operand`, could share the kernel between them."""
-    near = [*_through_views(result.users, lambda n: n.users), *_through_views([operand], lambda n: n.all_input_nodes)]
+def has_fusible_neighbour(result: fx.Node, *operands: fx.Node) -> bool:
+    """Whether an op of the same phase that reads `result`, or computes one of `operands`, could share the kernel of what is
+    between them."""
+    near = [*_through_views(result.users, lambda n: n.users), *_through_views(operands, lambda n: n.all_input_nodes)]
     return any(refusal(n) is None and phase(n) == phase(result) for n in near)
 
 

@@ -164,8 +164,7 @@ def column_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: str, 
     away = self.emit(node, f"{total.text} / {count}", dtype, lanes, "away")
     square = self.emit(node, f"{_down(self, squares)} - {total.text} * {away.text}", dtype, lanes, "square")
     mean = self.emit(node, f"{shift} + {away.text}", dtype, lanes, "mean")
-    # Rounding may leave less than nothing of equal elements; NaN is to stay.
-    return mean, self.emit(node, f"tl.where({square.text} < 0, 0, {square.text})", dtype, lanes, "squares")
+    return mean, _not_negative(self, node, square)
 
 
 def _accumulate_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: str) -> tuple[str, str, str]:
@@ -188,6 +187,35 @@ def _accumulate_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: 
     shift_name = self.seen[key].text
     differences, squares = self.seen["moments of", shift_name].text.split()
     return differences, squares, shift_name
+
+
+def row_moments(self: Lowering, node: fx.Node, block: Value, first: Value) -> tuple[Value, Value]:
+    """(mean, sum of the squared differences from it) of `block` along a row that is read in a loop, whose first element is
+    `first`: in one pass, as `column_moments` takes them. A row that a program holds is centred first."""
+    key = ("row moments", block.text)
+    if key not in self.seen:
+        text, lanes = (
+            _whole_block(self, Value(f"{block.text} - {first.text}", block.dtype, block.lanes), "0"),
+            first.lanes,
+        )
+        difference = self.emit(node, text, block.dtype, block.lanes, "difference").text
+        differences, squared = self.fresh("differences"), self.fresh("squared")
+        starts = dict.fromkeys((differences, squared), f"tl.zeros({self.layout.block_shape()}, tl.{block.dtype})")
+        updates = (f"{differences} += {difference}", f"{squared} += {difference} * {difference}")
+        self.accumulators.append(Accumulator(starts, updates, comment_of(node)))
+        total = self.emit(node, f"tl.sum({differences}, axis=0)", block.dtype, lanes, "total")
+        away = self.emit(node, f"{total.text} / {self.layout.row_length}", block.dtype, lanes, "away")
+        square = self.emit(
+            node, f"tl.sum({squared}, axis=0) - {total.text} * {away.text}", block.dtype, lanes, "square"
+        )
+        self.seen[key] = self.emit(node, f"{first.text} + {away.text}", block.dtype, lanes, "mean")
+        self.seen["squares of", block.text] = _not_negative(self, node, square)
+    return self.seen[key], self.seen["squares of", block.text]
+
+
+def _not_negative(self: Lowering, node: fx.Node, square: Value) -> Value:
+    """Rounding may leave less than nothing of equal elements; NaN is to stay."""
+    return self.emit(node, f"tl.where({square.text} < 0, 0, {square.text})", square.dtype, square.lanes, "squares")
 
 
 def logsumexp(self: Lowering, node: fx.Node, block: Value) -> Value:

@@ -46,10 +46,11 @@ FILES = {
         "optimizers/lowering/test_activations.py",
         "optimizers/lowering/test_windows.py",
         "optimizers/fuse/test_norms.py",
+        "optimizers/fuse/test_convolutions.py",
     ),
 }
 """By process, so that none takes long."""
-LEAST = {"kernels": len(POINTWISE) + len(SHAPED), "formulas": 180}
+LEAST = {"kernels": len(POINTWISE) + len(SHAPED), "formulas": 230}
 """Tests that pass there."""
 
 
