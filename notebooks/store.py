@@ -45,7 +45,11 @@ ON_A_CPU = "The stored outputs are of a CPU"
 """What the text of a notebook says whose outputs are not of a GPU yet."""
 CPU = re.compile(r"^CPU.*, torch \d.*, Python \d.*, \d{4}-\d\d-\d\d$", re.MULTILINE)
 MACHINE = re.compile(r"^(?!CPU)\S.*, torch \d.*, Python \d.*, \d{4}-\d\d-\d\d$", re.MULTILINE)
-PATH_OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?:home|root|tmp|opt|usr|var|mnt|work|workspace|data|scratch)/\S*")
+PATH_OF_A_MACHINE = re.compile(
+    r"(?<![\w.:/])(?:/(?:home|root|tmp|opt|usr|var|mnt|work|workspace|data|scratch)|"
+    + re.escape(tempfile.gettempdir())
+    + r")/\S*"
+)
 
 
 def paths() -> list[Path]:

@@ -106,6 +106,27 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
+@pytest.fixture
+def open_saved(browser: Browser) -> Iterator[Callable[[Path], Page]]:
+    """`open_saved(path)` returns the page of a saved view; at the end none of them may have had an error."""
+    pages: list[Page] = []
+    errors: list[str] = []
+
+    def opened(path: Path) -> Page:
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        pages.append(page)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(path.as_uri())
+        page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+        return page
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert errors == []
+
+
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with serving(tmp_path_factory.mktemp("lab")) as running:

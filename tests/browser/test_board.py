@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 import tracefuse
 from tests.browser.contrast import CONTRAST
@@ -57,17 +57,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture
-def saved(browser: Browser, written: Written) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    page.goto(written.path.as_uri())
-    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+def saved(open_saved: Callable[[Path], Page], written: Written) -> Page:
+    page = open_saved(written.path)
     page.get_by_test_id("tf-tab-board").click()
-    yield page
-    page.close()
-    assert errors == []
+    return page
 
 
 @pytest.fixture

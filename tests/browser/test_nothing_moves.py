@@ -6,13 +6,13 @@ is a control: the head, the passes with their options, the tabs, the search, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 import tracefuse
 from tests.browser.contrast import CONTRAST
@@ -155,19 +155,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def live(browser: Browser, written: Path, go_live: Callable[[Page], None]) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    page.goto(written.as_uri())
-    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+def live(open_saved: Callable[[Path], Page], written: Path, go_live: Callable[[Page], None]) -> Page:
+    page = open_saved(written)
     go_live(page)
     page.evaluate(HARNESS)
     page.evaluate(ANSWER)
-    yield page
-    page.close()
-    assert errors == []
+    return page
 
 
 # --- nothing moves ----------------------------------------------------------------------------------------------------
@@ -214,17 +207,7 @@ def test_all_states_and_tabs_have_their_controls_at_the_same_places(live: Page, 
 
 def test_a_switch_and_its_effect_are_on_one_screen(live: Page) -> None:
     live.set_viewport_size({"width": 1024, "height": 768})
-    for name in (
-        "simplify",
-        "freeze",
-        "cat",
-        "linear_cross_entropy",
-        "decompose",
-        "pad",
-        "remat",
-        "optimizer_step",
-        "fuse",
-    ):
+    for name in PASSES:
         expect(live.get_by_test_id(f"tf-toggle-{name}")).to_be_in_viewport(ratio=1)
     for tile in ("time", "peak", "saved", "ops"):
         expect(live.get_by_test_id(f"tf-tile-{tile}")).to_be_in_viewport(ratio=1)
