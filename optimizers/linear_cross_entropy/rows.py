@@ -117,8 +117,8 @@ def _check_op(node: fx.Node) -> None:
         raise NoHeadLoss(f"{node.name} takes a part of the classes: give the head a weight of that many rows instead")
     if node.target in _SCALINGS.keys() | _SHIFTS.keys() and _number(node) is None:
         raise NoHeadLoss(
-            f"{node.name} changes the logits by what is no finite number: pass it as a Python number, or apply it to the "
-            "layer's input or weight"
+            f"{node.name} changes the logits by what is no finite number: pass it as a Python number, or put it into the "
+            "layer's input, weight or bias"
         )
     if val(node).device != val(source).device:
         raise NoHeadLoss(f"{node.name} moves the logits to another device: compute the loss where the head is")
@@ -256,7 +256,7 @@ def check_readers(node: fx.Node, known: list[fx.Node], what: str) -> None:
                 f"{what} are returned: return the loss alone, as `torch.compile(lambda **batch: model(**batch).loss)` does"
             )
         if one not in known and one.users:
-            raise NoHeadLoss(f"{what} are read by {one.name} too: compute that in a step without training")
+            raise NoHeadLoss(f"{what} are read by {one.name} too: leave that out of the steps that train")
 
 
 def check_logits(
