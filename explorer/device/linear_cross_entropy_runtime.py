@@ -145,6 +145,7 @@ def softmax_gradient_by_torch(
     is_valid = target != ignore_index
     column = torch.where(is_valid, target, 0)[:, None]
     lse = wide.logsumexp(1, keepdim=True)
+    lse = lse.masked_fill_(lse == float("inf"), float("nan"))  # a row with +inf has no probabilities
     row_losses = lse - (1 - smoothing) * wide.gather(1, column)
     if smoothing:
         row_losses -= smoothing * wide.mean(1, keepdim=True)
