@@ -34,19 +34,19 @@ RESHAPES = {
     aten.alias.default,
 }
 _COPIES = {aten._to_copy.default, aten.clone.default}
-_SELECTIONS = {
+_SELECTIONS: dict[Any, tuple[Any, Any]] = {
     aten.slice.Tensor: (aten.slice_backward.default, aten.slice_scatter.default),
     aten.select.int: (aten.select_backward.default, aten.select_scatter.default),
 }
 """The ops that leave out rows, by what is their slope, and what undoes them."""
-_SCALINGS = {
+_SCALINGS: dict[Any, set[Any]] = {
     aten.mul.Tensor: {aten.mul.Tensor, aten.mul.Scalar},
     aten.mul.Scalar: {aten.mul.Tensor, aten.mul.Scalar},
     aten.div.Tensor: {aten.div.Tensor, aten.div.Scalar},
     aten.div.Scalar: {aten.div.Tensor, aten.div.Scalar},
 }
-_SHIFTS = {aten.add.Tensor: 1, aten.add.Scalar: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
-_ACTIVATIONS = {
+_SHIFTS: dict[Any, int] = {aten.add.Tensor: 1, aten.add.Scalar: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
+_ACTIVATIONS: dict[Any, tuple[str, Any]] = {
     aten.tanh.default: ("tanh", aten.tanh_backward.default),
     aten.sigmoid.default: ("sigmoid", aten.sigmoid_backward.default),
 }
