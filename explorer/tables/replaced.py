@@ -9,18 +9,21 @@ results needed in the trace before that pass, back to the values that it reads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, is_getitem, op_name
+from tracefuse.optimizers.ops import does_work, is_getitem, op_name, producer
 from tracefuse.optimizers.passes import PassRecord
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Source, Trace, line_of, origin, recomputes
 from tracefuse.tables.folding import OUTSIDE, name_of
 
+Weight = Callable[[fx.Node], float]
+SOME = 1e-9
+"""The weight of an op that is modelled to take no time, in µs."""
 NAMED_OPS = 2
 """A kernel is called after at most this many kinds of its ops."""
 
@@ -66,6 +69,67 @@ def _behind(results: Sequence[fx.Node], read: set[str]) -> list[fx.Node]:
         seen[node] = None
         stack += [operand for operand in node.all_input_nodes if operand.name not in read]
     return sorted(filter(does_work, seen))
+
+
+# --- what was captured of it ---
+
+
+def captured_ops(captured: Trace, steps: Iterable[PassRecord]) -> dict[str, str]:
+    """By the name of each op that `steps` made, and of each that they left, the captured op that it computes, or a part of it:
+    a decomposed loss is one op, whatever it became. What computes something again is none of them."""
+    found = {node.name: producer(node).name for node in captured.ops}
+    for step in steps:
+        old = {node.name: node for node in step.before.graph.nodes}
+        for node in step.after.ops:
+            was = old.get(node.name)
+            if was is None or was.target == node.target or node.name not in found or isinstance(node.target, Kernel):
+                continue
+            stack = list(node.all_input_nodes)
+            while stack:
+                made = stack.pop()
+                if (
+                    made.op == "call_function"
+                    and made.name not in old
+                    and made.name not in found
+                    and not recomputes(made)
+                ):
+                    found[made.name] = found[node.name]
+                    stack += made.all_input_nodes
+    return found
+
+
+def share_of_each(calls: Collection[Replaced], captured: Mapping[str, str], weight: Weight) -> list[dict[str, float]]:
+    """Of each call the captured ops that it does the work of, by name, with the share of each that it does: where a captured
+    op became several, or several calls compute it, by their `weight` in the trace that they stood in."""
+    weights = [_weights(one.ops, captured, weight) for one in calls]
+    totals: dict[Trace, Counter[str]] = {}
+    for one, mine in zip(calls, weights, strict=True):
+        if one.before not in totals:
+            covered = {node for other in calls if other.before is one.before for node in other.ops}
+            left = (node for node in one.before.ops if does_work(node) and node not in covered)
+            totals[one.before] = Counter(_weights(left, captured, weight))
+        totals[one.before].update(mine)
+    return [
+        {name: part / totals[one.before][name] for name, part in mine.items()}
+        for one, mine in zip(calls, weights, strict=True)
+    ]
+
+
+def _weights(nodes: Iterable[fx.Node], captured: Mapping[str, str], weight: Weight) -> dict[str, float]:
+    sums: Counter[str] = Counter()
+    for node in nodes:
+        if node.name in captured and not recomputes(node):
+            sums[captured[node.name]] += weight(node) or SOME
+    return dict(sums)
+
+
+def lines_of(one: Replaced, weight: Weight) -> dict[str, tuple[Source | None, float]]:
+    """The lines whose work a call does, by their text, each with its share of the call: the largest first."""
+    sums: Counter[str] = Counter()
+    sources = {line_of(node): origin(node).source for node in one.ops}
+    for node in one.ops:
+        sums[line_of(node)] += weight(node) or SOME
+    return {text: (sources[text], part / sum(sums.values())) for text, part in sums.most_common()}
 
 
 # --- how it is called -------------------------------------------------------------------------------------------------

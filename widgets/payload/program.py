@@ -40,9 +40,9 @@ from tracefuse.timeline.measurements import Said, TrialKey
 from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
-from tracefuse.widgets.payload.facts import gpu_input_bytes, memory, size
+from tracefuse.widgets.payload.facts import gpu_input_bytes, held_throughout, least_peak, memory, size, update_peak
 from tracefuse.widgets.payload.findings import finding_records
-from tracefuse.widgets.payload.kernels import Resources, aten_records, kernel_calls, kernel_records
+from tracefuse.widgets.payload.kernels import Resources, aten_records, kernel_calls, kernel_records, line_records
 from tracefuse.widgets.payload.levers import lever_record
 from tracefuse.widgets.payload.passes import config_record, pass_record
 from tracefuse.widgets.payload.sentence import sentence_record
@@ -111,7 +111,7 @@ def payload(
         "forward": half(beside.forward, variant.forward),
         "backward": half(beside.backward, variant.backward),
         "update": update_record(beside, variant),
-        "values": values(before, after, op_times),
+        "values": values(before, after, op_times, line_records(variant)),
         "clock": clock.record(),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
         "memory": {
@@ -172,11 +172,13 @@ def summary(beside: Variant, variant: Variant, timing: Timing | None = None) -> 
     old, new = size(beside.whole_in_place), size(variant.whole_in_place)
     calls = [count for _, count in kernel_calls(variant.whole)]
     inputs = gpu_input_bytes(beside.whole), gpu_input_bytes(variant.whole)
+    beside_budget = held_throughout(variant.whole_in_place) - held_throughout(variant.trace)
     return {
         "ops": [beside.whole.op_count, variant.whole.op_count],
         "saved_bytes": [old.saved_bytes, new.saved_bytes],
         "peak_bytes": [old.peak_bytes, new.peak_bytes],
-        "budgeted_peak": memory(variant.trace)["peak"],
+        "beside_budget": beside_budget,
+        "least_peak": max(least_peak(variant.trace) + beside_budget, update_peak(variant.whole_in_place)),
         "measured_peak_bytes": measured_peak_bytes(timing, inputs) if timing else None,
         "difference": difference_record(timing) if timing else None,
         "kernels": {"unique": len(calls), "launches": sum(calls)},
