@@ -1,4 +1,5 @@
-"""What a test asks of a page: which of its texts, and of its legends' swatches, are too close to what is behind them."""
+"""What a test asks of a page: which of its texts, and of its legends' swatches, are too close to what is behind them, and
+which texts are cut."""
 
 # Texts that are too close to what is behind them, by WCAG 2.2's contrast (minimum), level AA.
 CONTRAST = """() => {
@@ -72,4 +73,23 @@ SWATCHES = """() => {
         const mixed = seen.map((colour) => [0, 1, 2].map((at) => by * colour[at] + (1 - by) * back[at]));
         return [one.className, Math.max(0, ...mixed.map((colour) => contrast(colour, back)))];
     });
+}"""
+
+# Texts that end at an edge which hides the rest, where neither a title says them nor a click unfolds them, as in code.
+CUT = """() => {
+    const problems = [];
+    for (const one of document.querySelectorAll("[data-testid=tf-root] *")) {
+        const isOther = one.closest(".tf-code, .tf-spoken, [aria-hidden=true]");
+        const isSeen = one.checkVisibility({ visibilityProperty: true }) && !isOther;
+        const texts = [...one.childNodes].filter((child) => child.nodeType === 3 && child.data.trim());
+        if (!isSeen || texts.length === 0) continue;
+        let edge = one;
+        while (edge && getComputedStyle(edge).overflowX === "visible") edge = edge.parentElement;
+        if (!edge || !["hidden", "clip"].includes(getComputedStyle(edge).overflowX)) continue;
+        const range = document.createRange();
+        range.selectNodeContents(one);
+        if (range.getBoundingClientRect().right <= edge.getBoundingClientRect().right + 1) continue;
+        if (!one.closest("[title]:not([title=''])")) problems.push(`${one.textContent.slice(0, 60)} (${one.className})`);
+    }
+    return [...new Set(problems)];
 }"""

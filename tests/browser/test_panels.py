@@ -360,7 +360,8 @@ def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page, press: C
 def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page, press: Callable[[Locator], None]) -> None:
     finding = (
         "{id: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: '1: x',"
-        " fix: 'do', worth: '5 ms', changes: {cat: CAT}, mended: '', is_mended: false, key: 'x', bars: [], trials: []}"
+        " fix: 'do', worth: '5 ms', kind: 'measured', changes: {cat: CAT}, mended: '', is_mended: false, key: 'x',"
+        " bars: [], trials: []}"
     )
     live.get_by_test_id("tf-tab-findings").click()
     live.evaluate(f"set('payload', {{...state.payload, findings: [{finding.replace('CAT', 'false')}]}})")

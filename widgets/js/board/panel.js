@@ -50,7 +50,8 @@ export class BoardPanel {
     this.compare.title = live ? "mark two rows: what differs, by module and by pass" : NEEDS_KERNEL;
     const best = board.rows.filter((row) => row.is_best).length;
     const here = board.rows.filter((row) => this.isReachable(row)).length;
-    const stored = `${board.rows.length} stored, ${here} of them on this page; the others, Sweep and Compare need a kernel: run the cell in a notebook`;
+    const others = here === board.rows.length ? "all on this page; Sweep" : `${here} of them on this page; the others, Sweep`;
+    const stored = `${board.rows.length} stored, ${others} and Compare need a kernel: run the cell in a notebook`;
     this.said.textContent = !live ? stored : status.busy === "board" ? "trying…: its progress stands above" : `${board.rows.length} tried, ${best} on the frontier; ${this.marked.length} of 2 marked`;
     this.said.title = this.said.textContent;
   }
