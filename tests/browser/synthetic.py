@@ -43,7 +43,7 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
     }
     kernels = sorted({value["kernel"] for value in values.values() if value["kernel"]})
     return {
-        "version": 2, "config": _config(fused), "call": "c.optimize()", "blocked": None, "runs_triton": False,
+        "version": 2, "config": _config(fused), "call": "c.optimize()", "usage": "", "blocked": None, "runs_triton": False,
         "passes": [_pass(fused)], "values": values, "layers": [], "findings": [], "timing": None, "notes": [],
         "steps": None, "update": None, "unused": {"provenance": "modelled", "ops": []},
         "summary": {

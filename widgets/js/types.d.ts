@@ -328,6 +328,8 @@ interface Payload {
   config: Config;
   /** The same choice in Python; "" if no name holds the capture. */
   call: string;
+  /** Lines of Python that compile and run it; "" where no name holds the capture. */
+  usage: string;
   /** Why this variant can be neither measured nor exported. */
   blocked: string | null;
   /** Which step of a loop is shown, and each of them on a line; null of a single step. */

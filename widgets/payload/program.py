@@ -29,6 +29,7 @@ from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.remat.saved import REASONS
+from tracefuse.optimizers.trace import val
 from tracefuse.recording.calls import Guard
 from tracefuse.steps.steps import Steps
 from tracefuse.tables.folding import grouped
@@ -96,6 +97,7 @@ def payload(
         "version": VERSION,
         "config": config_record(variant.config),
         "call": variant.config.as_code(name) if name else "",
+        "usage": usage(variant, name) if name else "",
         "blocked": blocked(variant),
         "steps": steps_record(variant.capture.steps),
         "no_verdict": why_no_verdict(variant.capture.backward),
@@ -183,6 +185,26 @@ def summary(beside: Variant, variant: Variant, timing: Timing | None = None) -> 
         "difference": difference_record(timing) if timing else None,
         "kernels": {"unique": len(calls), "launches": sum(calls)},
     }
+
+
+def usage(variant: Variant, name: str) -> str:
+    """Lines of Python that run `variant`, where `name` holds the capture: on what was captured, with the model as it is."""
+    names = [one.name for one in variant.program.trace.inputs if one.kind == "input"]
+    given = f"other data goes by name: {', '.join(names)}" if names else "it takes no data"
+    if variant.program.update is not None:
+        did = f"# forward, backward and update of the live model; {given}"
+        return f"step = {variant.config.as_code(name)}.compile()\nresult = step()  {did}"
+    results = [one for one in variant.program.trace.outputs if one.kind == "result"]
+    made = "result" if len(results) == 1 else "results"
+    text = f"program = {variant.config.as_code(name)}.compile()\n{made} = program()  # on the captured data; {given}"
+    return f"{text}\nresult.backward()" if is_differentiated(variant) and made == "result" else text
+
+
+def is_differentiated(variant: Variant) -> bool:
+    """Whether the one result is a number whose gradient the program computed."""
+    trace = variant.program.trace
+    results = [node for one, node in zip(trace.outputs, trace.returned, strict=True) if one.kind == "result"]
+    return len(results) == 1 and val(results[0]).numel() == 1 and any(o.kind == "gradient" for o in trace.outputs)
 
 
 def blocked(variant: Variant) -> str | None:
